@@ -1,0 +1,30 @@
+"""Algorithms by name. Each is one module with `Config` (a dataclass of hyper-parameters) and
+`make(cfg, spec, network, *, axis_name=None) -> Algo`."""
+
+import importlib
+from types import ModuleType
+
+from jrl.errors import InputError
+
+_MODULES = {"ppo": "jrl.algos.ppo"}
+
+
+def names() -> tuple[str, ...]:
+    """The registered algorithms."""
+    return tuple(_MODULES)
+
+
+def get(name: str) -> ModuleType:
+    """The module of an algorithm.
+
+    Raises:
+      InputError: no algorithm has that name.
+    """
+    if name not in _MODULES:
+        raise InputError(f"algo.name: unknown algorithm {name!r}: choose one of {', '.join(_MODULES)}")
+    return importlib.import_module(_MODULES[name])
+
+
+def get_config_class(name: str) -> type:
+    """The dataclass of an algorithm's hyper-parameters."""
+    return get(name).Config

@@ -1,0 +1,217 @@
+"""The one training loop: a generator of StepInfo over a Program, which collects and learns.
+
+    program = staged(learner, source, make_mesh()) or fused(learner, unroll, make_mesh(), iterations=16)
+    for info in run(program, program.init(seed), total_env_steps=300_000): ...
+
+Every random number follows from the seed and a counter: `fold_in(fold_in(key(seed), role), counter)`.
+"""
+
+import enum
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax.sharding import Mesh
+
+from jrl import parallel
+from jrl.learner import Learner
+from jrl.metrics import episodes as episode_metrics
+from jrl.metrics.timers import Timers
+from jrl.rollout.sources import Source
+from jrl.rollout.unroll import Unroll
+from jrl.types import Episodes, Key, Metrics, PyTree
+
+_TIMED_EVERY = 16  # calls between two whose stages are timed
+
+
+class Role(enum.IntEnum):
+    """What a key is for; each role has its own stream."""
+
+    INIT = 0
+    ENV = 1
+    COLLECT = 2
+    UPDATE = 3
+    EVALUATE = 4
+
+
+def role_key(seed: int | Key, role: Role, counter=0) -> Key:
+    """The key of one role at one count (of iterations, of evaluations)."""
+    root = jax.random.key(seed) if isinstance(seed, int | np.integer) else seed
+    return jax.random.fold_in(jax.random.fold_in(root, role), counter)
+
+
+@struct.dataclass
+class LoopState:
+    """All that changes from call to call."""
+
+    learner: PyTree  # replicated over devices
+    source: PyTree  # graph environments, [D, ...]; () where they live outside the program
+
+
+class Program(NamedTuple):
+    """One call of `advance` makes `iterations` iterations; it is dispatched, not waited for."""
+
+    init: Callable[[int], LoopState]  # seed -> state
+    advance: Callable[[LoopState, int, int], tuple[LoopState, Metrics, Episodes]]  # (state, seed, iteration)
+    actor: Callable[[LoopState], PyTree]
+    iterations: int
+    rows: int  # rows per iteration (T * B over all devices), reset rows included
+    close: Callable[[], None]
+
+
+class StepInfo(NamedTuple):
+    """What the loop tells after each call. Arrays may still be under way: reading them waits for the device."""
+
+    state: LoopState  # valid until the generator is advanced, which donates it
+    metrics: Metrics  # name -> scalar, mean over the call's iterations
+    episodes: Episodes  # of this call
+    iteration: int  # iterations done, this call's included
+    env_steps: int  # exact, up to the call before this one, so that counting never waits for the call just begun
+    timers: Timers
+
+    def env_steps_after(self) -> int:
+        """Environment steps up to and including this call. Waits for it."""
+        return self.env_steps + episode_metrics.steps(self.episodes)
+
+
+def fused(learner: Learner, unroll: Unroll, mesh: Mesh, *, iterations: int, rows: int) -> Program:
+    """Collect and learn in one program, `iterations` times per call, on every device of the mesh.
+
+    Args:
+      learner: made with axis_name=parallel.AXIS.
+      unroll: over the environments of one device.
+      mesh: the devices.
+      iterations: per call; Python is out of the way in between.
+      rows: T * B over all devices.
+    """
+    devices = mesh.devices.size
+
+    def init(seed: int) -> LoopState:
+        state = parallel.replicate(learner.init(role_key(seed, Role.INIT)), mesh)
+        keys = jax.random.split(role_key(seed, Role.ENV), devices)
+        source = jax.jit(lambda keys: jax.tree.map(lambda *x: jnp.stack(x), *map(unroll.init, keys)))(keys)
+        return LoopState(state, parallel.shard(source, mesh))
+
+    def one(state: LoopState, seed, iteration):
+        collect_key = jax.random.fold_in(role_key(seed, Role.COLLECT, iteration), jax.lax.axis_index(parallel.AXIS))
+        source, rollout, report = unroll.step(state.source, learner.actor(state.learner), collect_key)
+        learned, metrics = learner.step(state.learner, rollout, role_key(seed, Role.UPDATE, iteration))
+        return LoopState(learned, source), (metrics, report)
+
+    def body(state: LoopState, root, iteration):
+        state = state.replace(source=jax.tree.map(lambda x: x[0], state.source))
+        counters = iteration + jnp.arange(iterations, dtype=jnp.uint32)
+        state, (metrics, reports) = jax.lax.scan(lambda s, i: one(s, root, i), state, counters)
+        state = state.replace(source=jax.tree.map(lambda x: x[None], state.source))
+        metrics = jax.tree.map(lambda x: x.mean(0), metrics)
+        return state, metrics, jax.tree.map(lambda x: x[None], _sum_up(reports))
+
+    specs = LoopState(parallel.REPLICATED, parallel.PER_DEVICE)
+    mapped = parallel.pmap(
+        body,
+        mesh,
+        (specs, parallel.REPLICATED, parallel.REPLICATED),
+        (specs, parallel.REPLICATED, parallel.PER_DEVICE),
+        donate_argnums=(0,),
+    )
+    root: dict[int, Key] = {}
+
+    def advance(state, seed, iteration):
+        key = root.setdefault(seed, jax.random.key(seed))
+        return mapped(state, key, np.uint32(iteration))
+
+    return Program(init, advance, lambda s: learner.actor(s.learner), iterations, rows, lambda: None)
+
+
+def staged(learner: Learner, make_source: Callable[[Key], Source], mesh: Mesh, *, rows: int, timers: Timers) -> Program:
+    """Collect and learn as two programs: for environments that are not part of one.
+
+    The stages of every 16th call are timed, which means waiting for each; the others run without a wait.
+    """
+    specs = (parallel.REPLICATED, parallel.ROLLOUT, parallel.REPLICATED)
+    out_specs = (parallel.REPLICATED, parallel.REPLICATED)
+    learn = parallel.pmap(learner.step, mesh, specs, out_specs, donate_argnums=(0,))
+    keys = jax.jit(lambda root, i: (role_key(root, Role.COLLECT, i), role_key(root, Role.UPDATE, i)))
+    source: list[Source] = []
+    root: dict[int, Key] = {}
+
+    def init(seed: int) -> LoopState:
+        state = parallel.replicate(learner.init(role_key(seed, Role.INIT)), mesh)
+        source.append(make_source(role_key(seed, Role.ENV)))
+        return LoopState(state, ())
+
+    def advance(state: LoopState, seed: int, iteration: int):
+        timed = iteration % _TIMED_EVERY == 1
+        collect_key, update_key = keys(root.setdefault(seed, jax.random.key(seed)), np.uint32(iteration))
+        actor = learner.actor(state.learner)
+        if mesh.devices.size > 1:
+            actor = parallel.first(actor)
+        if timed:
+            jax.block_until_ready(actor)
+        start = time.perf_counter()
+        rollout, report = source[0].next(actor, collect_key)
+        if mesh.devices.size > 1:
+            rollout = parallel.shard(rollout, mesh, parallel.ROLLOUT)
+        if timed:
+            jax.block_until_ready(rollout)
+            collected = time.perf_counter()
+        learned, metrics = learn(state.learner, rollout, update_key)
+        if timed:
+            jax.block_until_ready(learned)
+            timers.add("collect", (collected - start) * _TIMED_EVERY)
+            timers.add("update", (time.perf_counter() - collected) * _TIMED_EVERY)
+        return LoopState(learned, ()), metrics, report
+
+    close = lambda: [s.close() for s in source] and None
+    return Program(init, advance, lambda s: learner.actor(s.learner), 1, rows, close)
+
+
+def run(
+    program: Program,
+    state: LoopState,
+    *,
+    seed: int,
+    total_env_steps: int,
+    iteration: int = 0,
+    env_steps: int = 0,
+    timers: Timers | None = None,
+) -> Iterator[StepInfo]:
+    """Advances the program until `total_env_steps` environment steps have been counted.
+
+    Args:
+      program, state: from `fused` or `staged`, and its `init` or a checkpoint.
+      seed: of the run.
+      total_env_steps: the budget; the call that reaches it is finished, and the one that was begun meanwhile too.
+      iteration, env_steps: counters to continue from.
+    """
+    timers = timers or Timers()
+    uncounted: Episodes | None = None
+    while True:
+        state, metrics, report = program.advance(state, seed, iteration)
+        iteration += program.iterations
+        if uncounted is not None:
+            env_steps += episode_metrics.steps(uncounted)
+        yield StepInfo(state, metrics, report, iteration, env_steps, timers)
+        may_be_last = env_steps + program.iterations * program.rows >= total_env_steps
+        if may_be_last and env_steps + episode_metrics.steps(report) >= total_env_steps:
+            return
+        uncounted = report
+
+
+def _sum_up(reports: Episodes) -> Episodes:
+    """The reports [K] of one call's iterations as one."""
+    add = lambda x: x.sum(0, dtype=x.dtype)
+    return Episodes(
+        count=add(reports.count),
+        return_sum=add(reports.return_sum),
+        return_min=reports.return_min.min(0),
+        return_max=reports.return_max.max(0),
+        length_sum=add(reports.length_sum),
+        steps=add(reports.steps),
+        window_return=reports.window_return[-1],
+        window_length=reports.window_length[-1],
+    )

@@ -1,0 +1,133 @@
+"""Episode statistics, computed on the device from what a rollout recorded."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jrl.types import Array, Episodes, PyTree
+
+WINDOW = 100  # episodes over which the reported mean return is taken
+
+
+@struct.dataclass
+class Columns:
+    """What is known of the episodes in flight, one per environment, and of the latest that ended."""
+
+    episode_return: Array  # [B] f32, undiscounted, so far
+    length: Array  # [B] i32, steps so far
+    running_return: Array  # [B] f32, discounted return so far; 0 where it is not recorded
+    window_return: Array  # [W] f32, ring of the last W returns; NaN where there is none yet
+    window_length: Array  # [W] f32
+    window_next: Array  # [] i32, where the next episode is written
+
+
+class Tracked(NamedTuple):
+    """Per row of a rollout; `episode_return` and `length` are those of an episode on the row where it ends."""
+
+    episode_return: Array  # [T, B] f32, so far, this row included
+    length: Array  # [T, B] i32
+    running_return: Array  # [T, B] f32
+
+
+def init(num_envs: int, window: int = WINDOW) -> Columns:
+    """Columns of `num_envs` environments that have just been reset."""
+    nothing = jnp.full((window,), jnp.nan, jnp.float32)
+    zeros = jnp.zeros((num_envs,), jnp.float32)
+    # copies: each leaf is donated, and no buffer may be donated twice
+    return Columns(zeros, jnp.zeros((num_envs,), jnp.int32), jnp.copy(zeros), nothing, jnp.copy(nothing), jnp.int32(0))
+
+
+def track(columns: Columns, reward, done, mask, gamma=None) -> tuple[Columns, Tracked]:
+    """Follows the episodes through a rollout.
+
+    Args:
+      columns: of the B environments, before the rollout.
+      reward: [T, B] f32, as the environment gave it.
+      done: [T, B] bool, terminated or truncated.
+      mask: [T, B] bool, False on reset rows, which count neither as reward nor as step.
+      gamma: discount of the running return; None: not recorded (0).
+    Returns:
+      The columns after the rollout, and Tracked.
+    """
+    discount = 0.0 if gamma is None else gamma
+
+    def body(carry, row):
+        total, length, running = carry
+        reward, done, mask = row
+        reward = jnp.where(mask, reward, 0.0)
+        total, length = total + reward, length + mask
+        running = reward + discount * running
+        out = Tracked(total, length, running)
+        keep = ~done
+        return (total * keep, length * keep, running * keep), out
+
+    start = (columns.episode_return, columns.length, columns.running_return)
+    (total, length, running), rows = jax.lax.scan(body, start, (reward, done, mask), unroll=16)
+    if gamma is None:
+        running = columns.running_return
+    return columns.replace(episode_return=total, length=length, running_return=running), rows
+
+
+def reduce(columns: Columns, rows: Tracked, done, mask) -> tuple[Columns, Episodes]:
+    """Statistics of the episodes that ended in a rollout; the latest W of them enter the window.
+
+    Args:
+      columns: after `track`.
+      rows, done, mask: [T, B].
+    """
+    ended = done & mask
+    count = ended.sum(dtype=jnp.int32)
+    flat_ended = ended.reshape(-1)
+    window = columns.window_return.shape[0]
+    rank = jnp.cumsum(flat_ended.astype(jnp.int32)) - 1
+    latest = flat_ended & (rank >= count - window)  # more would overwrite one another, in no defined order
+    slot = jnp.where(latest, (columns.window_next + rank) % window, window)  # window: out of bounds, dropped
+    write = lambda ring, values: ring.at[slot].set(values.reshape(-1).astype(jnp.float32), mode="drop")
+    returns = rows.episode_return
+    columns = columns.replace(
+        window_return=write(columns.window_return, returns),
+        window_length=write(columns.window_length, rows.length),
+        window_next=(columns.window_next + count) % window,
+    )
+    episodes = Episodes(
+        count=count,
+        return_sum=jnp.sum(jnp.where(ended, returns, 0.0)),
+        return_min=jnp.min(jnp.where(ended, returns, jnp.inf)),
+        return_max=jnp.max(jnp.where(ended, returns, -jnp.inf)),
+        length_sum=jnp.sum(jnp.where(ended, rows.length, 0)),
+        steps=mask.sum(dtype=jnp.int32),
+        window_return=columns.window_return,
+        window_length=columns.window_length,
+    )
+    return columns, episodes
+
+
+def summary(reports: list[Episodes]) -> dict[str, Any]:
+    """One row's episode metrics from the reports of one or more iterations, oldest first, on the host.
+
+    Leaves may have leading axes (devices, iterations of one call); the windows are those of the last report. NaN until
+    an episode has ended.
+
+    Returns:
+      `episode/return` and `episode/length` (means over the window), `episode/count`, `episode/return_min`,
+      `episode/return_max` (of the episodes that ended since the last row).
+    """
+    reports = [jax.tree.map(np.asarray, r) for r in reports]
+    last = reports[-1]
+    mean = lambda x: float(x[np.isfinite(x)].mean()) if np.isfinite(x).any() else float("nan")
+    count = int(sum(r.count.sum() for r in reports))
+    return {
+        "episode/return": mean(last.window_return),
+        "episode/length": mean(last.window_length),
+        "episode/count": count,
+        "episode/return_min": float(min(r.return_min.min() for r in reports)) if count else float("nan"),
+        "episode/return_max": float(max(r.return_max.max() for r in reports)) if count else float("nan"),
+    }
+
+
+def steps(reports: PyTree) -> int:
+    """Environment steps of one report (all devices and iterations in it)."""
+    return int(np.asarray(reports.steps).astype(np.int64).sum())

@@ -1,0 +1,87 @@
+"""Two-dimensional convolution that is fast inside `lax.scan` on CPU as well.
+
+XLA's CPU backend reaches its fast convolution kernel only for the NHWC / HWIO layout, and brings other layouts into that
+form only outside loops. The gradients that JAX derives for a convolution use other layouts, so a training step inside a
+`lax.scan` falls back to a naive kernel, about 12 times slower (https://github.com/jax-ml/jax/issues/12868). Here both
+gradients are written as NHWC / HWIO convolutions; the layout changes are explicit transposes.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+_LAYOUT = ("NHWC", "HWIO", "NHWC")
+
+
+def _conv(x, kernel, stride, padding):
+    return jax.lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=_LAYOUT)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _canonical(x, kernel, stride, padding):
+    return _conv(x, kernel, stride, padding)
+
+
+def _canonical_fwd(x, kernel, stride, padding):
+    return _conv(x, kernel, stride, padding), (x, kernel)
+
+
+def _canonical_bwd(stride, padding, residuals, grad):
+    x, kernel = residuals
+    # the kernel's gradient: x with batch and channels exchanged, convolved with the strided output gradient
+    x_t, grad_t = jnp.transpose(x, (3, 1, 2, 0)), jnp.transpose(grad, (1, 2, 0, 3))
+    # the input's gradient: the output gradient spread by the stride, convolved with the flipped kernel
+    flipped = jnp.transpose(kernel[::-1, ::-1], (0, 1, 3, 2))
+    # without the barrier XLA folds the transposes back into a layout that its fast kernel does not take
+    x_t, grad_t, flipped = jax.lax.optimization_barrier((x_t, grad_t, flipped))
+    kernel_pad, input_pad = [], []
+    for size, k, out, (low, high) in zip(x.shape[1:3], kernel.shape[:2], grad.shape[1:3], padding, strict=True):
+        unused = size + low + high - (stride * (out - 1) + k)  # rows at the high end that no window reached
+        kernel_pad.append((low, high - unused))
+        input_pad.append((k - 1 - low, size + low - stride * (out - 1) - 1))
+    d_kernel = jax.lax.conv_general_dilated(
+        x_t, grad_t, (1, 1), kernel_pad, rhs_dilation=(stride, stride), dimension_numbers=_LAYOUT
+    )
+    d_x = jax.lax.conv_general_dilated(
+        grad, flipped, (1, 1), input_pad, lhs_dilation=(stride, stride), dimension_numbers=_LAYOUT
+    )
+    return d_x, jnp.transpose(d_kernel, (1, 2, 0, 3))
+
+
+_canonical.defvjp(_canonical_fwd, _canonical_bwd)
+
+
+def conv2d(x, kernel, *, stride: int = 1, padding: str = "VALID"):
+    """Convolution [N, H, W, C] * [h, w, C, F] -> [N, H', W', F].
+
+    Args:
+      x: [N, H, W, C] floating point.
+      kernel: [h, w, C, F], the dtype of `x`.
+      stride: the same in both directions.
+      padding: "VALID" or "SAME".
+    """
+    explicit = tuple(jax.lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], (stride, stride), padding))
+    fn = _canonical if jax.default_backend() == "cpu" else _conv
+    return fn(x, kernel, stride, explicit)
+
+
+class Conv(nn.Module):
+    """`conv2d` with a bias; parameters `kernel` [h, w, C, F] and `bias` [F], as flax's own Conv."""
+
+    features: int
+    size: int
+    stride: int = 1
+    padding: str = "VALID"
+    kernel_init: Callable[..., Any] = nn.initializers.lecun_normal()
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x):
+        kernel = self.param("kernel", self.kernel_init, (self.size, self.size, x.shape[-1], self.features))
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        x, kernel, bias = (a.astype(self.dtype) for a in (x, kernel, bias))
+        return conv2d(x, kernel, stride=self.stride, padding=self.padding) + jnp.expand_dims(bias, (0, 1, 2))

@@ -1,0 +1,117 @@
+"""From an observation to a feature vector: MLP, Nature CNN, IMPALA ResNet."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jrl.networks.config import NetworkConfig
+from jrl.networks.conv import Conv
+from jrl.types import Array, Box, Discrete, MultiDiscrete, Space
+
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "tanh": jnp.tanh,
+    "relu": nn.relu,
+    "gelu": nn.gelu,
+    "silu": nn.silu,
+    "elu": nn.elu,
+}
+
+
+@jax.custom_batching.sequential_vmap
+def _qr(a):
+    # LAPACK's QR hangs under vmap on jaxlib 0.10 with two cores, so that vmap over seeds maps it one by one
+    return jnp.linalg.qr(a)
+
+
+def orthogonal(scale: float) -> Callable[..., Array]:
+    """Initializer with orthonormal columns (or rows) times `scale` (arXiv:1312.6120); the last axis is the output."""
+
+    def init(key, shape, dtype=jnp.float32):
+        rows, cols = math.prod(shape[:-1]), shape[-1]
+        normal = jax.random.normal(key, (max(rows, cols), min(rows, cols)), jnp.float32)
+        q, r = _qr(normal)
+        q = q * jnp.sign(jnp.diagonal(r))[None, :]  # makes the distribution uniform over orthogonal matrices
+        return (scale * (q if rows >= cols else q.T)).reshape(shape).astype(dtype)
+
+    return init
+
+
+def kernel_init(cfg: NetworkConfig, scale: float) -> Callable[..., Array]:
+    return orthogonal(scale) if cfg.orthogonal else nn.initializers.lecun_normal()
+
+
+def is_image(space: Space) -> bool:
+    return isinstance(space, Box) and len(space.shape) == 3
+
+
+def to_float(space: Space, obs: Array) -> Array:
+    """Observations [..., *space.shape] as float32 features [N, F] or images [N, H, W, C] in [0, 1].
+
+    Integers become one-hot vectors. Images are recognised by their three axes; the channels are the smallest of the first
+    and the last axis. uint8 is divided by 255.
+    """
+    if isinstance(space, Discrete):
+        return jax.nn.one_hot(obs.reshape(-1), space.n)
+    if isinstance(space, MultiDiscrete):
+        flat = obs.reshape(-1, len(space.nvec))
+        return jnp.concatenate([jax.nn.one_hot(flat[:, i], n) for i, n in enumerate(space.nvec)], -1)
+    x = obs.astype(jnp.float32)
+    if obs.dtype == jnp.uint8:
+        x = x / 255.0
+    if not is_image(space):
+        return x.reshape(-1, math.prod(space.shape))
+    x = x.reshape(-1, *space.shape)
+    return jnp.moveaxis(x, 1, 3) if space.shape[0] < space.shape[2] else x
+
+
+class Mlp(nn.Module):
+    """Dense layers of the widths `cfg.hidden`, each followed by the activation."""
+
+    cfg: NetworkConfig
+
+    @nn.compact
+    def __call__(self, x):
+        for width in self.cfg.hidden:
+            x = nn.Dense(width, dtype=self.cfg.dtype, kernel_init=kernel_init(self.cfg, math.sqrt(2)))(x)
+            if self.cfg.layer_norm:
+                x = nn.LayerNorm(dtype=self.cfg.dtype)(x)
+            x = ACTIVATIONS[self.cfg.activation](x)
+        return x
+
+
+class NatureCnn(nn.Module):
+    """Three convolutions and a dense layer of 512 (Mnih et al., Nature 518, 2015), ReLU throughout."""
+
+    cfg: NetworkConfig
+
+    @nn.compact
+    def __call__(self, x):
+        init = kernel_init(self.cfg, math.sqrt(2))
+        for features, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+            x = nn.relu(Conv(features, size, stride, kernel_init=init, dtype=self.cfg.dtype)(x))
+        x = x.reshape(x.shape[0], -1)
+        return nn.relu(nn.Dense(512, dtype=self.cfg.dtype, kernel_init=init)(x))
+
+
+class ImpalaResNet(nn.Module):
+    """Three stages of 16, 32 and 32 channels, each of two residual blocks (arXiv:1802.01561, figure 3), dense 256."""
+
+    cfg: NetworkConfig
+
+    @nn.compact
+    def __call__(self, x):
+        init = kernel_init(self.cfg, math.sqrt(2))
+        conv = lambda features, x: Conv(features, 3, padding="SAME", kernel_init=init, dtype=self.cfg.dtype)(x)
+        for features in (16, 32, 32):
+            x = nn.max_pool(conv(features, x), (3, 3), strides=(2, 2), padding="SAME")
+            for _ in range(2):
+                x = x + conv(features, nn.relu(conv(features, nn.relu(x))))
+        x = nn.relu(x).reshape(x.shape[0], -1)
+        return nn.relu(nn.Dense(256, dtype=self.cfg.dtype, kernel_init=init)(x))
+
+
+TORSOS: dict[str, type[nn.Module]] = {"mlp": Mlp, "nature_cnn": NatureCnn, "impala": ImpalaResNet}

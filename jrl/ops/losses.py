@@ -1,0 +1,143 @@
+"""Losses of a batch of N rows, one number per row, and the weighted means that reduce them.
+
+A row's weight is 0 where it is void; only `weighted_mean` and `explained_variance` read it.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+__all__ = [
+    "approx_kl",
+    "clipped_surrogate",
+    "clipped_value_loss",
+    "explained_variance",
+    "huber",
+    "weighted_mean",
+]
+
+# exp(20) is 5e8: far beyond any clip, and its square is still finite. Without a bound the ratio of a void row could
+# overflow, and 0 * inf would turn the whole batch into NaN.
+_MAX_LOG_RATIO = 20.0
+
+
+def weighted_mean(x, weight) -> jax.Array:
+    """sum(x * weight) / sum(weight), and 0 where no row has weight.
+
+    Args:
+      x:      [N] or any shape, f32.
+      weight: the shape of `x`, f32 or bool, not negative.
+    Returns:
+      [] f32.
+    Raises:
+      ValueError: shapes disagree.
+    """
+    _check_shapes(x=x, weight=weight)
+    weight = jnp.asarray(weight, jnp.float32)
+    return jnp.sum(x * weight) / jnp.maximum(jnp.sum(weight), 1e-8)
+
+
+def clipped_surrogate(log_prob, old_log_prob, advantage, *, clip_eps) -> tuple[jax.Array, jax.Array]:
+    """PPO's policy loss, -min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A) (arXiv:1707.06347, eq. 7).
+
+    The ratio is bounded by exp(20), with no gradient beyond.
+
+    Args:
+      log_prob:     [N] f32, log pi(action | obs) of the policy that is trained.
+      old_log_prob: [N] f32, of the policy that acted; without gradient.
+      advantage:    [N] f32; without gradient.
+      clip_eps:     positive scalar.
+    Returns:
+      loss [N] f32, and clipped [N] f32: 1 where the ratio lies outside 1 +- eps.
+    Raises:
+      ValueError: shapes disagree.
+    """
+    _check_shapes(log_prob=log_prob, old_log_prob=old_log_prob, advantage=advantage)
+    advantage = lax.stop_gradient(advantage)
+    ratio = jnp.exp(_log_ratio(log_prob, old_log_prob))
+    bounded = jnp.clip(ratio, 1.0 - clip_eps, 1.0 + clip_eps)
+    return -jnp.minimum(ratio * advantage, bounded * advantage), (ratio != bounded).astype(jnp.float32)
+
+
+def clipped_value_loss(value, old_value, target, *, clip_eps=None) -> jax.Array:
+    """Half the squared error, the larger of those of `value` and of `value` kept near `old_value` (arXiv:2005.12729).
+
+    The paper's section 3, optimization 1; the maximum is that of PPO's reference code.
+
+    Args:
+      value:     [N] f32, of the critic that is trained.
+      old_value: [N] f32, of the critic when the data were collected; without gradient. Unread where clip_eps is None.
+      target:    [N] f32; without gradient.
+      clip_eps:  positive scalar, how far `value` may move from `old_value`; None: plain half squared error.
+    Returns:
+      loss [N] f32.
+    Raises:
+      ValueError: shapes disagree.
+    """
+    _check_shapes(value=value, old_value=old_value, target=target)
+    old_value, target = lax.stop_gradient((old_value, target))
+    loss = 0.5 * jnp.square(value - target)
+    if clip_eps is None:
+        return loss
+    near = old_value + jnp.clip(value - old_value, -clip_eps, clip_eps)
+    return jnp.maximum(loss, 0.5 * jnp.square(near - target))
+
+
+def approx_kl(log_prob, old_log_prob) -> jax.Array:
+    """KL(old || new) of each row, estimated by ratio - 1 - log ratio: never negative, unbiased under the old policy.
+
+    J. Schulman, "Approximating KL Divergence" (2020), estimator k3.
+
+    Args:
+      log_prob, old_log_prob: [N] f32, as for `clipped_surrogate`.
+    Returns:
+      [N] f32.
+    Raises:
+      ValueError: shapes disagree.
+    """
+    _check_shapes(log_prob=log_prob, old_log_prob=old_log_prob)
+    log_ratio = _log_ratio(log_prob, old_log_prob)
+    return jnp.expm1(log_ratio) - log_ratio  # exp(x) - 1 - x would lose all digits of a small step
+
+
+def huber(x, delta=1.0) -> jax.Array:
+    """x^2 / 2 near 0 and delta (|x| - delta / 2) beyond +-delta (P. J. Huber, Ann. Math. Statist. 35, 1964).
+
+    Args:
+      x:     any shape, f32.
+      delta: positive scalar.
+    Returns:
+      the shape of `x`, f32.
+    """
+    quadratic = jnp.minimum(jnp.abs(x), delta)
+    return quadratic * (jnp.abs(x) - 0.5 * quadratic)
+
+
+def explained_variance(target, value, weight) -> jax.Array:
+    """1 - Var(target - value) / Var(target): 1 is perfect, 0 no better than a constant; 0 where targets do not vary.
+
+    Args:
+      target, value: [N] or any one shape, f32.
+      weight:        the same shape, f32 or bool, not negative.
+    Returns:
+      [] f32, at most 1.
+    Raises:
+      ValueError: shapes disagree.
+    """
+    _check_shapes(target=target, value=value, weight=weight)
+
+    def variance(x):
+        return weighted_mean(jnp.square(x - weighted_mean(x, weight)), weight)
+
+    total = variance(target)
+    varies = total > 1e-12 * weighted_mean(jnp.square(target), weight)  # beyond the rounding of a constant
+    return jnp.where(varies, 1.0 - variance(target - value) / jnp.where(varies, total, 1.0), 0.0)
+
+
+def _log_ratio(log_prob, old_log_prob):
+    return jnp.minimum(log_prob - lax.stop_gradient(old_log_prob), _MAX_LOG_RATIO)
+
+
+def _check_shapes(**arrays):
+    if len({jnp.shape(x) for x in arrays.values()}) > 1:
+        raise ValueError("shapes differ: " + ", ".join(f"{name} {jnp.shape(x)}" for name, x in arrays.items()))

@@ -1,0 +1,123 @@
+"""From a rollout to minibatches: a cheap shuffle, one gather for all leaves, gradients in chunks that fit the cache."""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+
+def shuffle(key, num_steps: int, num_envs: int, num_minibatches: int, *, axis_name: str | None = None):
+    """Row indices of the minibatches of one epoch; every row of the rollout is in exactly one of them.
+
+    A full permutation costs a sort of all rows, which on CPU is a quarter of a PPO update. This one sorts the T steps
+    only: they are permuted, and each environment starts at a random place of that order, so that two rows of different
+    environments are in the same minibatch as often as under a full permutation, and rows of one environment that are
+    close in time are as often together as others. Where the number of minibatches does not divide T, the environments
+    are split as well, at random within blocks of neighbours. The draw depends on the global index of an environment, so
+    that sharding the columns over devices leaves the (global) minibatches as they are.
+
+    Args:
+      key: PRNG key, the same on all devices.
+      num_steps, num_envs: T and B, on this device.
+      num_minibatches: M; `gcd(T, M)` splits the steps, `M / gcd(T, M)` must divide B.
+      axis_name: of the devices over which the columns are sharded.
+    Returns:
+      [M, T * B / M] i32 indices into rows flattened from [T, B].
+    Raises:
+      ValueError: T * B cannot be split that way.
+    """
+    time_groups = math.gcd(num_steps, num_minibatches)
+    env_groups = num_minibatches // time_groups
+    if num_envs % env_groups:
+        raise ValueError(
+            f"cannot split {num_steps} steps x {num_envs} environments into {num_minibatches} minibatches: the number of "
+            f"environments must be a multiple of {env_groups}"
+        )
+    blocks = num_envs // env_groups
+    key_order, key_start, key_group = jax.random.split(key, 3)
+    order = jax.random.permutation(key_order, num_steps)
+    shards = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+    start = jax.random.randint(key_start, (shards * num_envs,), 0, num_steps)
+    turn = jax.random.randint(key_group, (shards * blocks, time_groups), 0, env_groups)
+    if axis_name is not None:
+        device = jax.lax.axis_index(axis_name)
+        start = jax.lax.dynamic_slice_in_dim(start, device * num_envs, num_envs)
+        turn = jax.lax.dynamic_slice_in_dim(turn, device * blocks, blocks)
+    # axes: time group, environment group, step within the group, block of environments
+    group, env_group, step, block = jnp.meshgrid(
+        *(jnp.arange(n) for n in (time_groups, env_groups, num_steps // time_groups, blocks)), indexing="ij"
+    )
+    env = block * env_groups + (env_group - turn[block, group]) % env_groups
+    position = (group * (num_steps // time_groups) + step + start[env]) % num_steps
+    return (order[position] * num_envs + env).reshape(num_minibatches, -1)
+
+
+def row_taker(tree) -> Callable:
+    """Returns `take(index)`, which picks rows of every leaf: one gather for all leaves of four bytes an element.
+
+    Args:
+      tree: leaves [N, ...].
+    Returns:
+      A function from an index array [K] to the tree with leaves [K, ...].
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    packs = [x.dtype.itemsize == 4 for x in leaves]
+    widths = [math.prod(x.shape[1:]) for x in leaves]
+    columns = [
+        jax.lax.bitcast_convert_type(x.reshape(x.shape[0], w), jnp.uint32)
+        for x, w, pack in zip(leaves, widths, packs)
+        if pack
+    ]
+    packed = jnp.concatenate(columns, -1) if columns else None
+
+    def take(index):
+        rows, at, out = None if packed is None else packed[index], 0, []
+        for x, width, pack in zip(leaves, widths, packs):
+            if pack:
+                column = jax.lax.bitcast_convert_type(rows[:, at : at + width], x.dtype)
+                out.append(column.reshape(index.shape[0], *x.shape[1:]))
+                at += width
+            else:
+                out.append(x[index])
+        return jax.tree.unflatten(treedef, out)
+
+    return take
+
+
+def chunk_rows(num_rows: int, row_bytes: int, limit: int | None = None) -> int:
+    """Rows whose gradient is computed at once: the largest divisor of `num_rows` up to `limit`.
+
+    Without a limit: everything at once, except on CPU, where a chunk whose activations stay in the cache is up to twice as
+    fast (measured: 8192 rows of a small MLP, 16 frames of 28 kB).
+    """
+    if limit is None:
+        if jax.default_backend() != "cpu":
+            return num_rows
+        limit = 8192 if row_bytes < 4096 else 16
+    return next(n for n in range(min(limit, num_rows), 0, -1) if num_rows % n == 0)
+
+
+def mean_gradient(loss, params, batch, chunk: int):
+    """Gradient and metrics of a loss that is a mean over rows, computed chunk by chunk.
+
+    Args:
+      loss: (params, rows) -> (scalar mean over the rows, dict of such means).
+      params: tree of arrays.
+      batch: leaves [N, ...].
+      chunk: rows at once, a divisor of N.
+    Returns:
+      (gradient like params, dict of means over all rows)
+    """
+    gradient = jax.grad(loss, has_aux=True)
+    num_chunks = jax.tree.leaves(batch)[0].shape[0] // chunk
+    if num_chunks == 1:
+        return gradient(params, batch)
+    chunks = jax.tree.map(lambda x: x.reshape(num_chunks, chunk, *x.shape[1:]), batch)
+    zeros = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[0], chunks))
+    )
+    total, _ = jax.lax.scan(
+        lambda total, rows: (jax.tree.map(jnp.add, total, gradient(params, rows)), None), zeros, chunks
+    )
+    return jax.tree.map(lambda x: x / num_chunks, total)

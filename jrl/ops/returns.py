@@ -1,0 +1,185 @@
+"""Targets and advantages of a rollout: the one place that reads `terminated` and `done`.
+
+Time-major: T rows of B environments. Row t is (obs_t, action_t, reward_t, end_t) and `value` is [T + 1, B], V(obs_0) ..
+V(obs_T). Environments reset on the step after an end, so after a finished row t `value[t + 1]` is V of the real final
+observation: a time limit bootstraps from it, a true end does not. Row t + 1 is then the reset row, void and later given
+weight 0; `done` cuts the trace, so that nothing but `value[t + 1]` flows from it into row t. Results carry no gradient.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+__all__ = ["VTrace", "discounted_returns", "gae", "lambda_returns", "n_step_returns", "vtrace"]
+
+
+def gae(reward, terminated, done, value, *, gamma, gae_lambda) -> tuple[jax.Array, jax.Array]:
+    """Generalised advantage estimation, cut at episode ends (arXiv:1506.02438, eq. 16).
+
+    Args:
+      reward:     [T, B] f32.
+      terminated: [T, B] bool, true ends: no bootstrap.
+      done:       [T, B] bool, terminated or truncated: the trace stops.
+      value:      [T + 1, B] f32, V(obs_t); after a finished row it is V of the real final observation.
+      gamma, gae_lambda: scalars in [0, 1].
+    Returns:
+      advantage [T, B] and target [T, B] (the lambda-return), f32, without gradient.
+    Raises:
+      ValueError: shapes disagree.
+    """
+    _check_shapes(reward, terminated=terminated, done=done, value=value)
+    reward, value, gamma, gae_lambda = _constants(reward, value, gamma, gae_lambda)
+    error = _td_error(reward, terminated, value, gamma)
+    advantage = _accumulate(error, jnp.broadcast_to(gamma * gae_lambda, error.shape), done)
+    return advantage, advantage + value[:-1]
+
+
+def lambda_returns(reward, terminated, done, value, *, gamma, lambda_) -> jax.Array:
+    """The lambda-return, G_t = r_t + gamma ((1 - lambda) V_{t+1} + lambda G_{t+1}) (arXiv:1506.02438, eq. 16 plus V_t).
+
+    Args:
+      reward:     [T, B] f32.
+      terminated: [T, B] bool, true ends: no bootstrap.
+      done:       [T, B] bool, terminated or truncated: G_t is r_t + gamma V_{t+1}, or r_t at a true end.
+      value:      [T + 1, B] f32, as for `gae`.
+      gamma, lambda_: scalars in [0, 1].
+    Returns:
+      target [T, B] f32, without gradient.
+    Raises:
+      ValueError: shapes disagree.
+    """
+    return gae(reward, terminated, done, value, gamma=gamma, gae_lambda=lambda_)[1]
+
+
+def n_step_returns(reward, terminated, done, value, *, gamma, n: int) -> jax.Array:
+    """The n-step return, r_t + .. + gamma^(n-1) r_{t+n-1} + gamma^n V_{t+n} (arXiv:1602.01783, section 4).
+
+    Shorter where an episode or the rollout ends within n steps: it then bootstraps from the observation there.
+
+    Args:
+      reward:     [T, B] f32.
+      terminated: [T, B] bool, true ends: no bootstrap.
+      done:       [T, B] bool, terminated or truncated.
+      value:      [T + 1, B] f32, as for `gae`.
+      gamma:      scalar in [0, 1].
+      n:          static, at least 1.
+    Returns:
+      target [T, B] f32, without gradient.
+    Raises:
+      ValueError: shapes disagree, or n < 1.
+    """
+    _check_shapes(reward, terminated=terminated, done=done, value=value)
+    if n < 1:
+        raise ValueError(f"n_step_returns: n is {n}, must be at least 1")
+    reward, value, gamma = _constants(reward, value, gamma)
+    bootstrap = jnp.where(terminated, 0.0, value[1:])
+
+    def one_step_longer(_, target):  # [T + 1, B]; past the last row there is only V, however many steps remain
+        target = reward + gamma * jnp.where(done, bootstrap, target[1:])
+        return jnp.concatenate([target, value[-1:]])
+
+    steps = min(n, reward.shape[0])
+    return lax.fori_loop(0, steps, one_step_longer, value, unroll=min(steps, 8) or None)[:-1]
+
+
+def discounted_returns(reward, done, initial, *, gamma) -> tuple[jax.Array, jax.Array]:
+    """The discounted return so far, g_t = r_t + gamma g_{t-1}, from 0 again after a `done` row.
+
+    Its standard deviation is the scale of the rewards (arXiv:2005.12729, section 3, optimization 2).
+
+    Args:
+      reward:  [T, B] f32, 0 on reset rows.
+      done:    [T, B] bool, terminated or truncated.
+      initial: [B] f32, what the previous rollout's call returned as `final`; zeros at first.
+      gamma:   scalar in [0, 1].
+    Returns:
+      g [T, B] f32, and final [B] f32: `initial` for the rollout that continues this one (0 after a `done` last row).
+      Without gradient.
+    Raises:
+      ValueError: shapes disagree.
+    """
+    _check_shapes(reward, done=done, initial=initial)
+    reward, initial, gamma = _constants(reward, initial, gamma)
+
+    def row(before, inputs):
+        reward, done = inputs
+        g = reward + gamma * before
+        return jnp.where(done, 0.0, g), g
+
+    final, g = lax.scan(row, initial, (reward, done), unroll=16)
+    return g, final
+
+
+class VTrace(NamedTuple):
+    advantage: jax.Array  # [T, B] f32, of the action taken, for the policy gradient
+    target: jax.Array  # [T, B] f32, v_t, for the value loss
+
+
+def vtrace(
+    reward, terminated, done, value, log_rho, *, gamma, vtrace_lambda=1.0, clip_rho=1.0, clip_c=1.0, clip_pg_rho=1.0
+) -> VTrace:
+    """V-trace, lambda-returns corrected for data of an older policy (arXiv:1802.01561, eq. 1 and section 4.2).
+
+    With rho_t = min(clip_rho, pi / mu), c_t = lambda min(clip_c, pi / mu) and the TD error d_t of V:
+    v_t - V_t = rho_t d_t + gamma c_t (v_{t+1} - V_{t+1}), and the advantage is
+    min(clip_pg_rho, pi / mu) (r_t + gamma (lambda v_{t+1} + (1 - lambda) V_{t+1}) - V_t). With lambda = 1 this is the
+    paper's; on-policy with clips >= 1 it is `gae`, for every lambda.
+
+    Args:
+      reward:     [T, B] f32.
+      terminated: [T, B] bool, true ends: no bootstrap.
+      done:       [T, B] bool, terminated or truncated: the trace stops.
+      value:      [T + 1, B] f32, as for `gae`, of the learner's critic.
+      log_rho:    [T, B] f32, log pi(action) - log mu(action): pi the learner's policy, mu the one that acted.
+      gamma, vtrace_lambda: scalars in [0, 1].
+      clip_rho, clip_c, clip_pg_rho: positive scalars, upper bounds of the three importance weights.
+    Returns:
+      VTrace(advantage [T, B], target [T, B]) f32, without gradient.
+    Raises:
+      ValueError: shapes disagree.
+    """
+    _check_shapes(reward, terminated=terminated, done=done, value=value, log_rho=log_rho)
+    reward, value, log_rho, gamma, decay = _constants(reward, value, log_rho, gamma, gamma * vtrace_lambda)
+    clip_rho, clip_c, clip_pg_rho = _constants(clip_rho, clip_c, clip_pg_rho)
+    ratio = jnp.exp(log_rho)
+    error = _td_error(reward, terminated, value, gamma)
+    correction = _accumulate(jnp.minimum(ratio, clip_rho) * error, decay * jnp.minimum(ratio, clip_c), done)
+    after = jnp.concatenate([correction[1:], jnp.zeros_like(correction[:1])])
+    advantage = jnp.minimum(ratio, clip_pg_rho) * (error + jnp.where(done, 0.0, decay * after))
+    return VTrace(advantage, correction + value[:-1])
+
+
+def _td_error(reward, terminated, value, gamma):
+    return reward + gamma * jnp.where(terminated, 0.0, value[1:]) - value[:-1]
+
+
+def _accumulate(error, decay, done):
+    """[T, B]: x_t = error_t + decay_t x_{t+1}. A done row selects 0 for x_{t+1}, so that not even NaN passes."""
+
+    def row(after, inputs):
+        error, decay, done = inputs
+        x = error + jnp.where(done, 0.0, decay * after)
+        return x, x
+
+    return lax.scan(row, jnp.zeros_like(error[0]), (error, decay, done), reverse=True, unroll=16)[1]
+
+
+def _constants(*xs):
+    return lax.stop_gradient(tuple(jnp.asarray(x, jnp.float32) for x in xs))
+
+
+def _check_shapes(reward, **others):
+    """`value` is [T + 1, B], `initial` [B], everything else [T, B] like `reward`."""
+    shape = jnp.shape(reward)
+    if len(shape) != 2:
+        raise ValueError(f"reward must be [T, B], got shape {shape}")
+    expected = {"value": (shape[0] + 1, shape[1]), "initial": shape[1:]}
+    wrong = [
+        f"{name} must be {expected.get(name, shape)}, got {jnp.shape(x)}"
+        for name, x in others.items()
+        if jnp.shape(x) != expected.get(name, shape)
+    ]
+    if wrong:
+        raise ValueError(f"reward is {shape}: " + "; ".join(wrong))

@@ -1,0 +1,29 @@
+"""Hyper-parameters that change during training."""
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["value"]
+
+
+def value(schedule, step) -> jax.Array:
+    """A hyper-parameter at `step`: a number, or piecewise linear between (step, value) pairs, constant outside them.
+
+    Two pairs of the same step make a jump there. Steps and values may be traced, so schedules can be vmapped.
+
+    Args:
+      schedule: a scalar, or a tuple or list of (step, value) pairs of scalars, steps ascending.
+      step:     scalar, usually the environment steps so far.
+    Returns:
+      [] f32.
+    Raises:
+      ValueError: `schedule` is neither a scalar nor a sequence of pairs.
+    """
+    if not isinstance(schedule, tuple | list):
+        if jnp.ndim(schedule) != 0:
+            raise ValueError(f"schedule must be a scalar or a sequence of pairs, got an array {jnp.shape(schedule)}")
+        return jnp.asarray(schedule, jnp.float32)
+    if not schedule or any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in schedule):
+        raise ValueError(f"schedule must be a scalar or a sequence of (step, value) pairs, got {schedule}")
+    steps, values = (jnp.stack([jnp.asarray(x, jnp.float32) for x in column]) for column in zip(*schedule, strict=True))
+    return jnp.interp(jnp.asarray(step, jnp.float32), steps, values)

@@ -1,0 +1,86 @@
+"""The one file that knows how a program is mapped over devices.
+
+`pmap` has the meaning of `jax.pmap`, a body per device with a named axis, but is built on `jit(shard_map(...))`, because
+`jax.pmap` itself is in maintenance. One device takes the same path as many.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jrl.errors import InputError
+from jrl.types import PyTree, Rollout
+
+AXIS = "device"
+
+REPLICATED = P()
+PER_DEVICE = P(AXIS)  # leaves [D, ...] or [B, ...]
+# time-major leaves carry their columns on axis 1
+ROLLOUT: Any = Rollout(
+    obs=P(None, AXIS),
+    last_obs=P(AXIS),
+    action=P(None, AXIS),
+    reward=P(None, AXIS),
+    terminated=P(None, AXIS),
+    truncated=P(None, AXIS),
+    mask=P(None, AXIS),
+    contiguous=P(AXIS),
+    extras=P(None, AXIS),  # type: ignore[arg-type]  # a spec for the whole dict
+    carry=P(AXIS),
+)
+
+
+def make_mesh(num_devices: int = 1) -> Mesh:
+    """A mesh over the first `num_devices` local devices; 0 takes all of them.
+
+    Raises:
+      InputError: there are fewer.
+    """
+    devices = jax.local_devices()
+    if num_devices > len(devices):
+        raise InputError(
+            f"run.devices: {num_devices} asked for, but there are {len(devices)} ({devices[0].platform}): "
+            f"use run.devices={len(devices)}, or 0 for all"
+        )
+    # Mesh and not jax.make_mesh, whose axes are of the explicit kind
+    return Mesh(np.asarray(devices[: num_devices or None]), (AXIS,))
+
+
+def pmap(body: Callable, mesh: Mesh, in_specs: Any, out_specs: Any, donate_argnums: tuple[int, ...] = ()) -> Callable:
+    """`body` on every device of the mesh, with the axis name AXIS, as one jitted program.
+
+    Args:
+      body: sees this device's part of each argument.
+      mesh: from `make_mesh`.
+      in_specs, out_specs: a PartitionSpec per argument or leaf: REPLICATED, PER_DEVICE, ROLLOUT.
+      donate_argnums: arguments whose buffers the outputs take over.
+    """
+    # check_vma=True would psum gradients of replicated parameters by itself, and the pmean in the body once more
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    return jax.jit(mapped, donate_argnums=donate_argnums)
+
+
+def replicate(tree: PyTree, mesh: Mesh) -> PyTree:
+    """Copies every leaf to all devices."""
+    # a copy first: device_put would share the buffer that is already on device 0, and donating one deletes the other
+    return jax.device_put(jax.tree.map(lambda x: jnp.array(x, copy=True), tree), NamedSharding(mesh, REPLICATED))
+
+
+def shard(tree: PyTree, mesh: Mesh, specs: Any = PER_DEVICE) -> PyTree:
+    """Splits leaves over the devices, by default along their leading axis."""
+    if isinstance(specs, P):
+        return jax.device_put(tree, NamedSharding(mesh, specs))
+    is_spec = lambda x: isinstance(x, P)
+    shardings = jax.tree.map(lambda s: NamedSharding(mesh, s), specs, is_leaf=is_spec)
+    return jax.device_put(tree, shardings)
+
+
+def first(tree: PyTree) -> PyTree:
+    """One device's copy of replicated leaves."""
+    # not x[0]: slicing a sharded array is a program of its own, a thousand times slower
+    return jax.tree.map(lambda x: x.addressable_shards[0].data, tree)

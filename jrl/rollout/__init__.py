@@ -1,0 +1,1 @@
+"""Filling rollouts: inside a program (`unroll`), from the host (`collect`), and evaluation."""

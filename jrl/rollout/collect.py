@@ -1,0 +1,91 @@
+"""The host path: environments step in numpy, everything else stays on the device.
+
+Per step the observation is uploaded once; one jitted program acts on it and writes it, the action and the extras into a
+donated [T, B, ...] buffer; only the action comes back. Works with every environment and gives the rollouts of the graph path.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrl.metrics import episodes
+from jrl.metrics.timers import Timers
+from jrl.rollout.unroll import finish, reset_where
+from jrl.types import ActOut, Array, Env, Episodes, Key, PyTree, Rollout
+
+
+class HostCollector:
+    """Rollouts of host environments; a Source. Arguments as `rollout.unroll.make`, and `timers`."""
+
+    def __init__(
+        self,
+        env: Env,
+        act: Callable[..., ActOut],
+        *,
+        length: int,
+        carry: Callable[[int], PyTree] = lambda batch_size: (),
+        reward_transform: Callable[[Array], Array] | None = None,
+        running_return_gamma=None,
+        explore: bool = True,
+        timers: Timers | None = None,
+    ):
+        self._env, self._act, self._length, self._explore = env, act, length, explore
+        self._timers = timers or Timers()
+        num_envs = env.spec.num_envs
+        self._initial_carry = carry(num_envs)
+        self._carry = self._initial_carry
+        self._columns = episodes.init(num_envs)
+        self._obs = env.reset()
+        self._done = np.zeros(num_envs, bool)
+        self._started = np.zeros(num_envs, bool)
+        self._record = jax.jit(self._record_step, donate_argnums=0)
+        self._allocate = jax.jit(self._empty_buffer)
+        self._keys = jax.jit(lambda key: jax.random.split(key, (length, 2))[:, 0])
+        self._finish = jax.jit(
+            partial(finish, reward_transform=reward_transform, gamma=running_return_gamma), donate_argnums=0
+        )
+
+    def _empty_buffer(self, actor, obs, key):
+        out = jax.eval_shape(partial(self._act, explore=self._explore), actor, obs, self._initial_carry, key)
+        row = (obs, out.action, out.extras)
+        return jax.tree.map(lambda x: jnp.zeros((self._length, *x.shape), x.dtype), row)
+
+    def _record_step(self, buffer, t, actor, obs, reset, carry, keys):
+        out = self._act(actor, obs, carry, keys[t], self._explore)
+        row = (obs, out.action, out.extras)
+        buffer = jax.tree.map(lambda b, x: b.at[t].set(x), buffer, row)
+        return buffer, out.action, reset_where(reset, self._initial_carry, out.carry)
+
+    def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
+        """The next T steps of every environment."""
+        shape = (self._length, len(self._done))
+        reward, mask = np.empty(shape, np.float32), np.empty(shape, bool)
+        terminated, truncated = np.empty(shape, bool), np.empty(shape, bool)
+        keys, first_carry, carry = self._keys(key), self._carry, self._carry
+        obs = jax.device_put(self._obs)
+        buffer = self._allocate(actor, obs, key)
+        for t in range(self._length):
+            with self._timers("act"):
+                buffer, action, carry = self._record(buffer, np.int32(t), actor, obs, self._done, carry, keys)
+                action = jax.tree.map(np.asarray, action)
+            with self._timers("env"):
+                result = self._env.step(action)
+            mask[t], reward[t] = ~self._done, result.reward
+            terminated[t], truncated[t] = result.terminated, result.truncated
+            self._done = result.terminated | result.truncated
+            with self._timers("transfer"):
+                # a copy: the environment may reuse its array while the upload is under way
+                obs = jax.device_put(jax.tree.map(np.copy, result.obs))
+        self._obs, self._carry = obs, carry
+        observed, actions, extras = buffer
+        rows: Any = (observed, actions, reward, terminated, truncated, mask, extras)
+        self._columns, rollout, report = self._finish(self._columns, rows, obs, first_carry, self._started)
+        self._started = np.ones_like(self._started)
+        return rollout, report
+
+    def close(self) -> None:
+        self._env.close()

@@ -1,0 +1,62 @@
+"""Where the loop's rollouts come from: `next(actor, key) -> (Rollout, Episodes)` and `close()`."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import jax
+
+from jrl.metrics.timers import Timers
+from jrl.rollout import unroll
+from jrl.rollout.collect import HostCollector
+from jrl.types import ActOut, Env, Episodes, GraphEnv, Key, PyTree, Rollout
+
+
+class Source(Protocol):
+    """Yields rollouts of the same columns, one after the other."""
+
+    def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]: ...
+
+    def close(self) -> None: ...
+
+
+class GraphSource:
+    """Rollouts of a GraphEnv as a program of its own. Arguments as `rollout.unroll.make`."""
+
+    def __init__(self, env: GraphEnv, act: Callable[..., ActOut], *, key: Key, **options):
+        functions = unroll.make(env, act, **options)
+        self._env = env
+        self._step = jax.jit(functions.step, donate_argnums=0)
+        self._state = functions.init(key)
+        self._compiled = env.pure  # a pure environment's program may go into the persistent cache
+
+    def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
+        with contextlib.nullcontext() if self._compiled else outside_compile_cache():
+            self._state, rollout, episodes = self._step(self._state, actor, key)
+        self._compiled = True
+        return rollout, episodes
+
+    def close(self) -> None:
+        self._env.close()
+
+
+@contextlib.contextmanager
+def outside_compile_cache() -> Iterator[None]:
+    """Programs compiled inside are not written to the persistent cache.
+
+    An EnvPool program holds the address of its pool: no other process could ever use the entry.
+    """
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name)
+    jax.config.update(name, float("inf"))
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
+def make(env: GraphEnv | Env, act: Callable[..., ActOut], *, key: Key, timers: Timers | None = None, **options) -> Source:
+    """The source that fits the kind of environment."""
+    if isinstance(env, GraphEnv):
+        return GraphSource(env, act, key=key, **options)
+    return HostCollector(env, act, timers=timers, **options)

@@ -1,0 +1,109 @@
+"""The graph path: T steps of policy and environments inside one program.
+
+    unroll = make(env, act, length=128)
+    state = unroll.init(key)
+    state, rollout, episodes = jax.jit(unroll.step)(state, actor, key)
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jrl.metrics import episodes
+from jrl.types import ActOut, Array, Episodes, GraphEnv, Key, PyTree, Rollout
+
+
+@struct.dataclass
+class UnrollState:
+    """Where B environments stand between two rollouts. Arrays only, so that it can be saved, sharded and vmapped."""
+
+    env_state: PyTree
+    obs: PyTree  # [B, *]
+    done: Array  # [B] bool: the next step resets
+    started: Array  # [B] bool: False before the first rollout, which continues nothing
+    carry: PyTree  # recurrent state [B, ...]
+    columns: episodes.Columns
+
+
+class Unroll(NamedTuple):
+    init: Callable[[Key], UnrollState]
+    step: Callable[[UnrollState, PyTree, Key], tuple[UnrollState, Rollout, Episodes]]  # (state, actor, key)
+
+
+def make(
+    env: GraphEnv,
+    act: Callable[..., ActOut],
+    *,
+    length: int,
+    carry: Callable[[int], PyTree] = lambda batch_size: (),
+    reward_transform: Callable[[Array], Array] | None = None,
+    running_return_gamma=None,
+    explore: bool = True,
+) -> Unroll:
+    """Builds the two functions that run `act` in `env`.
+
+    Args:
+      env: B environments.
+      act: `Algo.act`.
+      length: T, steps per rollout.
+      carry: `Algo.carry`, the recurrent state at an episode's start.
+      reward_transform: what the learner sees of a reward [T, B]; episode statistics keep the raw one.
+      running_return_gamma: `Algo.running_return_gamma`.
+      explore: passed to `act`.
+    """
+    num_envs = env.spec.num_envs
+
+    def init(key: Key) -> UnrollState:
+        env_state, obs = env.reset(key)
+        no = [jnp.zeros((num_envs,), bool) for _ in range(2)]  # two buffers: each is donated
+        return UnrollState(env_state, obs, *no, carry(num_envs), episodes.init(num_envs))
+
+    def step(state: UnrollState, actor: PyTree, key: Key):
+        initial_carry = carry(num_envs)
+
+        def body(loop, keys):
+            env_state, obs, reset, memory = loop
+            out = act(actor, obs, memory, keys[0], explore)
+            env_state, result = env.step(env_state, out.action, keys[1])
+            row = (obs, out.action, result.reward, result.terminated, result.truncated, ~reset, out.extras)
+            memory = reset_where(reset, initial_carry, out.carry)
+            return (env_state, result.obs, result.terminated | result.truncated, memory), row
+
+        loop = (state.env_state, state.obs, state.done, state.carry)
+        loop, rows = jax.lax.scan(body, loop, jax.random.split(key, (length, 2)))
+        env_state, obs, done, memory = loop
+        columns, rollout, report = finish(
+            state.columns,
+            rows,
+            obs,
+            state.carry,
+            state.started,
+            reward_transform=reward_transform,
+            gamma=running_return_gamma,
+        )
+        return UnrollState(env_state, obs, done, jnp.ones_like(done), memory, columns), rollout, report
+
+    return Unroll(init, step)
+
+
+def reset_where(reset, initial: PyTree, carry: PyTree) -> PyTree:
+    """The recurrent state after a step: the initial one where that step was the reset row of its column."""
+    pick = lambda new, old: jnp.where(jnp.expand_dims(reset, tuple(range(1, old.ndim))), new, old)
+    return jax.tree.map(pick, initial, carry)
+
+
+def finish(columns, rows, last_obs, carry, contiguous, *, reward_transform, gamma):
+    """From recorded rows to (columns, Rollout, Episodes); the same for the graph path and the host path."""
+    obs, action, reward, terminated, truncated, mask, extras = rows
+    done = terminated | truncated
+    columns, tracked = episodes.track(columns, reward, done, mask, gamma)
+    columns, report = episodes.reduce(columns, tracked, done, mask)
+    if reward_transform is not None:
+        reward = reward_transform(reward)
+    if gamma is not None:
+        extras = {**extras, "running_return": tracked.running_return}
+    rollout = Rollout(obs, last_obs, action, reward, terminated, truncated, mask, contiguous, extras, carry)
+    return columns, rollout, report

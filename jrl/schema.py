@@ -1,0 +1,385 @@
+"""Dataclass trees from plain data: strict keys, values coerced by annotation, every problem found at once.
+
+`config.py` holds the tree and what its numbers mean; this file knows dataclasses, YAML and how to word an error.
+A *section* is a field whose type is a dataclass, every other field is a leaf. Keys are dotted: `rollout.length`.
+"""
+
+import ast
+import dataclasses
+import difflib
+import functools
+import inspect
+import io
+import itertools
+import json
+import math
+import operator
+import re
+import textwrap
+import tokenize
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import yaml
+
+from jrl.errors import InputError
+from jrl.hyper import Schedule
+
+_POINTS = next(a for a in typing.get_args(Schedule) if typing.get_origin(a) is tuple)
+
+
+class Problem(NamedTuple):
+    key: str  # dotted
+    message: str  # names the key, what is wrong and the mend
+
+
+# ---------------------------------------------------------------- YAML
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 without its traps: `1e-3` is a number, and a key given twice is an error."""
+
+    def construct_mapping(self, node, deep=False):
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value}", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what `_Loader` would otherwise read as a number; writes no anchors."""
+
+    def ignore_aliases(self, data):
+        return True
+
+
+for _yaml in (_Loader, _Dumper):
+    _yaml.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+    )
+
+
+def parse(text: str) -> Any:
+    """YAML text as plain data. Raises yaml.YAMLError."""
+    return yaml.load(text, _Loader)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file; an empty file is an empty one. Raises InputError."""
+    try:
+        data = parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        names = {p.stem: p for p in sorted({*path.parent.glob("*.y*ml"), *Path("configs").glob("*.y*ml")})}
+        near = difflib.get_close_matches(path.stem, names, 3)
+        mend = f": did you mean {' or '.join(str(names[n]) for n in near)}?" if near else ""
+        raise InputError(f"{path}: there is no such file{mend}") from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise InputError(f"{path}: cannot be read: {getattr(e, 'strerror', None) or 'not UTF-8 text'}") from None
+    except yaml.YAMLError as e:
+        mark = getattr(e, "problem_mark", None)
+        at = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise InputError(f"{path}: not valid YAML{at}: {getattr(e, 'problem', None) or e}") from None
+    if data is not None and not isinstance(data, dict):
+        raise InputError(f"{path}: expected a mapping of keys such as 'rollout:', got {str(data)[:60]!r}")
+    return data or {}
+
+
+def dump(data: Mapping[str, Any], comments: Mapping[str, str] | None = None, *, prefix: str = "") -> str:
+    """Nested mappings as YAML, one leaf per line, with `comments[dotted key]` behind it."""
+    lines = []
+    for name, value in data.items():
+        key, indent = prefix + name, "  " * prefix.count(".")
+        if isinstance(value, Mapping) and value:
+            lines += [f"{indent}{_flow(name)}:", dump(value, comments, prefix=key + ".").rstrip("\n")]
+        else:
+            line = f"{indent}{_flow(name)}: {_flow(value)}"
+            lines.append(f"{line:<38}  # {comments[key]}" if comments and key in comments else line)
+    return "\n".join(lines) + "\n"
+
+
+def _flow(value: Any) -> str:
+    text = yaml.dump(
+        value, Dumper=_Dumper, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False
+    )
+    text = text.removesuffix("...\n").strip()
+    return json.dumps(value) if "\n" in text else text  # a text of several lines
+
+
+def plain(value: Any) -> Any:
+    """A dataclass tree as dicts, lists and scalars that YAML and JSON can hold."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return value
+
+
+def flatten(data: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> leaf. An empty mapping is a leaf."""
+    if not isinstance(data, Mapping) or (prefix and not data):
+        return {prefix: data}
+    return {k: v for name, sub in data.items() for k, v in flatten(sub, f"{prefix}.{name}" if prefix else name).items()}
+
+
+def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """`override` over `base`, recursively; neither is changed.
+
+    Where both have a `name` and the names differ, the section is of another kind: `override` replaces it as a whole.
+    """
+    old, new = base.get("name"), override.get("name")
+    if isinstance(old, str) and isinstance(new, str) and old.lower() != new.lower():
+        return dict(override)
+    nested = [k for k, v in override.items() if isinstance(v, Mapping) and isinstance(base.get(k), Mapping)]
+    return {**base, **override, **{k: merge(base[k], override[k]) for k in nested}}
+
+
+# ---------------------------------------------------------------- plain data -> dataclasses
+
+
+def build(
+    cls: type,
+    data: Any,
+    problems: list[Problem],
+    *,
+    prefix: str = "",
+    swap: Mapping[str, type | None] = types.MappingProxyType({}),
+    synonyms: Mapping[str, str] = types.MappingProxyType({}),
+    known: Iterable[str] = (),
+) -> Any:
+    """An instance of `cls`. What is wrong is appended to `problems`, and the field keeps its default (else None).
+
+    Args:
+      swap: dotted key -> dataclass to use there in place of the annotation; None skips the field.
+      synonyms: name used elsewhere -> ours, a name or a dotted key, for "did you mean".
+      known: further dotted keys that "did you mean" may offer.
+    """
+    valid = [*_keys(cls, swap, prefix), *known] if not prefix else list(known)
+    if not isinstance(data, Mapping):
+        problems.append(Problem(prefix[:-1], f"{prefix[:-1] or 'the config'}: expected a mapping, got {data!r}"))
+        data = {}
+    values: dict[str, Any] = {}
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for name, given in data.items():
+        if name not in fields:
+            for key in flatten(given, f"{prefix}{name}"):
+                problems.append(Problem(key, f"unknown key {key}: {_mend(key, valid, synonyms)}"))
+    for name, field in fields.items():
+        key, section = prefix + name, _section(swap.get(prefix + name, hints[name]))
+        if key in swap and swap[key] is None:
+            values[name] = None
+        elif section and (name in data or _required(field)) and not (data.get(name) is None and _optional(hints[name])):
+            given = {} if data.get(name) is None else data[name]
+            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            if isinstance(default, section) and isinstance(given, Mapping):
+                given = merge(plain(default), given)  # the defaults of this field, not those of its class
+            values[name] = build(section, given, problems, prefix=key + ".", swap=swap, synonyms=synonyms, known=valid)
+        elif name in data:
+            value, found = _coerce(data[name], hints[name], key)
+            problems += found
+            if not found:
+                values[name] = value
+            elif _required(field):
+                values[name] = None
+        elif _required(field):
+            doc = docs(cls).get(name)
+            expected = _describe(hints[name]) + (f" ({doc})" if doc else "")
+            problems.append(Problem(key, f"{key} is missing: expected {expected}"))
+            values[name] = None
+    return cls(**values)
+
+
+def _required(field: dataclasses.Field) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _optional(hint: Any) -> bool:
+    return type(None) in typing.get_args(hint)
+
+
+def _section(hint: Any) -> type | None:
+    """The dataclass of a section `X` or `X | None`, None for a leaf."""
+    for one in (hint, *typing.get_args(hint)):
+        if isinstance(one, type) and dataclasses.is_dataclass(one):
+            return one
+    return None
+
+
+def _keys(cls: type, swap: Mapping[str, type | None], prefix: str = "") -> Iterator[str]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for field in dataclasses.fields(cls):
+        key = prefix + field.name
+        section = _section(swap.get(key, hints[field.name]))
+        if section:
+            yield from _keys(section, swap, key + ".")
+        elif field.init:
+            yield key
+
+
+def _coerce(value: Any, hint: Any, key: str) -> tuple[Any, list[Problem]]:
+    """`value` as `hint`, or the problems. A union or a list is one problem, a mapping has one for each of its keys."""
+    from pydantic import ValidationError  # a tenth of a second: not at import
+
+    try:
+        coerced = _adapter(hint).validate_python(value)
+    except ValidationError as e:
+        if typing.get_origin(hint) is dict and isinstance(value, Mapping):
+            expected = _describe(typing.get_args(hint)[1])
+            wrong = {f"{key}.{err['loc'][0]}": value.get(err["loc"][0]) for err in e.errors()}
+        else:
+            expected, wrong = _describe(hint), {key: value}
+        got = {k: f"got {v!r}{_near_choice(v, hint)}" for k, v in wrong.items()}
+        return None, [Problem(k, f"{k}: expected {expected}, {text}") for k, text in got.items()]
+    fault = _schedule_fault(coerced) if hint == _POINTS or _POINTS in typing.get_args(hint) else ""
+    return coerced, [Problem(key, f"{key}: {fault}, got {value!r}")] if fault else []
+
+
+def _schedule_fault(value: Any) -> str:
+    if not isinstance(value, tuple):
+        return ""
+    steps = [step for step, _ in value]
+    if not steps or steps[0] != 0:
+        return "the first entry of a schedule must be at 0 env_steps"
+    if any(b <= a for a, b in itertools.pairwise(steps)):
+        return "the env_steps of a schedule must increase from entry to entry"
+    return ""
+
+
+@functools.cache
+def _adapter(hint: Any):
+    from pydantic import ConfigDict, TypeAdapter
+
+    return TypeAdapter(_strict(hint), config=ConfigDict(arbitrary_types_allowed=True))
+
+
+def _strict(hint: Any) -> Any:
+    """`hint` with pydantic's kindness limited: "1e-3" is a number, but true is not, and "yes" is not true."""
+    from pydantic import AfterValidator, BeforeValidator, StrictBool
+
+    if hint is bool:
+        return StrictBool
+    if hint is int or hint is float:
+        return Annotated[hint, BeforeValidator(_no_bool), AfterValidator(_no_nan)]
+    args = typing.get_args(hint)
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return functools.reduce(operator.or_, map(_strict, args))
+    if typing.get_origin(hint) in (tuple, list, dict):
+        return typing.get_origin(hint)[tuple(map(_strict, args))]
+    return hint
+
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a bool is not a number")
+    return value
+
+
+def _no_nan(value: Any) -> Any:
+    if math.isnan(value):
+        raise ValueError("not a number")
+    return value
+
+
+# ---------------------------------------------------------------- words for errors
+
+
+def _describe(hint: Any) -> str:
+    """What a leaf of type `hint` accepts, for "expected ..."."""
+    simple = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    if hint in simple:
+        return simple[hint]
+    if hint == _POINTS:
+        return "a schedule [[env_steps, value], ...]"
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, args))
+    if origin is Annotated:
+        return _describe(args[0])
+    if origin is typing.Union or origin is types.UnionType:
+        if {int, float} <= set(args):
+            args = tuple(a for a in args if a is not int)
+        return " or ".join(_describe(a) for a in sorted(args, key=lambda a: a is type(None)))
+    if origin is tuple and args[-1] is Ellipsis:
+        return f"a list, each entry {_describe(args[0])}"
+    if origin is tuple:
+        return f"a list [{', '.join(map(_describe, args))}]"
+    if origin is dict:
+        return "a mapping"
+    return getattr(hint, "__name__", str(hint))
+
+
+def _near_choice(value: Any, hint: Any) -> str:
+    hints = [hint, *typing.get_args(hint)]
+    choices = [c for h in hints if typing.get_origin(h) is Literal for c in typing.get_args(h) if isinstance(c, str)]
+    near = difflib.get_close_matches(value, choices, 1) if isinstance(value, str) else []
+    return f": did you mean {near[0]}?" if near else ""
+
+
+def _mend(key: str, valid: list[str], synonyms: Mapping[str, str]) -> str:
+    near = nearest(key, valid, synonyms)
+    if near:
+        return f"did you mean {near}?"
+    head = key.rpartition(".")[0]
+    siblings = [k.rpartition(".")[2] for k in valid if head and k.rpartition(".")[0] == head]
+    names = siblings or [k.partition(".")[0] for k in valid]
+    return f"{head if siblings else 'the config'} has {', '.join(dict.fromkeys(names))}"
+
+
+def nearest(key: str, valid: Iterable[str], synonyms: Mapping[str, str]) -> str | None:
+    """The valid dotted key that the writer of `key` most likely meant; the own section first, then the whole tree."""
+    valid = list(valid)
+    head, _, name = key.rpartition(".")
+    own = [k for k in valid if k.rpartition(".")[0] == head]
+
+    def named(names: Iterable[str], keys: list[str]) -> list[str]:
+        return [k for n in names for k in keys if k == n or k.rpartition(".")[2] == n]
+
+    def close(keys: list[str], cutoff: float) -> list[str]:
+        return named(difflib.get_close_matches(name, {k.rpartition(".")[2] for k in keys}, 1, cutoff), keys)
+
+    same = [synonyms[s] for s in difflib.get_close_matches(name, synonyms, 1, 0.85)]
+    rounds = (
+        lambda: named([name], valid), lambda: close(own, 0.85), lambda: named(same, valid), lambda: close(own, 0.6),
+        lambda: close(valid, 0.75), lambda: difflib.get_close_matches(key, valid, 1, 0.75),
+    )  # fmt: skip
+    for found in (r() for r in rounds):
+        if found:
+            return max(found, key=lambda k: (k in own, difflib.SequenceMatcher(None, key, k).ratio()))
+    return None
+
+
+# ---------------------------------------------------------------- documentation
+
+
+def docs(cls: type) -> dict[str, str]:
+    """Field -> the comment on its line, or the comment lines directly above it. Empty where there is no source."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        try:
+            source = textwrap.dedent(inspect.getsource(base))
+        except (OSError, TypeError):
+            continue
+        comments: dict[int, str] = {}
+        own_line: dict[int, str] = {}
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                whole = not token.line[: token.start[1]].strip()
+                (own_line if whole else comments)[token.start[0]] = token.string.lstrip("# ")
+        body = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef)).body
+        for node in body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                first = node.lineno
+                while first - 1 in own_line:
+                    first -= 1
+                above = " ".join(own_line[n] for n in range(first, node.lineno))
+                doc = comments.get(node.end_lineno or node.lineno, above)
+                if doc:
+                    found[node.target.id] = doc
+    return found

@@ -1,0 +1,196 @@
+"""The nouns of jrl: what environments, rollouts, algorithms and the loop hand to each other.
+
+Axis names: T rollout steps, B environments on this device, N rows of a batch. Observations and actions may be pytrees.
+What lives on a device is a `flax.struct.dataclass`, changed with `.replace`; a bundle of functions is a `NamedTuple`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from flax import struct
+
+from jrl.errors import InputError as InputError
+
+Array = jax.Array | np.ndarray
+PyTree = Any
+Key = jax.Array
+Metrics = dict[str, Any]
+
+
+def hyperparams(cls: type) -> type:
+    """Class decorator: a frozen dataclass of hyper-parameters that is also a pytree.
+
+    Fields annotated `float` (optional or a Schedule, too) are leaves, so that they can be traced: `jax.vmap` over a batch of
+    configs trains one agent per value. All other fields (sizes, flags, names) are static.
+    """
+    cls = dataclasses.dataclass(frozen=True)(cls)
+    fields = [f.name for f in dataclasses.fields(cls)]
+    leaves = [f.name for f in dataclasses.fields(cls) if "float" in str(f.type)]
+    jax.tree_util.register_dataclass(cls, leaves, [name for name in fields if name not in leaves])
+    return cls
+
+
+# ---------------------------------------------------------------- spaces (static and hashable)
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """Arrays of one shape and dtype; `low` and `high` are one number, or one per element in C order."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    low: float | tuple[float, ...] = -math.inf
+    high: float | tuple[float, ...] = math.inf
+
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """`low` and `high` as float64 arrays of `shape`."""
+        expand = lambda b: np.broadcast_to(
+            np.asarray(b, np.float64).reshape(self.shape if isinstance(b, tuple) else ()), self.shape
+        )
+        return expand(self.low), expand(self.high)
+
+
+@dataclasses.dataclass(frozen=True)
+class Discrete:
+    """Integers 0 .. n - 1, shape ()."""
+
+    n: int
+    dtype: str = "int32"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiDiscrete:
+    """One integer in 0 .. nvec[i] - 1 for each i, shape (len(nvec),)."""
+
+    nvec: tuple[int, ...]
+    dtype: str = "int32"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.nvec),)
+
+
+Space = Box | Discrete | MultiDiscrete
+
+
+class EnvSpec(NamedTuple):
+    """What can be known of a vector of environments without stepping it. Static and hashable."""
+
+    observation: Space
+    action: Space
+    num_envs: int
+    max_episode_steps: int | None = None
+
+
+# ---------------------------------------------------------------- environments
+
+
+class StepResult(NamedTuple):
+    """One step of B environments, numpy or jax.
+
+    Environments reset on the step *after* an end: the row with `terminated` or `truncated` carries the true final
+    observation; the next step ignores its action and returns the reset observation with reward 0 and both flags False.
+    """
+
+    obs: PyTree  # [B, *]
+    reward: Array  # [B] f32
+    terminated: Array  # [B] bool, a true end: no bootstrap
+    truncated: Array  # [B] bool, a time limit: bootstrap from `obs`
+
+
+class Env(Protocol):
+    """B host environments (numpy in, numpy out)."""
+
+    spec: EnvSpec
+
+    def reset(self) -> PyTree: ...
+
+    def step(self, action: Array) -> StepResult: ...
+
+    def close(self) -> None: ...
+
+
+class GraphEnv(NamedTuple):
+    """B environments that can be stepped inside a jitted program.
+
+    `pure` is False when the state lives outside the program (EnvPool's XLA interface): such an environment may be
+    traced into one program only, cannot be vmapped or sharded, and stays out of the persistent compile cache.
+    """
+
+    spec: EnvSpec
+    reset: Callable[[Key], tuple[PyTree, PyTree]]  # key -> (env_state, obs[B, *])
+    step: Callable[[PyTree, PyTree, Key], tuple[PyTree, StepResult]]  # (env_state, action[B, *], key)
+    close: Callable[[], None] = lambda: None
+    pure: bool = True
+
+
+# ---------------------------------------------------------------- data
+
+
+@struct.dataclass
+class Rollout:
+    """T steps of B environments, time-major, on the device. Row t is (obs_t, action_t, reward_t, end_t)."""
+
+    obs: PyTree  # [T, B, *]
+    last_obs: PyTree  # [B, *], the observation after row T - 1
+    action: PyTree  # [T, B, *], as the policy chose it (before the environment's action transform)
+    reward: Array  # [T, B] f32
+    terminated: Array  # [T, B] bool, a true end: no bootstrap
+    truncated: Array  # [T, B] bool, a time limit: bootstrap from the next observation
+    mask: Array  # [T, B] bool, False on the row after an end (its action was ignored, its reward is void)
+    contiguous: Array  # [B] bool, row 0 continues this column's previous rollout
+    extras: Mapping[str, PyTree]  # what `act` returned beside the action: [T, B, ...]
+    carry: PyTree  # recurrent state before row 0, [B, ...]; () if none
+
+
+@struct.dataclass
+class Episodes:
+    """Episodes that ended in one iteration, and a window over the latest ones. Reduced on the device.
+
+    With several devices each leaf has a leading device axis once it reaches the host; `metrics.episodes.summary`
+    merges them.
+    """
+
+    count: Array  # [] i32, episodes that ended in this iteration
+    return_sum: Array  # [] f32, undiscounted returns, before any reward transform
+    return_min: Array  # [] f32, +inf when count is 0
+    return_max: Array  # [] f32, -inf when count is 0
+    length_sum: Array  # [] i32
+    steps: Array  # [] i32, environment steps taken (rows whose mask is True)
+    window_return: Array  # [W] f32, the last W returns, in no particular order; NaN where there is none yet
+    window_length: Array  # [W] f32
+
+
+# ---------------------------------------------------------------- algorithms
+
+
+class ActOut(NamedTuple):
+    action: PyTree  # [B, *]
+    carry: PyTree  # [B, ...]
+    extras: dict[str, PyTree]  # name -> [B, ...]: log_prob, value, ...
+
+
+class UpdateAux(NamedTuple):
+    metrics: Metrics  # name -> scalar
+    priority: Array | None = None  # [N] f32, for prioritised replay
+
+
+class Algo(NamedTuple):
+    """The contract of every algorithm: pure functions, nothing else."""
+
+    init: Callable[[Key], PyTree]  # -> State
+    actor: Callable[[PyTree], PyTree]  # State -> Actor, what acting needs
+    carry: Callable[[int], PyTree]  # batch_size -> recurrent state [B, ...]; () if none
+    act: Callable[..., ActOut]  # (actor, obs[B, *], carry, key, explore=True)
+    update: Callable[[PyTree, Any, Key], tuple[PyTree, UpdateAux]]  # (state, Rollout | Batch, key)
+    on_policy: bool
+    # gamma of the running discounted return that the source records in extras["running_return"]; None: not recorded
+    running_return_gamma: Any = None

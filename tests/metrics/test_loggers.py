@@ -1,0 +1,116 @@
+"""Row files: what is in them, after a kill and after a resume."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from jrl.errors import InputError
+from jrl.metrics.loggers import csv_table, jsonl, open_loggers, read_rows
+
+
+def rows_of_csv(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write(opened, *rows):
+    for row in rows:
+        opened.write(row)
+    opened.close()
+
+
+def test_jsonl_keeps_keys_and_writes_null_for_what_is_not_finite(tmp_path):
+    path = tmp_path / "result.jsonl"
+    nan, inf = float("nan"), float("inf")
+    write(jsonl(path), {"env_steps": 1, "a": nan}, {"env_steps": 2, "b": np.float32(0.5)}, {"env_steps": 3, "b": inf})
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"env_steps": 1, "a": None},
+        {"env_steps": 2, "a": None, "b": 0.5},
+        {"env_steps": 3, "a": None, "b": None},
+    ]
+
+
+def test_a_row_is_on_disk_before_close(tmp_path):
+    logger = open_loggers(tmp_path, ["jsonl", "csv"])
+    logger.write({"env_steps": 1})
+    assert read_rows(tmp_path / "result.jsonl") == [{"env_steps": 1}]
+    assert rows_of_csv(tmp_path / "progress.csv") == [{"env_steps": "1"}]
+    logger.close()
+
+
+def test_jsonl_repairs_a_half_line_and_knows_the_old_keys(tmp_path):
+    path = tmp_path / "result.jsonl"
+    path.write_text('{"env_steps": 1, "a": 5}\n{"env_steps": 2, "a": 6}\n{"env_steps": 3, "a')
+    assert [row["env_steps"] for row in read_rows(path)] == [1, 2]
+    write(jsonl(path), {"env_steps": 3})
+    assert read_rows(path) == [{"env_steps": 1, "a": 5}, {"env_steps": 2, "a": 6}, {"env_steps": 3, "a": None}]
+
+
+def test_csv_repairs_a_half_line(tmp_path):
+    path = tmp_path / "progress.csv"
+    path.write_text("env_steps,a\n1,5\n2,66")
+    write(csv_table(path), {"env_steps": 2, "a": 7})
+    assert path.read_text() == "env_steps,a\n1,5\n2,7\n"
+
+
+@pytest.mark.parametrize("half", ["", "env_st"])
+def test_csv_with_half_a_header_starts_anew(tmp_path, half):
+    path = tmp_path / "progress.csv"
+    path.write_text(half)
+    write(csv_table(path), {"env_steps": 1})
+    assert path.read_text() == "env_steps\n1\n"
+
+
+def test_csv_new_column_and_missing_value(tmp_path):
+    path = tmp_path / "progress.csv"
+    write(csv_table(path), {"env_steps": 1, "a": 1.5}, {"env_steps": 2, "b": "x,y"}, {"env_steps": 3, "a": 2, "b": "z"})
+    assert path.read_text() == 'env_steps,a,b\n1,1.5,\n2,,"x,y"\n3,2,z\n'
+    assert [p.name for p in tmp_path.iterdir()] == ["progress.csv"]
+
+
+def test_resume_drops_the_rows_beyond_the_checkpoint(tmp_path):
+    names = ["jsonl", "csv"]
+    write(open_loggers(tmp_path, names), *({"env_steps": n, "a": n} for n in (100, 200, 300, 1000)))
+    write(open_loggers(tmp_path, names, resume_at=200), {"env_steps": 300, "a": -3})
+    wanted = [(100, 100), (200, 200), (300, -3)]
+    assert [(r["env_steps"], r["a"]) for r in read_rows(tmp_path / "result.jsonl")] == wanted
+    assert [(int(r["env_steps"]), int(r["a"])) for r in rows_of_csv(tmp_path / "progress.csv")] == wanted
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["progress.csv", "result.jsonl"]
+
+
+def test_resume_from_the_start_keeps_the_csv_columns_only(tmp_path):
+    write(open_loggers(tmp_path, ["csv"]), {"env_steps": 5, "a": 1})
+    write(open_loggers(tmp_path, ["csv"], resume_at=0), {"env_steps": 7, "a": 2})
+    assert (tmp_path / "progress.csv").read_text() == "env_steps,a\n7,2\n"
+
+
+def test_without_resume_rows_are_appended(tmp_path):
+    write(open_loggers(tmp_path, ["jsonl"]), {"env_steps": 1})
+    write(open_loggers(tmp_path, ["jsonl"]), {"env_steps": 1})
+    assert len(read_rows(tmp_path / "result.jsonl")) == 2
+
+
+def test_tensorboard_scalars_at_env_steps(tmp_path):
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import masked_crc32c
+
+    rows = [{"env_steps": 10, "episode/return": 1.5, "x": float("nan"), "s": "text"}, {"env_steps": 20, "y": 2}]
+    write(open_loggers(tmp_path, ["tensorboard"], resume_at=4), *rows)
+    (file,) = (tmp_path / "tb").iterdir()
+    data, events = file.read_bytes(), []
+    while data:  # a record: length u64, crc u32, content, crc u32
+        size = int.from_bytes(data[:8], "little")
+        assert masked_crc32c(data[:8]) == int.from_bytes(data[8:12], "little")
+        events.append(Event.FromString(data[12 : 12 + size]))
+        data = data[16 + size :]
+    scalars = {(v.tag, e.step): v.simple_value for e in events for v in e.summary.value}
+    assert scalars == {("episode/return", 10): 1.5, ("y", 20): 2.0}
+    assert 5 in [e.step for e in events if e.HasField("session_log")]  # purged from env_steps 5 on
+
+
+def test_unknown_logger(tmp_path):
+    with pytest.raises(InputError) as e:
+        open_loggers(tmp_path, ["jsonl", "wandb"])
+    assert e.value.errors == ("unknown logger wandb: expected one of jsonl, csv, tensorboard",)

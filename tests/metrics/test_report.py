@@ -1,0 +1,108 @@
+"""env.json and learning curves."""
+
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jrl.metrics import report
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def result(path: Path, rows):
+    path.write_text("".join(json.dumps({"env_steps": x, "episode/return": y}) + "\n" for x, y in rows))
+    return path
+
+
+def pixels(path):
+    assert path.read_bytes().startswith(PNG)
+    from matplotlib.image import imread
+
+    return imread(path)
+
+
+def blue(path):
+    """Pixels near matplotlib's first colour, #1f77b4."""
+    return int((np.abs(pixels(path)[..., :3] - np.array([31, 119, 180]) / 255) < 0.1).all(-1).sum())
+
+
+def test_env_json(tmp_path):
+    path = report.write_env_json(tmp_path / "run", devices=["cpu:0", "cpu:1"])
+    content = json.loads(path.read_text())
+    assert path == tmp_path / "run" / "env.json"
+    assert content["versions"]["python"] == platform.python_version()
+    assert set(content["versions"]) == {"python", *report.PACKAGES}
+    assert content["versions"]["jax"] == __import__("jax").__version__
+    assert content["devices"] == ["cpu:0", "cpu:1"]
+    assert content["cpu"]["count"] >= content["cpu"]["usable"] >= 1 and content["memory_gib"] > 0
+
+
+def test_git_state(tmp_path):
+    def git(*args):
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        command = ["git", "-C", str(tmp_path), *identity, *args]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init")
+    (tmp_path / "a.py").write_text("1")
+    assert report.git_state(tmp_path / "a.py") is None  # not tracked: not this repository's
+    git("add", "a.py")
+    git("commit", "-m", "one")
+    assert report.git_state(tmp_path / "a.py") == {"commit": git("rev-parse", "HEAD"), "dirty": False}
+    (tmp_path / "a.py").write_text("2")
+    assert report.git_state(tmp_path / "a.py")["dirty"] is True
+
+
+def test_read_curve_leaves_out_what_is_missing(tmp_path):
+    path = result(tmp_path / "r.jsonl", [(10, None), (20, 1.0), (30, 2.0)])
+    with path.open("a") as file:
+        file.write('{"env_steps": 40}\n{"env_steps": 50, "episode/re')
+    x, y = report.read_curve(path)
+    np.testing.assert_array_equal(x, [20, 30])
+    np.testing.assert_array_equal(y, [1, 2])
+    assert [len(a) for a in report.read_curve(tmp_path / "none.jsonl")] == [0, 0]
+
+
+def test_windowed_mean():
+    np.testing.assert_allclose(report.windowed_mean(np.array([1.0, 3.0, 5.0, 9.0]), 2), [1, 2, 4, 7])
+    np.testing.assert_allclose(report.windowed_mean(np.array([1.0, 3.0]), 10), [1, 2])
+
+
+def test_band():
+    a = (np.array([0.0, 10.0]), np.array([0.0, 10.0]))
+    b = (np.array([4.0, 8.0, 12.0]), np.array([2.0, 2.0, 2.0]))
+    c = (np.array([0.0, 20.0]), np.array([100.0, 100.0]))
+    grid, median, low, high = report.band([a, b, c], points=4)  # all three know 4 .. 10
+    np.testing.assert_allclose(grid, [4, 6, 8, 10])
+    np.testing.assert_allclose(median, [4, 6, 8, 10])
+    np.testing.assert_allclose(low, [2, 2, 2, 2])
+    np.testing.assert_allclose(high, [100, 100, 100, 100])
+
+
+def test_learning_curve_is_drawn(tmp_path):
+    full = result(tmp_path / "full.jsonl", [(n, n**0.5) for n in range(0, 1000, 10)])
+    drawn = report.plot_learning_curve(full, tmp_path / "plots" / "full.png", title="ppo")
+    empty = report.plot_learning_curve(tmp_path / "none.jsonl", tmp_path / "empty.png")
+    null = report.plot_learning_curve(result(tmp_path / "null.jsonl", [(1, None)]), tmp_path / "null.png")
+    one = report.plot_learning_curve(result(tmp_path / "one.jsonl", [(1, 5.0)]), tmp_path / "one.png")
+    assert blue(drawn) > 500 and blue(one) > 0
+    assert blue(empty) == blue(null) == 0
+
+
+def test_runs_are_drawn(tmp_path):
+    seeds = [result(tmp_path / f"{s}.jsonl", [(n, s + n) for n in range(5)]) for s in range(3)]
+    assert blue(report.plot_runs({"ppo": seeds, "dqn": [tmp_path / "none.jsonl"]}, tmp_path / "runs.png")) > 500
+    assert blue(report.plot_runs({}, tmp_path / "nothing.png")) == 0
+
+
+@pytest.mark.parametrize("name", ["loggers", "progress", "timers", "report"])
+def test_imports_are_light(name):
+    heavy = ["jax", "matplotlib", "tensorboardX", "rich"]
+    code = f"import sys, jrl.metrics.{name}; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[]\n", "")

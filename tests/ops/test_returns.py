@@ -1,0 +1,339 @@
+"""Returns and advantages against numbers worked by hand, plain Python loops, and properties of the reset row."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.ops import returns
+
+LAMBDAS = (0.0, 0.5, 0.95, 1.0)
+NO, TERMINATED, TRUNCATED = "no", "terminated", "truncated"
+
+
+@pytest.fixture(autouse=True)
+def strict_ranks():
+    with jax.numpy_rank_promotion("raise"):
+        yield
+
+
+def rollout(seed=0, T=23, B=6, end_rate=0.25):
+    """Random rows under the contract: a reset row (the row after an end) has reward 0 and does not end."""
+    rng = np.random.default_rng(seed)
+    done = rng.random((T, B)) < end_rate
+    for t in range(1, T):
+        done[t] &= ~done[t - 1]
+    terminated = done & (rng.random((T, B)) < 0.5)
+    reset_row = np.concatenate([np.zeros((1, B), bool), done[:-1]])
+    reward = np.where(reset_row, 0.0, rng.normal(size=(T, B))).astype(np.float32)
+    value = rng.normal(size=(T + 1, B)).astype(np.float32)
+    return reward, terminated, done, value
+
+
+def lambda_return_by_loop(reward, terminated, done, value, gamma, lambda_):
+    """Forward view: the (1 - lambda) lambda^(k-1) mixture of k-step returns, the last one with all the weight left."""
+    T, B = reward.shape
+    target = np.zeros((T, B))
+    for t, b in itertools.product(range(T), range(B)):
+        rewards, weight = 0.0, 1.0
+        for k in range(T - t):
+            row = t + k
+            rewards += gamma**k * reward[row, b]
+            k_step = rewards + (0.0 if terminated[row, b] else gamma ** (k + 1) * value[row + 1, b])
+            if done[row, b] or row == T - 1:
+                target[t, b] += weight * k_step
+                break
+            target[t, b] += weight * (1 - lambda_) * k_step
+            weight *= lambda_
+    return target
+
+
+def n_step_by_loop(reward, terminated, done, value, gamma, n):
+    T, B = reward.shape
+    target = np.zeros((T, B))
+    for t, b in itertools.product(range(T), range(B)):
+        for k in range(n):
+            row = t + k
+            target[t, b] += gamma**k * reward[row, b]
+            if done[row, b] or row == T - 1 or k == n - 1:
+                target[t, b] += 0.0 if terminated[row, b] else gamma ** (k + 1) * value[row + 1, b]
+                break
+    return target
+
+
+def vtrace_by_loop(reward, terminated, done, value, log_rho, gamma, lambda_, clip_rho, clip_c, clip_pg_rho):
+    """Equation 1 as a sum over the rows that follow; advantages from its targets."""
+    T, B = reward.shape
+    ratio = np.exp(log_rho.astype(np.float64))
+    following = np.where(terminated, 0.0, value[1:])
+    target = value[:-1].astype(np.float64)
+    for t, b in itertools.product(range(T), range(B)):
+        trace = 1.0
+        for row in range(t, T):
+            error = reward[row, b] + gamma * following[row, b] - value[row, b]
+            target[t, b] += trace * min(clip_rho, ratio[row, b]) * error
+            if done[row, b]:
+                break
+            trace *= gamma * lambda_ * min(clip_c, ratio[row, b])
+    advantage = np.zeros((T, B))
+    for t, b in itertools.product(range(T), range(B)):
+        after = following[t, b]
+        if not done[t, b] and t < T - 1:
+            after = lambda_ * target[t + 1, b] + (1 - lambda_) * value[t + 1, b]
+        advantage[t, b] = min(clip_pg_rho, ratio[t, b]) * (reward[t, b] + gamma * after - value[t, b])
+    return advantage, target
+
+
+def column(*numbers):
+    return np.array(numbers, np.float32)[:, None]
+
+
+# ---------------------------------------------------------------- numbers worked by hand
+
+# gamma 0.5, lambda 0.5. Rows 0, 1 of an episode that ends in row 1, row 2 the reset row, row 3 of the next episode.
+#   reward 1 2 0 3; value 4 2 6 8 10; value[2] = 6 is V of the final observation.
+# TD errors, no end:     row 3: 3 + .5*10 - 8 = 0    row 2: 0 + .5*8 - 6 = -2    row 1: 2 + .5*6 - 2 = 3
+#                        row 0: 1 + .5*2 - 4 = -2
+# advantage, trace .25:  row 3: 0    row 2: -2 + 0 = -2    row 1: 3 - .5 = 2.5    row 0: -2 + .625 = -1.375
+# truncated in row 1:    row 1: 3 (bootstraps from 6, no trace)       row 0: -2 + .75 = -1.25
+# terminated in row 1:   row 1: 2 - 2 = 0 (no bootstrap, no trace)    row 0: -2 + 0 = -2
+HAND = {
+    NO: [-1.375, 2.5, -2.0, 0.0],
+    TRUNCATED: [-1.25, 3.0, -2.0, 0.0],
+    TERMINATED: [-2.0, 0.0, -2.0, 0.0],
+}
+
+
+@pytest.mark.parametrize("end", HAND)
+def test_gae_and_lambda_returns_by_hand(end):
+    reward, value = column(1, 2, 0, 3), column(4, 2, 6, 8, 10)
+    done = column(0, end != NO, 0, 0).astype(bool)
+    terminated = column(0, end == TERMINATED, 0, 0).astype(bool)
+    advantage, target = returns.gae(reward, terminated, done, value, gamma=0.5, gae_lambda=0.5)
+    np.testing.assert_array_equal(advantage[:, 0], HAND[end])
+    np.testing.assert_array_equal(target[:, 0], np.add(HAND[end], [4, 2, 6, 8]))  # plus the values
+    target = returns.lambda_returns(reward, terminated, done, value, gamma=0.5, lambda_=0.5)
+    np.testing.assert_array_equal(target[:, 0], np.add(HAND[end], [4, 2, 6, 8]))
+
+
+def test_n_step_returns_by_hand():
+    # gamma 0.5, n 2, truncated in row 1 (bootstraps from value[2] = 6), row 2 the reset row:
+    # row 0: 1 + .5*2 + .25*6 = 3.5   row 1: 2 + .5*6 = 5 (shorter: the end)   row 2: 0 + .5*3 + .25*10 = 4
+    # row 3: 3 + .5*10 = 8 (shorter: the border)
+    args = column(1, 2, 0, 3), column(0, 0, 0, 0).astype(bool), column(0, 1, 0, 0).astype(bool), column(4, 2, 6, 8, 10)
+    target = returns.n_step_returns(*args, gamma=0.5, n=2)
+    np.testing.assert_array_equal(target[:, 0], [3.5, 5.0, 4.0, 8.0])
+
+
+def test_discounted_returns_by_hand():
+    # gamma 0.5, 8 so far: 1 + .5*8 = 5;  2 + .5*5 = 4.5 (ends);  0 (reset row);  3 + .5*0 = 3
+    reward, done = column(1, 2, 0, 3), column(0, 1, 0, 0).astype(bool)
+    g, final = returns.discounted_returns(reward, done, np.array([8.0], np.float32), gamma=0.5)
+    np.testing.assert_array_equal(g[:, 0], [5.0, 4.5, 0.0, 3.0])
+    np.testing.assert_array_equal(final, [3.0])
+    done[3] = True
+    np.testing.assert_array_equal(returns.discounted_returns(reward, done, np.zeros(1), gamma=0.5)[1], [0.0])
+
+
+def test_vtrace_by_hand():
+    # gamma 0.5, lambda 1, all clips 1, two rows, no end: ratio 1/2 and 4; reward 1 2; value 4 2 6.
+    # TD errors: 1 + .5*2 - 4 = -2 and 2 + .5*6 - 2 = 3; rho = c = .5 and 1.
+    # v_1 = 2 + 1*3 = 5;  v_0 = 4 + .5*-2 + .5*.5*(5 - 2) = 3.75
+    # advantages: 1*(2 + .5*6 - 2) = 3;  .5*(1 + .5*5 - 4) = -.25
+    no = np.zeros((2, 1), bool)
+    log_rho = np.log(column(0.5, 4))
+    advantage, target = returns.vtrace(column(1, 2), no, no, column(4, 2, 6), log_rho, gamma=0.5)
+    np.testing.assert_allclose(target[:, 0], [3.75, 5.0], rtol=1e-6)
+    np.testing.assert_allclose(advantage[:, 0], [-0.25, 3.0], rtol=1e-6)
+    # clip_rho 3: v_1 = 2 + 3*3 = 11, v_0 = 4 - 1 + .25*9 = 5.25;  clip_pg_rho 2: 2*3 = 6, .5*(1 + 5.5 - 4) = 1.25
+    advantage, target = returns.vtrace(
+        column(1, 2), no, no, column(4, 2, 6), log_rho, gamma=0.5, clip_rho=3.0, clip_pg_rho=2.0
+    )
+    np.testing.assert_allclose(target[:, 0], [5.25, 11.0], rtol=1e-6)
+    np.testing.assert_allclose(advantage[:, 0], [1.25, 6.0], rtol=1e-6)
+
+
+# ---------------------------------------------------------------- plain Python loops
+
+
+@pytest.mark.parametrize("lambda_", LAMBDAS)
+@pytest.mark.parametrize("end", (NO, TERMINATED, TRUNCATED))
+@pytest.mark.parametrize("row", (0, 2, 4))  # first, middle, last of five
+def test_gae_table(row, end, lambda_):
+    """One end of each kind in each place; the row after it is a reset row."""
+    reward, terminated, done, value = rollout(seed=row, T=5, B=2, end_rate=0.0)
+    done[row, 0], terminated[row, 0] = end != NO, end == TERMINATED
+    if end != NO and row < 4:
+        reward[row + 1, 0] = 0.0
+    expected = lambda_return_by_loop(reward, terminated, done, value, 0.9, lambda_)
+    advantage, target = returns.gae(reward, terminated, done, value, gamma=0.9, gae_lambda=lambda_)
+    np.testing.assert_allclose(target, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(advantage, expected - value[:-1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("lambda_", LAMBDAS)
+def test_lambda_returns_by_loop(lambda_):
+    args = rollout(seed=1, T=40)
+    target = returns.lambda_returns(*args, gamma=0.9, lambda_=lambda_)
+    np.testing.assert_allclose(target, lambda_return_by_loop(*args, 0.9, lambda_), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", (1, 2, 5, 23, 100))
+def test_n_step_returns_by_loop(n):
+    args = rollout(seed=2)
+    target = returns.n_step_returns(*args, gamma=0.9, n=n)
+    np.testing.assert_allclose(target, n_step_by_loop(*args, 0.9, n), rtol=1e-5, atol=1e-5)
+
+
+def test_discounted_returns_by_loop_over_two_rollouts():
+    reward, _, done, _ = rollout(seed=3, T=40)
+    expected, g = np.zeros(reward.shape), np.zeros(reward.shape[1])
+    for t in range(40):
+        g = reward[t] + 0.9 * g
+        expected[t] = g
+        g = np.where(done[t], 0.0, g)
+    cut = int(np.argmax(done.any(axis=1))) + 1  # the second rollout starts after an end
+    first, final = returns.discounted_returns(reward[:cut], done[:cut], np.zeros(6, np.float32), gamma=0.9)
+    second, _ = returns.discounted_returns(reward[cut:], done[cut:], final, gamma=0.9)
+    np.testing.assert_allclose(np.concatenate([first, second]), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("lambda_", LAMBDAS)
+@pytest.mark.parametrize("clips", ((1.0, 1.0, 1.0), (2.0, 0.7, 1.5), (0.5, 1.2, 0.8)))
+def test_vtrace_off_policy_by_loop(clips, lambda_):
+    args = (*rollout(seed=4), np.random.default_rng(5).normal(size=(23, 6)).astype(np.float32))
+    clip_rho, clip_c, clip_pg_rho = clips
+    got = returns.vtrace(
+        *args, gamma=0.9, vtrace_lambda=lambda_, clip_rho=clip_rho, clip_c=clip_c, clip_pg_rho=clip_pg_rho
+    )
+    advantage, target = vtrace_by_loop(*args, 0.9, lambda_, *clips)
+    np.testing.assert_allclose(got.advantage, advantage, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got.target, target, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("lambda_", LAMBDAS)
+@pytest.mark.parametrize("clip", (1.0, 3.0))
+def test_vtrace_on_policy_is_gae(clip, lambda_):
+    args = rollout(seed=6)
+    advantage, target = returns.gae(*args, gamma=0.9, gae_lambda=lambda_)
+    got = returns.vtrace(
+        *args, np.zeros((23, 6)), gamma=0.9, vtrace_lambda=lambda_, clip_rho=clip, clip_c=clip, clip_pg_rho=clip
+    )
+    np.testing.assert_allclose(got.advantage, advantage, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(got.target, target, rtol=1e-5, atol=1e-5)
+
+
+# ---------------------------------------------------------------- the contract
+
+TARGETS = {
+    "gae": lambda r, te, d, v, rho: returns.gae(r, te, d, v, gamma=0.9, gae_lambda=0.8),
+    "lambda": lambda r, te, d, v, rho: returns.lambda_returns(r, te, d, v, gamma=0.9, lambda_=0.8),
+    "n_step": lambda r, te, d, v, rho: returns.n_step_returns(r, te, d, v, gamma=0.9, n=3),
+    "vtrace": lambda r, te, d, v, rho: returns.vtrace(r, te, d, v, rho, gamma=0.9, vtrace_lambda=0.8),
+}
+
+
+def off_policy_rollout(seed=7):
+    return *rollout(seed), np.random.default_rng(seed).normal(size=(23, 6)).astype(np.float32)
+
+
+@pytest.mark.parametrize("void", (1e3, np.nan))
+@pytest.mark.parametrize("name", TARGETS)
+def test_reset_row_moves_no_other_row(name, void):
+    """Its reward and ratio touch nothing but itself; so does its value after a true end (not after a time limit)."""
+    reward, terminated, done, value, log_rho = off_policy_rollout()
+    reset_row = np.concatenate([np.zeros((1, 6), bool), done[:-1]])
+    after_true_end = np.concatenate([np.zeros((1, 6), bool), terminated])
+    before = TARGETS[name](reward, terminated, done, value, log_rho)
+    after = TARGETS[name](
+        np.where(reset_row, void, reward).astype(np.float32),
+        terminated,
+        done,
+        np.where(after_true_end, void, value).astype(np.float32),
+        np.where(reset_row, void, log_rho).astype(np.float32),
+    )
+    assert reset_row.any() and after_true_end.any()
+    for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        np.testing.assert_array_equal(np.asarray(x)[~reset_row], np.asarray(y)[~reset_row])
+        assert (np.asarray(x) != np.asarray(y))[reset_row].any()
+
+
+def test_time_limit_bootstraps_from_the_final_observation():
+    """V of the final observation lies in the reset row: it moves the row before by gamma, and no row after it."""
+    reward, terminated, done, value = rollout(T=4, B=1, end_rate=0.0)
+    done[1] = True
+    moved = value.copy()
+    moved[2] += 1.0
+    before, _ = returns.gae(reward, terminated, done, value, gamma=0.9, gae_lambda=0.5)
+    after, _ = returns.gae(reward, terminated, done, moved, gamma=0.9, gae_lambda=0.5)
+    # row 1: gamma;  row 0: gamma*lambda*gamma = .9*.5*.9;  row 2, the reset row: -1;  row 3: 0
+    np.testing.assert_allclose((after - before)[:, 0], [0.405, 0.9, -1.0, 0.0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_no_gradient_flows_into_targets(name):
+    reward, terminated, done, value, log_rho = off_policy_rollout()
+
+    def total(floats):
+        reward, value, log_rho = floats
+        return sum(x.sum() for x in jax.tree.leaves(TARGETS[name](reward, terminated, done, value, log_rho)))
+
+    for gradient in jax.grad(total)((reward, value, log_rho)):
+        np.testing.assert_array_equal(gradient, np.zeros_like(gradient))
+
+
+def test_no_gradient_flows_into_discounted_returns_or_hyperparameters():
+    reward, terminated, done, value, _ = off_policy_rollout()
+    gradient = jax.grad(lambda r, i: sum(x.sum() for x in returns.discounted_returns(r, done, i, gamma=0.9)), (0, 1))
+    assert not any(np.any(g) for g in gradient(reward, np.ones(6, np.float32)))
+    gae = lambda gamma: returns.gae(reward, terminated, done, value, gamma=gamma, gae_lambda=0.5)[0].sum()  # noqa: E731
+    assert jax.grad(gae)(0.9) == 0.0
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_float32_under_jit_and_vmap(name):
+    """One rollout at a time equals all at once; narrow or wide inputs give float32."""
+    batches = [off_policy_rollout(seed) for seed in range(3)]
+    together = jax.jit(jax.vmap(TARGETS[name]))(*map(jnp.stack, zip(*batches, strict=True)))
+    for i, batch in enumerate(batches):
+        for one, all_ in zip(jax.tree.leaves(TARGETS[name](*batch)), jax.tree.leaves(together), strict=True):
+            assert one.dtype == all_.dtype == jnp.float32
+            np.testing.assert_allclose(one, all_[i], rtol=1e-5, atol=1e-5)
+    reward, terminated, done, value, log_rho = batches[0]
+    narrow = TARGETS[name](reward.astype(np.float64), terminated, done, jnp.bfloat16(value), log_rho)
+    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(narrow))
+
+
+def test_hyperparameters_may_be_traced():
+    args = rollout()
+    gammas = jnp.array([0.0, 0.5, 0.9])
+    many, _ = jax.jit(jax.vmap(lambda g: returns.gae(*args, gamma=g, gae_lambda=g)))(gammas)
+    for i, gamma in enumerate((0.0, 0.5, 0.9)):
+        one, _ = returns.gae(*args, gamma=gamma, gae_lambda=gamma)
+        np.testing.assert_allclose(many[i], one, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("wrong", range(5))
+def test_wrong_shape_raises(name, wrong):
+    args = list(off_policy_rollout())
+    names = ("reward", "terminated", "done", "value", "log_rho")
+    if names[wrong] == "log_rho" and name != "vtrace":
+        pytest.skip("log_rho is only read by vtrace")
+    args[wrong] = args[wrong][:, :1]  # would broadcast
+    with pytest.raises(ValueError, match=r"\(2[34], 1\)"):
+        jax.eval_shape(TARGETS[name], *args)
+
+
+def test_wrong_shape_is_named():
+    reward, terminated, done, value = rollout()
+    with pytest.raises(ValueError, match=r"reward is \(23, 6\): value must be \(24, 6\), got \(23, 6\)"):
+        returns.gae(reward, terminated, done, value[:-1], gamma=0.9, gae_lambda=0.9)
+    with pytest.raises(ValueError, match=r"reward must be \[T, B\], got shape \(23,\)"):
+        returns.gae(reward[:, 0], terminated[:, 0], done[:, 0], value[:, 0], gamma=0.9, gae_lambda=0.9)
+    with pytest.raises(ValueError, match=r"initial must be \(6,\), got \(1,\)"):
+        returns.discounted_returns(reward, done, np.zeros(1), gamma=0.9)
+    with pytest.raises(ValueError, match="n is 0"):
+        returns.n_step_returns(reward, terminated, done, value, gamma=0.9, n=0)

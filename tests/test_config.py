@@ -1,0 +1,437 @@
+"""jrl.config: YAML <-> dataclasses, the wording of every error, the command."""
+
+import dataclasses
+import subprocess
+import sys
+import textwrap
+import types
+
+import pytest
+
+from jrl import config
+from jrl.config import EnvConfig, InputError, NetworkConfig, RunConfig, from_dict, load, merge, to_dict, to_yaml
+from jrl.hyper import Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class PPO:
+    lr: Schedule = 3e-4  # step size of Adam
+    gamma: float = 0.99  # discount
+    clip_eps: Schedule = 0.2
+    target_kl: float | None = None
+    num_epochs: int = 4
+    num_minibatches: int = 4
+
+    def validate(self):
+        return ["target_kl must be above 0"] if self.target_kl is not None and self.target_kl <= 0 else []
+
+
+@dataclasses.dataclass(frozen=True)
+class Adam:
+    eps: float = 1e-8
+    beta: float = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class DQN:
+    lr: float = 1e-4
+    n_step: int = 1
+    epsilon: Schedule = ((0.0, 1.0), (1e4, 0.05))
+    optimizer: Adam = Adam(eps=1e-5)
+
+
+ALGOS = {"ppo": PPO, "dqn": DQN}
+BASE = {"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1"}, "stop": {"env_steps": 100_000}}
+
+
+def made(**changes):
+    return from_dict(merge(BASE, changes), algos=ALGOS)
+
+
+def errors(**changes):
+    with pytest.raises(InputError) as e:
+        made(**changes)
+    return list(e.value.errors)
+
+
+@pytest.fixture
+def ppo_yaml(tmp_path):
+    path = tmp_path / "ppo.yaml"
+    path.write_text(
+        textwrap.dedent("""\
+        algo: {name: ppo, lr: 1e-3}
+        env:
+          id: CartPole-v1
+          options: {frame_skip: 4}
+        stop: {env_steps: 1e5, episode/return: 475}
+        """)
+    )
+    return path
+
+
+# ---------------------------------------------------------------- reading and writing
+
+
+def test_defaults():
+    cfg = made()
+    assert cfg == RunConfig(algo=PPO(), env=EnvConfig("CartPole-v1"), stop={"env_steps": 100_000})
+    assert cfg.network == NetworkConfig() and hash(cfg.network) == hash(NetworkConfig())
+
+
+FULL = {
+    "algo": {"name": "dqn", "epsilon": [[0, 1.0], [500, 0.1]], "optimizer": {"beta": 0.5}},
+    "env": {
+        "id": "Pong-v5", "clip_rewards": [-1, 1.5], "num_envs": 16,
+        "options": {"a": {"b": [1, "1e-3", 1e-7, "yes", None, "two\nlines"]}, "c": {}, "x: y": ".5e1"},
+    },
+    "network": {"hidden": [256, 128, 64], "dtype": "bfloat16"},
+    "run": {"log": ["jsonl"], "out": "runs/x", "devices": 0},
+    "stop": {"env_steps": 10_000, "episode/return": 19.5},
+}  # fmt: skip
+
+
+def test_round_trip():
+    cfg = from_dict(FULL, algos=ALGOS)
+    assert cfg.algo == DQN(epsilon=((0.0, 1.0), (500.0, 0.1)), optimizer=Adam(eps=1e-5, beta=0.5))
+    assert cfg.env.clip_rewards == (-1.0, 1.5)
+    assert cfg.env.options == FULL["env"]["options"]
+    assert from_dict(to_dict(cfg, algos=ALGOS), algos=ALGOS) == cfg
+
+
+def test_round_trip_through_yaml(tmp_path):
+    cfg = from_dict(FULL, algos=ALGOS)
+    for number, text in enumerate([to_yaml(cfg, algos=ALGOS), to_yaml(cfg, origins={}, algos=ALGOS)]):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(text)
+        assert load(path, algos=ALGOS) == cfg
+
+
+def test_clip_rewards_takes_its_five_forms():
+    for given, wanted in [(None, None), (True, True), (False, False), (2, 2.0), ([-1, 2], (-1.0, 2.0))]:
+        got = made(env={"clip_rewards": given}).env.clip_rewards
+        assert got == wanted and type(got) is type(wanted)
+
+
+def test_coercion_by_annotation():
+    cfg = made(algo={"lr": "1e-3", "num_epochs": "8", "gamma": 1}, rollout={"length": 64.0}, network={"hidden": [32.0]})
+    assert (cfg.algo.lr, cfg.algo.num_epochs, cfg.rollout.length, cfg.network.hidden) == (1e-3, 8, 64, (32,))
+    assert type(cfg.algo.gamma) is float and type(cfg.rollout.length) is int
+    steps = made(stop={"env_steps": 3e5}).stop["env_steps"]
+    assert steps == 300_000 and type(steps) is int
+
+
+def test_algo_name_is_in_the_data_once_also_where_the_config_has_the_field():
+    @dataclasses.dataclass(frozen=True)
+    class Named:
+        name: str = "mine"
+        lr: float = 0.1
+
+    cfg = from_dict({**BASE, "algo": {"name": "MINE", "lr": 1}}, algos={"mine": Named})
+    assert cfg.algo == Named(lr=1.0)
+    assert to_dict(cfg)["algo"] == {"name": "mine", "lr": 1.0}
+
+
+def test_algo_name_must_be_clear():
+    with pytest.raises(InputError, match="PPO is registered 2 times, must be once"):
+        config.algo_name(made(), algos={"ppo": PPO, "a2c": PPO})
+
+
+def test_merge_is_deep_and_pure():
+    base = {"a": {"b": 1, "c": [1, 2]}, "d": 1}
+    override = {"a": {"b": 2}, "e": {"f": 3}}
+    assert merge(base, override) == {"a": {"b": 2, "c": [1, 2]}, "d": 1, "e": {"f": 3}}
+    assert base == {"a": {"b": 1, "c": [1, 2]}, "d": 1} and override == {"a": {"b": 2}, "e": {"f": 3}}
+
+
+def test_merge_replaces_a_section_whose_name_changes():
+    base = {"algo": {"name": "ppo", "clip_eps": 0.1}, "x": 1}
+    assert merge(base, {"algo": {"name": "dqn"}}) == {"algo": {"name": "dqn"}, "x": 1}
+    assert merge(base, {"algo": {"name": "PPO"}}) == {"algo": {"name": "PPO", "clip_eps": 0.1}, "x": 1}
+
+
+def test_overrides(ppo_yaml):
+    cfg = load(
+        ppo_yaml,
+        ["algo.gamma=9e-1", "network.hidden=[8, 8]", "env.options.extra=1e-3", "algo.clip_eps=[[0, 0.2], [1e5, 0]]"],
+        env="Acrobot-v1",
+        stop=["episode/return=100"],
+        out="runs/here",
+        algos=ALGOS,
+    )
+    assert cfg.algo == PPO(lr=1e-3, gamma=0.9, clip_eps=((0.0, 0.2), (1e5, 0.0)))
+    assert cfg.network.hidden == (8, 8)
+    assert cfg.env == EnvConfig("Acrobot-v1", options={"frame_skip": 4, "extra": 1e-3})
+    assert cfg.stop == {"env_steps": 100_000, "episode/return": 100}
+    assert cfg.run.out == "runs/here"
+
+
+def test_another_algo_drops_the_settings_of_the_first(ppo_yaml):
+    assert load(ppo_yaml, ["algo.n_step=3"], algo="dqn", algos=ALGOS).algo == DQN(n_step=3)
+    assert load(ppo_yaml, algo="PPO", algos=ALGOS).algo == PPO(lr=1e-3)
+
+
+def test_without_a_file():
+    assert load(None, algo="ppo", env="CartPole-v1", stop=["env_steps=1e5"], algos=ALGOS) == made()
+
+
+# ---------------------------------------------------------------- errors, each with its full text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algo": {"learning_rat": 1}}, "unknown key algo.learning_rat: did you mean algo.lr?"),
+        ({"algo": {"gama": 1}}, "unknown key algo.gama: did you mean algo.gamma?"),
+        ({"algo": {"clip_range": 1}}, "unknown key algo.clip_range: did you mean algo.clip_eps?"),
+        ({"algo": {"n_steps": 1}}, "unknown key algo.n_steps: did you mean rollout.length?"),
+        ({"algo": {"name": "dqn", "n_steps": 1}}, "unknown key algo.n_steps: did you mean algo.n_step?"),
+        ({"algo": {"name": "dqn", "optimizer": {"epz": 1}}},
+         "unknown key algo.optimizer.epz: did you mean algo.optimizer.eps?"),
+        ({"trainning": {"lr": 1}}, "unknown key trainning.lr: did you mean algo.lr?"),
+        ({"env": {"n_envs": 4}}, "unknown key env.n_envs: did you mean env.num_envs?"),
+        ({"env": {"seed": 4}}, "unknown key env.seed: did you mean run.seed?"),
+        ({"total_timesteps": 4}, "unknown key total_timesteps: did you mean stop.env_steps?"),
+        ({"rollout": {"zzz": 1}}, "unknown key rollout.zzz: rollout has length, collector, iterations_per_call"),
+        ({"zzz": 1},
+         "unknown key zzz: the config has algo, env, network, rollout, evaluation, checkpoint, run, stop"),
+        ({"algo": {"lr": "fast"}},
+         "algo.lr: expected a number or a schedule [[env_steps, value], ...], got 'fast'"),
+        ({"algo": {"gamma": True}}, "algo.gamma: expected a number, got True"),
+        ({"algo": {"gamma": float("nan")}}, "algo.gamma: expected a number, got nan"),
+        ({"algo": {"target_kl": "x"}}, "algo.target_kl: expected a number or null, got 'x'"),
+        ({"env": {"num_envs": True}}, "env.num_envs: expected a whole number, got True"),
+        ({"run": {"seed": 5.5}}, "run.seed: expected a whole number, got 5.5"),
+        ({"network": {"shared": "yes"}}, "network.shared: expected true or false, got 'yes'"),
+        ({"network": {"shared": 1}}, "network.shared: expected true or false, got 1"),
+        ({"network": {"hidden": 64}}, "network.hidden: expected a list, each entry a whole number, got 64"),
+        ({"network": {"hidden": [64, "x"]}},
+         "network.hidden: expected a list, each entry a whole number, got [64, 'x']"),
+        ({"network": {"activation": "rel"}},
+         "network.activation: expected one of tanh, relu, gelu, silu, elu, got 'rel': did you mean relu?"),
+        ({"run": {"log": ["json"]}},
+         "run.log: expected a list, each entry one of jsonl, csv, tensorboard, got ['json']"),
+        ({"env": {"clip_rewards": [1]}},
+         "env.clip_rewards: expected true or false or a number or a list [a number, a number] or null, got [1]"),
+        ({"env": {"options": 3}}, "env.options: expected a mapping, got 3"),
+        ({"env": {"id": None}},
+         "env.id: expected text, got None"),
+        ({"rollout": 3}, "rollout: expected a mapping, got 3"),
+        ({"stop": {"episode/return": "high"}}, "stop.episode/return: expected a number, got 'high'"),
+        ({"stop": {"episode/return": True}}, "stop.episode/return: expected a number, got True"),
+        ({"algo": {"lr": [[10, 1]]}},
+         "algo.lr: the first entry of a schedule must be at 0 env_steps, got [[10, 1]]"),
+        ({"algo": {"lr": []}}, "algo.lr: the first entry of a schedule must be at 0 env_steps, got []"),
+        ({"algo": {"lr": [[0, 1], [5, 2], [5, 3]]}},
+         "algo.lr: the env_steps of a schedule must increase from entry to entry, got [[0, 1], [5, 2], [5, 3]]"),
+        ({"algo": {"gamma": 1.5}}, "algo.gamma: expected a number in [0, 1], got 1.5"),
+        ({"algo": {"target_kl": -1}}, "algo: target_kl must be above 0"),
+        ({"algo": {"num_minibatches": 0}}, "algo.num_minibatches: expected at least 1, got 0"),
+        ({"algo": {"name": "pppo"}}, "algo.name: expected one of ppo, dqn, got 'pppo': did you mean ppo?"),
+        ({"algo": {"name": None}}, "algo.name is missing: expected one of ppo, dqn"),
+        ({"algo": "ppo"}, "algo: expected a mapping such as {name: ppo}, got 'ppo'"),
+        ({"env": {"num_envs": 0}}, "env.num_envs: expected at least 1, got 0"),
+        ({"checkpoint": {"every": 0}}, "checkpoint.every: expected at least 1, got 0"),
+        ({"run": {"devices": -1}}, "run.devices: expected at least 0, got -1"),
+        ({"network": {"hidden": [0]}}, "network.hidden: expected widths of at least 1, got 0"),
+        ({"stop": {"env_steps": 0}}, "stop.env_steps: expected a whole number above 0, got 0"),
+        ({"stop": {"env_steps": 10.5}}, "stop.env_steps: expected a whole number above 0, got 10.5"),
+        ({"rollout": {"length": 100}, "algo": {"num_minibatches": 3}},
+         "the batch of 8 envs x 100 steps = 800 rows is not divisible by algo.num_minibatches 3: 2 or 4 would do, "
+         "or rollout.length 99 or 102"),
+        ({"rollout": {"length": 3}, "run": {"devices": 4}},
+         "the batch of 2 envs x 3 steps = 6 rows on each of 4 devices is not divisible by algo.num_minibatches 4: "
+         "3 or 6 would do, or rollout.length 2 or 4"),
+        ({"env": {"num_envs": 100}, "run": {"devices": 8}},
+         "env.num_envs 100 is not divisible by 8 devices: 96 or 104"),
+    ],
+)  # fmt: skip
+def test_error(changes, message):
+    assert errors(**changes) == [message]
+
+
+def test_missing_keys_and_their_mends():
+    with pytest.raises(InputError) as e:
+        from_dict({"stop": {"env_step": 5}}, algos=ALGOS)
+    assert list(e.value.errors) == [
+        "algo.name is missing: expected one of ppo, dqn",
+        "env.id is missing: expected text (as its library names it: CartPole-v1, Pong-v5, HalfCheetah-v4)",
+        "stop.env_steps is missing: every run needs an end: rename stop.env_step",
+    ]
+
+
+def test_all_errors_at_once_of_keys_types_and_checks():
+    found = errors(algo={"learning_rate": 1, "gamma": 2}, env={"num_envs": "many"}, run={"seed": -1})
+    assert found == [
+        "unknown key algo.learning_rate: did you mean algo.lr?",
+        "env.num_envs: expected a whole number, got 'many'",
+        "run.seed: expected at least 0, got -1",
+        "algo.gamma: expected a number in [0, 1], got 2.0",
+    ]
+
+
+def test_no_check_speaks_of_the_default_of_a_broken_key():
+    # 8 envs (the default) x 100 steps do not divide by 3, but the user did not say 8.
+    assert errors(env={"num_envs": "x"}, rollout={"length": 100}, algo={"num_minibatches": 3}) == [
+        "env.num_envs: expected a whole number, got 'x'"
+    ]
+    assert errors(env=8, run={"devices": 3})[0] == "env: expected a mapping, got 8"
+    assert not any("divisible" in e for e in errors(env=8, run={"devices": 3}))
+
+
+@pytest.mark.parametrize("override", ["rollout.length", "=3", "a..b=1", "algo.lr=[1"])
+def test_malformed_override(override):
+    with pytest.raises(InputError) as e:
+        load(None, [override, "run.seed=x"], algo="ppo", env="E", stop=["env_steps=1"], algos=ALGOS)
+    assert list(e.value.errors) == [
+        f"--set {override}: expected key=value, such as rollout.length=256",
+        "run.seed: expected a whole number, got 'x'",
+    ]
+
+
+def test_an_override_that_hits_a_leaf():
+    with pytest.raises(InputError, match=r"algo\.lr: expected a number or a schedule .*, got {'x': 1}"):
+        load(None, ["algo.lr.x=1"], algo="ppo", env="E", stop=["env_steps=1"], algos=ALGOS)
+
+
+def test_files_that_are_no_config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "ppo_atari.yaml").write_text("")
+    (tmp_path / "list.yaml").write_text("[1, 2]")
+    (tmp_path / "broken.yaml").write_text("a:\n  b: [1\n")
+    (tmp_path / "twice.yaml").write_text("algo:\n  lr: 1\n  lr: 2\n")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\xff")
+
+    def message(name):
+        with pytest.raises(InputError) as e:
+            load(name, algos=ALGOS)
+        return str(e.value)
+
+    assert message("ppo_atary.yaml") == "ppo_atary.yaml: there is no such file: did you mean configs/ppo_atari.yaml?"
+    assert message("zzz.yaml") == "zzz.yaml: there is no such file"
+    assert message("list.yaml") == "list.yaml: expected a mapping of keys such as 'rollout:', got '[1, 2]'"
+    assert message("broken.yaml") == (
+        "broken.yaml: not valid YAML at line 3, column 1: expected ',' or ']', but got '<stream end>'"
+    )
+    assert message("twice.yaml") == "twice.yaml: not valid YAML at line 3, column 3: duplicate key lr"
+    assert message("configs") == "configs: cannot be read: Is a directory"
+    assert message("binary.yaml") == "binary.yaml: cannot be read: not UTF-8 text"
+
+
+def test_validate_with_a_spec():
+    spec = types.SimpleNamespace(observation=types.SimpleNamespace(shape=(4,)))
+    cfg = made(network={"torso": "impala"})
+    assert config.validate(cfg) == []
+    assert config.validate(cfg, spec=spec) == [
+        "network.torso impala needs images, observations are (4,): network.torso mlp (or auto) fits"
+    ]
+    image = types.SimpleNamespace(observation=types.SimpleNamespace(shape=(84, 84, 4)))
+    assert config.validate(cfg, spec=image) == []
+
+
+def test_batch_plan():
+    # 8 x 128 = 1024 rows, 4 minibatches of 256, 4 epochs of them; ceil(100000 / 1024) = 98.
+    assert config.batch_plan(made()) == (1024, 256, 16, 98)
+    assert config.batch_plan(made(algo={"name": "dqn"})) == (1024, None, None, 98)
+
+
+# ---------------------------------------------------------------- python -m jrl.config
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    module = types.ModuleType("jrl.algos")
+    module.names, module.get_config_class = lambda: tuple(ALGOS), ALGOS.__getitem__
+    monkeypatch.setitem(sys.modules, "jrl.algos", module)
+
+
+@pytest.fixture
+def envs(monkeypatch):
+    module = types.ModuleType("jrl.envs")
+    module.check = lambda id, backend, options: [] if id == "CartPole-v1" else [f"env.id: {id} is not known"]
+    monkeypatch.setitem(sys.modules, "jrl.envs", module)
+
+
+def test_show_tells_the_origin_of_each_value_and_loads_again(ppo_yaml, tmp_path, registry, capsys):
+    args = ["--set", "algo.gamma=0.9", "--env", "Acrobot-v1", "--stop", "episode/return=1"]
+    assert config.main(["show", str(ppo_yaml), *args]) == 0
+    shown = capsys.readouterr().out
+    lines = {line.split("  # ")[0].strip(): line.split("  # ")[1] for line in shown.splitlines() if "  # " in line}
+    assert lines["name: ppo"] == "file"
+    assert lines["lr: 0.001"] == "file; step size of Adam"
+    assert lines["gamma: 0.9"] == "--set; discount"
+    assert lines["clip_eps: 0.2"] == "default"
+    assert lines["id: Acrobot-v1"].startswith("--env; ")
+    assert lines["frame_skip: 4"] == "file"
+    assert lines["length: 128"] == "default; steps per environment and iteration"
+    assert lines["env_steps: 100000"] == "file"
+    assert lines["episode/return: 1"] == "--stop"
+    again = tmp_path / "again.yaml"
+    again.write_text(shown)
+    changed = ["algo.gamma=0.9", "env.id=Acrobot-v1", "stop.episode/return=1"]
+    assert load(again) == load(ppo_yaml, changed)
+
+
+def test_show_after_another_algo_names_no_dropped_origin(ppo_yaml, registry, capsys):
+    assert config.main(["show", str(ppo_yaml), "--algo", "dqn"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split("# ")[1] for line in shown if "lr: " in line] == ["default"]
+    assert [line.split("# ")[1] for line in shown if "name: " in line] == ["--algo"]
+
+
+def test_validate_prints_the_plan(ppo_yaml, registry, envs, capsys):
+    assert config.main(["validate", str(ppo_yaml)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "8 envs x 128 steps = 1024 rows per iteration",
+        "4 epochs x 4 minibatches of 256 rows = 16 updates per iteration",
+        "98 iterations until stop.env_steps 100000",
+        "ok",
+    ]
+
+
+def test_validate_asks_the_environments(ppo_yaml, registry, envs, capsys):
+    assert config.main(["validate", str(ppo_yaml), "--env", "Nope-v0"]) == 2
+    out, err = capsys.readouterr()
+    assert err == "env.id: Nope-v0 is not known\n" and "ok" not in out.splitlines()
+
+
+def test_bad_input_is_exit_status_2(ppo_yaml, registry, capsys):
+    assert config.main(["show", str(ppo_yaml), "--set", "algo.gama=1"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "unknown key algo.gama: did you mean algo.gamma?\n")
+
+
+def run(*args):
+    return subprocess.run([sys.executable, *args], capture_output=True, text=True, timeout=60)
+
+
+def test_command_with_a_missing_file(tmp_path):
+    done = run("-m", "jrl.config", "validate", str(tmp_path / "none.yaml"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"{tmp_path / 'none.yaml'}: there is no such file\n"
+
+
+def test_commands_with_the_real_algorithms(ppo_yaml):
+    algos = pytest.importorskip("jrl.algos")
+    if not hasattr(algos, "get_config_class"):
+        pytest.skip("jrl.algos has no registry yet")
+    done = run("-m", "jrl.config", "show", str(ppo_yaml))
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("algo:\n  name: ppo ")
+    done = run("-m", "jrl.config", "validate", str(ppo_yaml), "--set", "algo.gama=1", "--set", "run.seed=x")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "unknown key algo.gama: did you mean algo.gamma?",
+        "run.seed: expected a whole number, got 'x'",
+    ]
+
+
+def test_import_is_light():
+    heavy = ["jax", "flax", "envpool", "gymnasium", "pydantic", "numpy"]
+    done = run("-c", f"import sys, jrl.config; print([m for m in {heavy} if m in sys.modules])")
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_the_networks_read_the_same_config():
+    from jrl import networks
+
+    assert networks.NetworkConfig is NetworkConfig

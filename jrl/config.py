@@ -26,7 +26,7 @@ from jrl.schema import Problem, merge
 
 __all__ = [
     "CheckpointConfig", "EnvConfig", "EvaluationConfig", "InputError", "NetworkConfig", "RolloutConfig", "RunConfig",
-    "RunSettings", "algo_name", "batch_plan", "from_dict", "load", "main", "merge", "to_dict", "to_yaml", "validate",
+    "RunSettings", "algo_name", "batch_plan", "from_dict", "load", "main", "merge", "override", "to_dict", "to_yaml", "validate",
 ]  # fmt: skip
 
 
@@ -151,6 +151,11 @@ def from_dict(data: Mapping[str, Any], *, algos: Algos | None = None) -> RunConf
     return cfg
 
 
+def override(data: Mapping[str, Any], overrides: Iterable[str]) -> RunConfig:
+    """Plain data with "a.b=v" texts over it, as `load` does with a file. Raises InputError with all that is wrong."""
+    return _load(data, overrides, {}, (), None)[0]
+
+
 def to_dict(cfg: RunConfig, *, algos: Algos | None = None) -> dict[str, Any]:
     """Plain data that YAML and JSON can hold, every key present, `algo.name` first."""
     tree = schema.plain(cfg)
@@ -200,14 +205,14 @@ class _Registry:
 
 
 def _load(
-    path: str | Path | None,
+    source: str | Path | Mapping[str, Any] | None,
     overrides: Iterable[str],
     flags: Mapping[str, str | None],
     stop: Iterable[str],
     algos: Algos | None,
 ) -> tuple[RunConfig, dict[str, str]]:
     """The config, and the origin of each key that is not a default."""
-    from_file = {} if path is None else schema.read_yaml(Path(path))
+    from_file = source if isinstance(source, Mapping) else {} if source is None else schema.read_yaml(Path(source))
     problems: list[Problem] = []
     given: dict[str, Any] = {}
     origins: dict[str, str] = {}

@@ -23,7 +23,7 @@ from jrl.metrics import episodes as episode_metrics
 from jrl.metrics.timers import Timers
 from jrl.rollout.sources import Source
 from jrl.rollout.unroll import Unroll
-from jrl.types import Episodes, Key, Metrics, PyTree
+from jrl.types import Episodes, Key, Metrics, PyTree, StepInfo
 
 _TIMED_EVERY = 16  # calls between two whose stages are timed
 
@@ -57,25 +57,11 @@ class Program(NamedTuple):
 
     init: Callable[[int], LoopState]  # seed -> state
     advance: Callable[[LoopState, int, int], tuple[LoopState, Metrics, Episodes]]  # (state, seed, iteration)
-    actor: Callable[[LoopState], PyTree]
+    place: Callable[[LoopState], LoopState]  # a state from a checkpoint onto the devices
+    actor: Callable[[LoopState], PyTree]  # on one device, for evaluation
     iterations: int
     rows: int  # rows per iteration (T * B over all devices), reset rows included
     close: Callable[[], None]
-
-
-class StepInfo(NamedTuple):
-    """What the loop tells after each call. Arrays may still be under way: reading them waits for the device."""
-
-    state: LoopState  # valid until the generator is advanced, which donates it
-    metrics: Metrics  # name -> scalar, mean over the call's iterations
-    episodes: Episodes  # of this call
-    iteration: int  # iterations done, this call's included
-    env_steps: int  # exact, up to the call before this one, so that counting never waits for the call just begun
-    timers: Timers
-
-    def env_steps_after(self) -> int:
-        """Environment steps up to and including this call. Waits for it."""
-        return self.env_steps + episode_metrics.steps(self.episodes)
 
 
 def fused(learner: Learner, unroll: Unroll, mesh: Mesh, *, iterations: int, rows: int) -> Program:
@@ -124,7 +110,9 @@ def fused(learner: Learner, unroll: Unroll, mesh: Mesh, *, iterations: int, rows
         key = root.setdefault(seed, jax.random.key(seed))
         return mapped(state, key, np.uint32(iteration))
 
-    return Program(init, advance, lambda s: learner.actor(s.learner), iterations, rows, lambda: None)
+    place = lambda s: LoopState(parallel.replicate(s.learner, mesh), parallel.shard(s.source, mesh))
+    actor = lambda s: parallel.first(learner.actor(s.learner))
+    return Program(init, advance, place, actor, iterations, rows, lambda: None)
 
 
 def staged(learner: Learner, make_source: Callable[[Key], Source], mesh: Mesh, *, rows: int, timers: Timers) -> Program:
@@ -166,8 +154,13 @@ def staged(learner: Learner, make_source: Callable[[Key], Source], mesh: Mesh, *
             timers.add("update", (time.perf_counter() - collected) * _TIMED_EVERY)
         return LoopState(learned, ()), metrics, report
 
-    close = lambda: [s.close() for s in source] and None
-    return Program(init, advance, lambda s: learner.actor(s.learner), 1, rows, close)
+    def close() -> None:
+        for s in source:
+            s.close()
+
+    place = lambda s: LoopState(parallel.replicate(s.learner, mesh), ())
+    actor = lambda s: parallel.first(learner.actor(s.learner))
+    return Program(init, advance, place, actor, 1, rows, close)
 
 
 def run(

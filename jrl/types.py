@@ -24,8 +24,8 @@ Metrics = dict[str, Any]
 def hyperparams(cls: type) -> type:
     """Class decorator: a frozen dataclass of hyper-parameters that is also a pytree.
 
-    Fields annotated `float` (optional or a Schedule, too) are leaves, so that they can be traced: `jax.vmap` over a batch of
-    configs trains one agent per value. All other fields (sizes, flags, names) are static.
+    Fields annotated `float` (optional or a Schedule, too) are leaves, so that they can be traced: `jax.vmap` over a
+    batch of configs trains one agent per value. All other fields (sizes, flags, names) are static.
     """
     cls = dataclasses.dataclass(frozen=True)(cls)
     fields = [f.name for f in dataclasses.fields(cls)]
@@ -194,3 +194,21 @@ class Algo(NamedTuple):
     on_policy: bool
     # gamma of the running discounted return that the source records in extras["running_return"]; None: not recorded
     running_return_gamma: Any = None
+
+
+# ---------------------------------------------------------------- the loop
+
+
+class StepInfo(NamedTuple):
+    """What the loop tells after each call. Arrays may still be under way: reading them waits for the device."""
+
+    state: Any  # loop.LoopState; valid until the generator is advanced, which donates it
+    metrics: Metrics  # name -> scalar, mean over the call's iterations
+    episodes: Episodes  # of this call
+    iteration: int  # iterations done, this call's included
+    env_steps: int  # exact, up to the call before this one, so that counting never waits for the call just begun
+    timers: Any  # metrics.timers.Timers
+
+    def env_steps_after(self) -> int:
+        """Environment steps up to and including this call. Waits for it."""
+        return self.env_steps + int(np.asarray(self.episodes.steps).astype(np.int64).sum())

@@ -101,9 +101,7 @@ class Rows:
     dist: PyTree  # the acting policy's distribution; () without a KL penalty
 
 
-def make(
-    cfg: Config, spec: EnvSpec, network: NetworkConfig = NetworkConfig(), *, axis_name: str | None = None
-) -> Algo:
+def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = NetworkConfig(), *, axis_name: str | None = None) -> Algo:
     """PPO as pure functions.
 
     Args:
@@ -175,9 +173,7 @@ def make(
         weight = rollout.mask.astype(jnp.float32)
         reward, return_stats = rollout.reward, state.return_stats
         if cfg.normalize_reward:
-            return_stats = normalize.update(
-                return_stats, rollout.extras["running_return"], weight, axis_name=axis_name
-            )
+            return_stats = normalize.update(return_stats, rollout.extras["running_return"], weight, axis_name=axis_name)
             reward = reward / (normalize.std(return_stats) + 1e-8)
         last_value = net.value(state.params, see(state.obs_stats, rollout.last_obs))
         value = jnp.concatenate([rollout.extras["value"], last_value[None]])
@@ -255,9 +251,7 @@ def make(
             metrics["policy/kl_coef"] = kl_coef
         obs_stats = state.obs_stats
         if normalize_obs:
-            obs_stats = normalize.update(
-                obs_stats, rollout.obs, rollout.mask.astype(jnp.float32), axis_name=axis_name
-            )
+            obs_stats = normalize.update(obs_stats, rollout.obs, rollout.mask.astype(jnp.float32), axis_name=axis_name)
         steps = rollout.mask.sum(dtype=jnp.uint32)
         steps = steps if axis_name is None else jax.lax.psum(steps, axis_name)
         room = jnp.uint32(_SATURATED) - state.env_steps

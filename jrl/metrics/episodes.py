@@ -65,7 +65,7 @@ def track(columns: Columns, reward, done, mask, gamma=None) -> tuple[Columns, Tr
         return (total * keep, length * keep, running * keep), out
 
     start = (columns.episode_return, columns.length, columns.running_return)
-    (total, length, running), rows = jax.lax.scan(body, start, (reward, done, mask), unroll=16)
+    (total, length, running), rows = jax.lax.scan(body, start, (reward, done, mask))
     if gamma is None:
         running = columns.running_return
     return columns.replace(episode_return=total, length=length, running_return=running), rows
@@ -112,8 +112,8 @@ def summary(reports: list[Episodes]) -> dict[str, Any]:
     an episode has ended.
 
     Returns:
-      `episode/return` and `episode/length` (means over the window), `episode/count`, `episode/return_min`,
-      `episode/return_max` (of the episodes that ended since the last row).
+      `episode/return` and `episode/length` (means over the window), `episode/window` (episodes in it), `episode/count`,
+      `episode/return_min`, `episode/return_max` (of the episodes that ended since the last row).
     """
     reports = [jax.tree.map(np.asarray, r) for r in reports]
     last = reports[-1]
@@ -122,6 +122,7 @@ def summary(reports: list[Episodes]) -> dict[str, Any]:
     return {
         "episode/return": mean(last.window_return),
         "episode/length": mean(last.window_length),
+        "episode/window": int(np.isfinite(last.window_return).sum()),
         "episode/count": count,
         "episode/return_min": float(min(r.return_min.min() for r in reports)) if count else float("nan"),
         "episode/return_max": float(max(r.return_max.max() for r in reports)) if count else float("nan"),

@@ -73,7 +73,9 @@ def build(spec: EnvSpec, cfg: NetworkConfig, heads: Mapping[str, Head]) -> Netwo
     if torso != "mlp" and not is_image(space):
         raise InputError(f"network.torso {torso} needs image observations of 3 axes, not {space}: use mlp")
     if torso == "nature_cnn" and min(sorted(space.shape)[1:]) < 36:
-        raise InputError(f"network.torso nature_cnn needs images of 36 x 36 or more, not {space.shape}: use impala or mlp")
+        raise InputError(
+            f"network.torso nature_cnn needs images of 36 x 36 or more, not {space.shape}: use impala or mlp"
+        )
     module = _Towers(space, cfg, torso, tuple(heads.items()))
     dtype = jnp.dtype(space.dtype)
 

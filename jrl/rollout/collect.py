@@ -35,13 +35,8 @@ class HostCollector:
     ):
         self._env, self._act, self._length, self._explore = env, act, length, explore
         self._timers = timers or Timers()
-        num_envs = env.spec.num_envs
-        self._initial_carry = carry(num_envs)
-        self._carry = self._initial_carry
-        self._columns = episodes.init(num_envs)
-        self._obs = env.reset()
-        self._done = np.zeros(num_envs, bool)
-        self._started = np.zeros(num_envs, bool)
+        self._initial_carry = carry(env.spec.num_envs)
+        self.reset()
         self._record = jax.jit(self._record_step, donate_argnums=0)
         self._allocate = jax.jit(self._empty_buffer)
         self._keys = jax.jit(lambda key: jax.random.split(key, (length, 2))[:, 0])
@@ -86,6 +81,13 @@ class HostCollector:
         self._columns, rollout, report = self._finish(self._columns, rows, obs, first_carry, self._started)
         self._started = np.ones_like(self._started)
         return rollout, report
+
+    def reset(self, key: Key | None = None) -> None:
+        """All environments to the start of an episode; their seed was given when they were made."""
+        num_envs = self._env.spec.num_envs
+        self._obs, self._carry = self._env.reset(), self._initial_carry
+        self._done, self._started = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
+        self._columns = episodes.init(num_envs)
 
     def close(self) -> None:
         self._env.close()

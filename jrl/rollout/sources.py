@@ -1,4 +1,4 @@
-"""Where the loop's rollouts come from: `next(actor, key) -> (Rollout, Episodes)` and `close()`."""
+"""Where the loop's rollouts come from: `next(actor, key) -> (Rollout, Episodes)`, `reset(key)` and `close()`."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -17,6 +17,9 @@ class Source(Protocol):
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]: ...
 
+    def reset(self, key: Key) -> None:
+        """All environments to the start of an episode; `key` counts for graph environments only."""
+
     def close(self) -> None: ...
 
 
@@ -27,6 +30,7 @@ class GraphSource:
         functions = unroll.make(env, act, **options)
         self._env = env
         self._step = jax.jit(functions.step, donate_argnums=0)
+        self._init = functions.init
         self._state = functions.init(key)
         self._compiled = env.pure  # a pure environment's program may go into the persistent cache
 
@@ -35,6 +39,9 @@ class GraphSource:
             self._state, rollout, episodes = self._step(self._state, actor, key)
         self._compiled = True
         return rollout, episodes
+
+    def reset(self, key: Key) -> None:
+        self._state = self._init(key)
 
     def close(self) -> None:
         self._env.close()
@@ -55,7 +62,9 @@ def outside_compile_cache() -> Iterator[None]:
         jax.config.update(name, before)
 
 
-def make(env: GraphEnv | Env, act: Callable[..., ActOut], *, key: Key, timers: Timers | None = None, **options) -> Source:
+def make(
+    env: GraphEnv | Env, act: Callable[..., ActOut], *, key: Key, timers: Timers | None = None, **options
+) -> Source:
     """The source that fits the kind of environment."""
     if isinstance(env, GraphEnv):
         return GraphSource(env, act, key=key, **options)

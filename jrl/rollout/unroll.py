@@ -1,8 +1,8 @@
 """The graph path: T steps of policy and environments inside one program.
 
-    unroll = make(env, act, length=128)
-    state = unroll.init(key)
-    state, rollout, episodes = jax.jit(unroll.step)(state, actor, key)
+unroll = make(env, act, length=128)
+state = unroll.init(key)
+state, rollout, episodes = jax.jit(unroll.step)(state, actor, key)
 """
 
 from collections.abc import Callable

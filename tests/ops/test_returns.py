@@ -9,6 +9,13 @@ import pytest
 
 from jrl.ops import returns
 
+# Hyper-parameters are traced: one compilation for each shape.
+gae = jax.jit(returns.gae)
+lambda_returns = jax.jit(returns.lambda_returns)
+n_step_returns = jax.jit(returns.n_step_returns, static_argnames="n")
+discounted_returns = jax.jit(returns.discounted_returns)
+vtrace = jax.jit(returns.vtrace)
+
 LAMBDAS = (0.0, 0.5, 0.95, 1.0)
 NO, TERMINATED, TRUNCATED = "no", "terminated", "truncated"
 
@@ -111,10 +118,10 @@ def test_gae_and_lambda_returns_by_hand(end):
     reward, value = column(1, 2, 0, 3), column(4, 2, 6, 8, 10)
     done = column(0, end != NO, 0, 0).astype(bool)
     terminated = column(0, end == TERMINATED, 0, 0).astype(bool)
-    advantage, target = returns.gae(reward, terminated, done, value, gamma=0.5, gae_lambda=0.5)
+    advantage, target = gae(reward, terminated, done, value, gamma=0.5, gae_lambda=0.5)
     np.testing.assert_array_equal(advantage[:, 0], HAND[end])
     np.testing.assert_array_equal(target[:, 0], np.add(HAND[end], [4, 2, 6, 8]))  # plus the values
-    target = returns.lambda_returns(reward, terminated, done, value, gamma=0.5, lambda_=0.5)
+    target = lambda_returns(reward, terminated, done, value, gamma=0.5, lambda_=0.5)
     np.testing.assert_array_equal(target[:, 0], np.add(HAND[end], [4, 2, 6, 8]))
 
 
@@ -123,18 +130,18 @@ def test_n_step_returns_by_hand():
     # row 0: 1 + .5*2 + .25*6 = 3.5   row 1: 2 + .5*6 = 5 (shorter: the end)   row 2: 0 + .5*3 + .25*10 = 4
     # row 3: 3 + .5*10 = 8 (shorter: the border)
     args = column(1, 2, 0, 3), column(0, 0, 0, 0).astype(bool), column(0, 1, 0, 0).astype(bool), column(4, 2, 6, 8, 10)
-    target = returns.n_step_returns(*args, gamma=0.5, n=2)
+    target = n_step_returns(*args, gamma=0.5, n=2)
     np.testing.assert_array_equal(target[:, 0], [3.5, 5.0, 4.0, 8.0])
 
 
 def test_discounted_returns_by_hand():
     # gamma 0.5, 8 so far: 1 + .5*8 = 5;  2 + .5*5 = 4.5 (ends);  0 (reset row);  3 + .5*0 = 3
     reward, done = column(1, 2, 0, 3), column(0, 1, 0, 0).astype(bool)
-    g, final = returns.discounted_returns(reward, done, np.array([8.0], np.float32), gamma=0.5)
+    g, final = discounted_returns(reward, done, np.array([8.0], np.float32), gamma=0.5)
     np.testing.assert_array_equal(g[:, 0], [5.0, 4.5, 0.0, 3.0])
     np.testing.assert_array_equal(final, [3.0])
     done[3] = True
-    np.testing.assert_array_equal(returns.discounted_returns(reward, done, np.zeros(1), gamma=0.5)[1], [0.0])
+    np.testing.assert_array_equal(discounted_returns(reward, done, np.zeros(1), gamma=0.5)[1], [0.0])
 
 
 def test_vtrace_by_hand():
@@ -144,13 +151,11 @@ def test_vtrace_by_hand():
     # advantages: 1*(2 + .5*6 - 2) = 3;  .5*(1 + .5*5 - 4) = -.25
     no = np.zeros((2, 1), bool)
     log_rho = np.log(column(0.5, 4))
-    advantage, target = returns.vtrace(column(1, 2), no, no, column(4, 2, 6), log_rho, gamma=0.5)
+    advantage, target = vtrace(column(1, 2), no, no, column(4, 2, 6), log_rho, gamma=0.5)
     np.testing.assert_allclose(target[:, 0], [3.75, 5.0], rtol=1e-6)
     np.testing.assert_allclose(advantage[:, 0], [-0.25, 3.0], rtol=1e-6)
     # clip_rho 3: v_1 = 2 + 3*3 = 11, v_0 = 4 - 1 + .25*9 = 5.25;  clip_pg_rho 2: 2*3 = 6, .5*(1 + 5.5 - 4) = 1.25
-    advantage, target = returns.vtrace(
-        column(1, 2), no, no, column(4, 2, 6), log_rho, gamma=0.5, clip_rho=3.0, clip_pg_rho=2.0
-    )
+    advantage, target = vtrace(column(1, 2), no, no, column(4, 2, 6), log_rho, gamma=0.5, clip_rho=3.0, clip_pg_rho=2.0)
     np.testing.assert_allclose(target[:, 0], [5.25, 11.0], rtol=1e-6)
     np.testing.assert_allclose(advantage[:, 0], [1.25, 6.0], rtol=1e-6)
 
@@ -168,35 +173,35 @@ def test_gae_table(row, end, lambda_):
     if end != NO and row < 4:
         reward[row + 1, 0] = 0.0
     expected = lambda_return_by_loop(reward, terminated, done, value, 0.9, lambda_)
-    advantage, target = returns.gae(reward, terminated, done, value, gamma=0.9, gae_lambda=lambda_)
+    advantage, target = gae(reward, terminated, done, value, gamma=0.9, gae_lambda=lambda_)
     np.testing.assert_allclose(target, expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(advantage, expected - value[:-1], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("lambda_", LAMBDAS)
 def test_lambda_returns_by_loop(lambda_):
-    args = rollout(seed=1, T=40)
-    target = returns.lambda_returns(*args, gamma=0.9, lambda_=lambda_)
+    args = rollout(seed=1, T=23)
+    target = lambda_returns(*args, gamma=0.9, lambda_=lambda_)
     np.testing.assert_allclose(target, lambda_return_by_loop(*args, 0.9, lambda_), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("n", (1, 2, 5, 23, 100))
 def test_n_step_returns_by_loop(n):
     args = rollout(seed=2)
-    target = returns.n_step_returns(*args, gamma=0.9, n=n)
+    target = n_step_returns(*args, gamma=0.9, n=n)
     np.testing.assert_allclose(target, n_step_by_loop(*args, 0.9, n), rtol=1e-5, atol=1e-5)
 
 
 def test_discounted_returns_by_loop_over_two_rollouts():
-    reward, _, done, _ = rollout(seed=3, T=40)
+    reward, _, done, _ = rollout(seed=3, T=23)
     expected, g = np.zeros(reward.shape), np.zeros(reward.shape[1])
-    for t in range(40):
+    for t in range(23):
         g = reward[t] + 0.9 * g
         expected[t] = g
         g = np.where(done[t], 0.0, g)
     cut = int(np.argmax(done.any(axis=1))) + 1  # the second rollout starts after an end
-    first, final = returns.discounted_returns(reward[:cut], done[:cut], np.zeros(6, np.float32), gamma=0.9)
-    second, _ = returns.discounted_returns(reward[cut:], done[cut:], final, gamma=0.9)
+    first, final = discounted_returns(reward[:cut], done[:cut], np.zeros(6, np.float32), gamma=0.9)
+    second, _ = discounted_returns(reward[cut:], done[cut:], final, gamma=0.9)
     np.testing.assert_allclose(np.concatenate([first, second]), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -205,9 +210,7 @@ def test_discounted_returns_by_loop_over_two_rollouts():
 def test_vtrace_off_policy_by_loop(clips, lambda_):
     args = (*rollout(seed=4), np.random.default_rng(5).normal(size=(23, 6)).astype(np.float32))
     clip_rho, clip_c, clip_pg_rho = clips
-    got = returns.vtrace(
-        *args, gamma=0.9, vtrace_lambda=lambda_, clip_rho=clip_rho, clip_c=clip_c, clip_pg_rho=clip_pg_rho
-    )
+    got = vtrace(*args, gamma=0.9, vtrace_lambda=lambda_, clip_rho=clip_rho, clip_c=clip_c, clip_pg_rho=clip_pg_rho)
     advantage, target = vtrace_by_loop(*args, 0.9, lambda_, *clips)
     np.testing.assert_allclose(got.advantage, advantage, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(got.target, target, rtol=1e-4, atol=1e-5)
@@ -217,8 +220,8 @@ def test_vtrace_off_policy_by_loop(clips, lambda_):
 @pytest.mark.parametrize("clip", (1.0, 3.0))
 def test_vtrace_on_policy_is_gae(clip, lambda_):
     args = rollout(seed=6)
-    advantage, target = returns.gae(*args, gamma=0.9, gae_lambda=lambda_)
-    got = returns.vtrace(
+    advantage, target = gae(*args, gamma=0.9, gae_lambda=lambda_)
+    got = vtrace(
         *args, np.zeros((23, 6)), gamma=0.9, vtrace_lambda=lambda_, clip_rho=clip, clip_c=clip, clip_pg_rho=clip
     )
     np.testing.assert_allclose(got.advantage, advantage, rtol=1e-5, atol=1e-5)
@@ -228,10 +231,10 @@ def test_vtrace_on_policy_is_gae(clip, lambda_):
 # ---------------------------------------------------------------- the contract
 
 TARGETS = {
-    "gae": lambda r, te, d, v, rho: returns.gae(r, te, d, v, gamma=0.9, gae_lambda=0.8),
-    "lambda": lambda r, te, d, v, rho: returns.lambda_returns(r, te, d, v, gamma=0.9, lambda_=0.8),
-    "n_step": lambda r, te, d, v, rho: returns.n_step_returns(r, te, d, v, gamma=0.9, n=3),
-    "vtrace": lambda r, te, d, v, rho: returns.vtrace(r, te, d, v, rho, gamma=0.9, vtrace_lambda=0.8),
+    "gae": lambda r, te, d, v, rho: gae(r, te, d, v, gamma=0.9, gae_lambda=0.8),
+    "lambda": lambda r, te, d, v, rho: lambda_returns(r, te, d, v, gamma=0.9, lambda_=0.8),
+    "n_step": lambda r, te, d, v, rho: n_step_returns(r, te, d, v, gamma=0.9, n=3),
+    "vtrace": lambda r, te, d, v, rho: vtrace(r, te, d, v, rho, gamma=0.9, vtrace_lambda=0.8),
 }
 
 
@@ -266,8 +269,8 @@ def test_time_limit_bootstraps_from_the_final_observation():
     done[1] = True
     moved = value.copy()
     moved[2] += 1.0
-    before, _ = returns.gae(reward, terminated, done, value, gamma=0.9, gae_lambda=0.5)
-    after, _ = returns.gae(reward, terminated, done, moved, gamma=0.9, gae_lambda=0.5)
+    before, _ = gae(reward, terminated, done, value, gamma=0.9, gae_lambda=0.5)
+    after, _ = gae(reward, terminated, done, moved, gamma=0.9, gae_lambda=0.5)
     # row 1: gamma;  row 0: gamma*lambda*gamma = .9*.5*.9;  row 2, the reset row: -1;  row 3: 0
     np.testing.assert_allclose((after - before)[:, 0], [0.405, 0.9, -1.0, 0.0], rtol=1e-5, atol=1e-6)
 
@@ -286,10 +289,9 @@ def test_no_gradient_flows_into_targets(name):
 
 def test_no_gradient_flows_into_discounted_returns_or_hyperparameters():
     reward, terminated, done, value, _ = off_policy_rollout()
-    gradient = jax.grad(lambda r, i: sum(x.sum() for x in returns.discounted_returns(r, done, i, gamma=0.9)), (0, 1))
+    gradient = jax.grad(lambda r, i: sum(x.sum() for x in discounted_returns(r, done, i, gamma=0.9)), (0, 1))
     assert not any(np.any(g) for g in gradient(reward, np.ones(6, np.float32)))
-    gae = lambda gamma: returns.gae(reward, terminated, done, value, gamma=gamma, gae_lambda=0.5)[0].sum()  # noqa: E731
-    assert jax.grad(gae)(0.9) == 0.0
+    assert jax.grad(lambda gamma: gae(reward, terminated, done, value, gamma=gamma, gae_lambda=0.5)[0].sum())(0.9) == 0
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -309,19 +311,15 @@ def test_float32_under_jit_and_vmap(name):
 def test_hyperparameters_may_be_traced():
     args = rollout()
     gammas = jnp.array([0.0, 0.5, 0.9])
-    many, _ = jax.jit(jax.vmap(lambda g: returns.gae(*args, gamma=g, gae_lambda=g)))(gammas)
+    many, _ = jax.jit(jax.vmap(lambda g: gae(*args, gamma=g, gae_lambda=g)))(gammas)
     for i, gamma in enumerate((0.0, 0.5, 0.9)):
-        one, _ = returns.gae(*args, gamma=gamma, gae_lambda=gamma)
+        one, _ = gae(*args, gamma=gamma, gae_lambda=gamma)
         np.testing.assert_allclose(many[i], one, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("wrong", range(5))
+@pytest.mark.parametrize(("name", "wrong"), [*itertools.product(TARGETS, range(4)), ("vtrace", 4)])
 def test_wrong_shape_raises(name, wrong):
     args = list(off_policy_rollout())
-    names = ("reward", "terminated", "done", "value", "log_rho")
-    if names[wrong] == "log_rho" and name != "vtrace":
-        pytest.skip("log_rho is only read by vtrace")
     args[wrong] = args[wrong][:, :1]  # would broadcast
     with pytest.raises(ValueError, match=r"\(2[34], 1\)"):
         jax.eval_shape(TARGETS[name], *args)
@@ -330,10 +328,10 @@ def test_wrong_shape_raises(name, wrong):
 def test_wrong_shape_is_named():
     reward, terminated, done, value = rollout()
     with pytest.raises(ValueError, match=r"reward is \(23, 6\): value must be \(24, 6\), got \(23, 6\)"):
-        returns.gae(reward, terminated, done, value[:-1], gamma=0.9, gae_lambda=0.9)
+        gae(reward, terminated, done, value[:-1], gamma=0.9, gae_lambda=0.9)
     with pytest.raises(ValueError, match=r"reward must be \[T, B\], got shape \(23,\)"):
-        returns.gae(reward[:, 0], terminated[:, 0], done[:, 0], value[:, 0], gamma=0.9, gae_lambda=0.9)
+        gae(reward[:, 0], terminated[:, 0], done[:, 0], value[:, 0], gamma=0.9, gae_lambda=0.9)
     with pytest.raises(ValueError, match=r"initial must be \(6,\), got \(1,\)"):
-        returns.discounted_returns(reward, done, np.zeros(1), gamma=0.9)
+        discounted_returns(reward, done, np.zeros(1), gamma=0.9)
     with pytest.raises(ValueError, match="n is 0"):
-        returns.n_step_returns(reward, terminated, done, value, gamma=0.9, n=0)
+        n_step_returns(reward, terminated, done, value, gamma=0.9, n=0)

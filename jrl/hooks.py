@@ -1,0 +1,110 @@
+"""What happens beside training: functions of StepInfo, each `every` so many environment steps.
+
+hooks = [report(sinks, every=10_000), checkpoint(...), evaluate(...)]
+for info in run(...):
+    if reason := next(filter(None, [hook(info) for hook in hooks]), None): break
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from jrl.metrics import episodes as episode_metrics
+from jrl.types import StepInfo
+
+Hook = Callable[[StepInfo], str | None]  # returns why the run should end, or None
+Sink = Callable[[dict[str, Any]], str | None]  # takes a result row
+
+
+class Reporter:
+    """Makes a result row every `every` environment steps and hands it to the sinks.
+
+    A call's metrics are read when the next one is under way, so that the device is never idle for a report. A row covers
+    the calls since the row before: losses are those of the latest call, episode counts and times are summed.
+    """
+
+    def __init__(
+        self,
+        sinks: list[Sink],
+        *,
+        every: int,
+        updates_per_iteration: int,
+        env_steps: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._sinks, self._every, self._updates, self._clock = sinks, every, updates_per_iteration, clock
+        self._pending: list[StepInfo] = []
+        self._steps, self._started, self._before = env_steps, clock(), clock()
+        self.extra: dict[str, Any] = {}  # keys that other hooks put into the next rows
+        self.row: dict[str, Any] | None = None  # the latest
+
+    def __call__(self, info: StepInfo) -> str | None:
+        reason = None
+        # info.env_steps counts the calls before this one: those that are pending
+        if self._pending and info.env_steps - self._steps >= self._every:
+            reason = self._write(info.env_steps)
+        self._pending.append(info._replace(state=None))  # the state will be donated
+        return reason
+
+    def flush(self) -> str | None:
+        """A row for what is still pending. Waits for the device."""
+        return self._write(self._pending[-1].env_steps_after()) if self._pending else None
+
+    def _write(self, env_steps: int) -> str | None:
+        last = self._pending[-1]
+        now = self._clock()
+        log_start = time.perf_counter()
+        self.row = {
+            "env_steps": env_steps,
+            "iteration": last.iteration,
+            "updates": last.iteration * self._updates,
+            "time_s": round(now - self._started, 3),
+            "perf/steps_per_s": (env_steps - self._steps) / max(now - self._before, 1e-9),
+            **episode_metrics.summary([info.episodes for info in self._pending]),
+            **{name: float(np.asarray(value)) for name, value in last.metrics.items()},
+            **dict.fromkeys(_STAGES, 0.0),
+            **last.timers.drain(),
+            **self.extra,
+        }
+        self._steps, self._before, self._pending = env_steps, now, []
+        reasons = [sink(self.row) for sink in self._sinks]
+        last.timers.add("log", time.perf_counter() - log_start)
+        return next(filter(None, reasons), None)
+
+
+_STAGES = ("time/env", "time/act", "time/transfer", "time/collect", "time/update", "time/log")
+
+
+def stop_at(criteria: Mapping[str, float]) -> Sink:
+    """Ends the run when a metric of a row reaches its number; `env_steps` is the loop's own.
+
+    `episode/return` and `episode/length` count once their window is full: a mean over the first few episodes is luck.
+    """
+    wanted = {name: value for name, value in criteria.items() if name != "env_steps"}
+
+    def sink(row: dict[str, Any]) -> str | None:
+        for name, value in wanted.items():
+            full = row["episode/window"] >= episode_metrics.WINDOW
+            if name in ("episode/return", "episode/length") and not full:
+                continue
+            if name in row and row[name] >= value:
+                return f"{name} {row[name]:.4g} reached {value:g}"
+        return None
+
+    return sink
+
+
+def every(steps: int | None, action: Callable[[StepInfo], None], env_steps: int = 0) -> Hook:
+    """Calls `action` once per `steps` environment steps; never, if None. The count is that of `StepInfo.env_steps`."""
+    due = math.inf if steps is None else env_steps - env_steps % steps + steps
+
+    def hook(info: StepInfo) -> None:
+        nonlocal due
+        if info.env_steps >= due:
+            due = info.env_steps - info.env_steps % steps + steps
+            action(info)
+
+    return hook

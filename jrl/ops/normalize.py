@@ -70,17 +70,11 @@ def update(stats: RunningStats, x, weight=None, *, axis_name=None) -> RunningSta
 
     count = total(jnp.ones((rows,), jnp.float32))
 
-    def mean(leaf):
-        return total(leaf) / jnp.maximum(count, _TINY)
-
-    # Distances from the running mean, then from the batch's: sums of small numbers keep their digits. Where the first
-    # sum was one of large numbers (no running mean yet), `rest` is the part of the mean that its rounding lost.
+    # Distances from the running mean, then from the batch's: sums of small numbers keep their digits.
     x = jax.tree.map(lambda m, x: jnp.asarray(x, jnp.float32).reshape(rows, *m.shape) - m[None], stats.mean, x)
-    shift = jax.tree.map(mean, x)
-    x = jax.tree.map(lambda x, s: x - s[None], x, shift)
-    rest = jax.tree.map(mean, x)
-    m2 = jax.tree.map(lambda x, r: total(x * x) - count * r * r, x, rest)
-    return _combine(stats, count, jax.tree.map(jnp.add, shift, rest), m2)
+    shift = jax.tree.map(lambda x: total(x) / jnp.maximum(count, _TINY), x)
+    m2 = jax.tree.map(lambda x, s: total(jnp.square(x - s[None])), x, shift)
+    return _combine(stats, count, shift, m2)
 
 
 def merge(a: RunningStats, b: RunningStats) -> RunningStats:

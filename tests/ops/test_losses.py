@@ -89,8 +89,9 @@ def test_approx_kl():
     # ratio e^.5: e^.5 - 1 - .5;  ratio 1: 0;  ratio e^-2: e^-2 - 1 + 2
     expected = [math.exp(0.5) - 1.5, 0.0, math.exp(-2) + 1]
     np.testing.assert_allclose(losses.approx_kl(rows(-1, -3, -4), rows(-1.5, -3, -2)), expected, rtol=1e-5)
-    # A small step keeps its digits: x^2 / 2 at x = 2^-10.
-    np.testing.assert_allclose(losses.approx_kl(rows(2**-10), rows(0)), 2**-21, rtol=1e-3)
+    # Small steps keep their digits: x^2 / 2 + x^3 / 6.
+    step = np.array([1e-3, -3e-4, 7e-4])
+    np.testing.assert_allclose(losses.approx_kl(rows(*step), rows(0, 0, 0)), step**2 / 2 + step**3 / 6, rtol=1e-3)
 
 
 def test_approx_kl_is_unbiased():

@@ -1,0 +1,158 @@
+"""Gymnasium's classic control tasks as definitions; equations and constants as in Gymnasium 1.x, in float32.
+
+State is one [B, k] array per task.
+"""
+
+import math
+
+import jax.numpy as jnp
+
+from jrl.envs.graph import Definition
+from jrl.types import Box, Discrete
+
+
+def _uniform(draws, low, high):
+    return low + (high - low) * draws
+
+
+def cartpole() -> Definition:
+    """CartPole-v1: keep a pole upright (Barto, Sutton and Anderson, 1983). State x, x', theta, theta'."""
+    gravity, total_mass, half_length, force, dt = 9.8, 1.1, 0.5, 10.0, 0.02
+    pole_mass = 0.1
+    pole_moment = pole_mass * half_length
+    x_limit, theta_limit = 2.4, 12 * 2 * math.pi / 360
+
+    def step(state, action, draws):
+        x, x_dot, theta, theta_dot = state[:, 0], state[:, 1], state[:, 2], state[:, 3]
+        push = jnp.where(action == 1, force, -force)
+        cos, sin = jnp.cos(theta), jnp.sin(theta)
+        temp = (push + pole_moment * theta_dot**2 * sin) / total_mass
+        theta_acc = (gravity * sin - cos * temp) / (half_length * (4.0 / 3.0 - pole_mass * cos**2 / total_mass))
+        x_acc = temp - pole_moment * theta_acc * cos / total_mass
+        x, theta = x + dt * x_dot, theta + dt * theta_dot
+        state = jnp.stack([x, x_dot + dt * x_acc, theta, theta_dot + dt * theta_acc], -1)
+        fallen = (jnp.abs(x) > x_limit) | (jnp.abs(theta) > theta_limit)
+        return state, jnp.ones_like(x), fallen
+
+    high = (2 * x_limit, math.inf, 2 * theta_limit, math.inf)
+    return Definition(
+        observation=Box((4,), "float32", tuple(-h for h in high), high),
+        action=Discrete(2),
+        max_episode_steps=500,
+        num_draws=4,
+        reset=lambda draws: _uniform(draws, -0.05, 0.05),
+        step=step,
+        observe=lambda state: state,
+    )
+
+
+def pendulum() -> Definition:
+    """Pendulum-v1: swing up and hold. State theta (0 is up), theta'."""
+    max_speed, max_torque, dt, gravity = 8.0, 2.0, 0.05, 10.0
+
+    def step(state, action, draws):
+        theta, speed = state[:, 0], state[:, 1]
+        torque = jnp.clip(action[:, 0], -max_torque, max_torque)
+        angle = (theta + math.pi) % (2 * math.pi) - math.pi
+        reward = -(angle**2 + 0.1 * speed**2 + 0.001 * torque**2)
+        speed = jnp.clip(speed + (1.5 * gravity * jnp.sin(theta) + 3.0 * torque) * dt, -max_speed, max_speed)
+        return jnp.stack([theta + speed * dt, speed], -1), reward, jnp.zeros(reward.shape, bool)
+
+    return Definition(
+        observation=Box((3,), "float32", (-1.0, -1.0, -max_speed), (1.0, 1.0, max_speed)),
+        action=Box((1,), "float32", -max_torque, max_torque),
+        max_episode_steps=200,
+        num_draws=2,
+        reset=lambda draws: _uniform(draws, -1.0, 1.0) * jnp.array([[math.pi, 1.0]], jnp.float32),
+        step=step,
+        observe=lambda s: jnp.stack([jnp.cos(s[:, 0]), jnp.sin(s[:, 0]), s[:, 1]], -1),
+    )
+
+
+def _mountain_car(action, push, reward, goal: float, max_episode_steps: int) -> Definition:
+    """What both mountain cars share. State position, velocity; `push(action)` is the car's acceleration."""
+    low, high, max_speed = -1.2, 0.6, 0.07
+
+    def step(state, action, draws):
+        position, velocity = state[:, 0], state[:, 1]
+        velocity = jnp.clip(velocity + push(action) - 0.0025 * jnp.cos(3 * position), -max_speed, max_speed)
+        position = jnp.clip(position + velocity, low, high)
+        velocity = jnp.where((position <= low) & (velocity < 0), 0.0, velocity)
+        there = (position >= goal) & (velocity >= 0)
+        return jnp.stack([position, velocity], -1), reward(action, there), there
+
+    return Definition(
+        observation=Box((2,), "float32", (low, -max_speed), (high, max_speed)),
+        action=action,
+        max_episode_steps=max_episode_steps,
+        num_draws=1,
+        reset=lambda draws: jnp.concatenate([_uniform(draws, -0.6, -0.4), jnp.zeros_like(draws)], -1),
+        step=step,
+        observe=lambda state: state,
+    )
+
+
+def mountain_car() -> Definition:
+    """MountainCar-v0: rock out of a valley; -1 per step (Moore, 1990)."""
+    push = lambda action: (action - 1) * 0.001
+    reward = lambda action, there: jnp.full(there.shape, -1.0)
+    return _mountain_car(Discrete(3), push, reward, goal=0.5, max_episode_steps=200)
+
+
+def mountain_car_continuous() -> Definition:
+    """MountainCarContinuous-v0: the same with a force; 100 at the goal, less 0.1 force**2 per step."""
+    push = lambda action: jnp.clip(action[:, 0], -1.0, 1.0) * 0.0015
+    reward = lambda action, there: 100.0 * there - 0.1 * action[:, 0] ** 2
+    return _mountain_car(Box((1,), "float32", -1.0, 1.0), push, reward, goal=0.45, max_episode_steps=999)
+
+
+def acrobot() -> Definition:
+    """Acrobot-v1: swing a two-link arm above the bar; -1 per step (Sutton and Barto, "book" dynamics, RK4).
+
+    State theta1, theta2, theta1', theta2'; masses and lengths 1, centres of mass at 0.5, moments of inertia 1.
+    """
+    gravity, dt, max_speeds = 9.8, 0.2, (4 * math.pi, 9 * math.pi)
+
+    def derivative(state, torque):
+        theta1, theta2, speed1, speed2 = state
+        cos2, sin2 = jnp.cos(theta2), jnp.sin(theta2)
+        d1 = 0.25 + (1.25 + cos2) + 2.0
+        d2 = 0.25 + 0.5 * cos2 + 1.0
+        phi2 = 0.5 * gravity * jnp.cos(theta1 + theta2 - math.pi / 2)
+        phi1 = -0.5 * speed2**2 * sin2 - speed2 * speed1 * sin2 + 1.5 * gravity * jnp.cos(theta1 - math.pi / 2) + phi2
+        acc2 = (torque + d2 / d1 * phi1 - 0.5 * speed1**2 * sin2 - phi2) / (1.25 - d2**2 / d1)
+        acc1 = -(d2 * acc2 + phi1) / d1
+        return speed1, speed2, acc1, acc2
+
+    def step(state, action, draws):
+        torque = action.astype(jnp.float32) - 1.0
+        y = tuple(state[:, i] for i in range(4))
+        along = lambda k, h: tuple(a + h * b for a, b in zip(y, k))
+        k1 = derivative(y, torque)
+        k2 = derivative(along(k1, dt / 2), torque)
+        k3 = derivative(along(k2, dt / 2), torque)
+        k4 = derivative(along(k3, dt), torque)
+        slope = tuple(a + 2 * b + 2 * c + d for a, b, c, d in zip(k1, k2, k3, k4))
+        theta1, theta2, speed1, speed2 = along(slope, dt / 6)
+        wrap = lambda x: x - 2 * math.pi * jnp.round(x / (2 * math.pi))  # to [-pi, pi]
+        theta1, theta2 = wrap(theta1), wrap(theta2)
+        speed1 = jnp.clip(speed1, -max_speeds[0], max_speeds[0])
+        speed2 = jnp.clip(speed2, -max_speeds[1], max_speeds[1])
+        above = -jnp.cos(theta1) - jnp.cos(theta2 + theta1) > 1.0
+        return jnp.stack([theta1, theta2, speed1, speed2], -1), jnp.where(above, 0.0, -1.0), above
+
+    def observe(state):
+        theta1, theta2 = state[:, 0], state[:, 1]
+        angles = [jnp.cos(theta1), jnp.sin(theta1), jnp.cos(theta2), jnp.sin(theta2)]
+        return jnp.stack([*angles, state[:, 2], state[:, 3]], -1)
+
+    high = (1.0, 1.0, 1.0, 1.0, *max_speeds)
+    return Definition(
+        observation=Box((6,), "float32", tuple(-h for h in high), high),
+        action=Discrete(3),
+        max_episode_steps=500,
+        num_draws=4,
+        reset=lambda draws: _uniform(draws, -0.1, 0.1),
+        step=step,
+        observe=observe,
+    )

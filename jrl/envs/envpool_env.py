@@ -1,0 +1,128 @@
+"""EnvPool (https://github.com/sail-sg/envpool): as host environments, and inside a program by its XLA interface."""
+
+import contextlib
+import difflib
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrl.envs import spec as spaces
+from jrl.types import Array, EnvSpec, GraphEnv, InputError, PyTree, StepResult
+
+_RESERVED = ("num_envs", "seed", "batch_size", "env_seed")
+_UNLIMITED = 2**31 - 1
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def ids() -> tuple[str, ...]:
+    """Every id that EnvPool has."""
+    with _quiet():
+        import envpool
+
+        return tuple(envpool.list_all_envs())
+
+
+def check(id: str, options: dict[str, Any]) -> list[str]:
+    """What is wrong with the options, each with its mend."""
+    with _quiet():
+        import envpool
+
+        known = [k for k in envpool.make_spec(id)._config_keys if k not in _RESERVED]
+    errors = []
+    for key in options:
+        if key in _RESERVED:
+            errors.append(f"env.options.{key}: set by jrl: use env.num_envs and run.seed")
+        elif key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            mend = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
+            errors.append(f"env.options.{key}: EnvPool's {id} has no such option: {mend}")
+    return errors
+
+
+def _pool(id: str, num_envs: int, seed: int, options: dict[str, Any]) -> Any:
+    errors = check(id, options)
+    if errors:
+        raise InputError(*errors)
+    with _quiet():
+        import envpool
+
+        module = type(envpool.make_spec(id)).__module__
+        # tasks of a microsecond a step lose more to a second thread than they gain, up to hundreds of environments
+        tiny = module.startswith(("envpool.classic_control", "envpool.toy_text"))
+        threads = 1 if tiny else min(num_envs, os.cpu_count() or 1)
+        settings = {"num_threads": threads, **options}
+        return envpool.make(id, env_type="gymnasium", num_envs=num_envs, seed=seed, **settings)
+
+
+class EnvPoolEnv:
+    """Host environments. `spec` is the environment's own, before any action transform."""
+
+    def __init__(self, id: str, *, num_envs: int, seed: int, options: dict[str, Any]):
+        self._pool = _pool(id, num_envs, seed, options)
+        self._observed = spaces.observations(self._pool.observation_space)
+        limit = int(self._pool.spec.config.max_episode_steps)
+        action = spaces.action_space(self._pool.action_space)
+        self._action_dtype = np.dtype(self._pool.action_space.dtype) if hasattr(action, "low") else np.dtype(np.int32)
+        self.spec = EnvSpec(self._observed.space, action, num_envs, None if limit == _UNLIMITED else limit)
+        self._in_program = False
+
+    def reset(self) -> PyTree:
+        """[B, *] observations of new episodes."""
+        self._host_only()
+        return self._observed.convert(self._pool.reset()[0])
+
+    def step(self, action: Array) -> StepResult:
+        """Raises ValueError for actions of another shape, dtype or range than `spec.action`."""
+        self._host_only()
+        spaces.check_action(self.spec, action)
+        obs, reward, terminated, truncated, _ = self._pool.step(np.asarray(action, self._action_dtype))
+        return StepResult(self._observed.convert(obs), reward.astype(np.float32), terminated, truncated)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _host_only(self) -> None:
+        if self._in_program:
+            raise RuntimeError("this pool belongs to a program: step it there, or make another one")
+
+    def to_graph(self) -> GraphEnv | None:
+        """The same pool inside a program, or None where EnvPool has no XLA interface for it (several players).
+
+        The state is a token that orders the steps; the pool itself is a constant of the program. `reset` runs on the host.
+        """
+        # float64 actions (MuJoCo) are refused where jax would make them float32
+        try:
+            with jax.enable_x64(True):
+                handle, _, _, xla_step = self._pool.xla()
+        except RuntimeError:
+            return None
+        self._in_program = True
+        token = np.array(handle)
+        convert, dtype = self._observed.convert, self._action_dtype
+
+        def reset(key: jax.Array) -> tuple[jax.Array, PyTree]:
+            obs = convert(self._pool.reset()[0])
+            # copies: EnvPool writes its next results into the same memory
+            return jnp.array(token, copy=True), jax.tree.map(lambda x: jnp.array(x, copy=True), obs)
+
+        def step(state: jax.Array, action: jax.Array, key: jax.Array) -> tuple[jax.Array, StepResult]:
+            spaces.check_action(self.spec, action)
+            with jax.enable_x64(True):
+                state, (obs, reward, terminated, truncated, _) = xla_step(state, action.astype(dtype))
+                obs, reward = convert(obs), reward.astype(jnp.float32)
+            return state, StepResult(obs, reward, terminated, truncated)
+
+        return GraphEnv(self.spec, reset, step, self._pool.close, pure=False)
+
+

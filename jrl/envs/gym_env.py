@@ -1,0 +1,86 @@
+"""Gymnasium environments, vectorised in this process or in worker processes."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jrl.envs import spec as spaces
+from jrl.types import Array, EnvSpec, InputError, PyTree, StepResult
+
+
+def ids() -> tuple[str, ...]:
+    """Every registered id."""
+    import gymnasium
+
+    return tuple(gymnasium.registry)
+
+
+def load_class(id: str) -> Callable[..., Any] | None:
+    """The class or function that `package.module:Name` names, None if the id is of another form.
+
+    Raises:
+      InputError: no such module or name.
+    """
+    module, colon, name = id.partition(":")
+    if not colon:
+        return None
+    try:
+        found = importlib.import_module(module)
+    except ImportError as e:
+        raise InputError(f"env.id {id}: cannot import {module}: {e}") from e
+    if not hasattr(found, name):
+        # Gymnasium's own `module:Id-v0` form: importing the module registers the id
+        import gymnasium
+
+        if name in gymnasium.registry:
+            return None
+        raise InputError(f"env.id {id}: module {module} has no {name}: name a class or function that makes an environment")
+    return getattr(found, name)
+
+
+class GymnasiumEnv:
+    """Host environments. `spec` is the environment's own, before any action transform.
+
+    The option `vectorization` is `sync` (default: one after the other) or `async` (a process each); all others go to the
+    environment's constructor.
+    """
+
+    def __init__(self, id: str, *, num_envs: int, seed: int, options: dict[str, Any]):
+        import gymnasium
+        from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+        options = dict(options)
+        kind = options.pop("vectorization", "sync")
+        if kind not in ("sync", "async"):
+            raise InputError(f"env.options.vectorization: expected sync or async, got {kind!r}")
+        vector = SyncVectorEnv if kind == "sync" else AsyncVectorEnv
+        make = load_class(id) or (lambda **kwargs: gymnasium.make(id, **kwargs))
+        try:
+            make(**options).close()  # one in this process first: its error is the user's, not a worker's
+        except (TypeError, ImportError, gymnasium.error.Error) as e:
+            raise InputError(f"env {id} cannot be made with options {options}: {e}") from e
+        self._vector: Any = vector([lambda: make(**options)] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+        self._observed = spaces.observations(self._vector.single_observation_space)
+        action = spaces.action_space(self._vector.single_action_space)
+        self._action_dtype = self._vector.single_action_space.dtype
+        spec = getattr(self._vector, "spec", None) or getattr(self._vector, "envs", [None])[0].spec
+        limit = getattr(spec, "max_episode_steps", None)
+        self.spec = EnvSpec(self._observed.space, action, num_envs, limit)
+        self._seed: int | None = seed
+
+    def reset(self) -> PyTree:
+        """[B, *] observations of new episodes; the first reset seeds the environments."""
+        obs, _ = self._vector.reset(seed=self._seed)
+        self._seed = None
+        return self._observed.convert(obs)
+
+    def step(self, action: Array) -> StepResult:
+        """Raises ValueError for actions of another shape, dtype or range than `spec.action`."""
+        spaces.check_action(self.spec, action)
+        obs, reward, terminated, truncated, _ = self._vector.step(np.asarray(action, self._action_dtype))
+        return StepResult(self._observed.convert(obs), reward.astype(np.float32), terminated, truncated)
+
+    def close(self) -> None:
+        self._vector.close()

@@ -78,7 +78,7 @@ class RunSettings:
     seed: int = 0  # root of every random key
     out: str | None = None  # run directory; null: runs/<config name>_<env>_<time>
     devices: int = 1  # accelerators to train on; 0: all
-    report_every: int | None = None  # environment steps between result rows; null: one row per call
+    report_every: int | None = None  # environment steps between result rows; null: a hundredth of the run
     compile_cache: bool = True  # keep compiled programs on disk for the next run
     log: tuple[Literal["jsonl", "csv", "tensorboard"], ...] = ("jsonl", "csv", "tensorboard")  # where rows go
     disable_jit: bool = False  # run operation by operation, so that breakpoint() stops inside a loss

@@ -161,7 +161,7 @@ def _run(
             sinks.append(_print_stages)
         reporter = hooks.Reporter(
             sinks,
-            every=cfg.run.report_every or max(1, total // 200),
+            every=cfg.run.report_every or max(1, total // 100),
             updates_per_iteration=config.batch_plan(cfg).updates or 1,
             env_steps=counters.get("env_steps", 0),
         )

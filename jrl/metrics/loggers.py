@@ -110,15 +110,21 @@ def csv_table(path: str | Path, resume_at: int | None = None) -> Logger:
 def tensorboard(path: str | Path, resume_at: int | None = None) -> Logger:
     """Each number of a row as a scalar at its env_steps. Rows beyond `resume_at` are hidden by a purge event."""
     from tensorboardX import SummaryWriter  # a fifth of a second: not at import
+    from tensorboardX.proto.summary_pb2 import Summary
 
     purge = None if resume_at is None else resume_at + 1
     writer = SummaryWriter(str(path), purge_step=purge, flush_secs=10)
 
     def write(row: Row) -> None:
-        for key, value in row.items():
-            number = _number(value)
-            if key != "env_steps" and not isinstance(number, str) and not _not_finite(number):
-                writer.add_scalar(key, number, int(row["env_steps"]))
+        numbers = {key: _number(value) for key, value in row.items() if key != "env_steps"}
+        values = [
+            Summary.Value(tag=key, simple_value=number)
+            for key, number in numbers.items()
+            if not isinstance(number, str) and not _not_finite(number)
+        ]
+        # one event per row: add_scalar makes one per number, at thirty times the cost
+        assert writer.file_writer is not None
+        writer.file_writer.add_summary(Summary(value=values), int(row["env_steps"]))
 
     return Logger(write, writer.close)
 

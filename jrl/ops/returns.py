@@ -108,7 +108,7 @@ def discounted_returns(reward, done, initial, *, gamma) -> tuple[jax.Array, jax.
         g = reward + gamma * before
         return jnp.where(done, 0.0, g), g
 
-    final, g = lax.scan(row, initial, (reward, done), unroll=16)
+    final, g = lax.scan(row, initial, (reward, done))
     return g, final
 
 
@@ -163,7 +163,7 @@ def _accumulate(error, decay, done):
         x = error + jnp.where(done, 0.0, decay * after)
         return x, x
 
-    return lax.scan(row, jnp.zeros_like(error[0]), (error, decay, done), reverse=True, unroll=16)[1]
+    return lax.scan(row, jnp.zeros_like(error[0]), (error, decay, done), reverse=True)[1]
 
 
 def _constants(*xs):

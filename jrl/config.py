@@ -26,7 +26,8 @@ from jrl.schema import Problem, merge
 
 __all__ = [
     "CheckpointConfig", "EnvConfig", "EvaluationConfig", "InputError", "NetworkConfig", "RolloutConfig", "RunConfig",
-    "RunSettings", "algo_name", "batch_plan", "from_dict", "load", "main", "merge", "override", "to_dict", "to_yaml", "validate",
+    "RunSettings", "algo_name", "batch_plan", "from_dict", "load", "main", "merge", "override", "to_dict", "to_yaml",
+    "validate",
 ]  # fmt: skip
 
 

@@ -5,8 +5,9 @@ KL(self || other), and all but `TanhGaussian` have `entropy()`. Samples of the t
 parameters. Illegal actions are masked by a large negative finite logit (-1e9, or the least float32): all stays finite.
 """
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import jax
@@ -20,6 +21,10 @@ from jrl.types import Box, Discrete, InputError, MultiDiscrete, Space
 __all__ = ["Categorical", "DiagGaussian", "Head", "MultiCategorical", "TanhGaussian", "action_distribution"]
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+def _sum(terms: Iterable[jax.Array]) -> jax.Array:
+    return functools.reduce(jnp.add, terms)
 
 
 @struct.dataclass
@@ -72,17 +77,17 @@ class MultiCategorical:
     def log_prob(self, action) -> jax.Array:
         """Raises ValueError unless `action` is [..., K]."""
         _check_shape("action", action, (*self.logits.shape[:-1], len(self.nvec)))
-        return sum(choice.log_prob(action[..., k]) for k, choice in enumerate(self._choices()))
+        return _sum(choice.log_prob(action[..., k]) for k, choice in enumerate(self._choices()))
 
     def sample_and_log_prob(self, key) -> tuple[jax.Array, jax.Array]:
         action = self.sample(key)
         return action, self.log_prob(action)
 
     def entropy(self) -> jax.Array:
-        return sum(choice.entropy() for choice in self._choices())
+        return _sum(choice.entropy() for choice in self._choices())
 
     def kl(self, other: "MultiCategorical") -> jax.Array:
-        return sum(mine.kl(its) for mine, its in zip(self._choices(), other._choices(), strict=True))
+        return _sum(mine.kl(its) for mine, its in zip(self._choices(), other._choices(), strict=True))
 
     def _choices(self) -> list[Categorical]:
         _check_shape("logits", self.logits, (*self.logits.shape[:-1], sum(self.nvec)))
@@ -201,6 +206,8 @@ def action_distribution(space: Space, *, squash: bool = False) -> Head:
     Raises:
       InputError: no distribution for this space. `make`: ValueError, wrong size or no `log_std` for a Box.
     """
+    size: int
+    build: Callable[..., Categorical | MultiCategorical | DiagGaussian | TanhGaussian]
     match space:
         case Discrete():
             size, build = space.n, lambda outputs, log_std: Categorical(outputs)

@@ -5,7 +5,6 @@ for info in run(...):
     if reason := next(filter(None, [hook(info) for hook in hooks]), None): break
 """
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,8 +21,8 @@ Sink = Callable[[dict[str, Any]], str | None]  # takes a result row
 class Reporter:
     """Makes a result row every `every` environment steps and hands it to the sinks.
 
-    A call's metrics are read when the next one is under way, so that the device is never idle for a report. A row covers
-    the calls since the row before: losses are those of the latest call, episode counts and times are summed.
+    A call's metrics are read when the next one is under way, so that the device is never idle for a report. A row
+    covers the calls since the row before: losses are those of the latest call, episode counts and times are summed.
     """
 
     def __init__(
@@ -99,7 +98,9 @@ def stop_at(criteria: Mapping[str, float]) -> Sink:
 
 def every(steps: int | None, action: Callable[[StepInfo], None], env_steps: int = 0) -> Hook:
     """Calls `action` once per `steps` environment steps; never, if None. The count is that of `StepInfo.env_steps`."""
-    due = math.inf if steps is None else env_steps - env_steps % steps + steps
+    if steps is None:
+        return lambda info: None
+    due = env_steps - env_steps % steps + steps
 
     def hook(info: StepInfo) -> None:
         nonlocal due

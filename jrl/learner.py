@@ -7,7 +7,7 @@ from jrl.types import Algo, Key, Metrics, PyTree, Rollout
 
 
 class Learner(NamedTuple):
-    """Pure functions around an Algo; `step` may be jitted, mapped over devices, and scanned together with collection."""
+    """Pure functions around an Algo; `step` may be jitted, mapped over devices and scanned with collection."""
 
     init: Callable[[Key], PyTree]  # key -> LearnerState
     actor: Callable[[PyTree], PyTree]  # LearnerState -> Actor

@@ -89,10 +89,10 @@ def fused(learner: Learner, unroll: Unroll, mesh: Mesh, *, iterations: int, rows
         return LoopState(learned, source), (metrics, report)
 
     def body(state: LoopState, root, iteration):
-        state = state.replace(source=jax.tree.map(lambda x: x[0], state.source))
+        state = LoopState(state.learner, jax.tree.map(lambda x: x[0], state.source))
         counters = iteration + jnp.arange(iterations, dtype=jnp.uint32)
         state, (metrics, reports) = jax.lax.scan(lambda s, i: one(s, root, i), state, counters)
-        state = state.replace(source=jax.tree.map(lambda x: x[None], state.source))
+        state = LoopState(state.learner, jax.tree.map(lambda x: x[None], state.source))
         metrics = jax.tree.map(lambda x: x.mean(0), metrics)
         return state, metrics, jax.tree.map(lambda x: x[None], _sum_up(reports))
 

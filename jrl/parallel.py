@@ -1,7 +1,7 @@
 """The one file that knows how a program is mapped over devices.
 
-`pmap` has the meaning of `jax.pmap`, a body per device with a named axis, but is built on `jit(shard_map(...))`, because
-`jax.pmap` itself is in maintenance. One device takes the same path as many.
+`pmap` has the meaning of `jax.pmap`, a body per device with a named axis, but is built on `jit(shard_map(...))`,
+because `jax.pmap` itself is in maintenance. One device takes the same path as many.
 """
 
 from collections.abc import Callable
@@ -21,17 +21,19 @@ AXIS = "device"
 REPLICATED = P()
 PER_DEVICE = P(AXIS)  # leaves [D, ...] or [B, ...]
 # time-major leaves carry their columns on axis 1
-ROLLOUT: Any = Rollout(
-    obs=P(None, AXIS),
-    last_obs=P(AXIS),
-    action=P(None, AXIS),
-    reward=P(None, AXIS),
-    terminated=P(None, AXIS),
-    truncated=P(None, AXIS),
-    mask=P(None, AXIS),
-    contiguous=P(AXIS),
-    extras=P(None, AXIS),  # type: ignore[arg-type]  # a spec for the whole dict
-    carry=P(AXIS),
+_TIME_MAJOR: Any = P(None, AXIS)
+_COLUMNS: Any = P(AXIS)
+ROLLOUT = Rollout(
+    obs=_TIME_MAJOR,
+    last_obs=_COLUMNS,
+    action=_TIME_MAJOR,
+    reward=_TIME_MAJOR,
+    terminated=_TIME_MAJOR,
+    truncated=_TIME_MAJOR,
+    mask=_TIME_MAJOR,
+    contiguous=_COLUMNS,
+    extras=_TIME_MAJOR,  # for the whole dict
+    carry=_COLUMNS,
 )
 
 

@@ -156,7 +156,7 @@ def _run(
         stack.callback(log.close)
         display = progress.open_progress(total)
         stack.callback(display.close)
-        sinks: list[hooks.Sink] = [log.write, display.update, hooks.stop_at(cfg.stop)]  # type: ignore[list-item]
+        sinks: list[hooks.Sink] = [log.write, display.update, hooks.stop_at(cfg.stop)]
         if verbose:
             sinks.append(_print_stages)
         reporter = hooks.Reporter(

@@ -2,7 +2,7 @@
 
     algo = ppo.make(ppo.Config(), spec)
     state = algo.init(key)
-    out = algo.act(algo.actor(state), obs, (), key)             # out.action [B], out.extras: log_prob, value
+    out = algo.act(algo.actor(state), obs, (), key)             # out.action [B], out.extras: log_prob
     state, aux = jax.jit(algo.update)(state, rollout, key)      # rollout: jrl.types.Rollout [T, B]
 
 `make(..., axis_name="d")` gives functions for `jax.pmap(..., axis_name="d")` or `jrl.parallel.pmap`: gradients and
@@ -22,6 +22,7 @@ from jrl.networks import NetworkConfig
 from jrl.ops import losses, minibatch, normalize, returns, schedules
 from jrl.types import ActOut, Algo, Array, EnvSpec, Key, PyTree, Rollout, UpdateAux, hyperparams
 
+DEFAULT_NETWORK = NetworkConfig()
 _SATURATED = 2**32 - 1  # environment steps are counted in uint32 on the device and stay there, should they get that far
 
 
@@ -57,7 +58,14 @@ class Config:
             for name, low, high in (("gamma", 0, 1), ("gae_lambda", 0, 1))
             if not low <= getattr(self, name) <= high
         ]
-        positive = ("num_epochs", "num_minibatches", "max_grad_norm", "max_leaf_norm", "max_grad_value", "adam_eps")
+        positive: tuple[str, ...] = (
+            "num_epochs",
+            "num_minibatches",
+            "max_grad_norm",
+            "max_leaf_norm",
+            "max_grad_value",
+            "adam_eps",
+        )
         positive += ("value_clip_eps", "target_kl", "kl_target", "microbatch_size")
         errors += [
             f"{name} must be greater than 0, not {getattr(self, name)}"
@@ -101,7 +109,7 @@ class Rows:
     dist: PyTree  # the acting policy's distribution; () without a KL penalty
 
 
-def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = NetworkConfig(), *, axis_name: str | None = None) -> Algo:
+def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *, axis_name: str | None = None) -> Algo:
     """PPO as pure functions.
 
     Args:
@@ -118,6 +126,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = NetworkConfig(), *
     optimizer = _optimizer(cfg)
     image = spec.observation.dtype == "uint8"
     normalize_obs = cfg.normalize_obs and not image
+    row_bytes = math.prod(spec.observation.shape) * jnp.dtype(spec.observation.dtype).itemsize
     penalise_kl = cfg.kl_target is not None or not (isinstance(cfg.kl_coef, float | int) and cfg.kl_coef == 0)
 
     def init(key: Key) -> State:
@@ -140,10 +149,25 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = NetworkConfig(), *
     def act(actor: Actor, obs, carry, key: Key, explore: bool = True) -> ActOut:
         dist, value = net.apply(actor.params, see(actor.obs_stats, obs))
         action = dist.sample(key) if explore else dist.mode()
-        extras = {"log_prob": dist.log_prob(action), "value": value}
+        extras = {"log_prob": dist.log_prob(action)}
+        if network.shared:  # then the value costs no more than its head; otherwise `values` is cheaper
+            extras["value"] = value
         if penalise_kl:
-            extras["dist"] = dist
+            batch = value.shape
+            extras["dist"] = jax.tree.map(lambda x: jnp.broadcast_to(x, (*batch, x.shape[-1])), dist)
         return ActOut(action, carry, extras)
+
+    def values(state: State, rollout: Rollout) -> Array:
+        """V(obs_0) .. V(obs_T), [T + 1, B], by the parameters that acted (without gradient)."""
+        value = lambda obs: net.value(state.params, see(state.obs_stats, obs))
+        last = value(rollout.last_obs)[None]
+        if network.shared:
+            return jnp.concatenate([rollout.extras["value"], last])
+        # one pass in large batches, instead of a second tower in each of T small steps
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout.obs)
+        num_rows = rollout.reward.size
+        chunk = minibatch.chunk_rows(num_rows, row_bytes)
+        return jnp.concatenate([minibatch.map_rows(value, flat, chunk).reshape(rollout.reward.shape), last])
 
     def loss(params, rows: Rows, clip_eps, ent_coef, kl_coef):
         dist, value = net.apply(params, rows.obs)
@@ -175,8 +199,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = NetworkConfig(), *
         if cfg.normalize_reward:
             return_stats = normalize.update(return_stats, rollout.extras["running_return"], weight, axis_name=axis_name)
             reward = reward / (normalize.std(return_stats) + 1e-8)
-        last_value = net.value(state.params, see(state.obs_stats, rollout.last_obs))
-        value = jnp.concatenate([rollout.extras["value"], last_value[None]])
+        value = values(state, rollout)
         advantage, target = returns.gae(
             reward,
             rollout.terminated,
@@ -200,10 +223,10 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = NetworkConfig(), *
             advantage=advantage,
             target=target,
             weight=weight,
-            value=rollout.extras["value"] if cfg.value_clip_eps is not None else (),
+            value=valid(value[:-1]) if cfg.value_clip_eps is not None else (),
             dist=rollout.extras["dist"] if penalise_kl else (),
         )
-        error = _pmean(jnp.mean(weight * (target - rollout.extras["value"]) ** 2), axis_name)
+        error = _pmean(jnp.mean(weight * (target - value[:-1]) ** 2), axis_name)
         target_mean = _pmean(jnp.mean(weight * target), axis_name)
         spread = _pmean(jnp.mean(weight * (target - target_mean) ** 2), axis_name)
         metrics = {"value/explained_variance": 1.0 - error / jnp.maximum(spread, 1e-8), "value/target": target_mean}
@@ -214,7 +237,6 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = NetworkConfig(), *
         rows, return_stats, value_metrics = rows_of(state, rollout)
         take = minibatch.row_taker(rows)
         size = num_steps * num_envs // cfg.num_minibatches
-        row_bytes = math.prod(spec.observation.shape) * jnp.dtype(spec.observation.dtype).itemsize
         chunk = minibatch.chunk_rows(size, row_bytes, cfg.microbatch_size)
         at = lambda schedule: schedules.value(schedule, state.env_steps)
         lr, clip_eps, ent_coef = at(cfg.lr), at(cfg.clip_eps), at(cfg.ent_coef)

@@ -99,7 +99,8 @@ class EnvPoolEnv:
     def to_graph(self) -> GraphEnv | None:
         """The same pool inside a program, or None where EnvPool has no XLA interface for it (several players).
 
-        The state is a token that orders the steps; the pool itself is a constant of the program. `reset` runs on the host.
+        The state is a token that orders the steps; the pool itself is a constant of the program. `reset` runs on the
+        host.
         """
         # float64 actions (MuJoCo) are refused where jax would make them float32
         try:
@@ -124,5 +125,3 @@ class EnvPoolEnv:
             return state, StepResult(obs, reward, terminated, truncated)
 
         return GraphEnv(self.spec, reset, step, self._pool.close, pure=False)
-
-

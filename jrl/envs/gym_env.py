@@ -36,15 +36,17 @@ def load_class(id: str) -> Callable[..., Any] | None:
 
         if name in gymnasium.registry:
             return None
-        raise InputError(f"env.id {id}: module {module} has no {name}: name a class or function that makes an environment")
+        raise InputError(
+            f"env.id {id}: module {module} has no {name}: name a class or function that makes an environment"
+        )
     return getattr(found, name)
 
 
 class GymnasiumEnv:
     """Host environments. `spec` is the environment's own, before any action transform.
 
-    The option `vectorization` is `sync` (default: one after the other) or `async` (a process each); all others go to the
-    environment's constructor.
+    The option `vectorization` is `sync` (default: one after the other) or `async` (a process each); all others go to
+    the environment's constructor.
     """
 
     def __init__(self, id: str, *, num_envs: int, seed: int, options: dict[str, Any]):

@@ -5,7 +5,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-
 from jrl.envs import classic, suites, toys
 from jrl.envs.graph import Definition, build
 from jrl.envs.wrappers import action_transform
@@ -185,5 +184,3 @@ class _Transformed:
 
     def close(self) -> None:
         self._env.close()
-
-

@@ -49,8 +49,8 @@ def observations(space: Any) -> Observations:
         if all(type(part).__name__ == "Box" for part in parts.values()):
             return _flat(parts)
     raise InputError(
-        f"observation space {space} is not supported: use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of "
-        "Boxes; gymnasium.wrappers.FlattenObservation makes a Box of most others"
+        f"observation space {space} is not supported: use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or "
+        "Tuple of Boxes; gymnasium.wrappers.FlattenObservation makes a Box of most others"
     )
 
 

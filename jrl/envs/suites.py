@@ -106,9 +106,7 @@ def _brax(name: str, num_envs: int, options: dict[str, Any]) -> GraphEnv:
         env = envs.get_environment(name, **options)
     except KeyError as e:
         raise InputError(f"env.id brax:{name}: unknown environment: brax has {', '.join(envs._envs)}") from e
-    spec = EnvSpec(
-        Box((env.observation_size,)), Box((env.action_size,), "float32", -1.0, 1.0), num_envs, limit
-    )
+    spec = EnvSpec(Box((env.observation_size,)), Box((env.action_size,), "float32", -1.0, 1.0), num_envs, limit)
 
     def reset_one(key: Key) -> tuple[Any, Array]:
         state = env.reset(key)

@@ -37,6 +37,7 @@ def catch() -> Definition:
 def stateless_cartpole() -> Definition:
     """StatelessCartPole-v1: CartPole-v1 that shows positions only, [x, theta]: velocities must be remembered."""
     task = classic.cartpole()
+    assert isinstance(task.observation, Box)
     low, high = task.observation.bounds()
     space = Box((2,), "float32", (float(low[0]), float(low[2])), (float(high[0]), float(high[2])))
     return task._replace(observation=space, observe=lambda state: jnp.stack([state[:, 0], state[:, 2]], -1))

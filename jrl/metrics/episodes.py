@@ -1,5 +1,6 @@
 """Episode statistics, computed on the device from what a rollout recorded."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -68,7 +69,7 @@ def track(columns: Columns, reward, done, mask, gamma=None) -> tuple[Columns, Tr
     (total, length, running), rows = jax.lax.scan(body, start, (reward, done, mask))
     if gamma is None:
         running = columns.running_return
-    return columns.replace(episode_return=total, length=length, running_return=running), rows
+    return dataclasses.replace(columns, episode_return=total, length=length, running_return=running), rows
 
 
 def reduce(columns: Columns, rows: Tracked, done, mask) -> tuple[Columns, Episodes]:
@@ -87,7 +88,8 @@ def reduce(columns: Columns, rows: Tracked, done, mask) -> tuple[Columns, Episod
     slot = jnp.where(latest, (columns.window_next + rank) % window, window)  # window: out of bounds, dropped
     write = lambda ring, values: ring.at[slot].set(values.reshape(-1).astype(jnp.float32), mode="drop")
     returns = rows.episode_return
-    columns = columns.replace(
+    columns = dataclasses.replace(
+        columns,
         window_return=write(columns.window_return, returns),
         window_length=write(columns.window_length, rows.length),
         window_next=(columns.window_next + count) % window,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -85,7 +85,7 @@ def build(spec: EnvSpec, cfg: NetworkConfig, heads: Mapping[str, Head]) -> Netwo
 
     def apply(params, obs, *names):
         batch = obs.shape[: obs.ndim - len(space.shape)]
-        outputs = module.apply({"params": params}, obs, names or tuple(heads))
+        outputs: Any = module.apply({"params": params}, obs, names or tuple(heads))
         return tuple(y.reshape(*batch, y.shape[-1]) for y in outputs)
 
     return Network(init, apply)

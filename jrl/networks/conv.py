@@ -1,9 +1,9 @@
 """Two-dimensional convolution that is fast inside `lax.scan` on CPU as well.
 
-XLA's CPU backend reaches its fast convolution kernel only for the NHWC / HWIO layout, and brings other layouts into that
-form only outside loops. The gradients that JAX derives for a convolution use other layouts, so a training step inside a
-`lax.scan` falls back to a naive kernel, about 12 times slower (https://github.com/jax-ml/jax/issues/12868). Here both
-gradients are written as NHWC / HWIO convolutions; the layout changes are explicit transposes.
+XLA's CPU backend reaches its fast convolution kernel only for the NHWC / HWIO layout, and brings other layouts into
+that form only outside loops. The gradients that JAX derives for a convolution use other layouts, so a training step
+inside a `lax.scan` falls back to a naive kernel, about 12 times slower (jax issue 12868). Here both gradients are
+written as NHWC / HWIO convolutions; the layout changes are explicit transposes.
 """
 
 from collections.abc import Callable

@@ -51,8 +51,8 @@ def is_image(space: Space) -> bool:
 def to_float(space: Space, obs: Array) -> Array:
     """Observations [..., *space.shape] as float32 features [N, F] or images [N, H, W, C] in [0, 1].
 
-    Integers become one-hot vectors. Images are recognised by their three axes; the channels are the smallest of the first
-    and the last axis. uint8 is divided by 255.
+    Integers become one-hot vectors. Images are recognised by their three axes; the channels are the smaller of the
+    first and the last axis. uint8 is divided by 255.
     """
     if isinstance(space, Discrete):
         return jax.nn.one_hot(obs.reshape(-1), space.n)

@@ -145,7 +145,7 @@ def _combine(stats, count, shift, m2):
 
 def _batch_shape(stats, x):
     """The leading axes of `x`, the same for all leaves."""
-    if jax.tree.structure(x) != jax.tree.structure(stats.mean):
+    if jax.tree.structure(x) != jax.tree.structure(stats.mean):  # type: ignore[operator]  # jax types it as unknown
         raise ValueError(f"x is {jax.tree.structure(x)}, the statistics are of {jax.tree.structure(stats.mean)}")
     batches = set()
     for leaf, mean in zip(jax.tree.leaves(x), jax.tree.leaves(stats.mean), strict=True):

@@ -1,7 +1,8 @@
 """The host path: environments step in numpy, everything else stays on the device.
 
-Per step the observation is uploaded once; one jitted program acts on it and writes it, the action and the extras into a
-donated [T, B, ...] buffer; only the action comes back. Works with every environment and gives the rollouts of the graph path.
+Per step the observation is uploaded once; one jitted program acts on it and writes it, the action and the extras into
+a donated [T, B, ...] buffer; only the action comes back. Works with every environment and gives the rollouts of the
+graph path.
 """
 
 from collections.abc import Callable
@@ -36,6 +37,11 @@ class HostCollector:
         self._env, self._act, self._length, self._explore = env, act, length, explore
         self._timers = timers or Timers()
         self._initial_carry = carry(env.spec.num_envs)
+        self._obs: PyTree
+        self._carry: PyTree
+        self._columns: episodes.Columns
+        self._done: np.ndarray
+        self._started: np.ndarray
         self.reset()
         self._record = jax.jit(self._record_step, donate_argnums=0)
         self._allocate = jax.jit(self._empty_buffer)
@@ -71,7 +77,7 @@ class HostCollector:
                 result = self._env.step(action)
             mask[t], reward[t] = ~self._done, result.reward
             terminated[t], truncated[t] = result.terminated, result.truncated
-            self._done = result.terminated | result.truncated
+            self._done = np.asarray(result.terminated | result.truncated)
             with self._timers("transfer"):
                 # a copy: the environment may reuse its array while the upload is under way
                 obs = jax.device_put(jax.tree.map(np.copy, result.obs))

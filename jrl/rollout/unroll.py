@@ -58,8 +58,8 @@ def make(
 
     def init(key: Key) -> UnrollState:
         env_state, obs = env.reset(key)
-        no = [jnp.zeros((num_envs,), bool) for _ in range(2)]  # two buffers: each is donated
-        return UnrollState(env_state, obs, *no, carry(num_envs), episodes.init(num_envs))
+        done, started = (jnp.zeros((num_envs,), bool) for _ in range(2))  # two buffers: each is donated
+        return UnrollState(env_state, obs, done, started, carry(num_envs), episodes.init(num_envs))
 
     def step(state: UnrollState, actor: PyTree, key: Key):
         initial_carry = carry(num_envs)

@@ -1,0 +1,28 @@
+# make train | test | lint | test-slow | bench: each makes .venv on first use.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: train test lint test-slow bench
+
+$(BIN)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+train: $(BIN)/.installed
+	$(BIN)/python -m jrl.train configs/ppo.yaml
+
+test: $(BIN)/.installed
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal
+
+lint: $(BIN)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test-slow: $(BIN)/.installed
+	$(BIN)/python scripts/bench_learning.py --out runs/learning
+
+bench: $(BIN)/.installed
+	$(BIN)/python scripts/bench_speed.py --out runs/speed.jsonl

@@ -85,8 +85,9 @@ class EnvPoolEnv:
     def step(self, action: Array) -> StepResult:
         """Raises ValueError for actions of another shape, dtype or range than `spec.action`."""
         self._host_only()
+        action = np.asarray(action)
         spaces.check_action(self.spec, action)
-        obs, reward, terminated, truncated, _ = self._pool.step(np.asarray(action, self._action_dtype))
+        obs, reward, terminated, truncated, _ = self._pool.step(action.astype(self._action_dtype))
         return StepResult(self._observed.convert(obs), reward.astype(np.float32), terminated, truncated)
 
     def close(self) -> None:

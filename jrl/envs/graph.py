@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jrl.envs.spec import check_action
 from jrl.types import Array, EnvSpec, GraphEnv, Key, PyTree, Space, StepResult
 
 
@@ -42,6 +43,7 @@ def build(task: Definition, num_envs: int) -> GraphEnv:
         return state, jax.tree.map(jnp.copy, task.observe(inner))  # a copy: state and observation are both donated
 
     def step(state: GraphState, action: Array, key: Key) -> tuple[GraphState, StepResult]:
+        check_action(spec, action)
         draws = draw(key)
         moved, reward, terminated = task.step(state.inner, action, draws)
         inner = select(state.done, task.reset(draws), moved)

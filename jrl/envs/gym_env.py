@@ -28,8 +28,8 @@ def load_class(id: str) -> Callable[..., Any] | None:
         return None
     try:
         found = importlib.import_module(module)
-    except ImportError as e:
-        raise InputError(f"env.id {id}: cannot import {module}: {e}") from e
+    except (ImportError, ValueError) as e:  # ValueError: an empty name
+        raise InputError(f"env.id {id}: cannot import {module or 'a module without a name'}: {e}") from e
     if not hasattr(found, name):
         # Gymnasium's own `module:Id-v0` form: importing the module registers the id
         import gymnasium
@@ -40,6 +40,14 @@ def load_class(id: str) -> Callable[..., Any] | None:
             f"env.id {id}: module {module} has no {name}: name a class or function that makes an environment"
         )
     return getattr(found, name)
+
+
+def check(id: str, options: dict[str, Any]) -> None:
+    """Raises InputError for what can be told without making one: a class that is not there, the vectorization."""
+    load_class(id)
+    kind = options.get("vectorization", "sync")
+    if kind not in ("sync", "async"):
+        raise InputError(f"env.options.vectorization: expected sync or async, got {kind!r}")
 
 
 class GymnasiumEnv:
@@ -53,22 +61,20 @@ class GymnasiumEnv:
         import gymnasium
         from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
+        check(id, options)
         options = dict(options)
-        kind = options.pop("vectorization", "sync")
-        if kind not in ("sync", "async"):
-            raise InputError(f"env.options.vectorization: expected sync or async, got {kind!r}")
-        vector = SyncVectorEnv if kind == "sync" else AsyncVectorEnv
+        vector = AsyncVectorEnv if options.pop("vectorization", "sync") == "async" else SyncVectorEnv
         make = load_class(id) or (lambda **kwargs: gymnasium.make(id, **kwargs))
         try:
-            make(**options).close()  # one in this process first: its error is the user's, not a worker's
+            probe = make(**options)  # one in this process first: its error is the user's, not a worker's
         except (TypeError, ImportError, gymnasium.error.Error) as e:
             raise InputError(f"env {id} cannot be made with options {options}: {e}") from e
+        limit = getattr(getattr(probe, "spec", None), "max_episode_steps", None)  # AsyncVectorEnv does not tell
+        probe.close()
         self._vector: Any = vector([lambda: make(**options)] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
         self._observed = spaces.observations(self._vector.single_observation_space)
         action = spaces.action_space(self._vector.single_action_space)
         self._action_dtype = self._vector.single_action_space.dtype
-        spec = getattr(self._vector, "spec", None) or getattr(self._vector, "envs", [None])[0].spec
-        limit = getattr(spec, "max_episode_steps", None)
         self.spec = EnvSpec(self._observed.space, action, num_envs, limit)
         self._seed: int | None = seed
 
@@ -80,8 +86,9 @@ class GymnasiumEnv:
 
     def step(self, action: Array) -> StepResult:
         """Raises ValueError for actions of another shape, dtype or range than `spec.action`."""
+        action = np.asarray(action)
         spaces.check_action(self.spec, action)
-        obs, reward, terminated, truncated, _ = self._vector.step(np.asarray(action, self._action_dtype))
+        obs, reward, terminated, truncated, _ = self._vector.step(action.astype(self._action_dtype))
         return StepResult(self._observed.convert(obs), reward.astype(np.float32), terminated, truncated)
 
     def close(self) -> None:

@@ -5,10 +5,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from jrl.envs import classic, suites, toys
 from jrl.envs.graph import Definition, build
+from jrl.envs.spec import check_action
 from jrl.envs.wrappers import action_transform
-from jrl.types import Array, Env, EnvSpec, GraphEnv, InputError, PyTree, StepResult
+from jrl.types import Array, Env, EnvSpec, GraphEnv, InputError, Key, PyTree, StepResult
 
 BACKENDS = ("envpool", "gymnasium", "graph")  # in the order that `auto` asks them
 
@@ -69,12 +72,12 @@ def check(id: str, backend: str = "auto", options: dict[str, Any] | None = None)
             from jrl.envs import envpool_env
 
             return envpool_env.check(id, options or {})
-        if found == "graph" and id in GRAPH:
-            _definition(id, options or {})
+        if found == "graph":
+            _definition(id, options or {}) if id in GRAPH else suites.check(id)
         if found == "gymnasium":
             from jrl.envs import gym_env
 
-            gym_env.load_class(id)
+            gym_env.check(id, options or {})
     except InputError as e:
         return list(e.errors)
     return []
@@ -166,7 +169,12 @@ def make(
     spec = env.spec._replace(action=space)
     if isinstance(env, GraphEnv):
         inner = env.step
-        return env._replace(spec=spec, step=lambda state, action, key: inner(state, fn(action), key))
+
+        def step(state: PyTree, action: Array, key: Key) -> tuple[PyTree, StepResult]:
+            check_action(spec, action)  # before the transform, which would broadcast it
+            return inner(state, fn(action), key)
+
+        return env._replace(spec=spec, step=step)
     return _Transformed(env, spec, fn)
 
 
@@ -180,6 +188,8 @@ class _Transformed:
         return self._env.reset()
 
     def step(self, action: Array) -> StepResult:
+        action = np.asarray(action)
+        check_action(self.spec, action)  # before the transform, which would broadcast it
         return self._env.step(self._fn(action))
 
     def close(self) -> None:

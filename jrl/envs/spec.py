@@ -26,7 +26,13 @@ def _box(space: Any) -> Box:
     dtype = str(space.dtype)
     if dtype != "uint8":
         dtype = "float32"  # float64 and small integers: networks read float32
-    return Box(tuple(space.shape), dtype, _bound(space.low), _bound(space.high))
+    low, high = np.asarray(space.low), np.asarray(space.high)
+    if np.issubdtype(space.dtype, np.floating):
+        # EnvPool writes C++'s limits where there is none, and takes the smallest positive number for the lowest
+        limits = np.finfo(space.dtype)
+        low = np.where((low == limits.tiny) | (low <= limits.min), -np.inf, low)
+        high = np.where(high >= limits.max, np.inf, high)
+    return Box(tuple(space.shape), dtype, _bound(low), _bound(high))
 
 
 def observations(space: Any) -> Observations:

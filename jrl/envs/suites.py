@@ -20,6 +20,11 @@ def _import(package: str) -> Any:
         raise InputError(f"env.id {package}:...: {package} is not installed: pip install {package}") from e
 
 
+def check(id: str) -> None:
+    """Raises InputError when the package is not installed."""
+    _import(id.split(":", 1)[0])
+
+
 def make(id: str, num_envs: int, options: dict[str, Any]) -> GraphEnv:
     """B environments `gymnax:NAME` or `brax:NAME`; options go to that package's own `make`.
 
@@ -42,6 +47,7 @@ def _graph(spec: EnvSpec, reset_one: Any, step_one: Any) -> GraphEnv:
         return GraphState(state, zeros, jnp.zeros((spec.num_envs,), bool)), jax.tree.map(jnp.copy, obs)
 
     def step(state: GraphState, action: Array, key: Key) -> tuple[GraphState, StepResult]:
+        spaces.check_action(spec, action)
         step_key, reset_key = jax.random.split(key)
         keys = jax.random.split(step_key, spec.num_envs)
         inner, obs, reward, terminated = jax.vmap(step_one)(state.inner, action, keys)

@@ -1,0 +1,31 @@
+"""Settings of the whole session, made before jax is imported: four devices, strict ranks, a compile cache.
+
+Many un-blocked multi-device programs with collectives deadlock on two cores: block on the result of every such call.
+"""
+
+import os
+from pathlib import Path
+
+_DEVICES = "xla_force_host_platform_device_count"
+if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{_DEVICES}=4".strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the forced devices are the host's
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+# A key is the program, its flags and the versions: an entry can only be the program that would have been compiled.
+_CACHE = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(Path(__file__).parent.parent / ".cache" / "tests")
+jax.config.update("jax_compilation_cache_dir", _CACHE)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.fixture(scope="session")
+def four_devices():
+    """A mesh of four devices."""
+    from jrl import parallel
+
+    assert len(jax.devices()) >= 4, f"XLA_FLAGS must give four devices: {os.environ['XLA_FLAGS']}"
+    return parallel.make_mesh(4)

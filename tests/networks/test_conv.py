@@ -1,0 +1,92 @@
+"""The hand-written gradients of the convolution against those that JAX derives."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.networks.conv import Conv, conv2d
+
+
+def plain(x, kernel, stride, padding):
+    return jax.lax.conv_general_dilated(
+        x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def data(height, width, size, seed=0):
+    rng = np.random.default_rng(seed)
+    x = jnp.asarray(rng.normal(size=(2, height, width, 3)), jnp.float32)
+    return x, jnp.asarray(rng.normal(size=(size, size, 3, 4)), jnp.float32)
+
+
+def gradients(conv, x, kernel, weight):
+    """Of a sum that weighs every output differently, so that a transposed or shifted gradient shows."""
+    return jax.grad(lambda x, kernel: jnp.sum(conv(x, kernel) * weight), argnums=(0, 1))(x, kernel)
+
+
+@pytest.mark.parametrize("padding", ["VALID", "SAME"])
+@pytest.mark.parametrize("stride", [1, 2, 4])
+@pytest.mark.parametrize(("height", "width", "size"), [(8, 8, 4), (9, 7, 3), (11, 10, 4), (5, 6, 5), (6, 5, 1)])
+def test_values_and_gradients(height, width, size, stride, padding):
+    # 11 rows, size 4, stride 4: the last three rows are in no window
+    x, kernel = data(height, width, size)
+
+    @jax.jit
+    def both(x, kernel):
+        ours, theirs = (
+            lambda x, k: conv2d(x, k, stride=stride, padding=padding),
+            lambda x, k: plain(x, k, stride, padding),
+        )
+        y = theirs(x, kernel)
+        weight = jnp.cos(jnp.arange(y.size, dtype=jnp.float32)).reshape(y.shape)
+        return (ours(x, kernel), y), (gradients(ours, x, kernel, weight), gradients(theirs, x, kernel, weight))
+
+    (y, expected), (gradient, expected_gradient) = both(x, kernel)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+    for got, want in zip(gradient, expected_gradient):
+        assert got.shape == want.shape
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_inside_a_scan():
+    x, kernel = data(11, 9, 4)
+    loss = lambda conv: lambda kernel: jnp.sum(jnp.sin(conv(x, kernel)))
+
+    def descend(conv):
+        step = lambda kernel, _: (kernel - 0.01 * jax.grad(loss(conv))(kernel), None)
+        return jax.jit(lambda kernel: jax.lax.scan(step, kernel, None, length=5)[0])(kernel)
+
+    ours = descend(lambda x, k: conv2d(x, k, stride=2, padding="SAME"))
+    theirs = descend(lambda x, k: plain(x, k, 2, "SAME"))
+    assert float(jnp.abs(ours - kernel).max()) > 0.01
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_under_vmap():
+    x, kernel = data(9, 9, 3)
+    kernels = jnp.stack([kernel, -kernel, 2 * kernel])
+    grad = lambda conv: jax.jit(jax.vmap(jax.grad(lambda k: jnp.sum(jnp.sin(conv(x, k))))))(kernels)
+    ours, theirs = grad(lambda x, k: conv2d(x, k, stride=2)), grad(lambda x, k: plain(x, k, 2, "VALID"))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_parameters_are_those_of_flax():
+    x, _ = data(9, 9, 3)
+    ours, theirs = Conv(5, 3, 2), nn.Conv(5, (3, 3), 2, padding="VALID")
+    params = ours.init(jax.random.key(0), x)["params"]
+    assert {name: p.shape for name, p in params.items()} == {"kernel": (3, 3, 3, 5), "bias": (5,)}
+    reference = theirs.init(jax.random.key(0), x)["params"]
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, reference)
+    params["bias"] = jnp.arange(5.0)
+    y = ours.apply({"params": params}, x)
+    np.testing.assert_allclose(y, theirs.apply({"params": params}, x), rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_keeps_float32_parameters():
+    x, _ = data(9, 9, 3)
+    module = Conv(5, 3, dtype=jnp.bfloat16)
+    params = module.init(jax.random.key(0), x)["params"]
+    assert {p.dtype for p in params.values()} == {jnp.dtype("float32")}
+    assert module.apply({"params": params}, x).dtype == jnp.bfloat16

@@ -25,17 +25,22 @@ from jrl.types import PyTree
 FORMAT = 1
 
 
-def meta(cfg: RunConfig, *, iteration: int, env_steps: int, resumable: bool) -> dict[str, Any]:
-    """What is stored beside the arrays, as JSON."""
+def meta(cfg: RunConfig, *, counters: Mapping[str, float], environment_state: bool) -> dict[str, Any]:
+    """What is stored beside the arrays, as JSON.
+
+    Args:
+      cfg: of the run.
+      counters: iteration, env_steps, time_s.
+      environment_state: whether the environments are part of the checkpoint.
+    """
     config = to_dict(cfg)
     text = json.dumps(config, sort_keys=True)
     return {
         "format": FORMAT,
         "jrl": importlib.metadata.version("jrl"),
         "jax": jax.__version__,
-        "iteration": iteration,
-        "env_steps": env_steps,
-        "environment_state": resumable,
+        **counters,
+        "environment_state": environment_state,
         "config": config,
         "config_hash": hashlib.sha256(text.encode()).hexdigest()[:16],
     }

@@ -68,7 +68,9 @@ class EvaluationConfig:
 class CheckpointConfig:
     """What is kept to resume from."""
 
-    every: int | None = None  # environment steps between checkpoints; null: only at the end
+    every: int | None = (
+        None  # environment steps between checkpoints; null: every 5 minutes. The end has one
+    )
     keep_last: int = 3  # older ones are deleted
 
 

@@ -5,6 +5,7 @@ for info in run(...):
     if reason := next(filter(None, [hook(info) for hook in hooks]), None): break
 """
 
+import collections
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,18 +33,21 @@ class Reporter:
         every: int,
         updates_per_iteration: int,
         env_steps: int = 0,
+        time_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._sinks, self._every, self._updates, self._clock = sinks, every, updates_per_iteration, clock
         self._pending: list[StepInfo] = []
-        self._steps, self._started, self._before = env_steps, clock(), clock()
+        self._started = clock() - time_s
+        # time and steps of the last two rows: the last row of a run may follow the one before at once
+        self._marks = collections.deque([(clock(), env_steps)], maxlen=2)
         self.extra: dict[str, Any] = {}  # keys that other hooks put into the next rows
         self.row: dict[str, Any] | None = None  # the latest
 
     def __call__(self, info: StepInfo) -> str | None:
         reason = None
         # info.env_steps counts the calls before this one: those that are pending
-        if self._pending and info.env_steps - self._steps >= self._every:
+        if self._pending and info.env_steps - self._marks[-1][1] >= self._every:
             reason = self._write(info.env_steps)
         self._pending.append(info._replace(state=None))  # the state will be donated
         return reason
@@ -52,23 +56,29 @@ class Reporter:
         """A row for what is still pending. Waits for the device."""
         return self._write(self._pending[-1].env_steps_after()) if self._pending else None
 
+    def seconds(self) -> float:
+        """Of training so far, those before a resume included."""
+        return round(self._clock() - self._started, 3)
+
     def _write(self, env_steps: int) -> str | None:
         last = self._pending[-1]
-        now = self._clock()
+        now, (then, steps_then) = self._clock(), self._marks[0]
         log_start = time.perf_counter()
         self.row = {
             "env_steps": env_steps,
             "iteration": last.iteration,
             "updates": last.iteration * self._updates,
-            "time_s": round(now - self._started, 3),
-            "perf/steps_per_s": (env_steps - self._steps) / max(now - self._before, 1e-9),
+            "time_s": self.seconds(),
+            "timestamp": round(time.time(), 3),
+            "perf/steps_per_s": (env_steps - steps_then) / max(now - then, 1e-9),
             **episode_metrics.summary([info.episodes for info in self._pending]),
             **{name: float(np.asarray(value)) for name, value in last.metrics.items()},
             **dict.fromkeys(_STAGES, 0.0),
             **last.timers.drain(),
             **self.extra,
         }
-        self._steps, self._before, self._pending = env_steps, now, []
+        self._marks.append((now, env_steps))
+        self._pending = []
         reasons = [sink(self.row) for sink in self._sinks]
         last.timers.add("log", time.perf_counter() - log_start)
         return next(filter(None, reasons), None)
@@ -96,10 +106,21 @@ def stop_at(criteria: Mapping[str, float]) -> Sink:
     return sink
 
 
-def every(steps: int | None, action: Callable[[StepInfo], None], env_steps: int = 0) -> Hook:
-    """Calls `action` once per `steps` environment steps; never, if None. The count is that of `StepInfo.env_steps`."""
-    if steps is None:
-        return lambda info: None
+def every_seconds(seconds: float, action: Callable[[StepInfo], None]) -> Hook:
+    """Calls `action` when so much wall time has passed since the last; for what does not change training."""
+    due = time.monotonic() + seconds
+
+    def hook(info: StepInfo) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            action(info)
+            due = time.monotonic() + seconds
+
+    return hook
+
+
+def every(steps: int, action: Callable[[StepInfo], None], env_steps: int = 0) -> Hook:
+    """Calls `action` once per `steps` environment steps. The count is that of `StepInfo.env_steps`."""
     due = env_steps - env_steps % steps + steps
 
     def hook(info: StepInfo) -> None:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from jrl.types import StepInfo
 
 
+_SECONDS_BETWEEN_CHECKPOINTS = 300.0  # unless checkpoint.every says otherwise
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line. Neither jax nor an environment library is imported for it."""
     p = argparse.ArgumentParser(prog="python -m jrl.train", description="Train a policy as a YAML file says.")
@@ -55,12 +58,12 @@ def _train(args: argparse.Namespace) -> int:
     criteria = [name for name in cfg.stop if name != "env_steps"]
     if args.as_test and not criteria:
         raise InputError("--as-test needs a criterion beside env_steps: for example --stop episode/return=475")
+    directory, saved = _directory(args, cfg)
     from jrl import envs
 
     errors = envs.check(cfg.env.id, cfg.env.backend, cfg.env.options)
     if errors:
         raise InputError(*errors)
-    directory, saved = _directory(args, cfg)
     with _signals() as interrupted:
         reason = _run(cfg, directory, saved, verbose=args.verbose, interrupted=interrupted)
     met = reason is not None and not interrupted
@@ -133,9 +136,9 @@ def _run(
     if cfg.run.compile_cache:
         build.enable_compile_cache()
     meta = checkpoint.read_meta(saved) if saved else None
-    counters = {"iteration": meta["iteration"], "env_steps": meta["env_steps"]} if meta else {}
+    counters = {name: meta[name] if meta else 0 for name in ("iteration", "env_steps")}
     stages = timers.Timers()
-    run = build.run(cfg, timers=stages, restarts=counters.get("iteration", 0))
+    run = build.run(cfg, timers=stages, restarts=counters["iteration"])
     total = int(cfg.stop["env_steps"])
     with contextlib.ExitStack() as stack:
         stack.callback(run.program.close)
@@ -152,7 +155,7 @@ def _run(
             parts = {part: checkpoint.restore(saved, part, tree) for part, tree in _parts(state).items()}
             state = run.program.place(loop.LoopState(**parts))
             print(f"resume: from {saved} at {meta['env_steps']:,} steps")
-        log = loggers.open_loggers(directory, cfg.run.log, counters.get("env_steps"))
+        log = loggers.open_loggers(directory, cfg.run.log, counters["env_steps"] if meta else None)
         stack.callback(log.close)
         display = progress.open_progress(total)
         stack.callback(display.close)
@@ -163,18 +166,23 @@ def _run(
             sinks,
             every=cfg.run.report_every or max(1, total // 100),
             updates_per_iteration=config.batch_plan(cfg).updates or 1,
-            env_steps=counters.get("env_steps", 0),
+            env_steps=counters["env_steps"],
+            time_s=meta["time_s"] if meta else 0.0,
         )
 
         def save(info: "StepInfo") -> None:
-            counts = {"iteration": info.iteration, "env_steps": info.env_steps_after()}
-            stored = checkpoint.meta(cfg, resumable=run.resumable, **counts)
+            counts = {"iteration": info.iteration, "env_steps": info.env_steps_after(), "time_s": reporter.seconds()}
+            stored = checkpoint.meta(cfg, counters=counts, environment_state=run.resumable)
             checkpoints.save(info.iteration, _parts(info.state), stored)
 
-        after: list[Hook] = [reporter, hooks.every(cfg.checkpoint.every, save, counters.get("env_steps", 0))]
+        after: list[Hook] = [reporter]
+        if cfg.checkpoint.every is None:
+            after.append(hooks.every_seconds(_SECONDS_BETWEEN_CHECKPOINTS, save))
+        else:
+            after.append(hooks.every(cfg.checkpoint.every, save, counters["env_steps"]))
         if cfg.evaluation.every:
             evaluate = _evaluation(cfg, run, reporter.extra, stack)
-            after.append(hooks.every(cfg.evaluation.every, evaluate, counters.get("env_steps", 0)))
+            after.append(hooks.every(cfg.evaluation.every, evaluate, counters["env_steps"]))
         reason = None
         for info in loop.run(run.program, state, seed=cfg.run.seed, total_env_steps=total, timers=stages, **counters):
             reason = next(filter(None, [hook(info) for hook in after]), None)

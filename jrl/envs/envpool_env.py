@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl.envs import spec as spaces
-from jrl.types import Array, EnvSpec, GraphEnv, InputError, PyTree, StepResult
+from jrl.types import Array, Box, EnvSpec, GraphEnv, InputError, PyTree, StepResult
 
 _RESERVED = ("num_envs", "seed", "batch_size", "env_seed")
 _UNLIMITED = 2**31 - 1
@@ -38,8 +38,11 @@ def check(id: str, options: dict[str, Any]) -> list[str]:
     with _quiet():
         import envpool
 
-        known = [k for k in envpool.make_spec(id)._config_keys if k not in _RESERVED]
+        spec = envpool.make_spec(id)
+    known = [k for k in spec._config_keys if k not in _RESERVED]
     errors = []
+    if options.get("max_num_players", spec.config.max_num_players) > 1:  # results then have a row per player
+        errors.append(f"env.id {id}: a game of several players is not supported: use an environment of one")
     for key in options:
         if key in _RESERVED:
             errors.append(f"env.options.{key}: set by jrl: use env.num_envs and run.seed")
@@ -69,11 +72,13 @@ class EnvPoolEnv:
     """Host environments. `spec` is the environment's own, before any action transform."""
 
     def __init__(self, id: str, *, num_envs: int, seed: int, options: dict[str, Any]):
-        self._pool = _pool(id, num_envs, seed, options)
-        self._observed = spaces.observations(self._pool.observation_space)
+        self._pool: Any = _pool(id, num_envs, seed, options)
+        with _quiet():  # of bounds beyond float32
+            self._observed = spaces.observations(self._pool.observation_space)
+            action_space = self._pool.action_space
         limit = int(self._pool.spec.config.max_episode_steps)
-        action = spaces.action_space(self._pool.action_space)
-        self._action_dtype = np.dtype(self._pool.action_space.dtype) if hasattr(action, "low") else np.dtype(np.int32)
+        action = spaces.action_space(action_space)
+        self._action_dtype = np.dtype(action_space.dtype if isinstance(action, Box) else np.int32)
         self.spec = EnvSpec(self._observed.space, action, num_envs, None if limit == _UNLIMITED else limit)
         self._in_program = False
 

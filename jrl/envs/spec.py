@@ -49,7 +49,7 @@ def observations(space: Any) -> Observations:
         start = int(space.start)
         return Observations(Discrete(int(space.n)), lambda x: (x - start).astype("int32"))
     if kind in ("MultiDiscrete", "MultiBinary"):
-        return Observations(_discrete_parts(space), lambda x: x.astype("int32"))
+        return Observations(_discrete_parts(space), lambda x: x.reshape(x.shape[0], -1).astype("int32"))
     if kind in ("Dict", "Tuple"):
         parts = dict(space.spaces.items()) if kind == "Dict" else dict(enumerate(space.spaces))
         if all(type(part).__name__ == "Box" for part in parts.values()):
@@ -88,12 +88,13 @@ def action_space(space: Any) -> Space:
     kind = type(space).__name__
     if kind == "Discrete" and int(space.start) == 0:
         return Discrete(int(space.n))
-    if kind in ("MultiDiscrete", "MultiBinary"):
+    if kind in ("MultiDiscrete", "MultiBinary") and len(space.shape) == 1:
         return _discrete_parts(space)
     if kind == "Box" and np.issubdtype(space.dtype, np.floating):
         return _box(space)
     raise InputError(
-        f"action space {space} is not supported: use Discrete (from 0), MultiDiscrete, MultiBinary or a Box of floats"
+        f"action space {space} is not supported: use Discrete (from 0), flat MultiDiscrete or MultiBinary, or a Box of "
+        "floats"
     )
 
 

@@ -17,7 +17,7 @@ def _import(package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as e:
-        raise InputError(f"env.id {package}:...: {package} is not installed: pip install {package}") from e
+        raise InputError(f"env.id {package}:...: {package} cannot be imported ({e}): pip install {package}") from e
 
 
 def check(id: str) -> None:
@@ -71,14 +71,20 @@ def _gymnax(name: str, num_envs: int, options: dict[str, Any]) -> GraphEnv:
     except (ValueError, KeyError) as e:
         known = ", ".join(getattr(gymnax, "registered_envs", ()))
         raise InputError(f"env.id gymnax:{name}: unknown environment: gymnax has {known}") from e
-    limit = int(options.pop("max_episode_steps", getattr(params, "max_steps_in_episode", 0)) or 0) or None
+    if not hasattr(env, "is_truncated"):
+        raise InputError(
+            f"env.id gymnax:{name}: an older gymnax ends episodes at the time limit: pip install -U gymnax"
+        )
+    limit = options.pop("max_episode_steps", None)
     try:
         params = params.replace(**options)
     except TypeError as e:
         raise InputError(f"env.options: gymnax:{name}: {e}") from e
-    # its own time limit, which it reports as an end like any other, is put out of the way: ours tells truncation
-    if hasattr(params, "max_steps_in_episode"):
-        params = params.replace(max_steps_in_episode=2**30)
+    # `step_env` leaves the time limit to its caller, but some observations show the part of it that is over
+    own = getattr(params, "max_steps_in_episode", None)
+    limit = int(limit or own or 0) or None
+    if own is not None:
+        params = params.replace(max_steps_in_episode=type(own)(limit))
     observed = spaces.observations(_with_dtype(env.observation_space(params)))
     action = spaces.action_space(_with_dtype(env.action_space(params)))
 

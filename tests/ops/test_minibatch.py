@@ -1,5 +1,7 @@
 """Minibatches: every row once, evenly mixed, the same on one device and on four; gathers and chunks change nothing."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,62 +13,56 @@ from jrl.ops import minibatch
 
 SIZES = [  # T, B, M
     (8, 3, 4),
-    (8, 1, 2),
     (5, 4, 1),
     (6, 4, 4),  # gcd 2: two environment groups
     (5, 6, 3),  # gcd 1: environments only
-    (1, 8, 4),
-    (4, 4, 16),  # one row of each group
-    (12, 10, 8),
+    (4, 4, 16),  # one row of each
 ]
+COUNT = 4000
 
 
-def many_shuffles(T, B, M, count):
-    """[count, M, T * B / M]"""
-    keys = jax.random.split(jax.random.key(5), count)
+@functools.cache
+def many_shuffles(T, B, M):
+    """[COUNT, M, T * B / M]"""
+    keys = jax.random.split(jax.random.key(5), COUNT)
     return np.asarray(jax.jit(jax.vmap(lambda key: minibatch.shuffle(key, T, B, M)))(keys))
 
 
 @pytest.mark.parametrize(("T", "B", "M"), SIZES)
 def test_shuffle_holds_every_row_once(T, B, M):
-    index = many_shuffles(T, B, M, 20)
+    index = many_shuffles(T, B, M)[:20]
     assert index.shape == (20, M, T * B // M)
     assert index.dtype == np.int32
     np.testing.assert_array_equal(np.sort(index.reshape(20, -1), -1), np.tile(np.arange(T * B), (20, 1)))
-    if T * B > 6:
-        assert len({i.tobytes() for i in index}) > 10  # the key matters
+    assert len({i.tobytes() for i in index}) > 10  # the key matters
 
 
-@pytest.mark.parametrize(("T", "B", "M"), [(8, 5, 4), (8, 4, 2), (6, 4, 4), (5, 6, 3), (1, 8, 4)])
+@pytest.mark.parametrize(("T", "B", "M"), [size for size in SIZES if size[2] > 1])
 def test_shuffle_mixes_rows_evenly(T, B, M):
-    count = 4000
-    index = many_shuffles(T, B, M, count)
-    home = np.empty((count, T * B), np.int64)  # the minibatch of each row
-    np.put_along_axis(home, index.reshape(count, -1), np.repeat(np.arange(M), T * B // M)[None], -1)
+    index = many_shuffles(T, B, M)
+    home = np.empty((COUNT, T * B), np.int64)  # the minibatch of each row
+    np.put_along_axis(home, index.reshape(COUNT, -1), np.repeat(np.arange(M), T * B // M)[None], -1)
     # a row is in each minibatch equally often: 5.5 standard deviations around 1 / M
     share = np.stack([(home == m).mean(0) for m in range(M)])
-    bound = lambda p: 5.5 * np.sqrt(p * (1 - p) / count)
+    bound = lambda p: 5.5 * np.sqrt(p * (1 - p) / COUNT)
     np.testing.assert_allclose(share, 1 / M, atol=bound(1 / M))
 
     env, step = np.arange(T * B) % B, np.arange(T * B) // B
     together = (home[:, :, None] == home[:, None, :]).mean(0)
     one_env = (env[:, None] == env[None]) & (step[:, None] != step[None])
-    groups, split = np.gcd(T, M), M // np.gcd(T, M)
-    # two rows of one environment: as in a permutation of the steps, whatever their distance in time
-    if T > 1:
-        expected = (T / groups - 1) / (T - 1) + (T - T / groups) / (T - 1) * 0
-        expected_pair = expected if split == 1 else None
-        if expected_pair is not None:
-            np.testing.assert_allclose(together[one_env], expected_pair, atol=bound(max(expected_pair, 0.05)))
-        near, far = one_env & (abs(step[:, None] - step[None]) == 1), one_env
-        assert abs(together[near].mean() - together[far].mean()) < 0.02  # neighbours in time are not glued together
+    groups = np.gcd(T, M)
+    split = M // groups
+    # two rows of one environment: as in a permutation of the steps, neighbours in time no more often than others (where
+    # environments are split too, an environment's rows of one time group stay together)
+    expected = (T / groups - 1) / (T - 1)
+    np.testing.assert_allclose(together[one_env], expected, atol=bound(max(expected, 0.05)))
     # rows of different environments: as often as chance, 1 / M; within a block of neighbours only on average over blocks
     other_block = (env[:, None] // split) != (env[None] // split)
     if other_block.any():
         np.testing.assert_allclose(together[other_block], 1 / M, atol=bound(1 / M))
 
 
-@pytest.mark.parametrize(("T", "B", "M"), [(8, 8, 4), (6, 8, 4), (5, 12, 3), (1, 16, 2)])
+@pytest.mark.parametrize(("T", "B", "M"), [(8, 8, 4), (6, 8, 4)])
 def test_shards_of_a_minibatch_make_the_whole_one(four_devices, T, B, M):
     local = B // 4
 

@@ -1,0 +1,93 @@
+"""Does it learn? Every task of a table, over several seeds, by the command a user would type.
+
+    python scripts/bench_learning.py --out runs/learning                 # all tasks, 3 seeds
+    python scripts/bench_learning.py --only cartpole --seeds 5
+
+Each run is `python -m jrl.train CONFIG --as-test`: it passes when the mean return of the last 100 training episodes reaches
+the task's threshold within its step budget. Prints one JSON line per run, then a table; exits with 1 if any run failed.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Task(NamedTuple):
+    name: str
+    config: str
+    overrides: tuple[str, ...] = ()
+
+
+TASKS = (
+    Task("cartpole", "configs/ppo.yaml"),
+    Task("cartpole-graph", "configs/ppo.yaml", ("env.backend=graph",)),
+    Task("cartpole-gymnasium", "configs/ppo.yaml", ("env.backend=gymnasium",)),
+    Task("pendulum", "configs/ppo_pendulum.yaml"),
+    Task("acrobot", "configs/ppo_acrobot.yaml"),
+    Task("catch", "configs/ppo_catch.yaml"),
+    Task("halfcheetah", "configs/ppo_mujoco.yaml"),
+)
+
+
+def run(task: Task, seed: int, out: Path) -> dict:
+    """One training run in a process of its own."""
+    directory = out / f"{task.name}_{seed}"
+    settings = [f"--set={o}" for o in (*task.overrides, f"run.seed={seed}", "run.log=[jsonl]")]
+    command = [sys.executable, "-m", "jrl.train", task.config, *settings, "--as-test", "--out", str(directory)]
+    start = time.time()
+    done = subprocess.run(command, capture_output=True, text=True)
+    wall = time.time() - start
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    rows = [json.loads(line) for line in (directory / "result.jsonl").read_text().splitlines()]
+    best = max((r["episode/return"] for r in rows if r["episode/return"] is not None), default=None)
+    return {
+        "task": task.name,
+        "seed": seed,
+        "passed": done.returncode == 0,
+        "env_steps": rows[-1]["env_steps"],
+        "return": rows[-1]["episode/return"],
+        "best": best,
+        "wall_s": round(wall, 1),
+    }
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--only", nargs="*", choices=[t.name for t in TASKS], help="tasks (default: all)")
+    p.add_argument("--seeds", type=int, default=3)
+    p.add_argument("--out", type=Path, default=Path("runs/learning"))
+    p.add_argument("--plot", type=Path, help="draw the learning curves into this PNG")
+    args = p.parse_args()
+    if args.out.exists():
+        p.error(f"{args.out} exists: choose another --out")
+    args.out.mkdir(parents=True)
+    results = []
+    for task in [t for t in TASKS if not args.only or t.name in args.only]:
+        for seed in range(args.seeds):
+            results.append(run(task, seed, args.out))
+            print(json.dumps(results[-1]), flush=True)
+    (args.out / "summary.jsonl").write_text("".join(json.dumps(r) + "\n" for r in results))
+    print("\n| task | passed | steps to threshold, median (max) | wall s, median |\n| --- | --- | --- | --- |")
+    for name in dict.fromkeys(r["task"] for r in results):
+        rows = [r for r in results if r["task"] == name]
+        steps = sorted(r["env_steps"] for r in rows)
+        wall = statistics.median(r["wall_s"] for r in rows)
+        passed = sum(r["passed"] for r in rows)
+        print(f"| {name} | {passed}/{len(rows)} | {statistics.median(steps):,.0f} ({steps[-1]:,}) | {wall:.1f} |")
+    if args.plot:
+        from jrl.metrics.report import plot_runs
+
+        names = dict.fromkeys(r["task"] for r in results)
+        runs = {n: [args.out / f"{n}_{s}" / "result.jsonl" for s in range(args.seeds)] for n in names}
+        plot_runs(runs, args.plot)
+    return 0 if all(r["passed"] for r in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

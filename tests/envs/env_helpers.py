@@ -1,0 +1,142 @@
+"""What the tests of environments share: one way to step every kind, and two tiny Gymnasium environments."""
+
+import functools
+from typing import Any, NamedTuple
+
+import gymnasium
+import jax
+import numpy as np
+
+from jrl import envs
+from jrl.types import Box, Discrete, GraphEnv, StepResult
+
+KINDS: dict[str, dict[str, Any]] = {
+    "graph": {"backend": "graph"},
+    "program": {"backend": "envpool"},  # EnvPool inside a jitted program
+    "host": {"backend": "envpool", "host": True},
+    "gymnasium": {"backend": "gymnasium"},
+    "async": {"backend": "gymnasium", "options": {"vectorization": "async"}},
+}
+
+
+def make(id: str, kind: str, *, num_envs: int = 4, seed: int = 0, options: dict | None = None, **kwargs: Any) -> Any:
+    settings = dict(KINDS[kind])
+    options = {**settings.pop("options", {}), **(options or {})}
+    return envs.make(id, num_envs=num_envs, seed=seed, options=options, **settings, **kwargs)
+
+
+class Stepper:
+    """Steps any environment with numpy in and numpy out; a graph environment as a jitted program."""
+
+    def __init__(self, env: Any, seed: int = 0):
+        self.env, self.spec, self._key, self._count = env, env.spec, jax.random.key(seed), 0
+        self.graph = isinstance(env, GraphEnv)
+        if self.graph:
+            self._step = jax.jit(env.step)
+
+    def _next_key(self) -> jax.Array:
+        self._count += 1
+        return jax.random.fold_in(self._key, self._count)
+
+    def reset(self) -> np.ndarray:
+        if not self.graph:
+            return self.env.reset()
+        self._state, obs = self.env.reset(self._next_key())
+        return np.array(obs)
+
+    def step(self, action: Any) -> StepResult:
+        if not self.graph:
+            return self.env.step(action)
+        self._state, result = self._step(self._state, action, self._next_key())
+        return jax.tree.map(np.array, result)
+
+
+class Trajectory(NamedTuple):
+    first: np.ndarray  # [B, *]
+    obs: np.ndarray  # [T, B, *], after each step
+    reward: np.ndarray  # [T, B]
+    terminated: np.ndarray  # [T, B]
+    truncated: np.ndarray  # [T, B]
+
+    @property
+    def done(self) -> np.ndarray:
+        return self.terminated | self.truncated
+
+    @property
+    def reset_row(self) -> np.ndarray:
+        """[T, B], the rows after an end."""
+        return np.concatenate([np.zeros_like(self.done[:1]), self.done[:-1]])
+
+
+@functools.cache
+def _graph_stepper(id: str, num_envs: int, options: tuple) -> Stepper:
+    """Graph environments hold no state: one compilation serves every test."""
+    return Stepper(make(id, "graph", num_envs=num_envs, options=dict(options)))
+
+
+def run(
+    id: str, kind: str, actions: np.ndarray, *, seed: int = 0, options: dict | None = None, **kwargs: Any
+) -> Trajectory:
+    """Steps `actions` [T, B, *] from a reset."""
+    num_envs = actions.shape[1]
+    if kind == "graph":
+        stepper = _graph_stepper(id, num_envs, tuple(sorted((options or {}).items())))
+        stepper._key, stepper._count = jax.random.key(seed), 0
+    else:
+        stepper = Stepper(make(id, kind, num_envs=num_envs, seed=seed, options=options, **kwargs))
+    try:
+        first = stepper.reset()
+        rows = [stepper.step(a) for a in actions]
+    finally:
+        stepper.env.close()
+    return Trajectory(first, *(np.stack(column) for column in zip(*rows)))
+
+
+def random_actions(space: Any, steps: int, num_envs: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    shape = (steps, num_envs, *space.shape)
+    if isinstance(space, Discrete):
+        return rng.integers(0, space.n, shape).astype(np.int32)
+    assert isinstance(space, Box)
+    low, high = space.bounds()
+    assert np.isfinite(low).all() and np.isfinite(high).all()
+    return rng.uniform(low, high, shape).astype(np.float32)
+
+
+class Countdown(gymnasium.Env):
+    """Shows how many steps are left of `start`, then ends; the reward is what is left. Remembers its options."""
+
+    made: list[dict] = []
+
+    def __init__(self, start: int = 3, render_mode: str | None = None):
+        Countdown.made.append({"start": start})
+        self.observation_space = gymnasium.spaces.Box(0, start, (1,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self.start, self.left = start, start
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        super().reset(seed=seed)
+        self.left = self.start
+        return np.full(1, self.left, np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        return np.full(1, self.left, np.float32), float(self.left), self.left == 0, False, {}
+
+
+class Spaces(gymnasium.Env):
+    """Any spaces at all; steps for ever, observing samples."""
+
+    def __init__(self, observation: Any = None, action: Any = None):
+        self.observation_space = observation or gymnasium.spaces.Box(-1, 1, (2,))
+        self.action_space = action or gymnasium.spaces.Discrete(2)
+        self.last = None
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        return self.observation_space.sample(), 0.0, False, False, {}

@@ -1,0 +1,224 @@
+"""What stands between policy and environment, and the small tasks: by numbers worked by hand."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from env_helpers import random_actions, run
+
+from jrl import envs
+from jrl.envs import toys
+from jrl.envs.wrappers import action_transform, reward_transform
+from jrl.types import Box, Discrete, MultiDiscrete
+
+inf = math.inf
+
+# ---------------------------------------------------------------- actions
+
+
+def both(fn, action):
+    """`fn` of a numpy and of a jax array: they must agree; float32 stays float32 and numpy stays numpy."""
+    action = np.asarray(action, np.float32)
+    host, device = fn(action), jax.jit(fn)(action)
+    assert isinstance(host, np.ndarray) and isinstance(device, jax.Array)
+    assert host.dtype == device.dtype == np.float32
+    np.testing.assert_allclose(host, device, rtol=1e-6)
+    return host
+
+
+def test_finite_bounds_are_normalised_and_clipped():
+    space, fn = action_transform(Box((2,), "float32", (0.0, -4.0), (10.0, 2.0)), normalize=True, clip=True)
+    low, high = space.bounds()
+    assert space.shape == (2,) and low.tolist() == [-1, -1] and high.tolist() == [1, 1]
+    # middle 5 and -1, half widths 5 and 3; what lies beyond [-1, 1] is clipped after the change of units
+    np.testing.assert_allclose(
+        both(fn, [[-1, -1], [0, 0], [1, 1], [0.5, -0.5], [2, -3]]), [[0, -4], [5, -1], [10, 2], [7.5, -2.5], [10, -4]]
+    )
+
+
+def test_without_clip_values_go_beyond_the_bounds():
+    _, fn = action_transform(Box((1,), "float32", 0.0, 10.0), normalize=True, clip=False)
+    np.testing.assert_allclose(both(fn, [[2.0], [-3.0]]), [[15.0], [-10.0]])
+
+
+def test_clip_alone_keeps_the_units_and_the_space():
+    box = Box((1,), "float32", 0.0, 10.0)
+    space, fn = action_transform(box, normalize=False, clip=True)
+    assert space == box
+    np.testing.assert_allclose(both(fn, [[-3.0], [4.0], [12.0]]), [[0.0], [4.0], [10.0]])
+
+
+def test_infinite_bounds_pass_through():
+    space, fn = action_transform(Box((2,)), normalize=True, clip=True)
+    low, high = space.bounds()
+    assert (low == -inf).all() and (high == inf).all()
+    np.testing.assert_array_equal(both(fn, [[1e6, -7.0]]), np.float32([[1e6, -7.0]]))
+
+
+def test_mixed_bounds():
+    """Elements: finite, no bounds, a lower bound only (kept in its units, clipped on that side)."""
+    space, fn = action_transform(Box((3,), "float32", (2.0, -inf, 0.0), (4.0, inf, inf)), normalize=True, clip=True)
+    assert [b.tolist() for b in space.bounds()] == [[-1, -inf, 0], [1, inf, inf]]
+    np.testing.assert_allclose(both(fn, [[0.5, 9.0, 9.0], [-2.0, -9.0, -9.0]]), [[3.5, 9, 9], [2, -9, 0]])
+
+
+def test_matrix_actions_keep_their_shape():
+    bounds = ((0.0, 0.0, 0.0, 0.0, 0.0, 0.0), (2.0, 4.0, 6.0, 8.0, 10.0, 12.0))
+    _, fn = action_transform(Box((2, 3), "float32", *bounds), normalize=True, clip=True)
+    np.testing.assert_allclose(both(fn, np.ones((5, 2, 3)))[4], [[2, 4, 6], [8, 10, 12]])
+
+
+@pytest.mark.parametrize("space", [Discrete(3), MultiDiscrete((2, 3)), Box((1,), "float32", 0.0, 2.0)])
+def test_nothing_to_do_is_none(space):
+    flags = not isinstance(space, Box)
+    assert action_transform(space, normalize=flags, clip=flags) == (space, None)
+
+
+def test_make_applies_the_transform():
+    """Pendulum's torque is in [-2, 2]: the policy's 0.5 is the environment's 1."""
+    halves, ones = np.full((20, 3, 1), 0.5, np.float32), np.full((20, 3, 1), 1.0, np.float32)
+    for kind in ("graph", "host", "program", "gymnasium"):
+        raw = run_pendulum(kind, ones, normalize_actions=False, clip_actions=False)
+        np.testing.assert_array_equal(raw, run_pendulum(kind, halves), err_msg=kind)
+        np.testing.assert_array_equal(raw, run_pendulum(kind, ones, normalize_actions=False), err_msg=kind)
+        assert not np.array_equal(raw, run_pendulum(kind, ones)), kind
+
+
+def run_pendulum(kind, actions, **flags):
+    from env_helpers import Stepper, make
+
+    stepper = Stepper(make("Pendulum-v1", kind, num_envs=3, **flags))
+    stepper.reset()
+    obs = np.stack([stepper.step(a).obs for a in actions])
+    stepper.env.close()
+    return obs
+
+
+# ---------------------------------------------------------------- rewards
+
+REWARDS = np.float32([-7.0, -0.5, 0.0, 0.25, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("clip_rewards", "is_atari", "expected"),
+    [
+        (None, False, None),
+        (False, True, None),
+        (None, True, [-1, -1, 0, 1, 1]),
+        (True, False, [-1, -1, 0, 1, 1]),
+        (2.0, True, [-2, -0.5, 0, 0.25, 2]),
+        (1, False, [-1, -0.5, 0, 0.25, 1]),  # a number, not True
+        ((-1.0, 0.1), False, [-1, -0.5, 0, 0.1, 0.1]),
+    ],
+)
+def test_reward_transform(clip_rewards, is_atari, expected):
+    fn = reward_transform(clip_rewards, is_atari=is_atari)
+    if expected is None:
+        assert fn is None
+        return
+    out = fn(jnp.asarray(REWARDS))
+    assert out.dtype == jnp.float32
+    np.testing.assert_allclose(out, np.float32(expected))
+
+
+def test_atari_is_told_by_its_id():
+    assert envs.is_atari("Pong-v5")
+    assert not any(map(envs.is_atari, ["HalfCheetah-v5", "CartPole-v1", "pkg.mod:Pong-v5", "Nothing-v5"]))
+
+
+# ---------------------------------------------------------------- small tasks
+
+
+def board(ball_row, ball, paddle):
+    cells = np.zeros((10, 5), np.float32)
+    cells[ball_row, ball] = 1
+    cells[9, paddle] = 1
+    return cells
+
+
+def test_catch_by_hand():
+    """Two balls, columns 0 and 4; both paddles start at 2; one goes left (and stops at the wall), one stays at 2."""
+    task = toys.catch()
+    state = task.reset(jnp.float32([[0.0], [0.99]]))
+    np.testing.assert_array_equal(task.observe(state), [board(0, 0, 2), board(0, 4, 2)])
+    for t in range(1, 10):
+        state, reward, end = task.step(state, jnp.int32([0, 1]), None)
+        np.testing.assert_array_equal(task.observe(state), [board(t, 0, max(2 - t, 0)), board(t, 4, 2)])
+        assert end.tolist() == [t == 9] * 2
+        assert reward.tolist() == ([1.0, -1.0] if t == 9 else [0.0, 0.0])
+    state, _, _ = task.step(task.reset(jnp.float32([[0.5]])), jnp.int32([2]), None)
+    np.testing.assert_array_equal(task.observe(state), [board(1, 2, 3)])
+
+
+def test_catch_equals_envpools():
+    """The same columns and actions give the same boards, rewards and ends as EnvPool's Catch-v0."""
+    num_envs = 16
+    actions = random_actions(Discrete(3), 9, num_envs)
+    theirs = run("Catch-v0", "host", actions)
+    columns = theirs.first[:, 0].argmax(-1)
+    assert set(columns) == set(range(5))
+    task = toys.catch()
+    state = task.reset((columns[:, None] + 0.5).astype(np.float32) / 5)
+    np.testing.assert_array_equal(task.observe(state), theirs.first)
+    for t, action in enumerate(actions):
+        state, reward, end = task.step(state, action, None)
+        np.testing.assert_array_equal(task.observe(state), theirs.obs[t])
+        np.testing.assert_array_equal(reward, theirs.reward[t])
+        np.testing.assert_array_equal(end, theirs.terminated[t])
+    assert set(theirs.reward[8]) == {-1.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("delay", "answers"),
+    [  # tokens 1 0 1 1 0 are shown; the one to say after each
+        (0, [1, 0, 1, 1, 0]),
+        (1, [0, 1, 0, 1, 1]),
+        (2, [0, 0, 1, 0, 1]),
+    ],
+)
+def test_repeat_after_me_by_hand(delay, answers):
+    task = toys.repeat_after_me(delay=delay, episode_length=5)
+    draws = jnp.float32([0.7, 0.2, 0.5, 0.9, 0.49, 0.0])[:, None, None]  # tokens 1 0 1 1 0 0
+    state = task.reset(draws[0])
+    shown, wrong_state = [], state
+    for t, answer in enumerate(answers):
+        shown.append(int(task.observe(state)[0]))
+        state, reward, end = task.step(state, jnp.int32([answer]), draws[t + 1])
+        wrong_state, penalty, _ = task.step(wrong_state, jnp.int32([1 - answer]), draws[t + 1])
+        assert (reward.tolist(), penalty.tolist()) == ([1.0], [-1.0])
+        assert end.tolist() == [t == 4]
+    assert shown == [1, 0, 1, 1, 0]
+
+
+def test_repeat_after_me_takes_options():
+    actions = np.zeros((6, 4), np.int32)
+    trajectory = run("RepeatAfterMe-v0", "graph", actions, options={"delay": 2, "episode_length": 5})
+    assert trajectory.terminated.tolist() == [[t == 4] * 4 for t in range(6)]
+    assert (trajectory.reward[:2] == 1).all()  # before the first token comes back, 0 is right
+
+
+def test_stateless_cartpole_shows_the_positions_of_cartpole():
+    actions = random_actions(Discrete(2), 40, 4)
+    full, part = run("CartPole-v1", "graph", actions), run("StatelessCartPole-v1", "graph", actions)
+    np.testing.assert_array_equal(part.first, full.first[:, [0, 2]])
+    np.testing.assert_array_equal(part.obs, full.obs[..., [0, 2]])
+    np.testing.assert_array_equal(part.terminated, full.terminated)
+    assert full.terminated.any()
+    spec = envs.make("StatelessCartPole-v1", num_envs=1).spec
+    assert spec.observation.shape == (2,) and spec.max_episode_steps == 500
+    np.testing.assert_allclose(spec.observation.high, (4.8, 24 * math.pi / 180))
+
+
+def test_stateless_cartpole_by_hand():
+    """From rest, upright, a push to the right: velocities 0.1951 and -0.2927 after one step, positions after two."""
+    task = toys.stateless_cartpole()
+    state, _, _ = task.step(jnp.zeros((1, 4)), jnp.int32([1]), None)
+    np.testing.assert_array_equal(task.observe(state), [[0, 0]])  # positions move with the old velocities
+    # temp = 10 / 1.1; theta'' = -temp / (0.5 (4/3 - 0.1/1.1)); x'' = temp - 0.05 theta'' / 1.1
+    temp = 10 / 1.1
+    theta_acc = -temp / (0.5 * (4 / 3 - 0.1 / 1.1))
+    x_acc = temp - 0.05 * theta_acc / 1.1
+    state, _, _ = task.step(state, jnp.int32([1]), None)
+    np.testing.assert_allclose(task.observe(state), [[0.02**2 * x_acc, 0.02**2 * theta_acc]], rtol=1e-5)

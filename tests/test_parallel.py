@@ -1,0 +1,102 @@
+"""Our pmap has jax.pmap's meaning; replicated copies survive donation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from jrl import parallel
+from jrl.errors import InputError
+from jrl.parallel import AXIS, PER_DEVICE, REPLICATED, ROLLOUT
+from jrl.types import Rollout
+
+X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+
+
+def descend(w, x):
+    """One step on mean((x w)^2) over all devices; the body of a data-parallel learner."""
+    loss, grad = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+    loss, grad = jax.lax.pmean((loss, grad), AXIS)
+    return w - 0.1 * grad, loss
+
+
+def test_like_jax_pmap(four_devices):
+    w = jnp.arange(3.0)
+    ours = parallel.pmap(descend, four_devices, (REPLICATED, PER_DEVICE), (REPLICATED, REPLICATED))
+    theirs = jax.pmap(descend, axis_name=AXIS)
+    got_w, got_loss = jax.block_until_ready(ours(w, X))
+    want_w, want_loss = jax.block_until_ready(theirs(jnp.tile(w[None], (4, 1)), X.reshape(4, 2, 3)))
+    np.testing.assert_allclose(got_w, want_w[0], rtol=1e-6)
+    np.testing.assert_allclose(got_loss, want_loss[0], rtol=1e-6)
+
+
+def test_a_gradient_is_not_multiplied_by_the_number_of_devices(four_devices):
+    """With check_vma=True the gradient of a replicated parameter is psum'ed already, and the step four times too long."""
+    w = jnp.arange(3.0)
+    expected = np.asarray(w) - 0.1 * 2 / 8 * X.T @ (X @ np.asarray(w))
+    for mesh in (four_devices, parallel.make_mesh(1)):
+        ours = parallel.pmap(descend, mesh, (REPLICATED, PER_DEVICE), (REPLICATED, REPLICATED))
+        np.testing.assert_allclose(jax.block_until_ready(ours(w, X))[0], expected, rtol=1e-5)
+
+
+def test_each_device_knows_its_index(four_devices):
+    body = lambda x: x + jax.lax.axis_index(AXIS)
+    got = jax.block_until_ready(parallel.pmap(body, four_devices, (PER_DEVICE,), PER_DEVICE)(jnp.zeros(8, jnp.int32)))
+    np.testing.assert_array_equal(got, [0, 0, 1, 1, 2, 2, 3, 3])
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_donating_a_replica_keeps_the_original(devices):
+    mesh = parallel.make_mesh(devices)
+    tree = {"w": jnp.arange(3.0), "n": np.float32(2.0)}
+    replica = parallel.replicate(tree, mesh)
+    add = parallel.pmap(lambda t: jax.tree.map(lambda x: x + 1, t), mesh, (REPLICATED,), REPLICATED, donate_argnums=(0,))
+    after = jax.block_until_ready(add(replica))
+    assert replica["w"].is_deleted()  # it was donated
+    np.testing.assert_array_equal(tree["w"], [0, 1, 2])  # and the original was not
+    np.testing.assert_array_equal(after["w"], [1, 2, 3])
+    assert len(after["w"].addressable_shards) == devices
+    one = parallel.first(after)
+    assert one["w"].devices() == {jax.devices()[0]}
+    np.testing.assert_array_equal(one["w"], [1, 2, 3])
+    assert float(one["n"]) == 3.0
+
+
+def test_a_rollout_is_split_by_columns(four_devices):
+    T, B = 3, 8
+    column = jnp.tile(jnp.arange(B)[None], (T, 1))
+    rollout = Rollout(
+        obs=jnp.tile(column[..., None], (1, 1, 2)),
+        last_obs=jnp.tile(jnp.arange(B)[:, None], (1, 2)),
+        action=column,
+        reward=column,
+        terminated=column,
+        truncated=column,
+        mask=column,
+        contiguous=jnp.arange(B),
+        extras={"log_prob": column, "dist": {"logits": jnp.tile(column[..., None], (1, 1, 5))}},
+        carry=(jnp.arange(B),),
+    )
+    placed = parallel.shard(rollout, four_devices, ROLLOUT)
+
+    def body(rollout):
+        mine = jax.lax.axis_index(AXIS) * 2 + jnp.arange(2)
+        spread = lambda x, axis: jnp.expand_dims(mine, [i for i in range(x.ndim) if i != axis])
+        bare = rollout.replace(last_obs=(), contiguous=(), carry=())
+        by_time = [jnp.all(x == spread(x, 1)) & (x.shape[:2] == (T, 2)) for x in jax.tree.leaves(bare)]
+        rest = jax.tree.leaves((rollout.last_obs, rollout.contiguous, rollout.carry))
+        return jnp.stack(by_time + [jnp.all(x == spread(x, 0)) for x in rest])[None]
+
+    right = np.asarray(parallel.pmap(body, four_devices, (ROLLOUT,), PER_DEVICE)(placed))
+    assert right.shape == (4, len(jax.tree.leaves(rollout)))
+    assert right.all()
+
+
+def test_make_mesh():
+    mesh = parallel.make_mesh(2)
+    assert isinstance(mesh, Mesh)
+    assert mesh.shape == {AXIS: 2}
+    assert parallel.make_mesh(0).devices.size == len(jax.devices())
+    with pytest.raises(InputError, match=r"run.devices: 99 asked for, but there are \d+ .*use run.devices="):
+        parallel.make_mesh(99)

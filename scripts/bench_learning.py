@@ -3,8 +3,8 @@
     python scripts/bench_learning.py --out runs/learning                 # all tasks, 3 seeds
     python scripts/bench_learning.py --only cartpole --seeds 5
 
-Each run is `python -m jrl.train CONFIG --as-test`: it passes when the mean return of the last 100 training episodes reaches
-the task's threshold within its step budget. Prints one JSON line per run, then a table; exits with 1 if any run failed.
+Each run is `python -m jrl.train CONFIG --as-test`: it passes when the mean return of the last 100 training episodes
+reaches the threshold within the step budget. Prints one JSON line per run, then a table; exits with 1 if any run failed.
 """
 
 import argparse

@@ -33,6 +33,16 @@ def ids() -> tuple[str, ...]:
         return tuple(envpool.list_all_envs())
 
 
+def is_of(id: str, *modules: str) -> bool:
+    """Whether one of EnvPool's modules, such as `envpool.atari`, implements the id."""
+    with _quiet():
+        import envpool
+
+        spec = type(envpool.make_spec(id))
+    # the class that make_spec returns is built by a metaclass and belongs to no module of EnvPool; its base does
+    return any(base.__module__.startswith(modules) for base in spec.__mro__)
+
+
 def check(id: str, options: dict[str, Any]) -> list[str]:
     """What is wrong with the options, each with its mend."""
     with _quiet():
@@ -57,12 +67,11 @@ def _pool(id: str, num_envs: int, seed: int, options: dict[str, Any]) -> Any:
     errors = check(id, options)
     if errors:
         raise InputError(*errors)
+    # tasks of a microsecond a step lose more to a second thread than they gain, up to hundreds of environments
+    tiny = is_of(id, "envpool.classic_control", "envpool.toy_text")
     with _quiet():
         import envpool
 
-        module = type(envpool.make_spec(id)).__module__
-        # tasks of a microsecond a step lose more to a second thread than they gain, up to hundreds of environments
-        tiny = module.startswith(("envpool.classic_control", "envpool.toy_text"))
         threads = 1 if tiny else min(num_envs, os.cpu_count() or 1)
         settings = {"num_threads": threads, **options}
         return envpool.make(id, env_type="gymnasium", num_envs=num_envs, seed=seed, **settings)

@@ -111,11 +111,7 @@ def is_atari(id: str) -> bool:
         return False
     from jrl.envs import envpool_env
 
-    if id not in envpool_env.ids():
-        return False
-    import envpool
-
-    return type(envpool.make_spec(id)).__module__.startswith("envpool.atari")
+    return id in envpool_env.ids() and envpool_env.is_of(id, "envpool.atari")
 
 
 def make(

@@ -25,7 +25,8 @@ def action_transform(space: Space, *, normalize: bool, clip: bool) -> tuple[Spac
     finite = np.isfinite(low) & np.isfinite(high)
     affine = finite & normalize
     scale = np.where(affine, (high - low) / 2, 1).astype(np.float32)
-    middle = np.where(affine, (high + low) / 2, 0).astype(np.float32)
+    with np.errstate(invalid="ignore"):  # inf - inf
+        middle = np.where(affine, (high + low) / 2, 0).astype(np.float32)
 
     def fn(action: Array) -> Array:
         xp: Any = np if isinstance(action, np.ndarray) else jnp

@@ -103,6 +103,13 @@ def random_actions(space: Any, steps: int, num_envs: int, seed: int = 0) -> np.n
     return rng.uniform(low, high, shape).astype(np.float32)
 
 
+def kolmogorov_smirnov(a: np.ndarray, b: np.ndarray) -> float:
+    """The largest distance between two empirical distributions."""
+    points = np.sort(np.concatenate([a, b]))
+    share = lambda x: np.searchsorted(np.sort(x), points, side="right") / len(x)
+    return np.abs(share(a) - share(b)).max()
+
+
 class Countdown(gymnasium.Env):
     """Shows how many steps are left of `start`, then ends; the reward is what is left. Remembers its options."""
 

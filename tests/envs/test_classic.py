@@ -4,7 +4,7 @@ import gymnasium
 import jax
 import numpy as np
 import pytest
-from env_helpers import random_actions
+from env_helpers import kolmogorov_smirnov, random_actions
 
 from jrl.envs import GRAPH
 from jrl.envs.graph import build
@@ -90,13 +90,6 @@ def test_spec_equals_gymnasium(id):
     else:
         assert spec.action.shape == theirs.action_space.shape
         np.testing.assert_allclose(spec.action.bounds(), (theirs.action_space.low, theirs.action_space.high))
-
-
-def kolmogorov_smirnov(a, b):
-    """The largest distance between two empirical distributions."""
-    points = np.sort(np.concatenate([a, b]))
-    share = lambda x: np.searchsorted(np.sort(x), points, side="right") / len(x)
-    return np.abs(share(a) - share(b)).max()
 
 
 @pytest.mark.parametrize("id", IDS)

@@ -1,7 +1,5 @@
 """A task with random ends of both kinds, a recurrent policy, and the same environments as host environments."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,7 +68,3 @@ class Hosted:
     def close(self):
         self.closed = True
 
-
-@functools.cache
-def jitted(fn):
-    return jax.jit(fn, static_argnames="explore")

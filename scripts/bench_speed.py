@@ -1,0 +1,141 @@
+"""How fast is it? Works of fixed size, each measured by the command a user would type, in rounds beside other programs.
+
+    python scripts/bench_speed.py                                   # every work, 3 rounds, one JSON line each, a table
+    python scripts/bench_speed.py W1 G256 --repeat 5 --out speed.jsonl
+    python scripts/bench_speed.py W1 --beside peers.txt             # a command per line that prints one JSON line
+
+A work runs `python -m jrl.train` in a process of its own. Its rate is environment steps (learning included) between 30%
+and 100% of the run, so that start-up and compilation are outside it; `cold` and `warm` measure just those. Commands of
+`--beside` run in the same rounds, one after the other, and are compared by their field `steps_per_s`: on a shared
+machine only a ratio of one run counts. In a command, `{i}` is the number of the round.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+_CARTPOLE = ["configs/ppo.yaml", "algo.gamma=0.99", "algo.gae_lambda=0.95", "algo.ent_coef=0.01"]
+
+
+def _graph(num_envs: int, steps: int) -> list[str]:
+    return [*_CARTPOLE, "env.backend=graph", f"env.num_envs={num_envs}", f"stop.env_steps={steps}"]
+
+
+WORKS: dict[str, list[str]] = {  # name -> config and overrides; stop criteria beside env_steps are removed
+    "W1": [*_CARTPOLE, "env.num_envs=8", "algo.lr=1e-3", "stop.env_steps=1000000"],
+    "W2": [*_CARTPOLE, "env.num_envs=64", "algo.lr=2.5e-3", "stop.env_steps=2000000"],
+    "W3": ["configs/ppo_mujoco.yaml", "env.id=HalfCheetah-v5", "stop.env_steps=150000"],
+    "W4": ["configs/ppo_atari.yaml", "env.num_envs=8", "algo.num_minibatches=4", "stop.env_steps=20480"],
+    "G4": _graph(4, 2_000_000),
+    "G64": _graph(64, 3_000_000),
+    "G256": _graph(256, 4_000_000),
+    "G2048": _graph(2048, 6_000_000),
+}
+# seconds from process start: name -> (config and overrides, whether programs are in the compile cache already)
+STARTS: dict[str, tuple[list[str], bool]] = {
+    "warm": (["configs/ppo.yaml", "run.report_every=1", "stop.env_steps=5000"], True),
+    "cold": (["configs/ppo.yaml"], False),
+    "cold-graph": (["configs/ppo.yaml", "env.backend=graph"], False),
+}
+
+
+def train(config: str, overrides: Iterable[str], *, cache: Path, keep_criteria: bool) -> tuple[float, list[dict]]:
+    """Runs the training command; returns the time of its start and its result rows."""
+    out = Path(tempfile.mkdtemp())
+    settings = [f"--set={o}" for o in overrides]
+    if not keep_criteria:
+        settings.append("--set=stop.episode/return=1e9")
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache)}
+    command = [sys.executable, "-m", "jrl.train", config, *settings, "--out", str(out / "run")]
+    start = time.time()
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    rows = [json.loads(line) for line in (out / "run" / "result.jsonl").read_text().splitlines()]
+    shutil.rmtree(out)
+    return start, rows
+
+
+def steady_rate(rows: list[dict], skip: float = 0.3) -> float:
+    """Environment steps per second from `skip` of the run to its end."""
+    last = rows[-2]  # the last row may follow at once
+    first = next(r for r in rows if r["env_steps"] >= skip * last["env_steps"])
+    return (last["env_steps"] - first["env_steps"]) / (last["time_s"] - first["time_s"])
+
+
+def measure(work: str) -> dict[str, Any]:
+    """One run of a work: `steps_per_s`, or `seconds` for a start."""
+    if work in WORKS:
+        config, *overrides = WORKS[work]
+        with tempfile.TemporaryDirectory() as cache:
+            _, rows = train(config, overrides, cache=Path(cache), keep_criteria=False)
+        return {
+            "steps_per_s": round(steady_rate(rows)),
+            "updates_per_step": rows[-2]["updates"] / rows[-2]["env_steps"],
+        }
+    (config, *overrides), warm = STARTS[work]
+    with tempfile.TemporaryDirectory() as cache:
+        if warm:
+            train(config, overrides, cache=Path(cache), keep_criteria=True)
+        start, rows = train(config, overrides, cache=Path(cache), keep_criteria=True)
+    row = rows[0] if warm else next((r for r in rows if (r["episode/return"] or 0) >= 475), rows[-1])
+    return {
+        "seconds": round(row["timestamp"] - start, 2),
+        "env_steps": row["env_steps"],
+        "return": row["episode/return"],
+    }
+
+
+def peer(command: str, index: int) -> dict[str, Any]:
+    """One run of somebody else's program, which prints a JSON line."""
+    done = subprocess.run(shlex.split(command.replace("{i}", str(index))), capture_output=True, text=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        return {"error": done.stderr[-300:], "returncode": done.returncode}
+    return json.loads(lines[-1])
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("works", nargs="*", metavar="WORK", help=f"of {', '.join([*WORKS, *STARTS])} (default: all)")
+    p.add_argument("--repeat", type=int, default=3, help="rounds (default 3)")
+    p.add_argument("--beside", type=Path, help="file of commands to run in the same rounds")
+    p.add_argument("--out", type=Path, help="append the JSON lines here too")
+    args = p.parse_args()
+    unknown = [w for w in args.works if w not in WORKS and w not in STARTS]
+    if unknown:
+        p.error(f"unknown works {unknown}: choose from {[*WORKS, *STARTS]}")
+    lines = args.beside.read_text().splitlines() if args.beside else []
+    peers = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+    found: dict[str, list[float]] = {}
+    for index in range(1, args.repeat + 1):
+        for name in [*(args.works or [*WORKS, *STARTS]), *peers]:
+            ours = name in WORKS or name in STARTS
+            row = {"name": name, "round": index, **(measure(name) if ours else peer(name, index))}
+            row["load1"] = round(os.getloadavg()[0], 2)
+            print(json.dumps(row), flush=True)
+            if args.out:
+                with args.out.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+            value = row.get("steps_per_s", row.get("seconds"))
+            if value is not None:
+                found.setdefault(name, []).append(value)
+    print("\n| work | median | lowest | highest |\n| --- | --- | --- | --- |")
+    for name, values in found.items():
+        print(f"| {name} | {statistics.median(values):,.6g} | {min(values):,.6g} | {max(values):,.6g} |")
+
+
+if __name__ == "__main__":
+    main()

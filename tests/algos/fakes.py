@@ -1,0 +1,131 @@
+"""Data for algorithms without an environment: random observations, ends and masks under the contract, real extras."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrl import algos
+from jrl.networks import NetworkConfig
+from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete, Rollout
+
+VECTOR = Box((4,))
+NETWORK = NetworkConfig(hidden=(8, 8))
+SMALL = {"ppo": {"num_epochs": 2, "num_minibatches": 2}}  # what keeps an algorithm's tests quick
+# every option that holds state or reduces over devices, at once
+LOADED = {
+    "ppo": {
+        "normalize_obs": True,
+        "normalize_reward": True,
+        "kl_coef": 0.2,
+        "kl_target": 0.01,
+        "target_kl": 0.5,
+        "value_clip_eps": 0.2,
+        "ent_coef": 0.01,
+        "lr": ((0, 3e-4), (200, 1e-4)),
+    }
+}
+
+
+def spec(action=None, observation=VECTOR, num_envs=8):
+    return EnvSpec(observation, action or Discrete(3), num_envs)
+
+
+def config(name, **overrides):
+    return algos.get_config_class(name)(**{**SMALL.get(name, {}), **overrides})
+
+
+def make(name, env_spec=None, network=NETWORK, *, axis_name=None, **overrides):
+    return algos.get(name).make(config(name, **overrides), env_spec or spec(), network, axis_name=axis_name)
+
+
+def observations(rng, space, batch):
+    """[*batch, *space.shape] of the space's dtype."""
+    if isinstance(space, Discrete):
+        return rng.integers(0, space.n, batch).astype(np.int32)
+    if isinstance(space, MultiDiscrete):
+        return rng.integers(0, space.nvec, (*batch, len(space.nvec))).astype(np.int32)
+    if space.dtype == "uint8":
+        return rng.integers(0, 256, (*batch, *space.shape)).astype(np.uint8)
+    return (2.0 + 3.0 * rng.normal(size=(*batch, *space.shape))).astype(np.float32)
+
+
+def flags(rng, T, B, end_rate=0.25):
+    """(terminated, truncated, mask) [T, B]: no end on a reset row; some first rows are reset rows."""
+    terminated, truncated, mask = (np.zeros((T, B), bool) for _ in range(3))
+    done = rng.random(B) < end_rate
+    for t in range(T):
+        mask[t] = ~done
+        end = ~done & (rng.random(B) < end_rate)
+        terminated[t] = end & (rng.random(B) < 0.5)
+        truncated[t] = end & ~terminated[t]
+        done = end
+    return terminated, truncated, mask
+
+
+@functools.cache
+def _unroll_act(act):
+    """Jitted once per algorithm: the steps of a rollout as a batch axis of `lax.map`."""
+
+    @jax.jit
+    def run(actor, obs, keys, carry):
+        def step(carry, row):
+            out = act(actor, row[0], carry, row[1])
+            return out.carry, (out.action, out.extras)
+
+        return jax.lax.scan(step, carry, (obs, keys))[1]
+
+    return run
+
+
+def rollout(algo, env_spec, actor, *, T=8, seed=0):
+    """A Rollout whose actions and extras come from `algo.act`."""
+    rng, B = np.random.default_rng(seed), env_spec.num_envs
+    obs = jnp.asarray(observations(rng, env_spec.observation, (T + 1, B)))
+    action, extras = _unroll_act(algo.act)(
+        actor, obs[:-1], jax.random.split(jax.random.key(seed), T), algo.carry(B)
+    )
+    terminated, truncated, mask = flags(rng, T, B)
+    reward = np.where(mask, rng.normal(size=(T, B)), 0).astype(np.float32)
+    if algo.running_return_gamma is not None:
+        extras = {**extras, "running_return": jnp.asarray(rng.normal(size=(T, B)), jnp.float32)}
+    return Rollout(
+        obs=obs[:-1],
+        last_obs=obs[-1],
+        action=action,
+        reward=jnp.asarray(reward),
+        terminated=jnp.asarray(terminated),
+        truncated=jnp.asarray(truncated),
+        mask=jnp.asarray(mask),
+        contiguous=jnp.full((B,), seed > 0),
+        extras=extras,
+        carry=algo.carry(B),
+    )
+
+
+def perturbed(state, scale=0.3):
+    """The state with noise on its parameters: away from the nearly uniform first policy."""
+    leaves, treedef = jax.tree.flatten(state.params)
+    rng = np.random.default_rng(0)
+    noisy = [x + jnp.asarray(scale * rng.normal(size=x.shape), x.dtype) for x in leaves]
+    return state.replace(params=jax.tree.unflatten(treedef, noisy))
+
+
+def assert_same(a, b, err=""):
+    """Bit for bit."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b)):
+        x, y = np.asarray(x), np.asarray(y)
+        assert (x.shape, x.dtype) == (y.shape, y.dtype)
+        np.testing.assert_array_equal(x, y, err_msg=err + jax.tree_util.keystr(path))
+
+
+def assert_close(a, b, atol=1e-5, rtol=1e-5):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b)):
+        np.testing.assert_allclose(x, y, atol=atol, rtol=rtol, err_msg=jax.tree_util.keystr(path))
+
+
+def differ(a, b):
+    return any(not np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))

@@ -1,0 +1,345 @@
+"""What holds for every registered algorithm: pure, arrays only, the same anywhere, blind to masked rows."""
+
+import dataclasses
+import functools
+import subprocess
+import sys
+
+import fakes
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fakes import assert_close, assert_same, differ
+
+from jrl import algos, checkpoint, parallel
+from jrl.errors import InputError
+from jrl.networks import NetworkConfig
+from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete
+
+NAMES = [name for name in algos.names() if fakes.make(name).on_policy]  # replay-based ones need data of another kind
+KEY = jax.random.key(11)
+
+
+class Made:
+    """One algorithm with its options, its jitted functions and a rollout."""
+
+    def __init__(self, name, **overrides):
+        self.name, self.overrides = name, overrides
+        self.spec = fakes.spec()
+        self.algo = fakes.make(name, self.spec, **overrides)
+        self.init, self.update = jax.jit(self.algo.init), jax.jit(self.algo.update)
+        self.act = jax.jit(self.algo.act, static_argnames="explore")
+        self.state = fakes.perturbed(self.init(jax.random.key(0)))
+        self.actor = self.algo.actor(self.state)
+        self.rollout = fakes.rollout(self.algo, self.spec, self.actor)
+
+    def rollouts(self, count):
+        return [fakes.rollout(self.algo, self.spec, self.actor, seed=seed) for seed in range(count)]
+
+
+@functools.cache
+def made(name, loaded):
+    return Made(name, **(fakes.LOADED.get(name, {}) if loaded else {}))
+
+
+each = pytest.mark.parametrize("name", NAMES)
+each_option = pytest.mark.parametrize("loaded", [False, True], ids=["default", "loaded"])
+
+
+@each
+@each_option
+def test_state_and_actor_hold_arrays_only(name, loaded):
+    m = made(name, loaded)
+    state = m.algo.init(KEY)
+    after, _ = m.update(state, m.rollout, KEY)
+    for tree in (state, m.algo.actor(state)):
+        leaves = jax.tree.leaves(tree)
+        assert leaves
+        for leaf in leaves:
+            assert isinstance(leaf, jax.Array)
+            assert not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # acting gets its keys from outside
+    assert jax.tree.structure(state) == jax.tree.structure(after)  # it can be a scan's carry
+    signature = lambda tree: [(x.shape, x.dtype, x.weak_type) for x in jax.tree.leaves(tree)]
+    assert signature(state) == signature(after)
+    pointers = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state)]
+    assert len(set(pointers)) == len(pointers)  # each can be donated
+
+
+@each
+@each_option
+def test_the_same_key_gives_the_same(name, loaded):
+    m = made(name, loaded)
+    assert_same(m.init(KEY), m.init(KEY))
+    first, again = (m.update(m.state, m.rollout, KEY) for _ in range(2))
+    assert_same(first, again)
+    obs = m.rollout.obs[0]
+    assert_same(m.act(m.actor, obs, (), KEY), m.act(m.actor, obs, (), KEY))
+
+
+@each
+def test_another_key_gives_another(name):
+    m = made(name, False)
+    other = jax.random.key(12)
+    assert differ(m.init(KEY), m.init(other))
+    assert differ(m.update(m.state, m.rollout, KEY)[0], m.update(m.state, m.rollout, other)[0])
+    assert differ(m.act(m.actor, m.rollout.obs[0], (), KEY), m.act(m.actor, m.rollout.obs[0], (), other))
+    assert differ(m.state.params, m.update(m.state, m.rollout, KEY)[0].params)  # and it learns at all
+
+
+@each
+@each_option
+def test_metrics_are_finite_scalars(name, loaded):
+    _, aux = made(name, loaded).update(made(name, loaded).state, made(name, loaded).rollout, KEY)
+    assert aux.metrics
+    for key, value in aux.metrics.items():
+        assert value.shape == (), key
+        assert np.isfinite(value), key
+
+
+@each
+def test_vmap_over_seeds(name):
+    m = made(name, True)
+    keys = jax.random.split(KEY, 3)
+    states = jax.jit(jax.vmap(m.algo.init))(keys)
+    rollouts = m.rollouts(3)
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *rollouts)
+    together, _ = jax.jit(jax.vmap(m.algo.update))(states, stacked, keys)
+    for i in range(3):
+        alone, _ = m.update(m.init(keys[i]), rollouts[i], keys[i])
+        assert_close(jax.tree.map(lambda x: x[i], together), alone)
+
+
+@each
+def test_vmapped_initialisation_ends(name):
+    """jax.vmap of a batched QR hangs on two cores; a process of its own, so that a hang is a failure."""
+    code = f"""
+import jax
+from jrl import algos
+from jrl.types import Box, Discrete, EnvSpec
+module = algos.get({name!r})
+algo = module.make(module.Config(), EnvSpec(Box((8,)), Discrete(3), 4))
+for wrap in (jax.jit, lambda f: f):
+    jax.block_until_ready(wrap(jax.vmap(algo.init))(jax.random.split(jax.random.key(0), 8)))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@each
+def test_vmap_over_hyper_parameters(name):
+    """A batch of configs: every float is traced, sizes and flags stay static."""
+    m = made(name, True)
+    cfgs = [fakes.config(name, **m.overrides), fakes.config(name, **m.overrides)]
+    cfgs[1] = dataclasses.replace(jax.tree.map(lambda x: x * 0.9, cfgs[1]))
+    if hasattr(cfgs[1], "lr"):
+        cfgs[1] = dataclasses.replace(cfgs[1], lr=jax.tree.map(lambda x: x * 3, cfgs[1].lr))
+    batch = jax.tree.map(lambda *x: jnp.asarray(x, jnp.float32), *cfgs)
+
+    def update(cfg, state, rollout):
+        return algos.get(name).make(cfg, m.spec, fakes.NETWORK).update(state, rollout, KEY)[0]
+
+    together = jax.jit(jax.vmap(update, in_axes=(0, None, None)))(batch, m.state, m.rollout)
+    one = jax.jit(update)
+    alone = [one(jax.tree.map(jnp.float32, cfg), m.state, m.rollout) for cfg in cfgs]
+    for i in range(2):
+        assert_close(jax.tree.map(lambda x: x[i], together), alone[i])
+    assert differ(alone[0].params, alone[1].params)
+    assert_close(alone[0], m.update(m.state, m.rollout, KEY)[0])  # traced floats are the floats
+
+
+def per_device(rollout, devices):
+    """[T, B, ...] -> [D, T, B / D, ...] for jax.pmap."""
+
+    def split(spec, leaf):
+        axis = 1 if spec == parallel.ROLLOUT.obs else 0
+        shape = (*leaf.shape[:axis], devices, -1, *leaf.shape[axis + 1 :])
+        return jnp.moveaxis(leaf.reshape(shape), axis, 0)
+
+    is_spec = lambda x: isinstance(x, jax.sharding.PartitionSpec)
+    return jax.tree.map(lambda spec, part: jax.tree.map(functools.partial(split, spec), part), parallel.ROLLOUT, rollout, is_leaf=is_spec)
+
+
+@each
+@each_option
+def test_four_devices_learn_as_one(name, loaded, four_devices):
+    m = made(name, loaded)
+    algo = fakes.make(name, m.spec, axis_name=parallel.AXIS, **m.overrides)
+    ours = parallel.pmap(
+        algo.update,
+        four_devices,
+        (parallel.REPLICATED, parallel.ROLLOUT, parallel.REPLICATED),
+        (parallel.REPLICATED, parallel.REPLICATED),
+    )
+    theirs = jax.pmap(algo.update, axis_name=parallel.AXIS, in_axes=(0, 0, None))
+    one, four = m.state, parallel.replicate(m.state, four_devices)
+    stacked = jax.tree.map(lambda x: jnp.stack([x] * 4), m.state)
+    for i, rollout in enumerate(m.rollouts(3)):
+        key = jax.random.fold_in(KEY, i)
+        one, aux = m.update(one, rollout, key)
+        four, aux_four = jax.block_until_ready(ours(four, parallel.shard(rollout, four_devices, parallel.ROLLOUT), key))
+        stacked, aux_stacked = jax.block_until_ready(theirs(stacked, per_device(rollout, 4), key))
+    for x in jax.tree.leaves(four):
+        replicas = [np.asarray(shard.data) for shard in x.addressable_shards]
+        assert len(replicas) == 4
+        for replica in replicas[1:]:
+            np.testing.assert_array_equal(replicas[0], replica)
+    assert_close(parallel.first(four), one)
+    assert_close(parallel.first(aux_four.metrics), aux.metrics, atol=1e-4, rtol=1e-4)
+    for device in range(4):
+        assert_close(jax.tree.map(lambda x: np.asarray(x)[device], stacked), parallel.first(four), atol=1e-7, rtol=1e-6)
+    assert_close(jax.tree.map(lambda x: np.asarray(x)[0], aux_stacked.metrics), parallel.first(aux_four.metrics))
+
+
+@each
+@each_option
+def test_masked_rows_change_nothing(name, loaded):
+    m = made(name, loaded)
+    mask = np.asarray(m.rollout.mask)
+    assert (~mask).sum() >= 8
+
+    def spoil(x, values):
+        x = np.array(x)
+        x[~mask] = values.astype(x.dtype)[~mask]
+        return jnp.asarray(x)
+
+    before, aux = m.update(m.state, m.rollout, KEY)
+    for seed, scale in ((0, 1.0), (1, 1e30), (2, np.inf), (3, np.nan)):
+        rng = np.random.default_rng(seed)
+        noise = lambda x: scale * rng.normal(size=x.shape)
+        extras = dict(m.rollout.extras)
+        extras["log_prob"] = spoil(extras["log_prob"], noise(extras["log_prob"]))
+        action = rng.integers(0, m.spec.action.n, mask.shape)
+        spoiled = m.rollout.replace(
+            reward=spoil(m.rollout.reward, noise(m.rollout.reward)),
+            action=spoil(m.rollout.action, action),
+            extras=extras,
+        )
+        after, spoiled_aux = m.update(m.state, spoiled, KEY)
+        assert_same((before, aux.metrics), (after, spoiled_aux.metrics), f"scale {scale}: ")
+    # and the same change on a row that counts is seen
+    row = np.argwhere(mask & ~np.asarray(m.rollout.terminated | m.rollout.truncated))[0]
+    seen, _ = m.update(m.state, m.rollout.replace(reward=m.rollout.reward.at[tuple(row)].add(1.0)), KEY)
+    assert differ(before.params, seen.params)
+
+
+@each
+def test_masked_actions_of_a_box_change_nothing(name):
+    """A huge action on a masked row has a log-probability that overflows."""
+    env_spec = fakes.spec(Box((3,)))
+    algo = fakes.make(name, env_spec)
+    state = algo.init(KEY)
+    rollout, update = fakes.rollout(algo, env_spec, algo.actor(state)), jax.jit(algo.update)
+    before, aux = update(state, rollout, KEY)
+    for value in (7.0, 1e30, np.inf, np.nan):
+        void = jnp.expand_dims(~rollout.mask, 2)
+        after, spoiled = update(state, rollout.replace(action=jnp.where(void, value, rollout.action)), KEY)
+        assert_same((before, aux.metrics), (after, spoiled.metrics), f"action {value}: ")
+
+
+@each
+@each_option
+def test_save_restore_continue(name, loaded, tmp_path):
+    m = made(name, loaded)
+    straight, rollouts = m.state, m.rollouts(4)
+    for i, rollout in enumerate(rollouts):
+        if i == 2:
+            with checkpoint.Checkpointer(tmp_path / "checkpoints") as checkpoints:
+                checkpoints.save(i, {"learner": straight}, {"format": checkpoint.FORMAT})
+        straight, _ = m.update(straight, rollout, jax.random.fold_in(KEY, i))
+    template = jax.eval_shape(m.algo.init, KEY)
+    resumed = checkpoint.restore(checkpoint.locate(tmp_path), "learner", template)
+    assert differ(resumed, straight)
+    for i, rollout in enumerate(rollouts[2:], 2):
+        resumed, _ = m.update(resumed, rollout, jax.random.fold_in(KEY, i))
+    assert_same(straight, resumed)
+
+
+ACTIONS = [Discrete(3), MultiDiscrete((3, 2)), Box((3,)), Box((2, 2))]
+OBSERVATIONS = [
+    Box((4, 2)),
+    Box((6,), "uint8", 0, 255),
+    Discrete(5),
+    MultiDiscrete((3, 2)),
+    Box((9, 9, 2), "uint8", 0, 255),
+]
+SPACES = [(action, fakes.VECTOR) for action in ACTIONS] + [(Discrete(3), observation) for observation in OBSERVATIONS]
+
+
+@each
+@pytest.mark.parametrize(("action", "observation"), SPACES, ids=str)
+def test_spaces(name, action, observation):
+    """Shapes and dtypes of actions, and an update that moves the parameters and leaves them finite."""
+    env_spec = fakes.spec(action, observation)
+    network = fakes.NETWORK if len(observation.shape) < 3 else NetworkConfig(torso="impala")
+    algo = fakes.make(name, env_spec, network, normalize_obs=True)
+    state = jax.jit(algo.init)(KEY)
+    rollout = fakes.rollout(algo, env_spec, algo.actor(state), T=4)
+    assert rollout.action.shape == (4, 8, *action.shape)
+    assert rollout.action.dtype == action.dtype
+    if not isinstance(action, Box):
+        high = np.asarray(action.n if isinstance(action, Discrete) else action.nvec) - 1
+        flat = np.asarray(rollout.action).reshape(32, *action.shape)
+        np.testing.assert_array_equal(flat.min(0), np.zeros_like(high))
+        np.testing.assert_array_equal(flat.max(0), high)  # every choice is taken
+    after, aux = jax.jit(algo.update)(state, rollout, KEY)
+    assert differ(state.params, after.params)
+    for leaf in jax.tree.leaves((after, aux.metrics)):
+        assert np.isfinite(leaf).all()
+
+
+@each
+@pytest.mark.parametrize("action", ACTIONS, ids=str)
+def test_without_exploration_the_mode_is_taken(name, action):
+    env_spec = fakes.spec(action)
+    algo = fakes.make(name, env_spec)
+    act = jax.jit(algo.act, static_argnames="explore")
+    actor = algo.actor(fakes.perturbed(algo.init(KEY)))
+    obs = jnp.asarray(fakes.observations(np.random.default_rng(0), env_spec.observation, (8,)))
+    best = act(actor, obs, algo.carry(8), KEY, explore=False)
+    assert_same(best, act(actor, obs, algo.carry(8), jax.random.key(0), explore=False))
+    assert (best.action.shape, best.action.dtype) == ((8, *action.shape), action.dtype)
+    samples = [act(actor, obs, algo.carry(8), key, explore=True) for key in jax.random.split(KEY, 200)]
+    assert differ(samples[0].action, samples[1].action)
+    taken = np.stack([s.action for s in samples])
+    if isinstance(action, Box):
+        deviation = taken.std(0)
+        assert (np.abs(taken.mean(0) - best.action) < 5 * deviation / np.sqrt(200)).all()
+    if "log_prob" in best.extras:
+        assert (np.stack([s.extras["log_prob"] for s in samples]) <= np.asarray(best.extras["log_prob"])[None] + 1e-5).all()
+
+
+@each
+@each_option
+def test_extreme_rollouts_leave_everything_finite(name, loaded):
+    m = made(name, loaded)
+    zeros, ones = jnp.zeros_like(m.rollout.reward), jnp.ones_like(m.rollout.reward)
+    nothing = jnp.zeros_like(m.rollout.mask)
+    only = nothing.at[2, 3].set(True)
+    extreme = {
+        "constant rewards": m.rollout.replace(reward=ones, obs=jnp.ones_like(m.rollout.obs)),
+        "no reward": m.rollout.replace(reward=zeros),
+        "huge rewards": m.rollout.replace(reward=1e8 * m.rollout.reward),
+        "one row": m.rollout.replace(mask=only, terminated=nothing, truncated=nothing),
+        "no row": m.rollout.replace(mask=nothing, terminated=nothing, truncated=nothing),
+        "every row ends": m.rollout.replace(terminated=~nothing, truncated=nothing),
+    }
+    for what, rollout in extreme.items():
+        state = m.algo.init(KEY)
+        for i in range(3):
+            state, aux = m.update(state, rollout, jax.random.fold_in(KEY, i))
+        for path, leaf in jax.tree_util.tree_leaves_with_path((state, aux.metrics)):
+            assert np.isfinite(leaf).all(), f"{what}: {jax.tree_util.keystr(path)}"
+
+
+@each
+def test_spaces_that_are_not_supported(name):
+    with pytest.raises(InputError, match="action space"):
+        fakes.make(name, EnvSpec(fakes.VECTOR, Box((2,), "int32", 0, 5), 8))
+
+
+def test_an_unknown_algorithm():
+    with pytest.raises(InputError, match="unknown algorithm 'pop': choose one of .*ppo"):
+        algos.get("pop")
+    for name in algos.names():
+        assert algos.get_config_class(name) is algos.get(name).Config
+        assert algos.get_config_class(name)().validate() == []

@@ -68,9 +68,7 @@ class EvaluationConfig:
 class CheckpointConfig:
     """What is kept to resume from."""
 
-    every: int | None = (
-        None  # environment steps between checkpoints; null: every 5 minutes. The end has one
-    )
+    every: int | None = None  # environment steps between checkpoints; null: every 5 minutes. The end has one
     keep_last: int = 3  # older ones are deleted
 
 

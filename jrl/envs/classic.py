@@ -1,6 +1,6 @@
 """Gymnasium's classic control tasks as definitions; equations and constants as in Gymnasium 1.x, in float32.
 
-State is one [B, k] array per task.
+State is a tuple of [B] arrays, one per variable.
 """
 
 import math
@@ -12,7 +12,11 @@ from jrl.types import Box, Discrete
 
 
 def _uniform(draws, low, high):
-    return low + (high - low) * draws
+    return tuple(low + (high - low) * draw for draw in draws)
+
+
+def _columns(state):
+    return jnp.stack(state, -1)
 
 
 def cartpole() -> Definition:
@@ -23,14 +27,14 @@ def cartpole() -> Definition:
     x_limit, theta_limit = 2.4, 12 * 2 * math.pi / 360
 
     def step(state, action, draws):
-        x, x_dot, theta, theta_dot = state[:, 0], state[:, 1], state[:, 2], state[:, 3]
+        x, x_dot, theta, theta_dot = state
         push = jnp.where(action == 1, force, -force)
         cos, sin = jnp.cos(theta), jnp.sin(theta)
         temp = (push + pole_moment * theta_dot**2 * sin) / total_mass
         theta_acc = (gravity * sin - cos * temp) / (half_length * (4.0 / 3.0 - pole_mass * cos**2 / total_mass))
         x_acc = temp - pole_moment * theta_acc * cos / total_mass
         x, theta = x + dt * x_dot, theta + dt * theta_dot
-        state = jnp.stack([x, x_dot + dt * x_acc, theta, theta_dot + dt * theta_acc], -1)
+        state = (x, x_dot + dt * x_acc, theta, theta_dot + dt * theta_acc)
         fallen = (jnp.abs(x) > x_limit) | (jnp.abs(theta) > theta_limit)
         return state, jnp.ones_like(x), fallen
 
@@ -42,7 +46,7 @@ def cartpole() -> Definition:
         num_draws=4,
         reset=lambda draws: _uniform(draws, -0.05, 0.05),
         step=step,
-        observe=lambda state: state,
+        observe=_columns,
     )
 
 
@@ -51,21 +55,21 @@ def pendulum() -> Definition:
     max_speed, max_torque, dt, gravity = 8.0, 2.0, 0.05, 10.0
 
     def step(state, action, draws):
-        theta, speed = state[:, 0], state[:, 1]
+        theta, speed = state
         torque = jnp.clip(action[:, 0], -max_torque, max_torque)
         angle = (theta + math.pi) % (2 * math.pi) - math.pi
         reward = -(angle**2 + 0.1 * speed**2 + 0.001 * torque**2)
         speed = jnp.clip(speed + (1.5 * gravity * jnp.sin(theta) + 3.0 * torque) * dt, -max_speed, max_speed)
-        return jnp.stack([theta + speed * dt, speed], -1), reward, jnp.zeros(reward.shape, bool)
+        return (theta + speed * dt, speed), reward, jnp.zeros(reward.shape, bool)
 
     return Definition(
         observation=Box((3,), "float32", (-1.0, -1.0, -max_speed), (1.0, 1.0, max_speed)),
         action=Box((1,), "float32", -max_torque, max_torque),
         max_episode_steps=200,
         num_draws=2,
-        reset=lambda draws: _uniform(draws, -1.0, 1.0) * jnp.array([[math.pi, 1.0]], jnp.float32),
+        reset=lambda draws: (*_uniform(draws[:1], -math.pi, math.pi), *_uniform(draws[1:], -1.0, 1.0)),
         step=step,
-        observe=lambda s: jnp.stack([jnp.cos(s[:, 0]), jnp.sin(s[:, 0]), s[:, 1]], -1),
+        observe=lambda state: _columns((jnp.cos(state[0]), jnp.sin(state[0]), state[1])),
     )
 
 
@@ -74,21 +78,21 @@ def _mountain_car(action, push, reward, goal: float, max_episode_steps: int) -> 
     low, high, max_speed = -1.2, 0.6, 0.07
 
     def step(state, action, draws):
-        position, velocity = state[:, 0], state[:, 1]
+        position, velocity = state
         velocity = jnp.clip(velocity + push(action) - 0.0025 * jnp.cos(3 * position), -max_speed, max_speed)
         position = jnp.clip(position + velocity, low, high)
         velocity = jnp.where((position <= low) & (velocity < 0), 0.0, velocity)
         there = (position >= goal) & (velocity >= 0)
-        return jnp.stack([position, velocity], -1), reward(action, there), there
+        return (position, velocity), reward(action, there), there
 
     return Definition(
         observation=Box((2,), "float32", (low, -max_speed), (high, max_speed)),
         action=action,
         max_episode_steps=max_episode_steps,
         num_draws=1,
-        reset=lambda draws: jnp.concatenate([_uniform(draws, -0.6, -0.4), jnp.zeros_like(draws)], -1),
+        reset=lambda draws: (*_uniform(draws, -0.6, -0.4), jnp.zeros_like(draws[0])),
         step=step,
-        observe=lambda state: state,
+        observe=_columns,
     )
 
 
@@ -126,9 +130,8 @@ def acrobot() -> Definition:
 
     def step(state, action, draws):
         torque = action.astype(jnp.float32) - 1.0
-        y = tuple(state[:, i] for i in range(4))
-        along = lambda k, h: tuple(a + h * b for a, b in zip(y, k))
-        k1 = derivative(y, torque)
+        along = lambda k, h: tuple(a + h * b for a, b in zip(state, k))
+        k1 = derivative(state, torque)
         k2 = derivative(along(k1, dt / 2), torque)
         k3 = derivative(along(k2, dt / 2), torque)
         k4 = derivative(along(k3, dt), torque)
@@ -139,12 +142,11 @@ def acrobot() -> Definition:
         speed1 = jnp.clip(speed1, -max_speeds[0], max_speeds[0])
         speed2 = jnp.clip(speed2, -max_speeds[1], max_speeds[1])
         above = -jnp.cos(theta1) - jnp.cos(theta2 + theta1) > 1.0
-        return jnp.stack([theta1, theta2, speed1, speed2], -1), jnp.where(above, 0.0, -1.0), above
+        return (theta1, theta2, speed1, speed2), jnp.where(above, 0.0, -1.0), above
 
     def observe(state):
-        theta1, theta2 = state[:, 0], state[:, 1]
-        angles = [jnp.cos(theta1), jnp.sin(theta1), jnp.cos(theta2), jnp.sin(theta2)]
-        return jnp.stack([*angles, state[:, 2], state[:, 3]], -1)
+        theta1, theta2, speed1, speed2 = state
+        return _columns((jnp.cos(theta1), jnp.sin(theta1), jnp.cos(theta2), jnp.sin(theta2), speed1, speed2))
 
     high = (1.0, 1.0, 1.0, 1.0, *max_speeds)
     return Definition(

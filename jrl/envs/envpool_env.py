@@ -14,7 +14,8 @@ import numpy as np
 from jrl.envs import spec as spaces
 from jrl.types import Array, Box, EnvSpec, GraphEnv, InputError, PyTree, StepResult
 
-_RESERVED = ("num_envs", "seed", "batch_size", "env_seed")
+_RESERVED = ("num_envs", "seed", "env_seed", "batch_size", "max_num_players", "base_path", "gym_reset_return_info")
+_TINY = ("envpool.classic_control", "envpool.toy_text")
 _UNLIMITED = 2**31 - 1
 
 
@@ -26,21 +27,22 @@ def _quiet() -> Iterator[None]:
 
 
 def ids() -> tuple[str, ...]:
-    """Every id that EnvPool has."""
+    """Every id that EnvPool has; none where it is not installed."""
+    try:
+        with _quiet():
+            import envpool
+    except ImportError:
+        return ()
+    return tuple(envpool.list_all_envs())
+
+
+def family(id: str) -> str:
+    """The module that an id comes from: `envpool.atari`, `envpool.classic_control`, ..."""
     with _quiet():
         import envpool
 
-        return tuple(envpool.list_all_envs())
-
-
-def is_of(id: str, *modules: str) -> bool:
-    """Whether one of EnvPool's modules, such as `envpool.atari`, implements the id."""
-    with _quiet():
-        import envpool
-
-        spec = type(envpool.make_spec(id))
-    # the class that make_spec returns is built by a metaclass and belongs to no module of EnvPool; its base does
-    return any(base.__module__.startswith(modules) for base in spec.__mro__)
+        # the class itself is made at run time, in no module of EnvPool's; the one it extends is compiled
+        return type(envpool.make_spec(id)).__mro__[1].__module__
 
 
 def check(id: str, options: dict[str, Any]) -> list[str]:
@@ -51,11 +53,11 @@ def check(id: str, options: dict[str, Any]) -> list[str]:
         spec = envpool.make_spec(id)
     known = [k for k in spec._config_keys if k not in _RESERVED]
     errors = []
-    if options.get("max_num_players", spec.config.max_num_players) > 1:  # results then have a row per player
+    if spec.config.max_num_players > 1:  # results then have a row per player
         errors.append(f"env.id {id}: a game of several players is not supported: use an environment of one")
     for key in options:
         if key in _RESERVED:
-            errors.append(f"env.options.{key}: set by jrl: use env.num_envs and run.seed")
+            errors.append(f"env.options.{key}: set by jrl, from env.num_envs and run.seed: leave it out")
         elif key not in known:
             near = difflib.get_close_matches(key, known, 1)
             mend = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
@@ -67,14 +69,16 @@ def _pool(id: str, num_envs: int, seed: int, options: dict[str, Any]) -> Any:
     errors = check(id, options)
     if errors:
         raise InputError(*errors)
-    # tasks of a microsecond a step lose more to a second thread than they gain, up to hundreds of environments
-    tiny = is_of(id, "envpool.classic_control", "envpool.toy_text")
     with _quiet():
         import envpool
 
-        threads = 1 if tiny else min(num_envs, os.cpu_count() or 1)
+        # tasks of a microsecond a step lose more to a second thread than they gain, up to hundreds of environments
+        threads = 1 if family(id).startswith(_TINY) else min(num_envs, os.cpu_count() or 1)
         settings = {"num_threads": threads, **options}
-        return envpool.make(id, env_type="gymnasium", num_envs=num_envs, seed=seed, **settings)
+        try:
+            return envpool.make(id, env_type="gymnasium", num_envs=num_envs, seed=seed, **settings)
+        except (TypeError, ValueError, ImportError) as e:
+            raise InputError(f"env {id}: EnvPool cannot make it with options {options}: {e}") from e
 
 
 class EnvPoolEnv:
@@ -82,12 +86,11 @@ class EnvPoolEnv:
 
     def __init__(self, id: str, *, num_envs: int, seed: int, options: dict[str, Any]):
         self._pool: Any = _pool(id, num_envs, seed, options)
-        with _quiet():  # of bounds beyond float32
-            self._observed = spaces.observations(self._pool.observation_space)
-            action_space = self._pool.action_space
+        with _quiet():
+            observed, acted = self._pool.observation_space, self._pool.action_space
+        self._observed, action = spaces.observations(observed), spaces.action_space(acted)
+        self._action_dtype = np.dtype(acted.dtype if isinstance(action, Box) else np.int32)
         limit = int(self._pool.spec.config.max_episode_steps)
-        action = spaces.action_space(action_space)
-        self._action_dtype = np.dtype(action_space.dtype if isinstance(action, Box) else np.int32)
         self.spec = EnvSpec(self._observed.space, action, num_envs, None if limit == _UNLIMITED else limit)
         self._in_program = False
 
@@ -100,11 +103,12 @@ class EnvPoolEnv:
         """Raises ValueError for actions of another shape, dtype or range than `spec.action`."""
         self._host_only()
         action = np.asarray(action)
-        spaces.check_action(self.spec, action)
-        obs, reward, terminated, truncated, _ = self._pool.step(action.astype(self._action_dtype))
-        return StepResult(self._observed.convert(obs), reward.astype(np.float32), terminated, truncated)
+        spaces.check_action(self.spec.action, self.spec.num_envs, action)
+        obs, reward, terminated, truncated, info = self._pool.step(action.astype(self._action_dtype))
+        return StepResult(self._observed.convert(obs), _reward(reward, info), terminated, truncated)
 
     def close(self) -> None:
+        """Ends the pool's threads."""
         self._pool.close()
 
     def _host_only(self) -> None:
@@ -112,11 +116,13 @@ class EnvPoolEnv:
             raise RuntimeError("this pool belongs to a program: step it there, or make another one")
 
     def to_graph(self) -> GraphEnv | None:
-        """The same pool inside a program, or None where EnvPool has no XLA interface for it (several players).
+        """The same pool inside a program, or None where EnvPool has no XLA interface: several players, or on a TPU.
 
-        The state is a token that orders the steps; the pool itself is a constant of the program. `reset` runs on the
-        host.
+        The state is a token that orders the steps; the pool itself is a constant of the program, so that one pool must
+        be traced into one program only. `reset` runs on the host and ignores its key: the pool was seeded when made.
         """
+        if jax.default_backend() == "tpu":
+            return None
         # float64 actions (MuJoCo) are refused where jax would make them float32
         try:
             with jax.enable_x64(True):
@@ -133,10 +139,15 @@ class EnvPoolEnv:
             return jnp.array(token, copy=True), jax.tree.map(lambda x: jnp.array(x, copy=True), obs)
 
         def step(state: jax.Array, action: jax.Array, key: jax.Array) -> tuple[jax.Array, StepResult]:
-            spaces.check_action(self.spec, action)
+            spaces.check_action(self.spec.action, self.spec.num_envs, action)  # while tracing: shape and dtype
             with jax.enable_x64(True):
-                state, (obs, reward, terminated, truncated, _) = xla_step(state, action.astype(dtype))
-                obs, reward = convert(obs), reward.astype(jnp.float32)
+                state, (obs, reward, terminated, truncated, info) = xla_step(state, action.astype(dtype))
+                obs, reward = convert(obs), _reward(reward, info)
             return state, StepResult(obs, reward, terminated, truncated)
 
         return GraphEnv(self.spec, reset, step, self._pool.close, pure=False)
+
+
+def _reward(reward: Any, info: dict[str, Any]) -> Any:
+    """float32, and 0 on reset rows, where EnvPool's dm_control repeats the last reward."""
+    return reward.astype("float32") * (info["elapsed_step"] != 0)

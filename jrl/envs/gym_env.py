@@ -1,5 +1,6 @@
 """Gymnasium environments, vectorised in this process or in worker processes."""
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +12,11 @@ from jrl.types import Array, EnvSpec, InputError, PyTree, StepResult
 
 
 def ids() -> tuple[str, ...]:
-    """Every registered id."""
-    import gymnasium
-
+    """Every registered id; none where Gymnasium is not installed."""
+    try:
+        import gymnasium
+    except ImportError:
+        return ()
     return tuple(gymnasium.registry)
 
 
@@ -36,18 +39,21 @@ def load_class(id: str) -> Callable[..., Any] | None:
 
         if name in gymnasium.registry:
             return None
-        raise InputError(
-            f"env.id {id}: module {module} has no {name}: name a class or function that makes an environment"
-        )
+        raise InputError(f"env.id {id}: module {module} has no {name}: name a class or function of it")
     return getattr(found, name)
 
 
-def check(id: str, options: dict[str, Any]) -> None:
-    """Raises InputError for what can be told without making one: a class that is not there, the vectorization."""
-    load_class(id)
+def check(id: str, options: dict[str, Any]) -> list[str]:
+    """What is wrong, as far as can be told without making one: a class that is not there, the vectorization."""
+    errors: list[str] = []
+    try:
+        load_class(id)
+    except InputError as e:
+        errors += e.errors
     kind = options.get("vectorization", "sync")
     if kind not in ("sync", "async"):
-        raise InputError(f"env.options.vectorization: expected sync or async, got {kind!r}")
+        errors.append(f"env.options.vectorization: expected sync or async, got {kind!r}")
+    return errors
 
 
 class GymnasiumEnv:
@@ -59,23 +65,31 @@ class GymnasiumEnv:
 
     def __init__(self, id: str, *, num_envs: int, seed: int, options: dict[str, Any]):
         import gymnasium
-        from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+        from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-        check(id, options)
+        errors = check(id, options)
+        if errors:
+            raise InputError(*errors)
         options = dict(options)
-        vector = AsyncVectorEnv if options.pop("vectorization", "sync") == "async" else SyncVectorEnv
-        make = load_class(id) or (lambda **kwargs: gymnasium.make(id, **kwargs))
+        kind = options.pop("vectorization", "sync")
+        make = load_class(id) or functools.partial(gymnasium.make, id)
         try:
             probe = make(**options)  # one in this process first: its error is the user's, not a worker's
         except (TypeError, ImportError, gymnasium.error.Error) as e:
             raise InputError(f"env {id} cannot be made with options {options}: {e}") from e
-        limit = getattr(getattr(probe, "spec", None), "max_episode_steps", None)  # AsyncVectorEnv does not tell
+        self._observed = spaces.observations(probe.observation_space)
+        raw: Any = probe.action_space
+        self._action_dtype, self._action_shape = raw.dtype, (num_envs, *raw.shape)
+        limit = getattr(probe.spec, "max_episode_steps", None)
+        self.spec = EnvSpec(self._observed.space, spaces.action_space(probe.action_space), num_envs, limit)
         probe.close()
-        self._vector: Any = vector([lambda: make(**options)] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
-        self._observed = spaces.observations(self._vector.single_observation_space)
-        action = spaces.action_space(self._vector.single_action_space)
-        self._action_dtype = self._vector.single_action_space.dtype
-        self.spec = EnvSpec(self._observed.space, action, num_envs, limit)
+        constructors = [functools.partial(make, **options)] * num_envs
+        self._vector: VectorEnv
+        if kind == "sync":
+            self._vector = SyncVectorEnv(constructors, autoreset_mode=AutoresetMode.NEXT_STEP)
+        else:
+            # not forked from this process: JAX's threads may hold a lock that a fork would never see released
+            self._vector = AsyncVectorEnv(constructors, autoreset_mode=AutoresetMode.NEXT_STEP, context="forkserver")
         self._seed: int | None = seed
 
     def reset(self) -> PyTree:
@@ -87,9 +101,11 @@ class GymnasiumEnv:
     def step(self, action: Array) -> StepResult:
         """Raises ValueError for actions of another shape, dtype or range than `spec.action`."""
         action = np.asarray(action)
-        spaces.check_action(self.spec, action)
-        obs, reward, terminated, truncated, _ = self._vector.step(action.astype(self._action_dtype))
+        spaces.check_action(self.spec.action, self.spec.num_envs, action)
+        raw = action.astype(self._action_dtype).reshape(self._action_shape)
+        obs, reward, terminated, truncated, _ = self._vector.step(raw)
         return StepResult(self._observed.convert(obs), reward.astype(np.float32), terminated, truncated)
 
     def close(self) -> None:
+        """Ends the worker processes, if any."""
         self._vector.close()

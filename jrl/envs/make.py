@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from jrl.envs import classic, suites, toys
-from jrl.envs.graph import Definition, build
+from jrl.envs.graph import Definition, build, time_limit
 from jrl.envs.spec import check_action
 from jrl.envs.wrappers import action_transform
-from jrl.types import Array, Env, EnvSpec, GraphEnv, InputError, Key, PyTree, StepResult
+from jrl.types import Array, Env, EnvSpec, GraphEnv, InputError, Key, PyTree, Space, StepResult
 
 BACKENDS = ("envpool", "gymnasium", "graph")  # in the order that `auto` asks them
 
@@ -25,21 +25,32 @@ GRAPH: dict[str, Callable[..., Definition]] = {
     "StatelessCartPole-v1": toys.stateless_cartpole,
     "RepeatAfterMe-v0": toys.repeat_after_me,
 }
-_ROLES = {"train": 0, "eval": 1}
+ROLES = ("train", "eval")
+_BLOCKS = 8_192  # per role, of 65,536 seeds each: int32 holds those of four roles
 
 
-def _has(id: str, backend: str) -> bool:
+def ids(backend: str) -> tuple[str, ...]:
+    """The ids of one backend that can be listed; the graph backend also has `gymnax:NAME` and `brax:NAME`."""
     if backend == "graph":
-        return id in GRAPH or id.startswith(suites.PREFIXES)
-    if id.startswith(suites.PREFIXES):
-        return False
+        return tuple(GRAPH)
     if backend == "envpool":
         from jrl.envs import envpool_env
 
-        return ":" not in id and id in envpool_env.ids()
+        return envpool_env.ids()
     from jrl.envs import gym_env
 
-    return ":" in id or id in gym_env.ids()
+    return gym_env.ids()
+
+
+def backends_of(id: str) -> tuple[str, ...]:
+    """The backends that have `id`, in the order that `auto` asks them; empty for an unknown id."""
+    return tuple(backend for backend in BACKENDS if _has(id, backend))
+
+
+def _has(id: str, backend: str) -> bool:
+    if ":" in id:  # package.module:Class, or a suite's
+        return backend == ("graph" if id.startswith(suites.PREFIXES) else "gymnasium")
+    return id in ids(backend)
 
 
 def resolve(id: str, backend: str = "auto") -> str:
@@ -53,13 +64,11 @@ def resolve(id: str, backend: str = "auto") -> str:
     for candidate in BACKENDS if backend == "auto" else (backend,):
         if _has(id, candidate):
             return candidate
-    others = [b for b in BACKENDS if _has(id, b)]
+    others = backends_of(id)
     if others:
         raise InputError(f"env.id {id}: the {backend} backend does not have it: use env.backend {' or '.join(others)}")
-    from jrl.envs import envpool_env, gym_env
-
-    known = list(dict.fromkeys([*GRAPH, *gym_env.ids(), *envpool_env.ids()]))
-    near = difflib.get_close_matches(id, known, 3)
+    known = [name for b in BACKENDS for name in ids(b)]
+    near = [f"{name} ({', '.join(backends_of(name))})" for name in difflib.get_close_matches(id, set(known), 3)]
     mend = f"did you mean {', '.join(near)}?" if near else "name an id of EnvPool or Gymnasium, or package.module:Class"
     raise InputError(f"env.id {id}: no backend has it: {mend}")
 
@@ -72,12 +81,14 @@ def check(id: str, backend: str = "auto", options: dict[str, Any] | None = None)
             from jrl.envs import envpool_env
 
             return envpool_env.check(id, options or {})
+        if found == "graph" and id not in GRAPH:
+            return suites.check(id)
         if found == "graph":
-            _definition(id, options or {}) if id in GRAPH else suites.check(id)
+            _definition(id, options or {})
         if found == "gymnasium":
             from jrl.envs import gym_env
 
-            gym_env.check(id, options or {})
+            return gym_env.check(id, options or {})
     except InputError as e:
         return list(e.errors)
     return []
@@ -85,33 +96,44 @@ def check(id: str, backend: str = "auto", options: dict[str, Any] | None = None)
 
 def _definition(id: str, options: dict[str, Any]) -> Definition:
     options = dict(options)
+    known = ["max_episode_steps", *inspect.signature(GRAPH[id]).parameters]
+    errors = []
+    for key in options:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            mend = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
+            errors.append(f"env.options.{key}: {id} has no such option: {mend}")
+    if errors:
+        raise InputError(*errors)
     limit = options.pop("max_episode_steps", None)
-    known = list(inspect.signature(GRAPH[id]).parameters)
-    unknown = [k for k in options if k not in known]
-    if unknown:
-        takes = ", ".join(["max_episode_steps", *known])
-        raise InputError(*(f"env.options.{k}: {id} has no such option: it takes {takes}" for k in unknown))
     task = GRAPH[id](**options)
-    return task if limit is None else task._replace(max_episode_steps=int(limit))
+    return task if limit is None else task._replace(max_episode_steps=time_limit(limit))
 
 
 def seed_range(seed: int, role: str = "train", index: int = 0) -> int:
     """First seed of a pool; a pool of up to 65,536 environments shares none with one of another role or index.
 
     EnvPool's environment i of seed s is environment 0 of seed s + i: with seed + 1, an evaluation would replay the
-    training environments. Indices that differ by a multiple of 8,192 share.
+    training environments. Indices that differ by a multiple of 8,192 share. All seeds fit int32.
+
+    Raises:
+      ValueError: unknown role.
     """
-    block = (seed * 2_654_435_761 + index) % 8_192
-    return (_ROLES[role] * 8_192 + block) << 16
+    if role not in ROLES:
+        raise ValueError(f"role: expected one of {', '.join(ROLES)}, got {role!r}")
+    block = (seed * 2_654_435_761 + index) % _BLOCKS  # an odd factor: seeds that are close do not meet at close indices
+    return (ROLES.index(role) * _BLOCKS + block) << 16
 
 
 def is_atari(id: str) -> bool:
-    """Whether the id is one of EnvPool's Atari games."""
-    if not id.endswith("-v5") or ":" in id:
+    """Whether the id is an Atari game, of EnvPool (`Pong-v5`) or of ale-py (`ALE/Pong-v5`, `PongNoFrameskip-v4`)."""
+    if id.startswith("ALE/") or "NoFrameskip-v" in id:
+        return True
+    if not id.endswith("-v5") or "/" in id or ":" in id:  # without importing EnvPool
         return False
     from jrl.envs import envpool_env
 
-    return id in envpool_env.ids() and envpool_env.is_of(id, "envpool.atari")
+    return id in envpool_env.ids() and envpool_env.family(id).startswith("envpool.atari")
 
 
 def make(
@@ -133,15 +155,15 @@ def make(
       id: `CartPole-v1`, `package.module:Class`, `gymnax:NAME`, `brax:NAME`.
       backend: auto, envpool, gymnasium or graph.
       num_envs: B.
-      seed, role ("train" or "eval"), index: pools that differ in any have no environment in common. Graph environments
-        take their randomness from the keys they are given instead.
-      options: passed to the environment.
+      seed, role (one of ROLES), index: pools that differ in role or index have no environment in common. Graph
+        environments take their randomness from the keys they are given instead.
+      options: passed to the environment; Gymnasium's also take `vectorization`, graph ones `max_episode_steps`.
       normalize_actions, clip_actions: see `wrappers.action_transform`.
       host: an EnvPool environment from Python rather than inside a program.
     Returns:
       A GraphEnv where the environment can be stepped inside a program, else an Env.
     Raises:
-      InputError: unknown id, backend or option; a space that is not supported.
+      InputError: unknown id, backend or option, no environments, or a space that is not supported.
     """
     if num_envs < 1:
         raise InputError(f"env.num_envs: expected at least 1, got {num_envs}")
@@ -160,18 +182,19 @@ def make(
 
         env = gym_env.GymnasiumEnv(id, num_envs=num_envs, seed=seed_range(seed, role, index), options=options)
     space, fn = action_transform(env.spec.action, normalize=normalize_actions, clip=clip_actions)
-    if fn is None:
-        return env
-    spec = env.spec._replace(action=space)
     if isinstance(env, GraphEnv):
-        inner = env.step
+        return _acting_in(env, space, fn) if fn else env
+    return _Transformed(env, env.spec._replace(action=space), fn) if fn else env
 
-        def step(state: PyTree, action: Array, key: Key) -> tuple[PyTree, StepResult]:
-            check_action(spec, action)  # before the transform, which would broadcast it
-            return inner(state, fn(action), key)
 
-        return env._replace(spec=spec, step=step)
-    return _Transformed(env, spec, fn)
+def _acting_in(env: GraphEnv, space: Space, fn: Callable[[Array], Array]) -> GraphEnv:
+    """`env` with the policy's action space in front of its own."""
+
+    def step(state: PyTree, action: Array, key: Key) -> tuple[PyTree, StepResult]:
+        check_action(space, env.spec.num_envs, action)  # before the transform, which would broadcast it
+        return env.step(state, fn(action), key)
+
+    return env._replace(spec=env.spec._replace(action=space), step=step)
 
 
 class _Transformed:
@@ -185,7 +208,7 @@ class _Transformed:
 
     def step(self, action: Array) -> StepResult:
         action = np.asarray(action)
-        check_action(self.spec, action)  # before the transform, which would broadcast it
+        check_action(self.spec.action, self.spec.num_envs, action)  # before the transform, which would broadcast it
         return self._env.step(self._fn(action))
 
     def close(self) -> None:

@@ -1,124 +1,138 @@
 """Environments of gymnax (`gymnax:NAME`) and brax (`brax:NAME`), when those packages are installed."""
 
+import difflib
 import importlib
+import importlib.util
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jrl.envs import spec as spaces
-from jrl.envs.graph import GraphState, select
-from jrl.types import Array, Box, EnvSpec, GraphEnv, InputError, Key, StepResult
+from jrl.envs.graph import select, time_limit, under_contract
+from jrl.types import Array, Box, Discrete, EnvSpec, GraphEnv, InputError, Key, PyTree, Space
 
 PREFIXES = ("gymnax:", "brax:")
+_NEVER = 2**30
 
 
-def _import(package: str) -> Any:
+def check(id: str) -> list[str]:
+    """What is wrong with the id as far as can be told without importing its package."""
+    package = id.partition(":")[0]
+    if importlib.util.find_spec(package) is None:
+        return [f"env.id {id}: {package} is not installed: pip install {package}"]
+    return []
+
+
+def _import(module: str) -> Any:
     try:
-        return importlib.import_module(package)
+        return importlib.import_module(module)
     except ImportError as e:
+        package = module.partition(".")[0]
         raise InputError(f"env.id {package}:...: {package} cannot be imported ({e}): pip install {package}") from e
 
 
-def check(id: str) -> None:
-    """Raises InputError when the package is not installed."""
-    _import(id.split(":", 1)[0])
-
-
 def make(id: str, num_envs: int, options: dict[str, Any]) -> GraphEnv:
-    """B environments `gymnax:NAME` or `brax:NAME`; options go to that package's own `make`.
+    """B environments `gymnax:NAME` or `brax:NAME`.
 
+    Args:
+      id: with its prefix.
+      num_envs: B.
+      options: `max_episode_steps`, and what the package takes: gymnax's parameters, the arguments of brax's class.
     Raises:
-      InputError: the package is not installed or has no such environment.
+      InputError: the package is not installed, or has no such environment, option or space that we can handle.
     """
+    errors = check(id)
+    if errors:
+        raise InputError(*errors)
     package, name = id.split(":", 1)
     return (_gymnax if package == "gymnax" else _brax)(name, num_envs, dict(options))
 
 
-def _graph(spec: EnvSpec, reset_one: Any, step_one: Any) -> GraphEnv:
-    """The reset contract around single-environment functions.
+def _vectorize(
+    spec: EnvSpec,
+    reset_one: Callable[[Key], tuple[PyTree, Array]],
+    step_one: Callable[[PyTree, Array, Key], tuple[PyTree, Array, Array, Array]],
+) -> GraphEnv:
+    """B environments from the two functions of one; `step_one` returns (state, obs, reward, end)."""
 
-    `reset_one(key) -> (state, obs)`, `step_one(state, action, key) -> (state, obs, reward, end)`.
-    """
+    def reset(key: Key) -> tuple[PyTree, Array]:
+        return jax.vmap(reset_one)(jax.random.split(key, spec.num_envs))
 
-    def reset(key: Key) -> tuple[GraphState, Array]:
-        state, obs = jax.vmap(reset_one)(jax.random.split(key, spec.num_envs))
-        zeros = jnp.zeros((spec.num_envs,), jnp.int32)
-        return GraphState(state, zeros, jnp.zeros((spec.num_envs,), bool)), jax.tree.map(jnp.copy, obs)
-
-    def step(state: GraphState, action: Array, key: Key) -> tuple[GraphState, StepResult]:
-        spaces.check_action(spec, action)
+    def advance(inner: PyTree, action: Array, key: Key, fresh: Array) -> tuple[PyTree, Array, Array, Array]:
         step_key, reset_key = jax.random.split(key)
-        keys = jax.random.split(step_key, spec.num_envs)
-        inner, obs, reward, terminated = jax.vmap(step_one)(state.inner, action, keys)
-        fresh, first_obs = jax.vmap(reset_one)(jax.random.split(reset_key, spec.num_envs))
-        inner, obs = select(state.done, fresh, inner), select(state.done, first_obs, obs)
-        elapsed = jnp.where(state.done, 0, state.elapsed + 1)
-        terminated = terminated & ~state.done
-        truncated = jnp.zeros_like(terminated)
-        if spec.max_episode_steps is not None:
-            truncated = (elapsed >= spec.max_episode_steps) & ~terminated & ~state.done
-        reward = jnp.where(state.done, 0.0, reward.astype(jnp.float32))
-        return GraphState(inner, elapsed, terminated | truncated), StepResult(obs, reward, terminated, truncated)
+        inner, obs, reward, end = jax.vmap(step_one)(inner, action, jax.random.split(step_key, spec.num_envs))
+        # a reset may cost more than a step (brax), and most steps reset nothing
+        stepped = (inner, obs)
+        inner, obs = jax.lax.cond(fresh.any(), lambda: select(fresh, reset(reset_key), stepped), lambda: stepped)
+        return inner, obs, reward, end
 
-    return GraphEnv(spec, reset, step)
+    return under_contract(spec, reset, advance)
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> InputError:
+    known = list(known)
+    near = difflib.get_close_matches(name, known, 3)
+    return InputError(f"{what}: " + (f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(known)}"))
 
 
 def _gymnax(name: str, num_envs: int, options: dict[str, Any]) -> GraphEnv:
     gymnax = _import("gymnax")
-    try:
-        env, params = gymnax.make(name)
-    except (ValueError, KeyError) as e:
-        known = ", ".join(getattr(gymnax, "registered_envs", ()))
-        raise InputError(f"env.id gymnax:{name}: unknown environment: gymnax has {known}") from e
-    if not hasattr(env, "is_truncated"):
-        raise InputError(
-            f"env.id gymnax:{name}: an older gymnax ends episodes at the time limit: pip install -U gymnax"
-        )
-    limit = options.pop("max_episode_steps", None)
-    try:
-        params = params.replace(**options)
-    except TypeError as e:
-        raise InputError(f"env.options: gymnax:{name}: {e}") from e
-    # `step_env` leaves the time limit to its caller, but some observations show the part of it that is over
+    known = list(gymnax.registered_envs)
+    if name not in known:
+        raise _unknown(f"env.id gymnax:{name}: gymnax has no such environment", name, known)
+    env, params = gymnax.make(name)
     own = getattr(params, "max_steps_in_episode", None)
-    limit = int(limit or own or 0) or None
+    limit = options.pop("max_episode_steps", options.get("max_steps_in_episode", own))
+    limit = None if limit is None else time_limit(limit)
+    fields = list(params.__dataclass_fields__)
+    for key in options:
+        if key not in fields:
+            raise _unknown(f"env.options.{key}: gymnax:{name} has no such parameter", key, fields)
+    params = params.replace(**options)
     if own is not None:
-        params = params.replace(max_steps_in_episode=type(own)(limit))
-    observed = spaces.observations(_with_dtype(env.observation_space(params)))
-    action = spaces.action_space(_with_dtype(env.action_space(params)))
+        # 1.0 leaves the limit to its caller, but some observations show how much of it is over; before, it was an end
+        # like any other: out of the way, so that ours can tell truncation
+        params = params.replace(max_steps_in_episode=limit if hasattr(env, "is_truncated") else _NEVER)
+    observation = _gymnax_space(env.observation_space(params))
+    if not isinstance(observation, Box):
+        raise InputError(f"env.id gymnax:{name}: observation space {env.observation_space(params)} is not supported")
+    action = _gymnax_space(env.action_space(params))
 
     def reset_one(key: Key) -> tuple[Any, Array]:
         obs, state = env.reset_env(key, params)
-        return state, obs.astype(observed.space.dtype)
+        return state, obs.astype(observation.dtype)
 
     def step_one(state: Any, action: Array, key: Key) -> tuple[Any, Array, Array, Array]:
+        # gymnax 0.0.9: obs, state, reward, done, info; 1.0: obs, state, reward, terminated, truncated, info
         obs, state, reward, end = env.step_env(key, state, action, params)[:4]
-        return state, obs.astype(observed.space.dtype), reward, end
+        return state, obs.astype(observation.dtype), reward, end
 
-    return _graph(EnvSpec(observed.space, action, num_envs, limit), reset_one, step_one)
+    spec = EnvSpec(observation, action, num_envs, limit)
+    return _vectorize(spec, reset_one, step_one)
 
 
-def _with_dtype(space: Any) -> Any:
-    """gymnax's spaces look like Gymnasium's but for the bounds of a Box (numbers) and a Discrete's start."""
-    import gymnasium
-    import numpy as np
-
-    if hasattr(space, "n"):
-        return gymnasium.spaces.Discrete(int(space.n))
-    low, high = (np.broadcast_to(np.asarray(b, np.float32), space.shape) for b in (space.low, space.high))
-    return gymnasium.spaces.Box(low, high, dtype=np.float32)
+def _gymnax_space(space: Any) -> Space:
+    kind = type(space).__name__
+    if kind == "Discrete":
+        return Discrete(int(space.n))
+    if kind == "Box":
+        return spaces.box(tuple(space.shape), space.low, space.high)
+    raise InputError(f"gymnax space {kind} is not supported: use an environment with Box or Discrete spaces")
 
 
 def _brax(name: str, num_envs: int, options: dict[str, Any]) -> GraphEnv:
-    _import("brax")
     envs = _import("brax.envs")
-    limit = int(options.pop("max_episode_steps", 1000))
+    if name not in envs._envs:
+        raise _unknown(f"env.id brax:{name}: brax has no such environment", name, envs._envs)
+    limit = time_limit(options.pop("max_episode_steps", 1000))
     try:
         env = envs.get_environment(name, **options)
-    except KeyError as e:
-        raise InputError(f"env.id brax:{name}: unknown environment: brax has {', '.join(envs._envs)}") from e
-    spec = EnvSpec(Box((env.observation_size,)), Box((env.action_size,), "float32", -1.0, 1.0), num_envs, limit)
+    except (TypeError, ValueError) as e:
+        raise InputError(f"env.options: brax:{name}: {e}") from e
+    action = Box((env.action_size,), "float32", -1.0, 1.0)
+    spec = EnvSpec(Box((env.observation_size,)), action, num_envs, limit)
 
     def reset_one(key: Key) -> tuple[Any, Array]:
         state = env.reset(key)
@@ -126,6 +140,6 @@ def _brax(name: str, num_envs: int, options: dict[str, Any]) -> GraphEnv:
 
     def step_one(state: Any, action: Array, key: Key) -> tuple[Any, Array, Array, Array]:
         state = env.step(state, action)
-        return state, state.obs, state.reward, state.done > 0
+        return state, state.obs, state.reward, jnp.asarray(state.done, bool)
 
-    return _graph(spec, reset_one, step_one)
+    return _vectorize(spec, reset_one, step_one)

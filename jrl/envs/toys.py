@@ -6,30 +6,32 @@ from flax import struct
 
 from jrl.envs import classic
 from jrl.envs.graph import Definition
-from jrl.types import Array, Box, Discrete
+from jrl.types import Array, Box, Discrete, InputError
 
 
 def catch() -> Definition:
-    """Catch-v0: move a paddle under a falling ball; +1 or -1 when it lands (bsuite; the board of EnvPool's Catch-v0).
+    """Catch-v0: move a paddle under a falling ball; +1 or -1 when it lands (bsuite; the game of EnvPool's Catch-v0).
 
-    Observation [10, 5], ones at ball and paddle. Actions: left, stay, right.
+    Observation [10, 5], ones at ball and paddle. Actions: left, stay, right. State: ball row, ball column, paddle.
     """
     rows, cols = 10, 5
 
-    def reset(draws):  # state: ball row, ball column, paddle column
-        ball = jnp.floor(draws[:, 0] * cols).astype(jnp.int32)
-        return jnp.stack([jnp.zeros_like(ball), ball, jnp.full_like(ball, cols // 2)], -1)
+    def reset(draws):
+        ball = jnp.floor(draws[0] * cols).astype(jnp.int32)
+        return jnp.zeros_like(ball), ball, jnp.full_like(ball, cols // 2)
 
     def step(state, action, draws):
-        row, ball, paddle = state[:, 0] + 1, state[:, 1], jnp.clip(state[:, 2] + action - 1, 0, cols - 1)
+        row, ball, paddle = state
+        row, paddle = row + 1, jnp.clip(paddle + action - 1, 0, cols - 1)
         landed = row == rows - 1
         reward = jnp.where(landed, jnp.where(ball == paddle, 1.0, -1.0), 0.0)
-        return jnp.stack([row, ball, paddle], -1), reward, landed
+        return (row, ball, paddle), reward, landed
 
     def observe(state):
-        ball = jax.nn.one_hot(state[:, 0] * cols + state[:, 1], rows * cols)
-        paddle = jax.nn.one_hot((rows - 1) * cols + state[:, 2], rows * cols)
-        return jnp.maximum(ball, paddle).reshape(-1, rows, cols)
+        row, ball, paddle = state
+        board = jax.nn.one_hot(row * cols + ball, rows * cols)
+        board = jnp.maximum(board, jax.nn.one_hot((rows - 1) * cols + paddle, rows * cols))
+        return board.reshape(-1, rows, cols)
 
     return Definition(Box((rows, cols), "float32", 0.0, 1.0), Discrete(3), None, 1, reset, step, observe)
 
@@ -38,9 +40,9 @@ def stateless_cartpole() -> Definition:
     """StatelessCartPole-v1: CartPole-v1 that shows positions only, [x, theta]: velocities must be remembered."""
     task = classic.cartpole()
     assert isinstance(task.observation, Box)
-    low, high = task.observation.bounds()
-    space = Box((2,), "float32", (float(low[0]), float(low[2])), (float(high[0]), float(high[2])))
-    return task._replace(observation=space, observe=lambda state: jnp.stack([state[:, 0], state[:, 2]], -1))
+    low, high = (tuple(bound[[0, 2]].tolist()) for bound in task.observation.bounds())
+    space = Box((2,), "float32", low, high)
+    return task._replace(observation=space, observe=lambda state: jnp.stack([state[0], state[2]], -1))
 
 
 @struct.dataclass
@@ -50,23 +52,32 @@ class _Tokens:
 
 
 def repeat_after_me(delay: int = 1, episode_length: int = 100) -> Definition:
-    """RepeatAfterMe-v0: say the token shown `delay` steps ago; +1 if right, -1 if not.
+    """RepeatAfterMe-v0: say the token, 0 or 1, shown `delay` steps ago (after RLlib's RepeatAfterMeEnv).
 
-    Tokens are 0 or 1; before the first one, 0 is to be said. An episode has `episode_length` steps.
+    +1 if right, -1 if not; before the first token, 0 is to be said. An episode has `episode_length` steps, and ends.
+
+    Raises:
+      InputError: a negative delay, or an episode without steps.
     """
+    tokens = 2
+    if delay < 0 or episode_length < 1:
+        raise InputError(
+            f"env.options: RepeatAfterMe-v0 takes delay >= 0 and episode_length >= 1, not {delay} and {episode_length}"
+        )
 
     def token(draws):
-        return jnp.floor(draws[:, 0] * 2).astype(jnp.int32)
+        return jnp.floor(draws[0] * tokens).astype(jnp.int32)[:, None]
 
     def reset(draws):
         new = token(draws)
         before = jnp.zeros((new.shape[0], delay), jnp.int32)
-        return _Tokens(jnp.concatenate([before, new[:, None]], -1), jnp.zeros_like(new))
+        return _Tokens(jnp.concatenate([before, new], -1), jnp.zeros((new.shape[0],), jnp.int32))
 
     def step(state, action, draws):
         reward = jnp.where(action == state.history[:, 0], 1.0, -1.0)
-        history = jnp.concatenate([state.history[:, 1:], token(draws)[:, None]], -1)
+        history = jnp.concatenate([state.history[:, 1:], token(draws)], -1)
         steps = state.steps + 1
         return _Tokens(history, steps), reward, steps >= episode_length
 
-    return Definition(Discrete(2), Discrete(2), None, 1, reset, step, lambda state: state.history[:, -1])
+    space = Discrete(tokens)
+    return Definition(space, space, None, 1, reset, step, lambda state: state.history[:, -1])

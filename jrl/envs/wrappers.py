@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jrl.envs import spec as spaces
 from jrl.types import Array, Box, Space
 
 
@@ -15,17 +16,17 @@ def action_transform(space: Space, *, normalize: bool, clip: bool) -> tuple[Spac
     Args:
       space: of the environment.
       normalize: the policy acts in [-1, 1]; elements whose bounds are not finite stay as they are.
-      clip: what reaches the environment is clipped to its bounds.
+      clip: what reaches the environment is clipped to its bounds, where they are finite.
     Returns:
-      (space, None) where there is nothing to do: no Box, or neither flag.
+      The policy's space, and a function of numpy or jax arrays [B, *shape] that keeps float32; None where there is
+      nothing to do: no Box, or neither flag.
     """
     if not isinstance(space, Box) or not (normalize or clip):
         return space, None
     low, high = (b.astype(np.float32) for b in space.bounds())
-    finite = np.isfinite(low) & np.isfinite(high)
-    affine = finite & normalize
-    scale = np.where(affine, (high - low) / 2, 1).astype(np.float32)
-    with np.errstate(invalid="ignore"):  # inf - inf
+    affine = np.isfinite(low) & np.isfinite(high) & normalize
+    with np.errstate(invalid="ignore"):  # inf - inf, of elements that are not affine
+        scale = np.where(affine, (high - low) / 2, 1).astype(np.float32)
         middle = np.where(affine, (high + low) / 2, 0).astype(np.float32)
 
     def fn(action: Array) -> Array:
@@ -34,12 +35,7 @@ def action_transform(space: Space, *, normalize: bool, clip: bool) -> tuple[Spac
         action = action * scale[None] + middle[None]
         return xp.clip(action, low[None], high[None]) if clip else action
 
-    def flat(bound: np.ndarray, unit: float) -> tuple[float, ...]:
-        return tuple(np.where(affine, unit, bound).reshape(-1).tolist())
-
-    if normalize:
-        space = Box(space.shape, "float32", flat(low, -1.0), flat(high, 1.0))
-    return space, fn
+    return spaces.box(space.shape, np.where(affine, -1.0, low), np.where(affine, 1.0, high), space.dtype), fn
 
 
 def reward_transform(
@@ -59,5 +55,5 @@ def reward_transform(
         return None
     if clip_rewards is True:
         return jnp.sign
-    low, high = clip_rewards if isinstance(clip_rewards, tuple) else (-clip_rewards, clip_rewards)
+    low, high = clip_rewards if isinstance(clip_rewards, tuple | list) else (-clip_rewards, clip_rewards)
     return lambda reward: jnp.clip(reward, low, high)

@@ -1,0 +1,128 @@
+"""Probe environments with known answers, and the one place that trains an algorithm on them.
+
+Each asks one question: if an algorithm fails a probe and passes the ones before it, the question says where to look.
+"""
+
+import fakes
+import jax
+import jax.numpy as jnp
+
+from jrl.algos import actor_critic
+from jrl.envs.graph import Definition, build
+from jrl.networks import NetworkConfig
+from jrl.rollout import unroll
+from jrl.types import Box, Discrete
+
+OBS = Box((1,))
+NETWORK = NetworkConfig(hidden=(16,))
+
+
+def _one_step(reward, action=Discrete(2), observe=lambda sign: sign):
+    """One step; the state is +1 or -1, by chance; `reward(sign, action)`."""
+    return Definition(
+        observation=OBS,
+        action=action,
+        max_episode_steps=None,
+        num_draws=1,
+        reset=lambda draws: jnp.where(draws[:, 0] < 0.5, -1.0, 1.0),
+        step=lambda sign, action, draws: (sign, reward(sign, action), jnp.ones(sign.shape, bool)),
+        observe=lambda sign: observe(sign)[:, None],
+    )
+
+
+def constant_reward():
+    """V = 1 everywhere: does the value learn at all?"""
+    return _one_step(lambda sign, action: jnp.ones_like(sign), observe=jnp.zeros_like)
+
+
+def obs_dependent_reward():
+    """V(obs) = obs: does the value see the observation?"""
+    return _one_step(lambda sign, action: sign)
+
+
+def delayed_reward():
+    """Two steps, obs 0 then 1, reward 1 at the end: V(0) = gamma, V(1) = 1. Is the reward discounted and carried back?"""
+    return Definition(
+        observation=OBS,
+        action=Discrete(2),
+        max_episode_steps=None,
+        num_draws=1,
+        reset=lambda draws: jnp.zeros_like(draws[:, 0]),
+        step=lambda stage, action, draws: (stage + 1.0, stage, stage > 0.5),
+        observe=lambda stage: stage[:, None],
+    )
+
+
+def action_dependent_reward():
+    """+1 for action 1, -1 for action 0: does the policy follow the advantage?"""
+    return _one_step(lambda sign, action: 2.0 * action - 1.0, observe=jnp.zeros_like)
+
+
+def obs_and_action_dependent_reward():
+    """+1 if the action is the sign of obs: do policy and observation belong together?"""
+    return _one_step(lambda sign, action: jnp.where((sign > 0) == (action == 1), 1.0, -1.0))
+
+
+def continuous_action():
+    """-(action - obs / 2)^2: does a Gaussian policy find its mean?"""
+    return _one_step(lambda sign, action: -((action[:, 0] - 0.5 * sign) ** 2), action=Box((1,)))
+
+
+def endless(time_limit=10):
+    """Reward 1 for ever, cut by a time limit: V = 1 / (1 - gamma), if a time limit is not taken for an end."""
+    return Definition(
+        observation=OBS,
+        action=Discrete(2),
+        max_episode_steps=time_limit,
+        num_draws=1,
+        reset=lambda draws: draws[:, 0],
+        step=lambda state, action, draws: (state, jnp.ones_like(state), jnp.zeros(state.shape, bool)),
+        observe=lambda state: jnp.zeros_like(state)[:, None],
+    )
+
+
+NUM_ENVS, LENGTH = 16, 16
+HYPER = {"ppo": {"lr": 1e-2, "num_epochs": 4, "num_minibatches": 2, "gamma": 0.9, "adam_eps": 1e-5}}
+
+
+def train(name, task, *, iterations=60, mutate=lambda rollout: rollout, **overrides):
+    """An algorithm trained on a probe in one compiled scan; `mutate` changes each rollout before it is learned from.
+
+    Returns:
+      value(obs [N]) -> [N], and act(obs [N]) -> [N, *] without exploration.
+    """
+    env = build(task, NUM_ENVS)
+    algo = fakes.make(name, env.spec, NETWORK, **{**HYPER.get(name, {}), **overrides})
+    assert algo.on_policy, "a replay-based algorithm needs its buffer here"
+    collect = unroll.make(
+        env, algo.act, length=LENGTH, carry=algo.carry, running_return_gamma=algo.running_return_gamma
+    )
+
+    @jax.jit
+    def run(key):
+        def iteration(carry, key):
+            state, source = carry
+            collect_key, update_key = jax.random.split(key)
+            source, rollout, _ = collect.step(source, algo.actor(state), collect_key)
+            state, _ = algo.update(state, mutate(rollout), update_key)
+            return (state, source), None
+
+        init_key, env_key, key = jax.random.split(key, 3)
+        carry = (algo.init(init_key), collect.init(env_key))
+        return jax.lax.scan(iteration, carry, jax.random.split(key, iterations))[0][0]
+
+    state = run(jax.random.key(0))
+    obs = lambda x: jnp.asarray(x, jnp.float32)[:, None]
+    value = lambda x: _VALUES[name](env.spec, state, obs(x))
+    act = lambda x: algo.act(algo.actor(state), obs(x), algo.carry(len(x)), jax.random.key(0), explore=False).action
+    return value, act
+
+
+def _state_value(spec, state, obs):
+    return actor_critic.make(spec, NETWORK).value(state.params, obs)
+
+
+# how to read an algorithm's value of an observation
+_VALUES = {"ppo": _state_value}
+
+

@@ -1,0 +1,221 @@
+"""Ids, backends, options: what is wrong is named together with the mend; a user's own class works."""
+
+import gymnasium
+import numpy as np
+import pytest
+from env_helpers import Countdown, Stepper
+
+from jrl import envs
+from jrl.types import Box, Discrete, GraphEnv, InputError, MultiDiscrete
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium", "ignore:.*fork.*")
+
+
+def make_error(id, **kwargs):
+    with pytest.raises(InputError) as caught:
+        envs.make(id, **{"num_envs": 2, **kwargs})
+    return list(caught.value.errors)
+
+
+# ---------------------------------------------------------------- errors
+
+ERRORS = [  # id, backend, options, what each message must say
+    ("CartPole-v2", "auto", {}, [["CartPole-v2", "did you mean", "CartPole-v1"]]),
+    ("Catch-v1", "graph", {}, [["Catch-v1", "no backend has it", "Catch-v0"]]),
+    ("qqqq", "auto", {}, [["qqqq", "EnvPool or Gymnasium", "package.module:Class"]]),
+    ("CartPole-v1", "envpol", {}, [["env.backend", "auto, envpool, gymnasium, graph", "'envpol'"]]),
+    ("StatelessCartPole-v1", "envpool", {}, [["StatelessCartPole-v1", "the envpool backend", "env.backend graph"]]),
+    ("StatelessCartPole-v1", "gymnasium", {}, [["the gymnasium backend", "env.backend graph"]]),
+    ("Pong-v5", "graph", {}, [["Pong-v5", "the graph backend", "env.backend envpool"]]),
+    ("env_helpers:Countdown", "envpool", {}, [["env_helpers:Countdown", "env.backend gymnasium"]]),
+    ("gymnax:CartPole-v1", "gymnasium", {}, [["gymnax:CartPole-v1", "env.backend graph"]]),
+    ("CartPole-v1", "envpool", {"max_episode_step": 9}, [["max_episode_step:", "did you mean max_episode_steps?"]]),
+    (
+        "CartPole-v1",
+        "envpool",
+        {"num_envs": 3, "seed": 1, "zzz": 1},
+        [
+            ["env.options.num_envs", "env.num_envs"],
+            ["env.options.seed", "run.seed"],
+            ["env.options.zzz", "num_threads"],
+        ],
+    ),
+    ("CartPole-v1", "graph", {"zz": 1}, [["env.options.zz", "CartPole-v1", "it takes max_episode_steps"]]),
+    ("RepeatAfterMe-v0", "graph", {"dela": 1}, [["env.options.dela", "max_episode_steps, delay, episode_length"]]),
+    ("CartPole-v1", "graph", {"num_envs": 1, "a": 2}, [["env.options.num_envs"], ["env.options.a"]]),
+    ("CartPole-v1", "gymnasium", {"vectorization": "threads"}, [["vectorization", "sync or async", "'threads'"]]),
+    ("no_such_module:Env", "auto", {}, [["no_such_module:Env", "cannot import no_such_module"]]),
+    (":Env", "auto", {}, [[":Env", "cannot import"]]),
+    ("env_helpers:Missing", "auto", {}, [["env_helpers:Missing", "has no Missing", "class or function"]]),
+    ("TicTacToe-v1", "auto", {}, [["TicTacToe-v1", "several players", "use"]]),
+]
+
+
+@pytest.mark.parametrize(("id", "backend", "options", "expected"), ERRORS)
+def test_an_error_names_the_thing_and_the_mend(id, backend, options, expected, monkeypatch):
+    errors = make_error(id, backend=backend, options=options)
+    assert len(errors) == len(expected)
+    for error, parts in zip(errors, expected):
+        assert all(part in error for part in parts), error
+    # `check` says the same, and makes nothing
+    import envpool
+
+    for maker in ((envpool, "make"), (gymnasium, "make")):
+        monkeypatch.setattr(*maker, lambda *a, **k: pytest.fail("an environment was made"))
+    assert envs.check(id, backend, options) == errors
+
+
+@pytest.mark.parametrize(
+    ("id", "backend", "options"),
+    [
+        ("CartPole-v1", "auto", None),
+        ("CartPole-v1", "envpool", {"max_episode_steps": 9, "num_threads": 1}),
+        ("RepeatAfterMe-v0", "graph", {"delay": 3, "max_episode_steps": 9}),
+        ("CartPole-v1", "gymnasium", {"vectorization": "async"}),
+        ("env_helpers:Countdown", "auto", {"start": 2}),
+    ],
+)
+def test_check_finds_nothing_wrong(id, backend, options):
+    made = len(Countdown.made)
+    assert envs.check(id, backend, options) == []
+    assert len(Countdown.made) == made
+
+
+@pytest.mark.parametrize("num_envs", [0, -3])
+def test_no_environments(num_envs):
+    (error,) = make_error("CartPole-v1", num_envs=num_envs)
+    assert "env.num_envs" in error and "at least 1" in error and str(num_envs) in error
+
+
+def test_options_that_only_the_constructor_knows():
+    """Gymnasium's options are the constructor's own: known only when it is called."""
+    for id in ("CartPole-v1", "env_helpers:Countdown"):
+        (error,) = make_error(id, backend="gymnasium", options={"strat": 2})
+        assert id in error and "strat" in error and "cannot be made" in error
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"action": gymnasium.spaces.Text(3)}, ["action space Text", "use Discrete"]),
+        ({"action": gymnasium.spaces.Discrete(3, start=1)}, ["action space Discrete(3, start=1)", "from 0"]),
+        ({"action": gymnasium.spaces.Box(0, 5, (1,), np.int32)}, ["action space Box", "Box of floats"]),
+        ({"action": gymnasium.spaces.MultiBinary((2, 2))}, ["action space MultiBinary", "flat"]),
+        ({"observation": gymnasium.spaces.Text(3)}, ["observation space Text", "use Box"]),
+        (
+            {"observation": gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(2)])},
+            ["observation space Tuple", "FlattenObservation"],
+        ),
+    ],
+)
+def test_unsupported_spaces(options, parts):
+    (error,) = make_error("env_helpers:Spaces", options=options)
+    assert all(part in error for part in parts), error
+
+
+# ---------------------------------------------------------------- backends
+
+
+def test_auto_asks_envpool_then_gymnasium_then_graph():
+    assert envs.resolve("CartPole-v1") == "envpool"
+    assert envs.resolve("phys2d/CartPole-v1") == "gymnasium"
+    assert envs.resolve("StatelessCartPole-v1") == "graph"
+    assert envs.resolve("env_helpers:Countdown") == "gymnasium"
+    assert envs.resolve("brax:ant") == envs.resolve("gymnax:CartPole-v1") == "graph"
+    assert [envs.resolve("CartPole-v1", b) for b in envs.BACKENDS] == list(envs.BACKENDS)
+
+
+def test_host_keeps_envpool_out_of_the_program():
+    for host in (False, True):
+        env = envs.make("Pendulum-v1", num_envs=1, host=host)
+        assert isinstance(env, GraphEnv) != host
+        env.close()
+
+
+# ---------------------------------------------------------------- a user's own
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_users_class_with_options(vectorization):
+    """Counts 2, 1, 0: rewards are what is left; the final observation is 0, the row after it resets to 2."""
+    options = {"start": 2, "vectorization": vectorization}
+    env = envs.make("env_helpers:Countdown", num_envs=3, options=options)
+    assert env.spec.observation == Box((1,), "float32", 0.0, 2.0)
+    assert env.spec.action == Discrete(2) and env.spec.max_episode_steps is None
+    assert Countdown.made[-1] == {"start": 2}
+    stepper = Stepper(env)
+    assert stepper.reset().tolist() == [[2.0]] * 3
+    rows = [stepper.step(np.zeros(3, np.int32)) for _ in range(5)]
+    env.close()
+    assert [r.obs[:, 0].tolist() for r in rows] == [[x] * 3 for x in (1.0, 0.0, 2.0, 1.0, 0.0)]
+    assert [r.reward.tolist() for r in rows] == [[x] * 3 for x in (1.0, 0.0, 0.0, 1.0, 0.0)]
+    assert [r.terminated.tolist() for r in rows] == [[x] * 3 for x in (False, True, False, False, True)]
+    assert not any(r.truncated.any() for r in rows)
+    assert rows[0].reward.dtype == np.float32
+
+
+def test_a_registered_id_of_a_module():
+    """Gymnasium's own form `module:Id-v0`: the module is imported for the ids that it registers."""
+    gymnasium.register("Countdown-v0", entry_point=Countdown, max_episode_steps=2)
+    try:
+        env = envs.make("env_helpers:Countdown-v0", num_envs=1, options={"start": 5})
+        assert env.spec.max_episode_steps == 2
+        stepper = Stepper(env)
+        stepper.reset()
+        last = [stepper.step(np.zeros(1, np.int32)) for _ in range(2)][-1]
+        env.close()
+    finally:
+        del gymnasium.registry["Countdown-v0"]
+    assert last.truncated.tolist() == [True] and last.terminated.tolist() == [False] and last.obs.tolist() == [[3.0]]
+
+
+box, discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "expected"),
+    [
+        (discrete(4, start=2), discrete(3), (Discrete(4), Discrete(3))),
+        (
+            gymnasium.spaces.MultiDiscrete([3, 4]),
+            gymnasium.spaces.MultiDiscrete([2, 5]),
+            (MultiDiscrete((3, 4)), MultiDiscrete((2, 5))),
+        ),
+        (
+            gymnasium.spaces.MultiBinary((2, 3)),
+            gymnasium.spaces.MultiBinary(2),
+            (MultiDiscrete((2,) * 6), MultiDiscrete((2, 2))),
+        ),
+        (box(0, 255, (2, 3), np.uint8), discrete(2), (Box((2, 3), "uint8", 0.0, 255.0), Discrete(2))),
+        (
+            gymnasium.spaces.Tuple([box(0, 1, (2,), np.float64), box(-3, 3, (1, 2))]),
+            discrete(2),
+            (Box((4,), "float32", (0.0, 0.0, -3.0, -3.0), (1.0, 1.0, 3.0, 3.0)), Discrete(2)),
+        ),
+    ],
+)
+def test_spaces_become_ours(observation, action, expected):
+    """What comes out is of the spec; what goes in is of the environment's own space (`Spaces` asserts it)."""
+    env = envs.make("env_helpers:Spaces", num_envs=2, options={"observation": observation, "action": action})
+    spec = env.spec
+    assert (spec.observation, spec.action) == expected
+    obs = [env.reset()] + [env.step(np.ones((2, *spec.action.shape), spec.action.dtype)).obs for _ in range(20)]
+    env.close()
+    obs = np.stack(obs)
+    assert obs.shape == (21, 2, *spec.observation.shape) and obs.dtype == np.dtype(spec.observation.dtype)
+    if isinstance(spec.observation, Discrete):
+        assert set(obs.ravel()) == {0, 1, 2, 3}
+    elif isinstance(spec.observation, MultiDiscrete):
+        assert (obs >= 0).all() and (obs < np.array(spec.observation.nvec)).all()
+    else:
+        low, high = spec.observation.bounds()
+        assert (obs >= low).all() and (obs <= high).all()
+    with pytest.raises(ValueError, match="actions must"):
+        env.step(np.full((2, *spec.action.shape), 9, np.int32))
+
+
+def test_a_box_without_bounds_on_one_side_is_kept():
+    space = gymnasium.spaces.Box(np.float32([0, -np.inf]), np.float32([np.inf, 5]))
+    env = envs.make("env_helpers:Spaces", num_envs=1, options={"observation": space})
+    env.close()
+    assert env.spec.observation == Box((2,), "float32", (0.0, -np.inf), (np.inf, 5.0))

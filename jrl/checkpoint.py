@@ -141,7 +141,13 @@ def restore(checkpoint: Path, part: str, template: PyTree) -> PyTree:
     like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), template)
     try:
         with ocp.StandardCheckpointer() as reader:
-            return reader.restore(checkpoint / part, like)
+            found = reader.restore(checkpoint / part, like)
+        # Orbax itself takes an array of another shape where the template is numpy
+        for (path, a), b in zip(jax.tree.leaves_with_path(like), jax.tree.leaves(found), strict=True):
+            if (a.shape, a.dtype) != (b.shape, b.dtype):
+                name = jax.tree_util.keystr(path, simple=True, separator=".")
+                raise ValueError(f"{name} is {b.dtype}{list(b.shape)}, not {a.dtype}{list(a.shape)}")
+        return found
     except (ValueError, KeyError, TypeError, OSError) as e:
         first = str(e).strip().splitlines()[0][:200] if str(e).strip() else type(e).__name__
         raise InputError(

@@ -129,7 +129,7 @@ def staged(learner: Learner, make_source: Callable[[Key], Source], mesh: Mesh, *
 
     def init(seed: int) -> LoopState:
         state = parallel.replicate(learner.init(role_key(seed, Role.INIT)), mesh)
-        source.append(make_source(role_key(seed, Role.ENV)))
+        source[:] = [make_source(role_key(seed, Role.ENV))]
         return LoopState(state, ())
 
     def advance(state: LoopState, seed: int, iteration: int):

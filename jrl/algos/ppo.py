@@ -20,7 +20,7 @@ from jrl.algos import actor_critic
 from jrl.hyper import Schedule
 from jrl.networks import NetworkConfig
 from jrl.ops import losses, minibatch, normalize, returns, schedules
-from jrl.types import ActOut, Algo, Array, EnvSpec, Key, PyTree, Rollout, UpdateAux, hyperparams
+from jrl.types import ActOut, Algo, Array, Box, EnvSpec, Key, PyTree, Rollout, UpdateAux, hyperparams
 
 DEFAULT_NETWORK = NetworkConfig()
 _SATURATED = 2**32 - 1  # environment steps are counted in uint32 on the device and stay there, should they get that far
@@ -124,8 +124,8 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
     """
     net = actor_critic.make(spec, network)
     optimizer = _optimizer(cfg)
-    image = spec.observation.dtype == "uint8"
-    normalize_obs = cfg.normalize_obs and not image
+    # integers are one-hot and images are scaled by the network, which reads them as they are
+    normalize_obs = cfg.normalize_obs and isinstance(spec.observation, Box) and spec.observation.dtype != "uint8"
     row_bytes = math.prod(spec.observation.shape) * jnp.dtype(spec.observation.dtype).itemsize
     penalise_kl = cfg.kl_target is not None or not (isinstance(cfg.kl_coef, float | int) and cfg.kl_coef == 0)
 

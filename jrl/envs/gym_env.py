@@ -78,10 +78,10 @@ class GymnasiumEnv:
         except (TypeError, ImportError, gymnasium.error.Error) as e:
             raise InputError(f"env {id} cannot be made with options {options}: {e}") from e
         self._observed = spaces.observations(probe.observation_space)
-        raw: Any = probe.action_space
-        self._action_dtype, self._action_shape = raw.dtype, (num_envs, *raw.shape)
+        action, raw = spaces.action_space(probe.action_space), probe.action_space
+        self._action_dtype, self._action_shape = raw.dtype, (num_envs, *(raw.shape or ()))
         limit = getattr(probe.spec, "max_episode_steps", None)
-        self.spec = EnvSpec(self._observed.space, spaces.action_space(probe.action_space), num_envs, limit)
+        self.spec = EnvSpec(self._observed.space, action, num_envs, limit)
         probe.close()
         constructors = [functools.partial(make, **options)] * num_envs
         self._vector: VectorEnv

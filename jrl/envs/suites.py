@@ -94,10 +94,9 @@ def _gymnax(name: str, num_envs: int, options: dict[str, Any]) -> GraphEnv:
     if own is not None:
         # 1.0 leaves the limit to its caller, but some observations show how much of it is over; before, it was an end
         # like any other: out of the way, so that ours can tell truncation
-        params = params.replace(max_steps_in_episode=limit if hasattr(env, "is_truncated") else _NEVER)
+        # of the type it had: BernoulliBandit's is a float
+        params = params.replace(max_steps_in_episode=type(own)(limit if hasattr(env, "is_truncated") else _NEVER))
     observation = _gymnax_space(env.observation_space(params))
-    if not isinstance(observation, Box):
-        raise InputError(f"env.id gymnax:{name}: observation space {env.observation_space(params)} is not supported")
     action = _gymnax_space(env.action_space(params))
 
     def reset_one(key: Key) -> tuple[Any, Array]:

@@ -24,7 +24,7 @@ def _one_step(reward, action=Discrete(2), observe=lambda sign: sign):
         action=action,
         max_episode_steps=None,
         num_draws=1,
-        reset=lambda draws: jnp.where(draws[:, 0] < 0.5, -1.0, 1.0),
+        reset=lambda draws: jnp.where(draws[0] < 0.5, -1.0, 1.0),
         step=lambda sign, action, draws: (sign, reward(sign, action), jnp.ones(sign.shape, bool)),
         observe=lambda sign: observe(sign)[:, None],
     )
@@ -47,7 +47,7 @@ def delayed_reward():
         action=Discrete(2),
         max_episode_steps=None,
         num_draws=1,
-        reset=lambda draws: jnp.zeros_like(draws[:, 0]),
+        reset=lambda draws: jnp.zeros_like(draws[0]),
         step=lambda stage, action, draws: (stage + 1.0, stage, stage > 0.5),
         observe=lambda stage: stage[:, None],
     )
@@ -75,7 +75,7 @@ def endless(time_limit=10):
         action=Discrete(2),
         max_episode_steps=time_limit,
         num_draws=1,
-        reset=lambda draws: draws[:, 0],
+        reset=lambda draws: draws[0],
         step=lambda state, action, draws: (state, jnp.ones_like(state), jnp.zeros(state.shape, bool)),
         observe=lambda state: jnp.zeros_like(state)[:, None],
     )

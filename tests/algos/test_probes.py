@@ -65,14 +65,14 @@ def test_the_endless_probe_catches_a_learner_that_takes_a_time_limit_for_an_end(
         return rollout.replace(terminated=rollout.terminated | rollout.truncated, truncated=nothing)
 
     value, _ = train(name, probes.endless(), iterations=150, mutate=ends)
-    # the mean over ten steps of (1 - gamma^left) / (1 - gamma)
-    expected = np.mean([(1 - GAMMA**left) / (1 - GAMMA) for left in range(1, 11)])
-    assert expected < 4.2
-    np.testing.assert_allclose(value([0.0]), [expected], rtol=0.15)
+    # between the mean of (1 - gamma^left) / (1 - gamma) over ten steps, 4.1, and 1 / (1 - 0.9 gamma), 5.3: how much of it
+    # is bootstrapped depends on the algorithm
+    assert 4.0 < value([0.0])[0] < 6.0
 
 
 @each
 def test_the_probes_catch_a_learner_that_counts_reset_rows(name):
-    """With the mask gone, reward 0 of the reset rows halves the value."""
-    value, _ = train(name, probes.constant_reward(), iterations=40, mutate=lambda r: r.replace(mask=jnp.ones_like(r.mask)))
-    assert value([0.0])[0] < 0.8
+    """With the mask gone, a reset row is a step of reward 0 to the next episode: V = (1 + gamma) / 2."""
+    unmask = lambda rollout: rollout.replace(mask=jnp.ones_like(rollout.mask))
+    value, _ = train(name, probes.constant_reward(), iterations=40, mutate=unmask, gamma=0.2)
+    np.testing.assert_allclose(value([0.0]), [0.6], atol=0.05)

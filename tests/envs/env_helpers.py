@@ -1,7 +1,7 @@
 """What the tests of environments share: one way to step every kind, and two tiny Gymnasium environments."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium
 import jax
@@ -33,6 +33,7 @@ class Stepper:
         self.graph = isinstance(env, GraphEnv)
         if self.graph:
             self._step = jax.jit(env.step)
+            self._reset = jax.jit(env.reset) if env.pure else env.reset
 
     def _next_key(self) -> jax.Array:
         self._count += 1
@@ -41,7 +42,7 @@ class Stepper:
     def reset(self) -> np.ndarray:
         if not self.graph:
             return self.env.reset()
-        self._state, obs = self.env.reset(self._next_key())
+        self._state, obs = self._reset(self._next_key())
         return np.array(obs)
 
     def step(self, action: Any) -> StepResult:
@@ -113,7 +114,7 @@ def kolmogorov_smirnov(a: np.ndarray, b: np.ndarray) -> float:
 class Countdown(gymnasium.Env):
     """Shows how many steps are left of `start`, then ends; the reward is what is left. Remembers its options."""
 
-    made: list[dict] = []
+    made: ClassVar[list[dict]] = []
 
     def __init__(self, start: int = 3, render_mode: str | None = None):
         Countdown.made.append({"start": start})

@@ -1,5 +1,7 @@
 """One contract for every adapter: what `jrl.types.StepResult` says, over (id, kind)."""
 
+import itertools
+
 import jax
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ CASES = [
     *[("Catch-v0", kind) for kind in ALL[:3]],
     *[("FrozenLake-v1", kind) for kind in ALL[1:]],
     ("Acrobot-v1", "graph"),
+    ("MountainCarContinuous-v0", "graph"),
     ("RepeatAfterMe-v0", "graph"),
     ("StatelessCartPole-v1", "graph"),
 ]
@@ -28,6 +31,7 @@ STARTS = {
     "StatelessCartPole-v1": lambda obs: (np.abs(obs) <= 0.05).all(-1),
     "Pendulum-v1": lambda obs: np.abs(obs[:, 2]) <= 1,
     "MountainCar-v0": lambda obs: (obs[:, 1] == 0) & (obs[:, 0] >= -0.6) & (obs[:, 0] <= -0.4),
+    "MountainCarContinuous-v0": lambda obs: STARTS["MountainCar-v0"](obs),
     "Acrobot-v1": lambda obs: (np.abs(obs[:, [1, 3, 4, 5]]) <= 0.1).all(-1) & (obs[:, 0] > 0) & (obs[:, 2] > 0),
     "Catch-v0": lambda obs: (obs[:, 0].sum(-1) == 1) & (obs[:, 9, 2] == 1) & (obs.sum((1, 2)) == 2),
     "FrozenLake-v1": lambda obs: obs == 0,
@@ -35,7 +39,12 @@ STARTS = {
 }
 # ids that reach their own ends soon under random actions
 ENDS_BY_ITSELF = {"CartPole-v1", "StatelessCartPole-v1", "Catch-v0", "FrozenLake-v1", "RepeatAfterMe-v0"}
-NEVER_ENDS = {"Pendulum-v1", "MountainCar-v0", "Acrobot-v1"}  # within a hundred random steps
+NEVER_ENDS = {
+    "Pendulum-v1",
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+    "Acrobot-v1",
+}  # within a hundred random steps
 
 
 def spec_of(id, kind):
@@ -245,8 +254,10 @@ def make_first(id, kind, **kwargs):
 def test_seed_ranges_are_disjoint():
     """65,536 seeds each, within EnvPool's int32; 20 seeds, 8 indices, both roles."""
     starts = sorted(envs.seed_range(s, role, i) for s in range(20) for role in ("train", "eval") for i in range(8))
-    assert all(b - a >= 65_536 for a, b in zip(starts, starts[1:]))
+    assert all(b - a >= 65_536 for a, b in itertools.pairwise(starts))
     assert starts[0] >= 0
+    with pytest.raises(ValueError, match=r"train, eval.*test"):
+        envs.seed_range(0, "test")
     largest = max(envs.seed_range(s, "eval", i) for s in (0, 1, 2**31 - 1) for i in (0, 8191))
     assert largest + 65_536 <= 2**31
 

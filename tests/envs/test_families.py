@@ -40,6 +40,7 @@ def test_a_family_steps_alike_on_the_host_and_in_a_program(id):
         np.testing.assert_array_equal(a, b)
     assert host.obs.shape == (12, 2, *shape) and host.first.dtype == host.obs.dtype == np.dtype(dtype)
     assert host.reward.dtype == np.float32 and host.reward.shape == (12, 2)
+    assert host.reward.any() or id in ("Pong-v5", "FrozenLake-v1")  # whose first steps earn nothing
     if isinstance(spec.observation, Box):
         low, high = (b.astype(np.float32) for b in spec.observation.bounds())
         assert (host.obs >= low).all() and (host.obs <= high).all()
@@ -67,6 +68,18 @@ def test_float64_actions_arrive_as_they_were_sent():
         np.testing.assert_array_equal(run("HalfCheetah-v4", kind, quarter).obs[0], expected.astype(np.float32))
         assert not np.array_equal(run("HalfCheetah-v4", kind, zero).obs[0], expected.astype(np.float32))
     assert not jax.config.jax_enable_x64  # the program's x64 stays its own
+
+
+@pytest.mark.parametrize("id", ["HalfCheetah-v4", "CartpoleBalance-v1", "LunarLander-v3"])
+def test_the_reset_row_is_void(id):
+    """EnvPool's dm_control repeats the last reward there."""
+    actions = random_actions(FAMILIES[id][2], 12, 2)
+    for kind in ("host", "program"):
+        trajectory = run(id, kind, actions, options={"max_episode_steps": 3})
+        at_limit = np.arange(12) % 4 == 2
+        np.testing.assert_array_equal(trajectory.truncated, np.repeat(at_limit[:, None], 2, 1))
+        rewarded = (trajectory.reward != 0).all(1)
+        np.testing.assert_array_equal(rewarded, np.arange(12) % 4 != 3)
 
 
 def test_dict_parts_lie_in_the_spaces_order():

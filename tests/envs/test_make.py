@@ -41,12 +41,25 @@ ERRORS = [  # id, backend, options, what each message must say
         ],
     ),
     ("CartPole-v1", "graph", {"zz": 1}, [["env.options.zz", "CartPole-v1", "it takes max_episode_steps"]]),
-    ("RepeatAfterMe-v0", "graph", {"dela": 1}, [["env.options.dela", "max_episode_steps, delay, episode_length"]]),
+    (
+        "RepeatAfterMe-v0",
+        "graph",
+        {"dela": 1, "qqqq": 1},
+        [["env.options.dela", "did you mean delay?"], ["max_episode_steps, delay, episode_length"]],
+    ),
     ("CartPole-v1", "graph", {"num_envs": 1, "a": 2}, [["env.options.num_envs"], ["env.options.a"]]),
     ("CartPole-v1", "gymnasium", {"vectorization": "threads"}, [["vectorization", "sync or async", "'threads'"]]),
     ("no_such_module:Env", "auto", {}, [["no_such_module:Env", "cannot import no_such_module"]]),
     (":Env", "auto", {}, [[":Env", "cannot import"]]),
     ("env_helpers:Missing", "auto", {}, [["env_helpers:Missing", "has no Missing", "class or function"]]),
+    ("CartPole-v1", "graph", {"max_episode_steps": 0}, [["env.options.max_episode_steps", "positive integer", "0"]]),
+    (
+        "CartPole-v1",
+        "graph",
+        {"max_episode_steps": "9"},
+        [["env.options.max_episode_steps", "positive integer", "'9'"]],
+    ),
+    ("RepeatAfterMe-v0", "graph", {"delay": -1}, [["env.options", "delay >= 0", "-1"]]),
     ("TicTacToe-v1", "auto", {}, [["TicTacToe-v1", "several players", "use"]]),
 ]
 
@@ -100,7 +113,6 @@ def test_options_that_only_the_constructor_knows():
         ({"action": gymnasium.spaces.Text(3)}, ["action space Text", "use Discrete"]),
         ({"action": gymnasium.spaces.Discrete(3, start=1)}, ["action space Discrete(3, start=1)", "from 0"]),
         ({"action": gymnasium.spaces.Box(0, 5, (1,), np.int32)}, ["action space Box", "Box of floats"]),
-        ({"action": gymnasium.spaces.MultiBinary((2, 2))}, ["action space MultiBinary", "flat"]),
         ({"observation": gymnasium.spaces.Text(3)}, ["observation space Text", "use Box"]),
         (
             {"observation": gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(2)])},
@@ -118,7 +130,7 @@ def test_unsupported_spaces(options, parts):
 
 def test_auto_asks_envpool_then_gymnasium_then_graph():
     assert envs.resolve("CartPole-v1") == "envpool"
-    assert envs.resolve("phys2d/CartPole-v1") == "gymnasium"
+    assert envs.resolve("Taxi-v4") == "gymnasium"
     assert envs.resolve("StatelessCartPole-v1") == "graph"
     assert envs.resolve("env_helpers:Countdown") == "gymnasium"
     assert envs.resolve("brax:ant") == envs.resolve("gymnax:CartPole-v1") == "graph"
@@ -185,6 +197,11 @@ box, discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
             gymnasium.spaces.MultiBinary((2, 3)),
             gymnasium.spaces.MultiBinary(2),
             (MultiDiscrete((2,) * 6), MultiDiscrete((2, 2))),
+        ),
+        (
+            box(-1, 1, (1,)),
+            gymnasium.spaces.MultiBinary((2, 2)),
+            (Box((1,), "float32", -1.0, 1.0), MultiDiscrete((2,) * 4)),
         ),
         (box(0, 255, (2, 3), np.uint8), discrete(2), (Box((2, 3), "uint8", 0.0, 255.0), Discrete(2))),
         (

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from env_helpers import random_actions, run
+from env_helpers import Stepper, make, random_actions, run
 
 from jrl import envs
 from jrl.envs import toys
@@ -87,8 +87,6 @@ def test_make_applies_the_transform():
 
 
 def run_pendulum(kind, actions, **flags):
-    from env_helpers import Stepper, make
-
     stepper = Stepper(make("Pendulum-v1", kind, num_envs=3, **flags))
     stepper.reset()
     obs = np.stack([stepper.step(a).obs for a in actions])
@@ -111,6 +109,7 @@ REWARDS = np.float32([-7.0, -0.5, 0.0, 0.25, 3.0])
         (2.0, True, [-2, -0.5, 0, 0.25, 2]),
         (1, False, [-1, -0.5, 0, 0.25, 1]),  # a number, not True
         ((-1.0, 0.1), False, [-1, -0.5, 0, 0.1, 0.1]),
+        ([-1.0, 0.1], False, [-1, -0.5, 0, 0.1, 0.1]),
     ],
 )
 def test_reward_transform(clip_rewards, is_atari, expected):
@@ -124,7 +123,7 @@ def test_reward_transform(clip_rewards, is_atari, expected):
 
 
 def test_atari_is_told_by_its_id():
-    assert envs.is_atari("Pong-v5")
+    assert all(map(envs.is_atari, ["Pong-v5", "ALE/Pong-v5", "PongNoFrameskip-v4"]))
     assert not any(map(envs.is_atari, ["HalfCheetah-v5", "CartPole-v1", "pkg.mod:Pong-v5", "Nothing-v5"]))
 
 
@@ -141,7 +140,7 @@ def board(ball_row, ball, paddle):
 def test_catch_by_hand():
     """Two balls, columns 0 and 4; both paddles start at 2; one goes left (and stops at the wall), one stays at 2."""
     task = toys.catch()
-    state = task.reset(jnp.float32([[0.0], [0.99]]))
+    state = task.reset(jnp.float32([[0.0, 0.99]]))
     np.testing.assert_array_equal(task.observe(state), [board(0, 0, 2), board(0, 4, 2)])
     for t in range(1, 10):
         state, reward, end = task.step(state, jnp.int32([0, 1]), None)
@@ -160,7 +159,7 @@ def test_catch_equals_envpools():
     columns = theirs.first[:, 0].argmax(-1)
     assert set(columns) == set(range(5))
     task = toys.catch()
-    state = task.reset((columns[:, None] + 0.5).astype(np.float32) / 5)
+    state = task.reset((columns[None] + 0.5).astype(np.float32) / 5)
     np.testing.assert_array_equal(task.observe(state), theirs.first)
     for t, action in enumerate(actions):
         state, reward, end = task.step(state, action, None)
@@ -214,7 +213,7 @@ def test_stateless_cartpole_shows_the_positions_of_cartpole():
 def test_stateless_cartpole_by_hand():
     """From rest, upright, a push to the right: velocities 0.1951 and -0.2927 after one step, positions after two."""
     task = toys.stateless_cartpole()
-    state, _, _ = task.step(jnp.zeros((1, 4)), jnp.int32([1]), None)
+    state, _, _ = task.step((jnp.zeros(1),) * 4, jnp.int32([1]), None)
     np.testing.assert_array_equal(task.observe(state), [[0, 0]])  # positions move with the old velocities
     # temp = 10 / 1.1; theta'' = -temp / (0.5 (4/3 - 0.1/1.1)); x'' = temp - 0.05 theta'' / 1.1
     temp = 10 / 1.1

@@ -14,10 +14,10 @@ def drift() -> Definition:
     """A number that grows with the action and by chance; ends beyond 1.5 or after 7 steps."""
 
     def step(x, action, draws):
-        x = x + 0.2 * action + 0.4 * draws[:, 0] - 0.1
+        x = x + 0.2 * action + 0.4 * draws[0] - 0.1
         return x, x * (1.0 + action), x > 1.5
 
-    return Definition(Box((2,)), Discrete(2), 7, 2, lambda d: d[:, 1], step, lambda x: jnp.stack([x, -x], -1))
+    return Definition(Box((2,)), Discrete(2), 7, 2, lambda d: d[1], step, lambda x: jnp.stack([x, -x], -1))
 
 
 def carry(batch_size):

@@ -23,7 +23,7 @@ def short_or_long() -> Definition:
         done = elapsed >= length
         return jnp.stack([length, elapsed], -1), jnp.where(done & (length > 1), 1.0, 0.0), done
 
-    reset = lambda draws: jnp.stack([jnp.where(draws[:, 0] < 0.5, 1.0, 10.0), jnp.zeros_like(draws[:, 0])], -1)
+    reset = lambda draws: jnp.stack([jnp.where(draws[0] < 0.5, 1.0, 10.0), jnp.zeros_like(draws[0])], -1)
     return Definition(Box((2,)), Discrete(2), None, 1, reset, step, lambda state: state)
 
 
@@ -97,7 +97,7 @@ def test_graph_environments_are_reset_and_follow_the_key():
 
 
 def test_episodes_that_never_end():
-    task = short_or_long()._replace(reset=lambda draws: jnp.full((draws.shape[0], 2), 1e9))
+    task = short_or_long()._replace(reset=lambda draws: jnp.full((draws.shape[1], 2), 1e9))
     task = task._replace(step=lambda state, action, draws: (state, state[:, 0], jnp.zeros(state.shape[:1], bool)))
     with pytest.raises(RuntimeError, match="0 of 3 episodes ended within 128 steps"):
         evaluator(build(task, 2), act, num_episodes=3, max_steps=128)((), jax.random.key(0))

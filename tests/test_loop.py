@@ -1,0 +1,297 @@
+"""The loop: fused and staged learn the same, counters are exact, devices agree, hooks fire when they should."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl import hooks, learner, loop, parallel
+from jrl.algos import ppo
+from jrl.envs import classic
+from jrl.envs.graph import build
+from jrl.metrics import episodes
+from jrl.metrics.timers import Timers
+from jrl.networks import NetworkConfig
+from jrl.rollout import unroll
+from jrl.rollout.sources import GraphSource
+from jrl.types import Episodes, StepInfo
+
+T, B, SEED = 16, 8, 5
+CONFIG = ppo.Config(num_epochs=2, num_minibatches=2, lr=1e-2, normalize_obs=True)
+EVERYTHING = 10**9
+
+
+def parts(num_envs):
+    env = build(classic.cartpole(), num_envs)
+    algo = ppo.make(CONFIG, env.spec, NetworkConfig(hidden=(8,)), axis_name=parallel.AXIS)
+    return env, algo
+
+
+def fused(iterations=1, devices=1):
+    env, algo = parts(B // devices)
+    mesh = parallel.make_mesh(devices)
+    return loop.fused(
+        learner.on_policy(algo), unroll.make(env, algo.act, length=T), mesh, iterations=iterations, rows=T * B
+    )
+
+
+class FusedKeys(GraphSource):
+    """The graph source with the keys that the fused program gives its (only) device: the two derive them differently."""
+
+    def __init__(self, env, act, *, key, **options):
+        super().__init__(env, act, key=jax.random.split(key, 1)[0], **options)
+
+    def next(self, actor, key):
+        return super().next(actor, jax.random.fold_in(key, 0))
+
+
+def staged(devices=1, source=FusedKeys):
+    env, algo = parts(B)
+    make = lambda key: source(env, algo.act, key=key, length=T)
+    return loop.staged(
+        learner.on_policy(algo), make, parallel.make_mesh(devices), rows=T * B, timers=Timers()
+    )
+
+
+@pytest.fixture(scope="module")
+def programs():
+    """Compiled once: name -> Program."""
+    return {"K1": fused(1), "K4": fused(4), "staged": staged()}
+
+
+def play(program, iterations, seed=SEED, **counters):
+    """(learner state on the host, the infos without states) after so many iterations, each call waited for."""
+    infos, state = [], None
+    for info in loop.run(program, program.init(seed), seed=seed, total_env_steps=EVERYTHING, **counters):
+        state = jax.block_until_ready(info.state)
+        infos.append(info._replace(state=None))
+        if info.iteration >= iterations:
+            break
+    return jax.device_get(state.learner), infos
+
+
+def assert_trees(a, b, **tolerance):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b)):
+        np.testing.assert_allclose(x, y, **{"rtol": 0, "atol": 0, **tolerance}, err_msg=jax.tree_util.keystr(path))
+
+
+def total(infos):
+    """Steps and episodes of all calls."""
+    return sum(episodes.steps(i.episodes) for i in infos), sum(int(np.sum(i.episodes.count)) for i in infos)
+
+
+@pytest.fixture(scope="module")
+def eight(programs):
+    """What 8 iterations give: name -> (learner, infos)."""
+    return {name: play(program, 8) for name, program in programs.items()}
+
+
+def test_one_or_four_iterations_a_call_are_the_same(eight):
+    (one, infos), (four, infos_four) = eight["K1"], eight["K4"]
+    assert_trees(one, four)
+    assert (len(infos), len(infos_four)) == (8, 2)
+    assert total(infos) == total(infos_four)
+    last, last_four = infos[-1].episodes, infos_four[-1].episodes
+    np.testing.assert_array_equal(last.window_return, last_four.window_return)
+    returns = [i.episodes for i in infos[4:]]
+    np.testing.assert_allclose(last_four.return_sum, sum(np.asarray(r.return_sum) for r in returns), rtol=1e-6)
+    np.testing.assert_allclose(last_four.return_min, min(np.asarray(r.return_min) for r in returns))
+    np.testing.assert_allclose(last_four.return_max, max(np.asarray(r.return_max) for r in returns))
+    for name, value in infos_four[-1].metrics.items():
+        np.testing.assert_allclose(value, np.mean([i.metrics[name] for i in infos[4:]]), rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_fused_and_staged_learn_the_same(eight):
+    (one, infos), (other, infos_staged) = eight["K1"], eight["staged"]
+    assert_trees(one, other, atol=1e-5, rtol=1e-5)
+    assert total(infos) == total(infos_staged)
+    start = jax.device_get(fused().init(SEED).learner)
+    assert max(float(np.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (start.params, one.params)))) > 1e-2
+
+
+def test_two_runs_are_bit_identical_and_seeds_differ(programs, eight):
+    again, infos = play(programs["K4"], 8)
+    assert_trees(eight["K4"][0], again)
+    assert_trees([i.metrics for i in eight["K4"][1]], [i.metrics for i in infos])
+    other, _ = play(programs["K4"], 8, seed=SEED + 1)
+    leaves = zip(jax.tree.leaves(other.params), jax.tree.leaves(again.params))
+    assert any(not np.array_equal(a, b) for a, b in leaves)
+
+
+def test_a_run_in_two_parts_is_the_run(programs, eight):
+    """State and counters are all that a continuation needs."""
+    program = programs["K4"]
+    state = None
+    for info in loop.run(program, program.init(SEED), seed=SEED, total_env_steps=EVERYTHING):
+        state = jax.device_get(info.state)
+        counters = {"iteration": info.iteration, "env_steps": info.env_steps_after()}
+        break
+    for info in loop.run(program, program.place(state), seed=SEED, total_env_steps=EVERYTHING, **counters):
+        assert info.iteration == 8
+        assert info.env_steps == counters["env_steps"]
+        assert_trees(eight["K4"][0], jax.device_get(info.state.learner))
+        break
+
+
+def test_counters_are_exact(eight):
+    for name, (state, infos) in eight.items():
+        steps = [episodes.steps(i.episodes) for i in infos]
+        # CartPole under a new policy ends after about 20 steps, and the row after an end is none
+        rows = T * B * 8
+        assert sum(steps) < rows, name
+        assert rows - sum(steps) <= total(infos)[1], name
+        assert [i.env_steps for i in infos] == [0, *itertools.accumulate(steps)][:-1], name
+        assert [i.env_steps_after() for i in infos] == list(itertools.accumulate(steps)), name
+        assert int(state.env_steps) == sum(steps), name  # the algorithm counts as the loop does
+        assert infos[-1].iteration == 8
+
+
+@pytest.mark.parametrize("name", ["K1", "K4"])
+def test_the_budget_is_kept(programs, eight, name):
+    """The run ends with the call that reaches the budget, or with the one that was begun before that was known."""
+    program = programs[name]
+    after = [i.env_steps_after() for i in eight[name][1]]
+    for budget in (1, after[0], after[0] + 1):
+        infos = list(loop.run(program, program.init(SEED), seed=SEED, total_env_steps=budget))
+        jax.block_until_ready(infos[-1].state)
+        needed = next(n for n, steps in enumerate(after, 1) if steps >= budget)
+        assert needed <= len(infos) <= needed + 1, budget
+        assert infos[-1].env_steps_after() >= budget
+
+
+def test_the_state_is_donated(programs):
+    for name, program in programs.items():
+        first, buffer = program.init(SEED), None
+        for info in loop.run(program, first, seed=SEED, total_env_steps=EVERYTHING):
+            jax.block_until_ready(info.state)
+            leaf = jax.tree.leaves(info.state.learner.params)[0]
+            if buffer is not None:
+                assert buffer.is_deleted(), name
+                break
+            buffer = leaf
+        assert all(x.is_deleted() for x in jax.tree.leaves(first.learner)), name
+
+
+def test_four_devices(four_devices):
+    """Fused: each device has environments of its own and the same learner. Two calls, waited for."""
+    program = fused(iterations=2, devices=4)
+    state, infos = program.init(SEED), []
+    for info in loop.run(program, state, seed=SEED, total_env_steps=EVERYTHING):
+        jax.block_until_ready((info.state, info.metrics, info.episodes))
+        infos.append(info._replace(state=None))
+        if len(infos) == 2:
+            break
+    for leaf in jax.tree.leaves(info.state.learner):
+        replicas = [np.asarray(s.data) for s in leaf.addressable_shards]
+        assert len(replicas) == 4
+        assert all(np.array_equal(replicas[0], r) for r in replicas[1:])
+    obs = np.asarray(info.state.source.obs)
+    assert obs.shape == (4, B // 4, 4)
+    assert len(np.unique(obs[..., 0])) == B  # no two environments are the same
+    assert np.asarray(info.episodes.steps).shape == (4,)
+    assert int(parallel.first(info.state.learner.env_steps)) == sum(episodes.steps(i.episodes) for i in infos)
+    assert infos[1].env_steps == episodes.steps(infos[0].episodes)
+    placed = program.place(jax.device_get(info.state))
+    assert_trees(jax.device_get(placed), jax.device_get(info.state))
+    row = episodes.summary([i.episodes for i in infos])
+    assert row["episode/count"] == sum(int(np.sum(i.episodes.count)) for i in infos)
+
+
+def test_staged_on_four_devices_learns_as_on_one(programs, eight):
+    """The same rollouts, their columns split: the same learning."""
+    state, infos = play(staged(devices=4), 3)
+    one, infos_one = play(programs["staged"], 3)
+    assert_trees(state, one, atol=2e-5, rtol=1e-4)
+    assert total(infos) == total(infos_one) == total(eight["staged"][1][:3])  # `init` starts the environments anew
+
+
+# ---------------------------------------------------------------- hooks
+
+
+def info_of(env_steps, steps, iteration, count=1, window=1, metrics=None):
+    """A StepInfo of a call of `steps` steps that began after `env_steps`."""
+    returns = np.full((episodes.WINDOW,), np.nan, np.float32)
+    returns[:window] = 10.0
+    report = Episodes(
+        *(np.asarray(x) for x in (count, 10.0 * count, 10.0, 10.0, 5 * count, steps)), returns, returns / 2
+    )
+    return StepInfo("state", metrics or {"loss/policy": jnp.float32(iteration)}, report, iteration, env_steps, Timers())
+
+
+KEYS = {
+    "env_steps", "iteration", "updates", "time_s", "perf/steps_per_s", "loss/policy",
+    "episode/return", "episode/length", "episode/window", "episode/count", "episode/return_min", "episode/return_max",
+    "time/env", "time/act", "time/transfer", "time/collect", "time/update", "time/log", "evaluation/return",
+}  # fmt: skip
+
+
+def test_reporter():
+    rows = []
+    now = iter(range(100))
+    reporter = hooks.Reporter([lambda row: rows.append(row)], every=250, updates_per_iteration=8, clock=lambda: next(now))
+    reporter.extra["evaluation/return"] = 1.5
+    for i in range(8):
+        assert reporter(info_of(100 * i, 100, i + 1, count=0 if i == 0 else 1)) is None
+    assert [row["env_steps"] for row in rows] == [300, 600]  # the calls that are complete: never the one just begun
+    reporter.flush()
+    assert [row["env_steps"] for row in rows] == [300, 600, 800]
+    assert reporter.flush() is None
+    assert len(rows) == 3  # nothing was pending
+    assert [row["iteration"] for row in rows] == [3, 6, 8]
+    assert [row["updates"] for row in rows] == [24, 48, 64]
+    assert [row["loss/policy"] for row in rows] == [3.0, 6.0, 8.0]
+    assert [row["episode/count"] for row in rows] == [2, 3, 2]
+    for row in rows:
+        assert set(row) >= KEYS  # always the same columns
+        assert set(row) == set(rows[0])
+        assert not any(isinstance(value, jax.Array) for value in row.values())
+    assert reporter.row is rows[-1]
+
+
+def test_reporter_keys_before_the_first_episode():
+    reporter = hooks.Reporter([], every=1, updates_per_iteration=1)
+    reporter(info_of(0, 100, 1, count=0, window=0))
+    reporter.flush()
+    assert set(reporter.row) >= KEYS - {"evaluation/return"}
+    assert np.isnan(reporter.row["episode/return"])
+
+
+def test_a_sink_ends_the_run():
+    reporter = hooks.Reporter([lambda row: None, lambda row: "enough"], every=100, updates_per_iteration=1)
+    assert reporter(info_of(0, 100, 1)) is None
+    assert reporter(info_of(100, 100, 2)) == "enough"
+
+
+def test_stop_at_waits_for_a_full_window():
+    stop = hooks.stop_at({"env_steps": 5, "episode/return": 9.5, "loss/value": 2.0})
+    row = {"env_steps": 100, "episode/return": 10.0, "episode/window": episodes.WINDOW - 1, "loss/value": 1.0}
+    assert stop(row) is None
+    assert stop(row | {"episode/window": episodes.WINDOW}) == "episode/return 10 reached 9.5"
+    assert stop(row | {"episode/return": 9.0, "episode/window": episodes.WINDOW}) is None
+    assert stop(row | {"loss/value": 2.0}) == "loss/value 2 reached 2"  # others do not wait
+    assert stop(row | {"episode/return": float("nan"), "episode/window": episodes.WINDOW}) is None
+
+
+def test_every():
+    called = []
+    hook = hooks.every(100, lambda info: called.append(info.env_steps))
+    for steps in (0, 60, 120, 130, 199, 200, 450, 460, 500):
+        assert hook(info_of(steps, 10, 1)) is None
+    assert called == [120, 200, 450, 500]  # once per hundred, none made up for
+    continued = []
+    hook = hooks.every(100, lambda info: continued.append(info.env_steps), env_steps=250)
+    for steps in (250, 299, 301):
+        hook(info_of(steps, 10, 1))
+    assert continued == [301]
+
+
+def test_every_seconds(monkeypatch):
+    now, called = [0.0], []
+    monkeypatch.setattr(hooks.time, "monotonic", lambda: now[0])
+    hook = hooks.every_seconds(10, lambda info: called.append(now[0]))
+    for now[0] in (5.0, 11.0, 12.0, 20.0, 21.5):
+        hook(info_of(0, 10, 1))
+    assert called == [11.0, 21.5]

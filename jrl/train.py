@@ -145,8 +145,6 @@ def _run(
         checkpoints = stack.enter_context(
             checkpoint.Checkpointer(directory / "checkpoints", keep_last=cfg.checkpoint.keep_last)
         )
-        (directory / "config.yaml").write_text(config.to_yaml(cfg))
-        report.write_env_json(directory, devices=[str(d) for d in jax.devices()])
         print(*_introduction(cfg, run, directory), sep="\n")
         state = run.program.init(cfg.run.seed)
         if saved and meta:
@@ -155,6 +153,9 @@ def _run(
             parts = {part: checkpoint.restore(saved, part, tree) for part, tree in _parts(state).items()}
             state = run.program.place(loop.LoopState(**parts))
             print(f"resume: from {saved} at {meta['env_steps']:,} steps")
+        # not before the checkpoint was found to fit: nothing in the directory changes until then
+        (directory / "config.yaml").write_text(config.to_yaml(cfg))
+        report.write_env_json(directory, devices=[str(d) for d in jax.devices()])
         log = loggers.open_loggers(directory, cfg.run.log, counters["env_steps"] if meta else None)
         stack.callback(log.close)
         display = progress.open_progress(total)

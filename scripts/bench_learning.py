@@ -4,7 +4,7 @@
     python scripts/bench_learning.py --only cartpole --seeds 5
 
 Each run is `python -m jrl.train CONFIG --as-test`: it passes when the mean return of the last 100 training episodes
-reaches the threshold within the step budget. Prints one JSON line per run, then a table; exits with 1 if any run failed.
+reaches the threshold within the step budget. Prints one JSON line per run, then a table; exits with 1 if any failed.
 """
 
 import argparse
@@ -30,6 +30,8 @@ TASKS = (
     Task("pendulum", "configs/ppo_pendulum.yaml"),
     Task("acrobot", "configs/ppo_acrobot.yaml"),
     Task("catch", "configs/ppo_catch.yaml"),
+    Task("cartpole-balance", "configs/ppo_dmc.yaml"),
+    Task("lunarlander", "configs/ppo_box2d.yaml"),
     Task("halfcheetah", "configs/ppo_mujoco.yaml"),
 )
 

@@ -50,9 +50,7 @@ class FusedKeys(GraphSource):
 def staged(devices=1, source=FusedKeys):
     env, algo = parts(B)
     make = lambda key: source(env, algo.act, key=key, length=T)
-    return loop.staged(
-        learner.on_policy(algo), make, parallel.make_mesh(devices), rows=T * B, timers=Timers()
-    )
+    return loop.staged(learner.on_policy(algo), make, parallel.make_mesh(devices), rows=T * B, timers=Timers())
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +99,9 @@ def test_one_or_four_iterations_a_call_are_the_same(eight):
     np.testing.assert_allclose(last_four.return_min, min(np.asarray(r.return_min) for r in returns))
     np.testing.assert_allclose(last_four.return_max, max(np.asarray(r.return_max) for r in returns))
     for name, value in infos_four[-1].metrics.items():
-        np.testing.assert_allclose(value, np.mean([i.metrics[name] for i in infos[4:]]), rtol=1e-4, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            value, np.mean([i.metrics[name] for i in infos[4:]]), rtol=1e-4, atol=1e-6, err_msg=name
+        )
 
 
 def test_fused_and_staged_learn_the_same(eight):
@@ -231,7 +231,9 @@ KEYS = {
 def test_reporter():
     rows = []
     now = iter(range(100))
-    reporter = hooks.Reporter([lambda row: rows.append(row)], every=250, updates_per_iteration=8, clock=lambda: next(now))
+    reporter = hooks.Reporter(
+        [lambda row: rows.append(row)], every=250, updates_per_iteration=8, clock=lambda: next(now)
+    )
     reporter.extra["evaluation/return"] = 1.5
     for i in range(8):
         assert reporter(info_of(100 * i, 100, i + 1, count=0 if i == 0 else 1)) is None

@@ -51,7 +51,9 @@ def test_donating_a_replica_keeps_the_original(devices):
     mesh = parallel.make_mesh(devices)
     tree = {"w": jnp.arange(3.0), "n": np.float32(2.0)}
     replica = parallel.replicate(tree, mesh)
-    add = parallel.pmap(lambda t: jax.tree.map(lambda x: x + 1, t), mesh, (REPLICATED,), REPLICATED, donate_argnums=(0,))
+    add = parallel.pmap(
+        lambda t: jax.tree.map(lambda x: x + 1, t), mesh, (REPLICATED,), REPLICATED, donate_argnums=(0,)
+    )
     after = jax.block_until_ready(add(replica))
     assert replica["w"].is_deleted()  # it was donated
     np.testing.assert_array_equal(tree["w"], [0, 1, 2])  # and the original was not

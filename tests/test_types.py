@@ -44,7 +44,14 @@ def test_configs_vmap():
 
 
 def test_spaces_are_hashable_and_know_their_shape():
-    spaces = [Box((2, 2)), Box((2, 2), low=-1.0), Discrete(3), Discrete(4), MultiDiscrete((2, 3)), Box((3, 9, 9), "uint8")]
+    spaces = [
+        Box((2, 2)),
+        Box((2, 2), low=-1.0),
+        Discrete(3),
+        Discrete(4),
+        MultiDiscrete((2, 3)),
+        Box((3, 9, 9), "uint8"),
+    ]
     specs = {EnvSpec(space, space, 4) for space in spaces}
     assert len(specs) == len(spaces)
     assert EnvSpec(Box((2, 2)), Discrete(3), 4) == EnvSpec(Box((2, 2)), Discrete(3), 4)

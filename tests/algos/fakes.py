@@ -83,9 +83,7 @@ def rollout(algo, env_spec, actor, *, T=8, seed=0):
     """A Rollout whose actions and extras come from `algo.act`."""
     rng, B = np.random.default_rng(seed), env_spec.num_envs
     obs = jnp.asarray(observations(rng, env_spec.observation, (T + 1, B)))
-    action, extras = _unroll_act(algo.act)(
-        actor, obs[:-1], jax.random.split(jax.random.key(seed), T), algo.carry(B)
-    )
+    action, extras = _unroll_act(algo.act)(actor, obs[:-1], jax.random.split(jax.random.key(seed), T), algo.carry(B))
     terminated, truncated, mask = flags(rng, T, B)
     reward = np.where(mask, rng.normal(size=(T, B)), 0).astype(np.float32)
     if algo.running_return_gamma is not None:

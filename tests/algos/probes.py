@@ -124,5 +124,3 @@ def _state_value(spec, state, obs):
 
 # how to read an algorithm's value of an observation
 _VALUES = {"ppo": _state_value}
-
-

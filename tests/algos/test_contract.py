@@ -156,7 +156,12 @@ def per_device(rollout, devices):
         return jnp.moveaxis(leaf.reshape(shape), axis, 0)
 
     is_spec = lambda x: isinstance(x, jax.sharding.PartitionSpec)
-    return jax.tree.map(lambda spec, part: jax.tree.map(functools.partial(split, spec), part), parallel.ROLLOUT, rollout, is_leaf=is_spec)
+    return jax.tree.map(
+        lambda spec, part: jax.tree.map(functools.partial(split, spec), part),
+        parallel.ROLLOUT,
+        rollout,
+        is_leaf=is_spec,
+    )
 
 
 @each
@@ -305,7 +310,9 @@ def test_without_exploration_the_mode_is_taken(name, action):
         deviation = taken.std(0)
         assert (np.abs(taken.mean(0) - best.action) < 5 * deviation / np.sqrt(200)).all()
     if "log_prob" in best.extras:
-        assert (np.stack([s.extras["log_prob"] for s in samples]) <= np.asarray(best.extras["log_prob"])[None] + 1e-5).all()
+        assert (
+            np.stack([s.extras["log_prob"] for s in samples]) <= np.asarray(best.extras["log_prob"])[None] + 1e-5
+        ).all()
 
 
 @each

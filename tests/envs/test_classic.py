@@ -40,7 +40,9 @@ def compare(task, env, state, action, tolerance=2e-5):
     np.testing.assert_allclose(obs, np.stack([t[0] for t in theirs]), rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(reward, np.array([t[1] for t in theirs]), rtol=2e-5, atol=2e-5)
     np.testing.assert_array_equal(end, [t[2] for t in theirs])
-    return np.stack(ours, -1), np.asarray(end)
+    ours = np.stack(ours, -1)  # angles included, which observations show up to whole turns
+    np.testing.assert_allclose(ours, np.stack([t[3] for t in theirs]), rtol=tolerance, atol=tolerance)
+    return ours, np.asarray(end)
 
 
 @pytest.mark.parametrize("id", IDS)

@@ -67,4 +67,3 @@ class Hosted:
 
     def close(self):
         self.closed = True
-

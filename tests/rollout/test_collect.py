@@ -70,9 +70,7 @@ def test_reset_starts_anew():
 def cartpole():
     """(host collector, graph source, actor) on pools of the same seed."""
     pools = [envs.make("CartPole-v1", backend="envpool", num_envs=6, seed=3, host=host) for host in (True, False)]
-    algo = ppo.make(
-        ppo.Config(normalize_reward=True), pools[0].spec, NetworkConfig(hidden=(16, 16), shared=True)
-    )
+    algo = ppo.make(ppo.Config(normalize_reward=True), pools[0].spec, NetworkConfig(hidden=(16, 16), shared=True))
     options = {"length": 32, "running_return_gamma": algo.running_return_gamma}
     made = [sources.make(pool, algo.act, key=jax.random.key(0), **options) for pool in pools]
     assert [type(source) for source in made] == [HostCollector, GraphSource]

@@ -1,0 +1,63 @@
+"""PPO as functions: jit, many seeds, many learning rates, many devices. Runs in half a minute on a laptop."""
+
+import os
+
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_force_host_platform_device_count=2"
+)  # two devices on a CPU, for the last part
+
+import jax
+import jax.numpy as jnp
+
+from jrl.algos import ppo
+from jrl.envs import make
+from jrl.rollout import unroll
+
+env = make("CartPole-v1", backend="graph", num_envs=16)
+config = ppo.Config(lr=2.5e-3, gamma=0.98, gae_lambda=0.9)
+
+
+def train(key, config=config, iterations=40):
+    """Mean return of the latest episodes, after each iteration of 16 x 128 steps."""
+    algo = ppo.make(config, env.spec)
+    collect = unroll.make(env, algo.act, length=128)
+
+    def iteration(carry, key):
+        state, envs = carry
+        envs, rollout, episodes = collect.step(envs, algo.actor(state), key)
+        state, aux = algo.update(state, rollout, key)
+        return (state, envs), jnp.nanmean(episodes.window_return)
+
+    start = (algo.init(key), collect.init(key))
+    return jax.lax.scan(iteration, start, jax.random.split(key, iterations))[1]
+
+
+print("one seed", jax.jit(train)(jax.random.key(0))[-1])
+
+seeds = jax.random.split(jax.random.key(0), 4)
+print("four seeds", jax.jit(jax.vmap(train))(seeds)[:, -1])
+
+rates = ppo.Config(lr=jnp.array([1e-4, 1e-3, 2.5e-3]), gamma=0.98, gae_lambda=0.9)
+along_lr = jax.tree.map(lambda x: 0 if jnp.ndim(x) else None, rates)
+print("three learning rates", jax.jit(jax.vmap(train, in_axes=(None, along_lr)))(seeds[0], rates)[:, -1])
+
+# the algorithm's own update on every device: gradients and statistics are reduced over the axis
+algo = ppo.make(config, env.spec, axis_name="d")
+collect = unroll.make(env, algo.act, length=128)
+devices = jax.local_device_count()
+state = jax.tree.map(lambda x: jnp.stack([x] * devices), algo.init(seeds[0]))
+envs = jax.vmap(collect.init)(jax.random.split(seeds[1], devices))
+
+
+def iteration(state, envs, key, update_key):
+    envs, rollout, episodes = collect.step(envs, algo.actor(state), key)
+    state, aux = algo.update(state, rollout, update_key)
+    return state, envs, jnp.nanmean(episodes.window_return)
+
+
+step = jax.pmap(iteration, axis_name="d", donate_argnums=(0, 1))
+for i in range(20):
+    keys = jax.random.split(jax.random.fold_in(seeds[2], i), devices)
+    same = jnp.stack([jax.random.fold_in(seeds[3], i)] * devices)  # the shuffle must be the same everywhere
+    state, envs, returns = step(state, envs, keys, same)
+print(f"{devices} devices", returns)

@@ -1,0 +1,449 @@
+"""PPO against a slow reference that spells everything out, and each of its options by hand."""
+
+import dataclasses
+import functools
+
+import fakes
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fakes import assert_close, assert_same, differ
+
+from jrl import networks
+from jrl.algos import actor_critic, ppo
+from jrl.envs import classic
+from jrl.envs.graph import build
+from jrl.networks import NetworkConfig
+from jrl.ops import minibatch
+from jrl.rollout import unroll
+from jrl.types import Box, Discrete, EnvSpec
+
+KEY = jax.random.key(2)
+T, B = 8, 8
+
+
+@functools.cache
+def _jitted(env_spec, network, penalise_kl):
+    """PPO's update with the config as an argument: one compilation for all values of the floats."""
+
+    def run(cfg, state, rollout, key):
+        # a traced coefficient might be any, and the penalty needs the distributions of a rollout that was made for it
+        cfg = cfg if penalise_kl else dataclasses.replace(cfg, kl_coef=0.0)
+        return ppo.make(cfg, env_spec, network).update(state, rollout, key)
+
+    return jax.jit(run)
+
+
+def update(cfg, env_spec, network, state, rollout, key=KEY):
+    traced = jax.tree.map(jnp.float32, cfg)
+    state, aux = _jitted(env_spec, network, cfg.kl_coef != 0)(traced, state, rollout, key)
+    return state, aux.metrics
+
+
+def setting(cfg, action=Discrete(3), network=fakes.NETWORK, observation=fakes.VECTOR, seed=0):
+    """(spec, state, rollout): a policy away from its start, whose rollout was made by slightly different parameters."""
+    env_spec = fakes.spec(action, observation, B)
+    algo = ppo.make(cfg, env_spec, network)
+    state = fakes.perturbed(algo.init(jax.random.key(0)))
+    return env_spec, state, fakes.rollout(algo, env_spec, algo.actor(state), T=T, seed=seed)
+
+
+# ---------------------------------------------------------------- the reference
+
+
+def reference_gae(cfg, reward, terminated, done, value):
+    """Backwards, one environment after the other."""
+    advantage = np.zeros(reward.shape)
+    for b in range(reward.shape[1]):
+        after = 0.0
+        for t in reversed(range(reward.shape[0])):
+            bootstrap = 0.0 if terminated[t, b] else value[t + 1, b]
+            error = reward[t, b] + cfg.gamma * bootstrap - value[t, b]
+            after = error + (0.0 if done[t, b] else cfg.gamma * cfg.gae_lambda * after)
+            advantage[t, b] = after
+    return advantage
+
+
+def reference_update(cfg, env_spec, network, state, rollout, key):
+    """(params, kl_coef, metrics, gradient steps taken) of one update, for the options that the tests use."""
+    net = actor_critic.make(env_spec, network)
+    value = np.asarray(net.value(state.params, jnp.concatenate([rollout.obs, rollout.last_obs[None]])), np.float64)
+    mask, terminated, truncated = (np.asarray(x) for x in (rollout.mask, rollout.terminated, rollout.truncated))
+    advantage = reference_gae(cfg, np.asarray(rollout.reward, np.float64), terminated, terminated | truncated, value)
+    target = advantage + value[:-1]
+    if cfg.normalize_advantage:
+        advantage = (advantage - advantage[mask].mean()) / (advantage[mask].std() + 1e-8)
+    flat = lambda x: jnp.asarray(x).reshape(T * B, *jnp.shape(x)[2:])
+    rows = {
+        "obs": flat(rollout.obs),
+        "action": flat(rollout.action),
+        "old_log_prob": flat(rollout.extras["log_prob"]),
+        "advantage": flat(np.float32(advantage)),
+        "target": flat(np.float32(target)),
+        "old_value": flat(np.float32(value[:-1])),
+        "mask": flat(mask),
+    }
+    if "dist" in rollout.extras:
+        old = rollout.extras["dist"]
+        rows["old_dist"] = jax.tree.map(
+            flat, vars(old) if isinstance(env_spec.action, Discrete) else (old.mean, old.log_std)
+        )
+    size = T * B // cfg.num_minibatches
+    fraction = mask.mean()
+
+    def log_prob_entropy_kl(params, rows):
+        dist, value = net.apply(params, rows["obs"])
+        if isinstance(env_spec.action, Discrete):
+            log_p = dist.logits - jnp.log(jnp.sum(jnp.exp(dist.logits), -1, keepdims=True))
+            log_prob = jnp.stack([log_p[i, rows["action"][i]] for i in range(size)])
+            entropy, kl = -jnp.sum(jnp.exp(log_p) * log_p, -1), None
+            if "old_dist" in rows:
+                old = rows["old_dist"]["logits"]
+                old = old - jnp.log(jnp.sum(jnp.exp(old), -1, keepdims=True))
+                kl = jnp.sum(jnp.exp(old) * (old - log_p), -1)
+            return log_prob, entropy, kl, value
+        mean, std = dist.mean, jnp.exp(jnp.broadcast_to(dist.log_std, dist.mean.shape))
+        density = -0.5 * ((rows["action"] - mean) / std) ** 2 - jnp.log(std) - 0.5 * np.log(2 * np.pi)
+        entropy, kl = jnp.sum(0.5 * np.log(2 * np.pi * np.e) + jnp.log(std), -1), None
+        if "old_dist" in rows:
+            old_mean, old_std = rows["old_dist"][0], jnp.exp(jnp.broadcast_to(rows["old_dist"][1], mean.shape))
+            kl = jnp.sum(jnp.log(std / old_std) + (old_std**2 + (old_mean - mean) ** 2) / (2 * std**2) - 0.5, -1)
+        return jnp.sum(density, -1), entropy, kl, value
+
+    @jax.jit
+    @functools.partial(jax.grad, has_aux=True)
+    def gradient(params, rows, kl_coef):
+        log_prob, entropy, kl, value = log_prob_entropy_kl(params, rows)
+        ratio = jnp.exp(log_prob - rows["old_log_prob"])
+        clipped = jnp.clip(ratio, 1 - cfg.clip_eps, 1 + cfg.clip_eps)
+        policy = -jnp.minimum(ratio * rows["advantage"], clipped * rows["advantage"])
+        value_loss = 0.5 * (value - rows["target"]) ** 2
+        if cfg.value_clip_eps is not None:
+            near = rows["old_value"] + jnp.clip(value - rows["old_value"], -cfg.value_clip_eps, cfg.value_clip_eps)
+            value_loss = jnp.maximum(value_loss, 0.5 * (near - rows["target"]) ** 2)
+        # masked rows are absent; the others weigh the same in every minibatch
+        mean = lambda x: jnp.sum(jnp.where(rows["mask"], x, 0.0)) / (size * fraction)
+        metrics = {
+            "loss/policy": mean(policy),
+            "loss/value": mean(value_loss),
+            "policy/entropy": mean(entropy),
+            "policy/approx_kl": mean(ratio - 1 - (log_prob - rows["old_log_prob"])),
+            "policy/clip_fraction": mean((ratio < 1 - cfg.clip_eps) | (ratio > 1 + cfg.clip_eps)),
+        }
+        total = metrics["loss/policy"] + cfg.vf_coef * metrics["loss/value"] - cfg.ent_coef * metrics["policy/entropy"]
+        if kl is not None:
+            metrics["policy/kl"] = mean(kl)
+            total = total + kl_coef * metrics["policy/kl"]
+        return total, metrics
+
+    params, treedef = jax.tree.flatten(state.params)
+    params = [np.asarray(x, np.float64) for x in params]
+    first, second = ([np.zeros_like(x) for x in params] for _ in range(2))
+    steps, stopped, seen = 0, False, []
+    for epoch_key in jax.random.split(key, cfg.num_epochs):
+        seen.append([])
+        for index in minibatch.shuffle(epoch_key, T, B, cfg.num_minibatches):
+            batch = jax.tree.map(lambda x, index=index: x[index], rows)
+            tree = jax.tree.unflatten(treedef, [jnp.float32(x) for x in params])
+            grads, metrics = gradient(tree, batch, float(state.kl_coef))
+            seen[-1].append({k: float(v) for k, v in metrics.items()})
+            stopped = stopped or (cfg.target_kl is not None and seen[-1][-1]["policy/approx_kl"] > cfg.target_kl)
+            if stopped:
+                continue
+            grads = [np.asarray(g, np.float64) for g in jax.tree.leaves(grads)]
+            norm = np.sqrt(sum((g**2).sum() for g in grads))
+            if cfg.max_grad_norm is not None and norm > cfg.max_grad_norm:
+                grads = [g * cfg.max_grad_norm / norm for g in grads]
+            steps += 1
+            first = [0.9 * m + 0.1 * g for m, g in zip(first, grads)]
+            second = [0.999 * v + 0.001 * g**2 for v, g in zip(second, grads)]
+            params = [
+                x - cfg.lr * (m / (1 - 0.9**steps)) / (np.sqrt(v / (1 - 0.999**steps)) + cfg.adam_eps)
+                for x, m, v in zip(params, first, second)
+            ]
+    average = lambda epochs, name: np.mean([m[name] for epoch in epochs for m in epoch])
+    metrics = {k: average(seen[-1:] if "kl" in k or "clip" in k else seen, k) for k in seen[0][0]}
+    residual, spread = (target - value[:-1])[mask], target[mask]
+    metrics["value/explained_variance"] = 1 - (residual**2).mean() / spread.var()
+    metrics["value/target"] = spread.mean()
+    return jax.tree.unflatten(treedef, params), metrics, steps
+
+
+SEPARATE, SHARED = fakes.NETWORK, NetworkConfig(hidden=(8, 8), shared=True)
+BASE = ppo.Config(num_epochs=2, num_minibatches=4, lr=3e-3)
+CASES = {
+    "discrete": (BASE, Discrete(3), SEPARATE),
+    "box": (dataclasses.replace(BASE, ent_coef=0.02, max_grad_norm=None), Box((2,)), SEPARATE),
+    "discrete, value clipping, KL penalty, shared": (
+        dataclasses.replace(BASE, value_clip_eps=0.02, kl_coef=0.5, ent_coef=0.01, vf_coef=0.7),
+        Discrete(3),
+        SHARED,
+    ),
+    "box, KL penalty, clipped hard": (
+        dataclasses.replace(BASE, kl_coef=0.5, clip_eps=0.01, normalize_advantage=False, num_minibatches=2),
+        Box((2,)),
+        SEPARATE,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_update_is_the_reference(case):
+    cfg, action, network = CASES[case]
+    env_spec, state, rollout = setting(cfg, action, network)
+    mask = np.asarray(rollout.mask)
+    assert 8 < mask.sum() < T * B - 8
+    assert min(np.asarray(rollout.terminated).sum(), np.asarray(rollout.truncated).sum()) > 2
+    if case.startswith("discrete, value"):
+        # old data: ratios away from 1, so that clipping and KL matter from the first step
+        moved = jax.tree.map(lambda x: x * 1.1, state.params)
+        rollout = rollout.replace(extras={**rollout.extras, "value": _values(env_spec, network, moved, rollout.obs)})
+        state = state.replace(params=moved)
+    want, want_metrics, _ = reference_update(cfg, env_spec, network, state, rollout, KEY)
+    algo = ppo.make(cfg, env_spec, network)
+    got, aux = jax.jit(algo.update)(state, rollout, KEY)
+    moved = max(np.abs(np.asarray(a) - b).max() for a, b in zip(*map(jax.tree.leaves, (state.params, want))))
+    assert moved > 5e-3
+    assert_close(got.params, want, atol=2e-5)
+    for name, value in want_metrics.items():
+        np.testing.assert_allclose(aux.metrics[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
+    assert set(aux.metrics) == set(want_metrics) | {"train/lr"}
+    assert int(got.env_steps) == mask.sum()
+
+
+def _values(env_spec, network, params, obs):
+    return actor_critic.make(env_spec, network).value(params, obs)
+
+
+def test_target_kl_stops_the_gradient_steps():
+    cfg = dataclasses.replace(BASE, target_kl=1e-5, num_epochs=3)
+    env_spec, state, rollout = setting(cfg)
+    want, _, steps = reference_update(cfg, env_spec, SEPARATE, state, rollout, KEY)
+    assert 0 < steps < 12
+    got, metrics = update(cfg, env_spec, SEPARATE, state, rollout)
+    assert_close(got.params, want, atol=1e-5)
+    assert float(metrics["policy/stopped_early"]) == 1.0
+    counts = [int(x) for x in jax.tree.leaves(got.opt_state) if x.dtype == jnp.int32]
+    assert counts == [steps]  # Adam's moments stopped as well
+    # and the next rollout is learned from again
+    assert differ(got.params, update(cfg, env_spec, SEPARATE, got, rollout)[0].params)
+    free, metrics = update(dataclasses.replace(cfg, target_kl=10.0), env_spec, SEPARATE, state, rollout)
+    assert float(metrics["policy/stopped_early"]) == 0.0
+    assert differ(free.params, got.params)
+
+
+def test_adaptive_kl_coefficient():
+    cfg = dataclasses.replace(BASE, kl_coef=0.2, kl_target=1.0)
+    env_spec, state, rollout = setting(cfg)
+    state = state.replace(kl_coef=jnp.float32(0.4))  # as it became meanwhile
+    kl = float(update(cfg, env_spec, SEPARATE, state, rollout)[1]["policy/kl"])
+    assert kl > 1e-5
+    for target, factor in ((kl / 2.1, 1.5), (kl / 1.9, 1.0), (kl * 1.9, 1.0), (kl * 2.1, 0.5)):
+        after, metrics = update(dataclasses.replace(cfg, kl_target=target), env_spec, SEPARATE, state, rollout)
+        assert float(after.kl_coef) == pytest.approx(0.4 * factor), target
+        assert float(metrics["policy/kl_coef"]) == float(after.kl_coef)
+
+
+# ---------------------------------------------------------------- clipping of gradients
+
+
+GRADIENT = {"a": np.array([[3.0, -4.0], [0.0, 12.0]], np.float32), "b": np.array([0.1, -0.2], np.float32)}
+
+
+def clipped(max_grad_value, max_leaf_norm, max_grad_norm):
+    """The gradient after clipping, in numpy: elements, then arrays, then the whole."""
+    g = {k: v.astype(np.float64) for k, v in GRADIENT.items()}
+    if max_grad_value:
+        g = {k: np.clip(v, -max_grad_value, max_grad_value) for k, v in g.items()}
+    if max_leaf_norm:
+        g = {k: v * min(1, max_leaf_norm / np.linalg.norm(v)) for k, v in g.items()}
+    norm = np.sqrt(sum((v**2).sum() for v in g.values()))
+    if max_grad_norm and norm > max_grad_norm:
+        g = {k: v * max_grad_norm / norm for k, v in g.items()}
+    return g
+
+
+@pytest.mark.parametrize(
+    ("max_grad_value", "max_leaf_norm", "max_grad_norm"),
+    [(None, None, None), (2.0, None, None), (None, 6.5, None), (None, None, 6.5), (None, None, 100.0), (2.0, 1.5, 0.5)],
+)
+def test_the_three_ways_to_clip(max_grad_value, max_leaf_norm, max_grad_norm):
+    """Adam's first step is g / (|g| + eps); with a large eps the size of g shows."""
+    cfg = ppo.Config(
+        max_grad_value=max_grad_value, max_leaf_norm=max_leaf_norm, max_grad_norm=max_grad_norm, adam_eps=10.0
+    )
+    optimizer = ppo._optimizer(cfg)
+    params = jax.tree.map(jnp.zeros_like, GRADIENT)
+    got, _ = optimizer.update(jax.tree.map(jnp.asarray, GRADIENT), optimizer.init(params), params)
+    for name, g in clipped(max_grad_value, max_leaf_norm, max_grad_norm).items():
+        np.testing.assert_allclose(got[name], g / (np.abs(g) + 10.0), rtol=1e-4, err_msg=name)
+
+
+# ---------------------------------------------------------------- sizes and options
+
+
+def test_parameter_count():
+    """Two towers 4 - 256 - 256 - (2 | 1): 67,586 + 67,329."""
+    algo = ppo.make(ppo.Config(), EnvSpec(Box((4,)), Discrete(2), 8), NetworkConfig(hidden=(256, 256)))
+    params = jax.eval_shape(algo.init, KEY).params
+    assert networks.parameter_count(params) == 134_915
+
+
+@pytest.mark.parametrize("microbatch_size", [1, 7])
+def test_microbatches_change_nothing(microbatch_size):
+    env_spec, state, rollout = setting(BASE)
+    whole, metrics = update(BASE, env_spec, SEPARATE, state, rollout)
+    cfg = dataclasses.replace(BASE, microbatch_size=microbatch_size)
+    parts, parts_metrics = update(cfg, env_spec, SEPARATE, state, rollout)
+    assert_close(parts, whole, atol=1e-6, rtol=1e-5)
+    assert_close(parts_metrics, metrics, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        {"shared": True},
+        {"shared": True, "dtype": "bfloat16"},
+        {"state_dependent_std": True, "log_std_init": -0.5},
+        {"layer_norm": True, "activation": "silu"},
+    ],
+    ids=str,
+)
+def test_networks_learn_one_step(network):
+    cfg = dataclasses.replace(BASE, value_clip_eps=0.2)
+    network = NetworkConfig(hidden=(8, 8), **network)
+    env_spec, state, rollout = setting(cfg, Box((2,)), network)
+    assert ("value" in rollout.extras) == network.shared  # the loss needs it, and nothing else does
+    assert ("log_std" in state.params) == (not network.state_dependent_std)
+    after, metrics = update(cfg, env_spec, network, state, rollout)
+    for path, leaf in jax.tree_util.tree_leaves_with_path((after, metrics)):
+        assert np.isfinite(leaf).all(), jax.tree_util.keystr(path)
+    for (path, old), new in zip(jax.tree_util.tree_leaves_with_path(state.params), jax.tree.leaves(after.params)):
+        assert new.dtype == jnp.float32
+        assert not np.array_equal(old, new), jax.tree_util.keystr(path)  # every array gets a gradient
+    entropy = float(metrics["policy/entropy"])
+    assert 0.0 < entropy < 6.0
+
+
+def test_initial_standard_deviation():
+    for network in (
+        NetworkConfig(hidden=(8,), log_std_init=-1.0),
+        NetworkConfig(hidden=(8,), log_std_init=-1.0, state_dependent_std=True),
+    ):
+        net = actor_critic.make(fakes.spec(Box((2,))), network)
+        dist, _ = net.apply(net.init(KEY), jnp.ones((3, 4)))
+        np.testing.assert_allclose(jnp.broadcast_to(dist.log_std, (3, 2)), -1.0, atol=0.05)
+        np.testing.assert_allclose(dist.mean, 0.0, atol=0.05)
+
+
+# ---------------------------------------------------------------- normalisation
+
+
+def test_observation_statistics():
+    cfg = dataclasses.replace(BASE, normalize_obs=True, gamma=0.9)
+    env_spec, state, _ = setting(cfg)
+    algo = ppo.make(cfg, env_spec, SEPARATE)
+    seen = []
+    for seed in range(3):
+        rollout = fakes.rollout(algo, env_spec, algo.actor(state), T=T, seed=seed)
+        # the statistics that acted are those that learn: without a step, the policy is the one that acted
+        _, metrics = update(dataclasses.replace(cfg, lr=0.0), env_spec, SEPARATE, state, rollout)
+        assert abs(float(metrics["policy/approx_kl"])) < 1e-9
+        assert float(metrics["policy/clip_fraction"]) == 0.0
+        assert_same(state.return_stats, ())
+        state, _ = update(cfg, env_spec, SEPARATE, state, rollout)
+        seen.append(np.asarray(rollout.obs)[np.asarray(rollout.mask)])
+        rows = np.concatenate(seen).astype(np.float64)
+        stats = state.obs_stats
+        assert float(stats.count) == len(rows)
+        np.testing.assert_allclose(stats.mean, rows.mean(0), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(stats.m2 / stats.count, rows.var(0), rtol=1e-4)
+    # and they are used: 2 +- 3 becomes 0 +- 1
+    shifted = jnp.asarray(seen[0]) * 2.0
+    used = algo.act(algo.actor(state), shifted, (), KEY).extras["log_prob"]
+    other = algo.act(algo.actor(state).replace(obs_stats=algo.init(KEY).obs_stats), shifted, (), KEY).extras["log_prob"]
+    assert differ(used, other)
+
+
+@pytest.mark.parametrize("observation", [Discrete(5), Box((6,), "uint8", 0, 255)], ids=str)
+def test_what_is_not_a_float_is_not_normalised(observation):
+    """An integer divided by a deviation would no longer be a class."""
+    cfg = dataclasses.replace(BASE, normalize_obs=True)
+    env_spec, state, rollout = setting(cfg, observation=observation)
+    after, _ = update(cfg, env_spec, SEPARATE, state, rollout)
+    plain, _ = update(BASE, env_spec, SEPARATE, state.replace(obs_stats=()), rollout)
+    assert_same(after.params, plain.params)
+    algo = ppo.make(cfg, env_spec, SEPARATE)
+    act = lambda algo, state: algo.act(algo.actor(state), rollout.obs[0], (), KEY)
+    assert_same(act(algo, after), act(ppo.make(BASE, env_spec, SEPARATE), plain))
+
+
+def test_reward_normalisation():
+    """Rollouts of CartPole: the running return by a loop, its deviation over all rows that count, rewards divided by it."""
+    cfg = dataclasses.replace(BASE, normalize_reward=True, gamma=0.9)
+    env = build(classic.cartpole(), B)
+    algo = ppo.make(cfg, env.spec, SEPARATE)
+    state = fakes.perturbed(algo.init(KEY))
+    collect = unroll.make(env, algo.act, length=T, running_return_gamma=algo.running_return_gamma)
+    step, source = jax.jit(collect.step), collect.init(KEY)
+    running, seen = np.zeros(B), []
+    for i in range(4):
+        source, rollout, _ = step(source, algo.actor(state), jax.random.fold_in(KEY, i))
+        for t in range(T):
+            for b in range(B):
+                if rollout.mask[t, b]:
+                    running[b] = float(rollout.reward[t, b]) + 0.9 * running[b]
+                    seen.append(running[b])
+                if rollout.terminated[t, b] | rollout.truncated[t, b]:
+                    running[b] = 0.0
+        scale = np.std(seen)
+        plain = dataclasses.replace(cfg, normalize_reward=False)
+        scaled = rollout.replace(reward=rollout.reward / np.float32(scale))
+        want, want_metrics = update(plain, env.spec, SEPARATE, state.replace(return_stats=()), scaled)
+        state, metrics = update(cfg, env.spec, SEPARATE, state, rollout)
+        assert float(state.return_stats.count) == len(seen)
+        np.testing.assert_allclose(state.return_stats.m2 / state.return_stats.count, scale**2, rtol=1e-4)
+        assert_close(state.params, want.params, atol=2e-5)
+        np.testing.assert_allclose(metrics["value/target"], want_metrics["value/target"], rtol=1e-3)
+    assert len(seen) < 4 * T * B  # there were masked rows
+
+
+# ---------------------------------------------------------------- schedules and counters
+
+
+def test_schedules_read_environment_steps():
+    cfg = dataclasses.replace(BASE, lr=((0, 1e-2), (100, 5e-3), (100, 1e-3)), clip_eps=((0, 0.2), (1000, 0.1)))
+    env_spec, state, rollout = setting(cfg)
+    counted = int(np.asarray(rollout.mask).sum())
+    assert 32 < counted < T * B
+    for i in range(4):
+        assert int(state.env_steps) == i * counted  # rows after an end are no steps
+        assert state.env_steps.dtype == jnp.uint32
+        state, metrics = update(cfg, env_spec, SEPARATE, state, rollout)
+        want = np.interp(i * counted, [0, 100], [1e-2, 5e-3]) if i * counted < 100 else 1e-3
+        np.testing.assert_allclose(metrics["train/lr"], want, rtol=1e-5)
+    frozen = dataclasses.replace(BASE, lr=((0, 0.0), (50, 0.0), (50, 1e-2), (60, 1e-2)))
+    env_spec, state, rollout = setting(frozen)
+    still, _ = update(frozen, env_spec, SEPARATE, state, rollout)
+    assert_same(still.params, state.params)
+    late, _ = update(frozen, env_spec, SEPARATE, still.replace(env_steps=jnp.uint32(2**31 + 5)), rollout)
+    assert differ(late.params, state.params)
+
+
+def test_environment_steps_saturate():
+    env_spec, state, rollout = setting(BASE)
+    counted = int(np.asarray(rollout.mask).sum())
+    for room, want in ((0, 2**32 - 1), (5, 2**32 - 1), (counted, 2**32 - 1), (counted + 3, 2**32 - 4)):
+        near = state.replace(env_steps=jnp.uint32(2**32 - 1 - room))
+        assert int(update(BASE, env_spec, SEPARATE, near, rollout)[0].env_steps) == want
+
+
+def test_config_says_what_is_wrong():
+    assert ppo.Config().validate() == []
+    wrong = ppo.Config(gamma=1.5, gae_lambda=-0.1, num_epochs=0, max_grad_norm=-1.0, target_kl=0.0)
+    messages = wrong.validate()
+    assert len(messages) == 5
+    assert {m.split()[0] for m in messages} == {"gamma", "gae_lambda", "num_epochs", "max_grad_norm", "target_kl"}
+    assert any("kl_coef" in m for m in ppo.Config(kl_target=0.01).validate())
+    assert ppo.Config(kl_target=0.01, kl_coef=0.2).validate() == []

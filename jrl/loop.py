@@ -77,10 +77,20 @@ def fused(learner: Learner, unroll: Unroll, mesh: Mesh, *, iterations: int, rows
     devices = mesh.devices.size
 
     def init(seed: int) -> LoopState:
-        state = parallel.replicate(learner.init(role_key(seed, Role.INIT)), mesh)
-        keys = jax.random.split(role_key(seed, Role.ENV), devices)
-        source = jax.jit(lambda keys: jax.tree.map(lambda *x: jnp.stack(x), *map(unroll.init, keys)))(keys)
-        return LoopState(state, parallel.shard(source, mesh))
+        def start(root):
+            keys = jax.random.split(role_key(root, Role.ENV), devices)
+            source = jax.tree.map(lambda *x: jnp.stack(x), *map(unroll.init, keys))
+            return LoopState(learner.init(role_key(root, Role.INIT)), source)
+
+        if not program:  # compiles while the state is made
+            root, counter = jax.random.key(seed), jnp.zeros((), jnp.uint32)
+            shapes = (jax.eval_shape(start, root), jax.eval_shape(lambda: root), jax.eval_shape(lambda: counter))
+            program.append(parallel.compile_ahead(mapped, shapes, mesh, in_specs))
+        state, root = parallel.place_outputs(lambda r: (start(r), r), mesh, (specs, parallel.REPLICATED))(
+            jax.random.key(seed)
+        )
+        roots[seed] = root
+        return state
 
     def one(state: LoopState, seed, iteration):
         collect_key = jax.random.fold_in(role_key(seed, Role.COLLECT, iteration), jax.lax.axis_index(parallel.AXIS))
@@ -97,18 +107,14 @@ def fused(learner: Learner, unroll: Unroll, mesh: Mesh, *, iterations: int, rows
         return state, metrics, jax.tree.map(lambda x: x[None], _sum_up(reports))
 
     specs = LoopState(parallel.REPLICATED, parallel.PER_DEVICE)
-    mapped = parallel.pmap(
-        body,
-        mesh,
-        (specs, parallel.REPLICATED, parallel.REPLICATED),
-        (specs, parallel.REPLICATED, parallel.PER_DEVICE),
-        donate_argnums=(0,),
-    )
-    root: dict[int, Key] = {}
+    in_specs = (specs, parallel.REPLICATED, parallel.REPLICATED)
+    out_specs = (specs, parallel.REPLICATED, parallel.PER_DEVICE)
+    mapped = parallel.pmap(body, mesh, in_specs, out_specs, donate_argnums=(0,))
+    program: list[Callable] = []
+    roots: dict[int, Key] = {}
 
     def advance(state, seed, iteration):
-        key = root.setdefault(seed, jax.random.key(seed))
-        return mapped(state, key, np.uint32(iteration))
+        return program[0](state, roots[seed], np.uint32(iteration))
 
     place = lambda s: LoopState(parallel.replicate(s.learner, mesh), parallel.shard(s.source, mesh))
     actor = lambda s: parallel.first(learner.actor(s.learner))
@@ -128,16 +134,15 @@ def staged(learner: Learner, make_source: Callable[[Key], Source], mesh: Mesh, *
     root: dict[int, Key] = {}
 
     def init(seed: int) -> LoopState:
-        state = parallel.replicate(learner.init(role_key(seed, Role.INIT)), mesh)
-        source[:] = [make_source(role_key(seed, Role.ENV))]
+        start = lambda root: (learner.init(role_key(root, Role.INIT)), role_key(root, Role.ENV))
+        state, key = parallel.place_outputs(start, mesh, parallel.REPLICATED)(jax.random.key(seed))
+        source[:] = [make_source(parallel.first(key))]
         return LoopState(state, ())
 
     def advance(state: LoopState, seed: int, iteration: int):
         timed = iteration % _TIMED_EVERY == 1
         collect_key, update_key = keys(root.setdefault(seed, jax.random.key(seed)), np.uint32(iteration))
-        actor = learner.actor(state.learner)
-        if mesh.devices.size > 1:
-            actor = parallel.first(actor)
+        actor = parallel.first(learner.actor(state.learner))
         if timed:
             jax.block_until_ready(actor)
         start = time.perf_counter()

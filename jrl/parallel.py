@@ -4,6 +4,7 @@
 because `jax.pmap` itself is in maintenance. One device takes the same path as many.
 """
 
+import concurrent.futures
 from collections.abc import Callable
 from typing import Any
 
@@ -65,6 +66,37 @@ def pmap(body: Callable, mesh: Mesh, in_specs: Any, out_specs: Any, donate_argnu
     # check_vma=True would psum gradients of replicated parameters by itself, and the pmean in the body once more
     mapped = jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     return jax.jit(mapped, donate_argnums=donate_argnums)
+
+
+def place_outputs(fn: Callable, mesh: Mesh, specs: Any) -> Callable:
+    """`fn`, not mapped, as a jitted program whose outputs lie on the mesh as `specs` say (a prefix of their tree)."""
+    shardings = jax.tree.map(lambda s: NamedSharding(mesh, s), specs, is_leaf=lambda x: isinstance(x, P))
+    return jax.jit(fn, out_shardings=shardings)
+
+
+def compile_ahead(fn: Callable, args: tuple[Any, ...], mesh: Mesh, specs: Any) -> Callable:
+    """A jitted `fn` whose compilation begins now, in a thread, while the caller prepares its arguments.
+
+    Args:
+      fn: from `pmap`.
+      args: shapes and dtypes of the arguments (ShapeDtypeStructs).
+      mesh, specs: where each argument will lie, a PartitionSpec per argument or leaf.
+    Returns:
+      A function of such arguments, which waits for the compilation.
+    """
+
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # operation by operation, for breakpoints
+        return fn
+
+    def placed(spec: P, tree: PyTree) -> PyTree:
+        sharding = NamedSharding(mesh, spec)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+    shapes = jax.tree.map(placed, specs, args, is_leaf=lambda x: isinstance(x, P))
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    compiled = pool.submit(lambda: fn.lower(*shapes).compile())  # type: ignore[attr-defined]
+    pool.shutdown(wait=False)
+    return lambda *given: compiled.result()(*given)
 
 
 def replicate(tree: PyTree, mesh: Mesh) -> PyTree:

@@ -38,7 +38,7 @@ def fused(iterations=1, devices=1):
 
 
 class FusedKeys(GraphSource):
-    """The graph source with the keys that the fused program gives its (only) device: the two derive them differently."""
+    """The graph source with the keys that the fused program gives its only device: the two derive them differently."""
 
     def __init__(self, env, act, *, key, **options):
         super().__init__(env, act, key=jax.random.split(key, 1)[0], **options)
@@ -198,6 +198,35 @@ def test_four_devices(four_devices):
     assert_trees(jax.device_get(placed), jax.device_get(info.state))
     row = episodes.summary([i.episodes for i in infos])
     assert row["episode/count"] == sum(int(np.sum(i.episodes.count)) for i in infos)
+
+
+def test_every_device_and_iteration_has_a_key_of_its_own(four_devices):
+    """A learner and environments that do nothing but write down the keys that they are given."""
+    none, calls = np.zeros((), np.int32), 4
+    report = Episodes(none, none, none, none, none, none, none[None], none[None])
+
+    def note(state, key):
+        return {"keys": state["keys"].at[state["at"]].set(jax.random.key_data(key)), "at": state["at"] + 1}
+
+    def start(key):
+        return note({"keys": jnp.zeros((calls + 1, 2), jnp.uint32), "at": jnp.zeros((), jnp.int32)}, key)
+
+    learn = learner.Learner(start, lambda state: (), lambda state, rollout, key: (note(state, key), {}))
+    collect = unroll.Unroll(start, lambda state, actor, key: (note(state, key), (), jax.tree.map(jnp.asarray, report)))
+    program = loop.fused(learn, collect, four_devices, iterations=2, rows=1)
+    state = program.init(SEED)
+    for call in range(calls // 2):
+        state, _, _ = jax.block_until_ready(program.advance(state, SEED, 2 * call))
+    update = [np.asarray(s.data) for s in state.learner["keys"].addressable_shards]
+    assert all(np.array_equal(update[0], keys) for keys in update)  # minibatches are drawn for all devices together
+    collect_keys = np.asarray(state.source["keys"]).reshape(-1, 2)
+    assert collect_keys.shape == (4 * (1 + calls), 2)
+    every = [tuple(key) for key in (*update[0], *collect_keys)]
+    assert len(set(every)) == len(every)
+    # they follow from seed, role and iteration alone
+    for i in range(calls):
+        key = loop.role_key(SEED, loop.Role.UPDATE, i)
+        np.testing.assert_array_equal(update[0][1 + i], jax.random.key_data(key))
 
 
 def test_staged_on_four_devices_learns_as_on_one(programs, eight):

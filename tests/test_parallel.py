@@ -32,7 +32,7 @@ def test_like_jax_pmap(four_devices):
 
 
 def test_a_gradient_is_not_multiplied_by_the_number_of_devices(four_devices):
-    """With check_vma=True the gradient of a replicated parameter is psum'ed already, and the step four times too long."""
+    """With check_vma=True the gradient of a replicated parameter is summed already: a step four times too long."""
     w = jnp.arange(3.0)
     expected = np.asarray(w) - 0.1 * 2 / 8 * X.T @ (X @ np.asarray(w))
     for mesh in (four_devices, parallel.make_mesh(1)):

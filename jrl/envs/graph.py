@@ -1,6 +1,5 @@
 """Environments written in JAX: the dynamics of one step, and the reset contract around them."""
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jrl.envs.spec import check_action
+from jrl.ops import random
 from jrl.types import Array, EnvSpec, GraphEnv, InputError, Key, PyTree, Space, StepResult
 
 _ENDED = -1  # GraphState.elapsed of an environment whose next step resets
@@ -42,11 +42,11 @@ def build(task: Definition, num_envs: int) -> GraphEnv:
     """B environments of a task."""
 
     def reset(key: Key) -> tuple[PyTree, Array]:
-        inner = task.reset(uniform(key, (task.num_draws, num_envs)))
+        inner = task.reset(random.uniform(key, (task.num_draws, num_envs)))
         return inner, task.observe(inner)
 
     def advance(inner: PyTree, action: Array, key: Key, fresh: Array) -> tuple[PyTree, Array, Array, Array]:
-        draws = uniform(key, (task.num_draws, num_envs))  # a row uses them to reset or to step, never for both
+        draws = random.uniform(key, (task.num_draws, num_envs))  # a row uses them to reset or to step, never for both
         moved, reward, terminated = task.step(inner, action, draws)
         inner = select(fresh, task.reset(draws), moved)
         return inner, task.observe(inner), reward, terminated
@@ -86,25 +86,6 @@ def under_contract(
         return GraphState(inner, elapsed), StepResult(obs, reward, terminated, truncated)
 
     return GraphEnv(spec, first, step)
-
-
-def uniform(key: Key, shape: tuple[int, ...]) -> Array:
-    """Uniform numbers in [0, 1), f32: a hash of (key, position).
-
-    One fused loop; `jax.random.uniform` costs more than a whole step of CartPole. The keys themselves come from
-    jax.random, so that steps are as independent as its keys are; the hash only spreads one over the environments.
-    """
-    bits: Any = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
-    for word in jnp.ravel(jax.random.key_data(key)):
-        bits = _mix(bits ^ word)
-    return (bits >> 8).astype(jnp.float32) * jnp.float32(2**-24)
-
-
-def _mix(x: Array) -> Array:
-    """A bijection of uint32 with good avalanche (constants: github.com/skeeto/hash-prospector, 16-15-15)."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x21F0AAAD)
-    x = (x ^ (x >> 15)) * jnp.uint32(0x735A2D97)
-    return x ^ (x >> 15)
 
 
 def select(mask: Array, on_true: PyTree, on_false: PyTree) -> PyTree:

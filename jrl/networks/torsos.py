@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jrl.networks.config import NetworkConfig
 from jrl.networks.conv import Conv
+from jrl.ops import random
 from jrl.types import Array, Box, Discrete, MultiDiscrete, Space
 
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
@@ -32,7 +33,7 @@ def orthogonal(scale: float) -> Callable[..., Array]:
 
     def init(key, shape, dtype=jnp.float32):
         rows, cols = math.prod(shape[:-1]), shape[-1]
-        normal = jax.random.normal(key, (max(rows, cols), min(rows, cols)), jnp.float32)
+        normal = random.normal(key, (max(rows, cols), min(rows, cols)))
         q, r = _qr(normal)
         q = q * jnp.sign(jnp.diagonal(r))[None, :]  # makes the distribution uniform over orthogonal matrices
         return (scale * (q if rows >= cols else q.T)).reshape(shape).astype(dtype)

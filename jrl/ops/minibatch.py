@@ -6,6 +6,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jrl.ops import random
+
 
 def shuffle(key, num_steps: int, num_envs: int, num_minibatches: int, *, axis_name: str | None = None):
     """Row indices of the minibatches of one epoch; every row of the rollout is in exactly one of them.
@@ -36,10 +38,10 @@ def shuffle(key, num_steps: int, num_envs: int, num_minibatches: int, *, axis_na
         )
     blocks = num_envs // env_groups
     key_order, key_start, key_group = jax.random.split(key, 3)
-    order = jax.random.permutation(key_order, num_steps)
+    order = random.permutation(key_order, num_steps)
     shards = 1 if axis_name is None else jax.lax.axis_size(axis_name)
-    start = jax.random.randint(key_start, (shards * num_envs,), 0, num_steps)
-    turn = jax.random.randint(key_group, (shards * blocks, time_groups), 0, env_groups)
+    start = random.integers(key_start, (shards * num_envs,), num_steps)
+    turn = random.integers(key_group, (shards * blocks, time_groups), env_groups)
     if axis_name is not None:
         device = jax.lax.axis_index(axis_name)
         start = jax.lax.dynamic_slice_in_dim(start, device * num_envs, num_envs)

@@ -31,7 +31,8 @@ class GraphSource:
         self._env = env
         self._step = jax.jit(functions.step, donate_argnums=0)
         self._init = functions.init
-        self._state = functions.init(key)
+        self._state: unroll.UnrollState
+        self.reset(key)
         self._compiled = env.pure  # a pure environment's program may go into the persistent cache
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
@@ -41,7 +42,8 @@ class GraphSource:
         return rollout, episodes
 
     def reset(self, key: Key) -> None:
-        self._state = self._init(key)
+        # committed to the device, as the outputs of a step will be: another kind of input is another compilation
+        self._state = jax.device_put(self._init(key), jax.local_devices()[0])
 
     def close(self) -> None:
         self._env.close()

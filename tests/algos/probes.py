@@ -17,11 +17,11 @@ OBS = Box((1,))
 NETWORK = NetworkConfig(hidden=(16,))
 
 
-def _one_step(reward, action=Discrete(2), observe=lambda sign: sign):
+def _one_step(reward, action=None, observe=lambda sign: sign):
     """One step; the state is +1 or -1, by chance; `reward(sign, action)`."""
     return Definition(
         observation=OBS,
-        action=action,
+        action=action or Discrete(2),
         max_episode_steps=None,
         num_draws=1,
         reset=lambda draws: jnp.where(draws[0] < 0.5, -1.0, 1.0),
@@ -41,7 +41,7 @@ def obs_dependent_reward():
 
 
 def delayed_reward():
-    """Two steps, obs 0 then 1, reward 1 at the end: V(0) = gamma, V(1) = 1. Is the reward discounted and carried back?"""
+    """Two steps, obs 0 then 1, reward 1 at the end: V(0) = gamma, V(1) = 1. Is it discounted, and carried back?"""
     return Definition(
         observation=OBS,
         action=Discrete(2),

@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import subprocess
-import sys
 
 import fakes
 import jax
@@ -107,22 +105,28 @@ def test_vmap_over_seeds(name):
     together, _ = jax.jit(jax.vmap(m.algo.update))(states, stacked, keys)
     for i in range(3):
         alone, _ = m.update(m.init(keys[i]), rollouts[i], keys[i])
-        assert_close(jax.tree.map(lambda x: x[i], together), alone)
+        assert_close(fakes.part(together, i), alone)
+
+
+def equations(jaxpr):
+    """All equations of a jaxpr, those of the jaxprs in it too."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from equations(inner)
 
 
 @each
-def test_vmapped_initialisation_ends(name):
-    """jax.vmap of a batched QR hangs on two cores; a process of its own, so that a hang is a failure."""
-    code = f"""
-import jax
-from jrl import algos
-from jrl.types import Box, Discrete, EnvSpec
-module = algos.get({name!r})
-algo = module.make(module.Config(), EnvSpec(Box((8,)), Discrete(3), 4))
-for wrap in (jax.jit, lambda f: f):
-    jax.block_until_ready(wrap(jax.vmap(algo.init))(jax.random.split(jax.random.key(0), 8)))
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+def test_vmapped_initialisation_has_no_batched_decomposition(name):
+    """LAPACK's QR of a batch hangs now and then on two cores; a hang that happens seldom is found by reading."""
+    init = jax.vmap(fakes.make(name).init)
+    found = list(equations(jax.make_jaxpr(init)(jax.random.split(KEY, 3)).jaxpr))
+    decompositions = [e for e in found if any(word in e.primitive.name for word in ("geqrf", "householder", "qr"))]
+    assert decompositions, sorted({e.primitive.name for e in found})
+    for equation in decompositions:
+        assert equation.invars[0].aval.ndim == 2, equation
 
 
 @each
@@ -142,7 +146,7 @@ def test_vmap_over_hyper_parameters(name):
     one = jax.jit(update)
     alone = [one(jax.tree.map(jnp.float32, cfg), m.state, m.rollout) for cfg in cfgs]
     for i in range(2):
-        assert_close(jax.tree.map(lambda x: x[i], together), alone[i])
+        assert_close(fakes.part(together, i), alone[i])
     assert differ(alone[0].params, alone[1].params)
     assert_close(alone[0], m.update(m.state, m.rollout, KEY)[0])  # traced floats are the floats
 
@@ -191,8 +195,8 @@ def test_four_devices_learn_as_one(name, loaded, four_devices):
     assert_close(parallel.first(four), one)
     assert_close(parallel.first(aux_four.metrics), aux.metrics, atol=1e-4, rtol=1e-4)
     for device in range(4):
-        assert_close(jax.tree.map(lambda x: np.asarray(x)[device], stacked), parallel.first(four), atol=1e-7, rtol=1e-6)
-    assert_close(jax.tree.map(lambda x: np.asarray(x)[0], aux_stacked.metrics), parallel.first(aux_four.metrics))
+        assert_close(fakes.part(stacked, device), parallel.first(four), atol=1e-7, rtol=1e-6)
+    assert_close(fakes.part(aux_stacked.metrics, 0), parallel.first(aux_four.metrics))
 
 
 @each
@@ -210,12 +214,12 @@ def test_masked_rows_change_nothing(name, loaded):
     before, aux = m.update(m.state, m.rollout, KEY)
     for seed, scale in ((0, 1.0), (1, 1e30), (2, np.inf), (3, np.nan)):
         rng = np.random.default_rng(seed)
-        noise = lambda x: scale * rng.normal(size=x.shape)
+        noise = scale * rng.normal(size=(2, *mask.shape))
         extras = dict(m.rollout.extras)
-        extras["log_prob"] = spoil(extras["log_prob"], noise(extras["log_prob"]))
+        extras["log_prob"] = spoil(extras["log_prob"], noise[0])
         action = rng.integers(0, m.spec.action.n, mask.shape)
         spoiled = m.rollout.replace(
-            reward=spoil(m.rollout.reward, noise(m.rollout.reward)),
+            reward=spoil(m.rollout.reward, noise[1]),
             action=spoil(m.rollout.action, action),
             extras=extras,
         )
@@ -345,7 +349,7 @@ def test_spaces_that_are_not_supported(name):
 
 
 def test_an_unknown_algorithm():
-    with pytest.raises(InputError, match="unknown algorithm 'pop': choose one of .*ppo"):
+    with pytest.raises(InputError, match=r"unknown algorithm 'pop': choose one of .*ppo"):
         algos.get("pop")
     for name in algos.names():
         assert algos.get_config_class(name) is algos.get(name).Config

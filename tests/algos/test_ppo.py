@@ -41,7 +41,7 @@ def update(cfg, env_spec, network, state, rollout, key=KEY):
     return state, aux.metrics
 
 
-def setting(cfg, action=Discrete(3), network=fakes.NETWORK, observation=fakes.VECTOR, seed=0):
+def setting(cfg, action=None, network=fakes.NETWORK, observation=fakes.VECTOR, seed=0):
     """(spec, state, rollout): a policy away from its start, whose rollout was made by slightly different parameters."""
     env_spec = fakes.spec(action, observation, B)
     algo = ppo.make(cfg, env_spec, network)
@@ -226,8 +226,10 @@ def test_target_kl_stops_the_gradient_steps():
     assert float(metrics["policy/stopped_early"]) == 1.0
     counts = [int(x) for x in jax.tree.leaves(got.opt_state) if x.dtype == jnp.int32]
     assert counts == [steps]  # Adam's moments stopped as well
-    # and the next rollout is learned from again
-    assert differ(got.params, update(cfg, env_spec, SEPARATE, got, rollout)[0].params)
+    # and the next rollout, which the new policy makes, is learned from again
+    algo = ppo.make(cfg, env_spec, SEPARATE)
+    following = fakes.rollout(algo, env_spec, algo.actor(got), T=T, seed=1)
+    assert differ(got.params, update(cfg, env_spec, SEPARATE, got, following)[0].params)
     free, metrics = update(dataclasses.replace(cfg, target_kl=10.0), env_spec, SEPARATE, state, rollout)
     assert float(metrics["policy/stopped_early"]) == 0.0
     assert differ(free.params, got.params)
@@ -380,7 +382,7 @@ def test_what_is_not_a_float_is_not_normalised(observation):
 
 
 def test_reward_normalisation():
-    """Rollouts of CartPole: the running return by a loop, its deviation over all rows that count, rewards divided by it."""
+    """CartPole: the running return by a loop, its deviation over all rows that count, rewards divided by it."""
     cfg = dataclasses.replace(BASE, normalize_reward=True, gamma=0.9)
     env = build(classic.cartpole(), B)
     algo = ppo.make(cfg, env.spec, SEPARATE)

@@ -65,8 +65,8 @@ def test_the_endless_probe_catches_a_learner_that_takes_a_time_limit_for_an_end(
         return rollout.replace(terminated=rollout.terminated | rollout.truncated, truncated=nothing)
 
     value, _ = train(name, probes.endless(), iterations=150, mutate=ends)
-    # between the mean of (1 - gamma^left) / (1 - gamma) over ten steps, 4.1, and 1 / (1 - 0.9 gamma), 5.3: how much of it
-    # is bootstrapped depends on the algorithm
+    # between the mean of (1 - gamma^left) / (1 - gamma) over ten steps, 4.1, and 1 / (1 - 0.9 gamma), 5.3: it depends
+    # on how much an algorithm bootstraps
     assert 4.0 < value([0.0])[0] < 6.0
 
 

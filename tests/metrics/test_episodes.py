@@ -53,7 +53,7 @@ class Loop:
 @pytest.mark.parametrize("gamma", [None, 0.9])
 def test_against_a_plain_loop(gamma):
     T, B = 20, 4
-    loop, columns = Loop(B, gamma or 0.0), episodes.init(B, window=7)
+    loop, columns = Loop(B, gamma or 0.0), episodes.init(B, window=30)
     done_before = np.zeros(B, bool)
     for seed in range(5):
         reward, done, mask = rows(seed, T, B, done_before)
@@ -71,11 +71,12 @@ def test_against_a_plain_loop(gamma):
         if gamma is not None:
             np.testing.assert_allclose(tracked.running_return * mask, running * mask, rtol=1e-4, atol=1e-4)
             np.testing.assert_allclose(columns.running_return, loop.running, rtol=1e-4, atol=1e-4)
-        window = np.array(loop.ended[-7:])
-        order = np.argsort(np.asarray(report.window_return))
-        np.testing.assert_allclose(report.window_return[order], np.sort(window[:, 0]), rtol=1e-4, atol=1e-4)
-        np.testing.assert_array_equal(report.window_length[order], window[np.argsort(window[:, 0]), 1])
-    assert len(loop.ended) > 30  # the ring has turned over several times
+        assert len(ended) < 30  # a rollout's episodes take the place of the oldest, not of all
+        window = np.array(sorted(loop.ended[-30:]))
+        got = np.array(sorted(zip(*(x[: len(loop.ended)] for x in (report.window_return, report.window_length)))))
+        np.testing.assert_allclose(got, window, rtol=1e-4, atol=1e-4)
+        assert np.isnan(report.window_return).sum() == max(0, 30 - len(loop.ended))
+    assert len(loop.ended) > 60  # the ring has turned over
 
 
 def test_more_episodes_than_the_window_in_one_rollout():

@@ -56,7 +56,7 @@ def test_shuffle_mixes_rows_evenly(T, B, M):
     # environments are split too, an environment's rows of one time group stay together)
     expected = (T / groups - 1) / (T - 1)
     np.testing.assert_allclose(together[one_env], expected, atol=bound(max(expected, 0.05)))
-    # rows of different environments: as often as chance, 1 / M; within a block of neighbours only on average over blocks
+    # rows of different environments: as often as chance, 1 / M; those of one block of neighbours are dealt out instead
     other_block = (env[:, None] // split) != (env[None] // split)
     if other_block.any():
         np.testing.assert_allclose(together[other_block], 1 / M, atol=bound(1 / M))
@@ -80,7 +80,7 @@ def test_shards_of_a_minibatch_make_the_whole_one(four_devices, T, B, M):
 
 
 def test_shuffle_refuses_what_cannot_be_split():
-    with pytest.raises(ValueError, match="7 steps x 3 environments into 4 minibatches.* multiple of 4"):
+    with pytest.raises(ValueError, match=r"7 steps x 3 environments into 4 minibatches.* multiple of 4"):
         minibatch.shuffle(jax.random.key(0), 7, 3, 4)
     with pytest.raises(ValueError, match="multiple of 2"):
         minibatch.shuffle(jax.random.key(0), 6, 3, 4)

@@ -1,0 +1,47 @@
+"""Random numbers that cost one fused loop, for starts, shuffles and initial weights.
+
+`jax.random` spends twenty rounds of threefry on each number: more than a step of CartPole, and a quarter of a second of
+compilation for each place in a program that draws. Here the keys still come from jax.random, so that two draws are as
+independent as their keys are; a hash only spreads one key over the elements. Actions are sampled by jax.random itself.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+
+def bits(key, shape: tuple[int, ...]):
+    """Uniform u32 numbers: a hash of (key, position)."""
+    out = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
+    for word in jnp.ravel(jax.random.key_data(key)):
+        out = _mix(out ^ word)
+    return out
+
+
+def uniform(key, shape: tuple[int, ...]):
+    """f32 numbers in [0, 1), multiples of 2**-24."""
+    return (bits(key, shape) >> 8).astype(jnp.float32) * jnp.float32(2**-24)
+
+
+def normal(key, shape: tuple[int, ...]):
+    """Standard normal f32 numbers, by the inverse of the distribution function."""
+    centred = uniform(key, shape) * 2.0 + (2.0**-24 - 1.0)  # in (-1, 1), symmetric
+    return math.sqrt(2.0) * jax.lax.erf_inv(centred)
+
+
+def integers(key, shape: tuple[int, ...], high: int):
+    """i32 numbers in 0 .. high - 1, high <= 2**24."""
+    return jnp.minimum((uniform(key, shape) * high).astype(jnp.int32), high - 1)
+
+
+def permutation(key, n: int):
+    """A random order of 0 .. n - 1, i32 [n]."""
+    return jnp.argsort(bits(key, (n,))).astype(jnp.int32)
+
+
+def _mix(x):
+    """A bijection of u32 with good avalanche (constants: github.com/skeeto/hash-prospector, 16-15-15)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x21F0AAAD)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x735A2D97)
+    return x ^ (x >> 15)

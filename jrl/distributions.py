@@ -16,6 +16,7 @@ import numpy as np
 from flax import struct
 from jax import lax
 
+from jrl.ops import random
 from jrl.types import Box, Discrete, InputError, MultiDiscrete, Space
 
 __all__ = ["Categorical", "DiagGaussian", "Head", "MultiCategorical", "TanhGaussian", "action_distribution"]
@@ -34,7 +35,7 @@ class Categorical:
     logits: jax.Array  # [..., A] f32, not normalised
 
     def sample(self, key) -> jax.Array:
-        return jax.random.categorical(key, self.logits).astype(jnp.int32)
+        return jnp.argmax(self.logits + random.gumbel(key, self.logits.shape), axis=-1).astype(jnp.int32)
 
     def mode(self) -> jax.Array:
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
@@ -68,7 +69,7 @@ class MultiCategorical:
     nvec: tuple[int, ...] = struct.field(pytree_node=False)
 
     def sample(self, key) -> jax.Array:
-        noise = jax.random.gumbel(key, self.logits.shape, self.logits.dtype)
+        noise = random.gumbel(key, self.logits.shape)
         return MultiCategorical(self.logits + noise, self.nvec).mode()
 
     def mode(self) -> jax.Array:
@@ -104,7 +105,7 @@ class DiagGaussian:
     event_ndim: int = struct.field(pytree_node=False, default=1)
 
     def sample(self, key) -> jax.Array:
-        return self.mean + jnp.exp(self._log_std()) * jax.random.normal(key, self.mean.shape, self.mean.dtype)
+        return self.mean + jnp.exp(self._log_std()) * random.normal(key, self.mean.shape)
 
     def mode(self) -> jax.Array:
         return self.mean
@@ -117,7 +118,7 @@ class DiagGaussian:
 
     def sample_and_log_prob(self, key) -> tuple[jax.Array, jax.Array]:
         log_std = self._log_std()
-        noise = jax.random.normal(key, self.mean.shape, self.mean.dtype)
+        noise = random.normal(key, self.mean.shape)
         return self.mean + jnp.exp(log_std) * noise, self._standard_log_prob(noise, log_std)
 
     def entropy(self) -> jax.Array:

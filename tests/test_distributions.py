@@ -115,7 +115,7 @@ def test_multi_categorical_sample_frequencies():
 def test_masked_actions_count_as_absent(mask):
     """Logits of illegal actions: results are those of the legal ones alone, all gradients finite and 0 there."""
     legal, its = normal(7, 4, 3), normal(8, 4, 3)
-    pad = lambda x: jnp.concatenate([x[:, :1], jnp.full((4, 2), mask), x[:, 1:]], axis=-1)  # noqa: E731
+    pad = lambda x: jnp.concatenate([x[:, :1], jnp.full((4, 2), mask), x[:, 1:]], axis=-1)
     action, padded_action = jnp.array([0, 1, 2, 2]), jnp.array([0, 3, 4, 4])
 
     @jax.jit
@@ -244,7 +244,7 @@ def test_gradient_flows_through_gaussian_samples():
     sample = DiagGaussian(mean, log_std).sample(key)
     gradients = jax.grad(lambda m, s: DiagGaussian(m, s).sample(key).sum(), (0, 1))(mean, log_std)
     np.testing.assert_allclose(gradients[0], np.ones(5))
-    np.testing.assert_allclose(gradients[1], sample - mean, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(gradients[1], sample - mean, rtol=1e-3, atol=1e-5)  # a difference of floats
     gradient = jax.grad(lambda m: TanhGaussian(m, log_std).sample(key).sum())(mean)
     np.testing.assert_allclose(gradient, 1 - np.tanh(sample) ** 2, rtol=1e-4)
 

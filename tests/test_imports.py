@@ -23,7 +23,7 @@ ARROWS = {
     "networks": {"types", "ops", "hyper", "errors"},
     "algos": {"types", "ops", "networks", "distributions", "hyper", "errors"},
     "replay": {"types", "ops", "errors"},
-    "envs": {"types", "errors"},
+    "envs": {"types", "ops", "errors"},
     "rollout": {"types", "ops", "envs", "metrics", "errors"},
     "metrics": {"types", "errors"},
     "learner": {"types", "ops"},

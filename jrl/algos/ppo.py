@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from jrl import networks
 from jrl.algos import actor_critic
 from jrl.hyper import Schedule
 from jrl.networks import NetworkConfig
@@ -125,7 +126,8 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
     net = actor_critic.make(spec, network)
     optimizer = _optimizer(cfg)
     # integers are one-hot and images are scaled by the network, which reads them as they are
-    normalize_obs = cfg.normalize_obs and isinstance(spec.observation, Box) and spec.observation.dtype != "uint8"
+    space = spec.observation
+    normalize_obs = cfg.normalize_obs and isinstance(space, Box) and not networks.is_image(space)
     row_bytes = math.prod(spec.observation.shape) * jnp.dtype(spec.observation.dtype).itemsize
     penalise_kl = cfg.kl_target is not None or not (isinstance(cfg.kl_coef, float | int) and cfg.kl_coef == 0)
 

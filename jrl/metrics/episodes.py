@@ -41,7 +41,7 @@ def init(num_envs: int, window: int = WINDOW) -> Columns:
     return Columns(zeros, jnp.zeros((num_envs,), jnp.int32), jnp.copy(zeros), nothing, jnp.copy(nothing), jnp.int32(0))
 
 
-def track(columns: Columns, reward, done, mask, gamma=None) -> tuple[Columns, Tracked]:
+def track(columns: Columns, reward, done, mask, gamma=None, learned=None) -> tuple[Columns, Tracked]:
     """Follows the episodes through a rollout.
 
     Args:
@@ -50,6 +50,7 @@ def track(columns: Columns, reward, done, mask, gamma=None) -> tuple[Columns, Tr
       done: [T, B] bool, terminated or truncated.
       mask: [T, B] bool, False on reset rows, which count neither as reward nor as step.
       gamma: discount of the running return; None: not recorded (0).
+      learned: [T, B] f32, the rewards of the running return, as the learner sees them; None: `reward`.
     Returns:
       The columns after the rollout, and Tracked.
     """
@@ -57,16 +58,17 @@ def track(columns: Columns, reward, done, mask, gamma=None) -> tuple[Columns, Tr
 
     def body(carry, row):
         total, length, running = carry
-        reward, done, mask = row
-        reward = jnp.where(mask, reward, 0.0)
-        total, length = total + reward, length + mask
-        running = reward + discount * running
+        reward, learned, done, mask = row
+        total, length = total + jnp.where(mask, reward, 0.0), length + mask
+        running = jnp.where(mask, learned, 0.0) + discount * running
         out = Tracked(total, length, running)
         keep = ~done
         return (total * keep, length * keep, running * keep), out
 
     start = (columns.episode_return, columns.length, columns.running_return)
-    (total, length, running), rows = jax.lax.scan(body, start, (reward, done, mask))
+    (total, length, running), rows = jax.lax.scan(
+        body, start, (reward, reward if learned is None else learned, done, mask)
+    )
     if gamma is None:
         running = columns.running_return
     return dataclasses.replace(columns, episode_return=total, length=length, running_return=running), rows

@@ -12,7 +12,7 @@ from jrl.networks.config import NetworkConfig
 from jrl.networks.torsos import TORSOS, is_image, kernel_init, to_float
 from jrl.types import Array, EnvSpec, InputError, Key, PyTree, Space
 
-__all__ = ["Head", "Network", "NetworkConfig", "build", "parameter_count"]
+__all__ = ["Head", "Network", "NetworkConfig", "build", "is_image", "parameter_count"]
 
 
 class Head(NamedTuple):

@@ -1,8 +1,8 @@
-"""Random numbers that cost one fused loop, for starts, shuffles and initial weights.
+"""Random numbers that cost one fused loop.
 
 `jax.random` spends twenty rounds of threefry on each number: more than a step of CartPole, and a quarter of a second of
 compilation for each place in a program that draws. Here the keys still come from jax.random, so that two draws are as
-independent as their keys are; a hash only spreads one key over the elements. Actions are sampled by jax.random itself.
+independent as their keys are; a hash only spreads one key over the elements.
 """
 
 import math
@@ -26,8 +26,12 @@ def uniform(key, shape: tuple[int, ...]):
 
 def normal(key, shape: tuple[int, ...]):
     """Standard normal f32 numbers, by the inverse of the distribution function."""
-    centred = uniform(key, shape) * 2.0 + (2.0**-24 - 1.0)  # in (-1, 1), symmetric
-    return math.sqrt(2.0) * jax.lax.erf_inv(centred)
+    return math.sqrt(2.0) * jax.lax.erf_inv(2.0 * _between(key, shape) - 1.0)
+
+
+def gumbel(key, shape: tuple[int, ...]):
+    """Standard Gumbel f32 numbers, for sampling by argmax; at most 17, so that odds below 1e-7 are never drawn."""
+    return -jnp.log(-jnp.log(_between(key, shape)))
 
 
 def integers(key, shape: tuple[int, ...], high: int):
@@ -38,6 +42,11 @@ def integers(key, shape: tuple[int, ...], high: int):
 def permutation(key, n: int):
     """A random order of 0 .. n - 1, i32 [n]."""
     return jnp.argsort(bits(key, (n,))).astype(jnp.int32)
+
+
+def _between(key, shape):
+    """f32 numbers in (0, 1), the ends excluded: odd multiples of 2**-24."""
+    return (bits(key, shape) >> 9).astype(jnp.float32) * jnp.float32(2**-23) + jnp.float32(2**-24)
 
 
 def _mix(x):

@@ -99,11 +99,10 @@ def finish(columns, rows, last_obs, carry, contiguous, *, reward_transform, gamm
     """From recorded rows to (columns, Rollout, Episodes); the same for the graph path and the host path."""
     obs, action, reward, terminated, truncated, mask, extras = rows
     done = terminated | truncated
-    columns, tracked = episodes.track(columns, reward, done, mask, gamma)
+    learned = reward if reward_transform is None else reward_transform(reward)
+    columns, tracked = episodes.track(columns, reward, done, mask, gamma, learned)
     columns, report = episodes.reduce(columns, tracked, done, mask)
-    if reward_transform is not None:
-        reward = reward_transform(reward)
     if gamma is not None:
         extras = {**extras, "running_return": tracked.running_return}
-    rollout = Rollout(obs, last_obs, action, reward, terminated, truncated, mask, contiguous, extras, carry)
+    rollout = Rollout(obs, last_obs, action, learned, terminated, truncated, mask, contiguous, extras, carry)
     return columns, rollout, report

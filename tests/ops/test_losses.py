@@ -29,7 +29,7 @@ def test_weighted_mean_by_hand():
 
 def test_weighted_mean_ignores_void_rows():
     weight = rows(1, 0, 3, 0)
-    loss = lambda x: losses.weighted_mean(jnp.square(x), weight)  # noqa: E731
+    loss = lambda x: losses.weighted_mean(jnp.square(x), weight)
     value, gradient = jax.value_and_grad(loss)(rows(1, 2, 4, 8))
     moved, moved_gradient = jax.value_and_grad(loss)(rows(1, -70, 4, 1e6))
     assert value == moved
@@ -52,7 +52,7 @@ def test_clipped_surrogate_by_hand():
 def test_clipped_surrogate_gradient_by_hand():
     # d loss / d log_prob = -A ratio where the minimum is the unclipped term, else 0; nothing into old or A.
     ratio, advantage = rows(1.5, 1.5, 0.5, 0.5, 1.1), rows(2, -2, 2, -2, 2)
-    total = lambda new, old, adv: losses.clipped_surrogate(new, old, adv, clip_eps=0.2)[0].sum()  # noqa: E731
+    total = lambda new, old, adv: losses.clipped_surrogate(new, old, adv, clip_eps=0.2)[0].sum()
     new, old, adv = jax.grad(total, (0, 1, 2))(jnp.log(ratio), jnp.zeros(5), advantage)
     np.testing.assert_allclose(new, [0.0, 3.0, -1.0, 0.0, -2.2], rtol=1e-5)
     np.testing.assert_array_equal(old, np.zeros(5))
@@ -79,7 +79,7 @@ def test_clipped_value_loss_by_hand():
     value, old, target = rows(5, 5, 2.5), rows(2, 2, 2), rows(3, 6, 3)
     np.testing.assert_allclose(losses.clipped_value_loss(value, old, target, clip_eps=1.0), [2.0, 4.5, 0.125])
     np.testing.assert_allclose(losses.clipped_value_loss(value, old, target, clip_eps=None), [2.0, 0.5, 0.125])
-    total = lambda v, o, t: losses.clipped_value_loss(v, o, t, clip_eps=1.0).sum()  # noqa: E731
+    total = lambda v, o, t: losses.clipped_value_loss(v, o, t, clip_eps=1.0).sum()
     gradients = jax.grad(total, (0, 1, 2))(value, old, target)
     np.testing.assert_allclose(gradients[0], [2.0, 0.0, -0.5])  # v - t; 0 where the clipped one is larger
     assert not np.any(gradients[1]) and not np.any(gradients[2])
@@ -143,7 +143,7 @@ def test_wrong_shape_raises(name):
 def test_under_jit_and_vmap():
     rng = np.random.default_rng(0)
     new, old, advantage = jnp.asarray(rng.normal(size=(3, 5, 7)), jnp.float32)
-    surrogate = lambda n, o, a, eps: losses.clipped_surrogate(n, o, a, clip_eps=eps)  # noqa: E731
+    surrogate = lambda n, o, a, eps: losses.clipped_surrogate(n, o, a, clip_eps=eps)
     eps = jnp.linspace(0.1, 0.5, 5)
     loss, clipped = jax.jit(jax.vmap(surrogate))(new, old, advantage, eps)
     for i in range(5):

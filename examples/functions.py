@@ -25,7 +25,7 @@ def train(key, config=config, iterations=40):
     def iteration(carry, key):
         state, envs = carry
         envs, rollout, episodes = collect.step(envs, algo.actor(state), key)
-        state, aux = algo.update(state, rollout, key)
+        state, _ = algo.update(state, rollout, key)
         return (state, envs), jnp.nanmean(episodes.window_return)
 
     start = (algo.init(key), collect.init(key))
@@ -51,7 +51,7 @@ envs = jax.vmap(collect.init)(jax.random.split(seeds[1], devices))
 
 def iteration(state, envs, key, update_key):
     envs, rollout, episodes = collect.step(envs, algo.actor(state), key)
-    state, aux = algo.update(state, rollout, update_key)
+    state, _ = algo.update(state, rollout, update_key)
     return state, envs, jnp.nanmean(episodes.window_return)
 
 

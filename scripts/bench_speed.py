@@ -35,11 +35,21 @@ WORKS: dict[str, list[str]] = {  # name -> config and overrides; stop criteria b
     "W1": [*_CARTPOLE, "env.num_envs=8", "algo.lr=1e-3", "stop.env_steps=1000000"],
     "W2": [*_CARTPOLE, "env.num_envs=64", "algo.lr=2.5e-3", "stop.env_steps=2000000"],
     "W3": ["configs/ppo_mujoco.yaml", "env.id=HalfCheetah-v5", "stop.env_steps=150000"],
-    "W4": ["configs/ppo_atari.yaml", "env.num_envs=8", "algo.num_minibatches=4", "stop.env_steps=20480"],
+    "W4": ["configs/ppo_atari.yaml", "env.num_envs=8", "algo.num_minibatches=4", "stop.env_steps=12288"],
     "G4": _graph(4, 2_000_000),
     "G64": _graph(64, 3_000_000),
     "G256": _graph(256, 4_000_000),
     "G2048": _graph(2048, 6_000_000),
+}
+LABELS = {
+    "W1": "CartPole\nEnvPool, 8",
+    "W2": "CartPole\nEnvPool, 64",
+    "W3": "HalfCheetah\nEnvPool, 8",
+    "W4": "Pong, CNN\nEnvPool, 8",
+    "G4": "CartPole\ngraph, 4",
+    "G64": "CartPole\ngraph, 64",
+    "G256": "CartPole\ngraph, 256",
+    "G2048": "CartPole\ngraph, 2048",
 }
 # seconds from process start: name -> (config and overrides, whether programs are in the compile cache already)
 STARTS: dict[str, tuple[list[str], bool]] = {
@@ -105,13 +115,46 @@ def peer(command: str, index: int) -> dict[str, Any]:
     return json.loads(lines[-1])
 
 
+def plot(rows: list[dict[str, Any]], png: Path) -> None:
+    """Bars of the median steps per second: ours and, where a command of `--beside` ran the same work, the peer's."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    found: dict[str, dict[str, list[float]]] = {name: {} for name in WORKS}
+    for row in rows:
+        # a peer tells its work by our name for it, or by the number of its in-graph environments
+        work = row["name"] if row["name"] in WORKS else row.get("work")
+        work = work if work in WORKS else f"G{row.get('envs')}"
+        if work in found and row.get("steps_per_s"):
+            found[work].setdefault(row.get("peer", "jrl"), []).append(row["steps_per_s"])
+    works = [w for w in found if found[w]]
+    peers = sorted({p for w in works for p in found[w]}, key=lambda p: (p != "jrl", p))
+    figure, axes = plt.subplots(figsize=(9, 3.6), layout="constrained")
+    for i, name in enumerate(peers):
+        height = [statistics.median(found[w].get(name, [0])) for w in works]
+        bars = axes.bar([x + 0.27 * i for x in range(len(works))], height, 0.25, label=name)
+        axes.bar_label(bars, [f"{h / 1000:,.3g}k" if h else "" for h in height], fontsize=7)
+    axes.set_xticks([x + 0.27 for x in range(len(works))], [f"{w}\n{LABELS[w]}" for w in works], fontsize=7)
+    axes.set_yscale("log")
+    axes.set_ylabel("environment steps / s, learning included")
+    axes.legend()
+    axes.spines[["top", "right"]].set_visible(False)
+    png.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(png, dpi=150)
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("works", nargs="*", metavar="WORK", help=f"of {', '.join([*WORKS, *STARTS])} (default: all)")
     p.add_argument("--repeat", type=int, default=3, help="rounds (default 3)")
     p.add_argument("--beside", type=Path, help="file of commands to run in the same rounds")
     p.add_argument("--out", type=Path, help="append the JSON lines here too")
+    p.add_argument("--plot", type=Path, help="draw all rows of --out into this PNG (with --repeat 0: nothing else)")
     args = p.parse_args()
+    if args.plot and not args.out:
+        p.error("--plot draws the rows of --out: give that too")
     unknown = [w for w in args.works if w not in WORKS and w not in STARTS]
     if unknown:
         p.error(f"unknown works {unknown}: choose from {[*WORKS, *STARTS]}")
@@ -132,6 +175,8 @@ def main() -> None:
             value = row.get("steps_per_s", row.get("seconds"))
             if value is not None:
                 found.setdefault(name, []).append(value)
+    if args.plot:
+        plot([json.loads(line) for line in args.out.read_text().splitlines()], args.plot)
     print("\n| work | median | lowest | highest |\n| --- | --- | --- | --- |")
     for name, values in found.items():
         print(f"| {name} | {statistics.median(values):,.6g} | {min(values):,.6g} | {max(values):,.6g} |")

@@ -127,7 +127,8 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
     optimizer = _optimizer(cfg)
     # integers are one-hot and images are scaled by the network, which reads them as they are
     space = spec.observation
-    normalize_obs = cfg.normalize_obs and isinstance(space, Box) and not networks.is_image(space)
+    floats = isinstance(space, Box) and space.dtype != "uint8" and not networks.is_image(space)
+    normalize_obs = cfg.normalize_obs and floats
     row_bytes = math.prod(spec.observation.shape) * jnp.dtype(spec.observation.dtype).itemsize
     penalise_kl = cfg.kl_target is not None or not (isinstance(cfg.kl_coef, float | int) and cfg.kl_coef == 0)
 

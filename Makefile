@@ -22,7 +22,7 @@ lint: $(BIN)/.installed
 	$(BIN)/mypy
 
 test-slow: $(BIN)/.installed
-	$(BIN)/python scripts/bench_learning.py --out runs/learning
+	$(BIN)/python scripts/bench_learning.py --out runs/learning-$(shell date +%Y%m%d-%H%M%S)
 
 bench: $(BIN)/.installed
 	$(BIN)/python scripts/bench_speed.py --out runs/speed.jsonl

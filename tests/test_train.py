@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -162,3 +163,25 @@ def test_the_same_run_on_every_backend(env, tmp_path):
     assert train.main([*args, "--out", str(tmp_path / "i")]) == 0
     last = loggers.read_rows(tmp_path / "i" / "result.jsonl")[-1]
     assert last["evaluation/episodes"] == 3 and last["evaluation/return"] >= 8
+
+
+@pytest.mark.parametrize("name", ["ppo_atari", "ppo_mujoco", "ppo_dmc", "ppo_box2d"])
+def test_the_config_of_every_family_trains(name, tmp_path):
+    config_file = Path(__file__).parent.parent / "configs" / f"{name}.yaml"
+    small = ["env.num_envs=2", "rollout.length=8", "algo.num_minibatches=2", "algo.num_epochs=1", "run.log=[jsonl]"]
+    settings = [f"--set={s}" for s in small]
+    assert train.main([str(config_file), *settings, "--stop=env_steps=30", "--out", str(tmp_path / "j")]) == 0
+    rows = loggers.read_rows(tmp_path / "j" / "result.jsonl")
+    assert rows[-1]["env_steps"] >= 30 and all(np.isfinite(rows[-1][k]) for k in rows[-1] if k.startswith("loss/"))
+
+
+def test_envpool_programs_stay_out_of_the_compile_cache(tmp_path):
+    """Their keys hold an address: every process would add an entry that none can use."""
+    counts = []
+    for i in range(2):
+        command = [sys.executable, "-m", "jrl.train", "--algo=ppo", "--env=CartPole-v1", "--stop=env_steps=200"]
+        settings = ["--set=rollout.length=16", "--set=network.hidden=[8]", "--out", str(tmp_path / f"run{i}")]
+        environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
+        subprocess.run([*command, *settings], check=True, env=environment, capture_output=True)
+        counts.append(len(list((tmp_path / "cache").glob("*-cache"))))
+    assert counts[0] == counts[1] > 3

@@ -1,0 +1,51 @@
+"""The benchmark scripts, without the benchmarks."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from jrl import config
+
+ROOT = Path(__file__).parent.parent
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_config_is_valid_and_has_a_return_criterion(path):
+    cfg = config.load(path)
+    assert "episode/return" in cfg.stop
+    assert config.from_dict(config.to_dict(cfg)) == cfg
+
+
+def test_the_works_are_valid_configs(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    bench = load("bench_speed")
+    for name, (path, *overrides) in {**bench.WORKS, **{k: v for k, (v, _) in bench.STARTS.items()}}.items():
+        assert config.load(path, overrides).stop["env_steps"] > 0, name
+    for task in load("bench_learning").TASKS:
+        config.load(task.config, task.overrides)
+
+
+def test_the_rate_leaves_out_the_start_and_the_last_row():
+    bench = load("bench_speed")
+    rows = [{"env_steps": s, "time_s": t} for s, t in ((10, 9.0), (300, 10.0), (600, 11.0), (1000, 12.0), (1001, 12.0))]
+    assert bench.steady_rate(rows) == pytest.approx(350)
+
+
+def test_the_figure_shows_ours_beside_the_peers(tmp_path):
+    rows = [
+        {"name": "W1", "steps_per_s": 90_000},
+        {"name": "python sb3", "peer": "sb3", "work": "W1", "steps_per_s": 11_000},
+        {"name": "python rejax", "peer": "rejax", "work": "ppo-gymnax", "envs": 4, "steps_per_s": 160_000},
+        {"name": "cold", "seconds": 7.0},
+    ]
+    load("bench_speed").plot(json.loads(json.dumps(rows)), tmp_path / "figures" / "speed.png")
+    assert (tmp_path / "figures" / "speed.png").read_bytes()[:4] == b"\x89PNG"

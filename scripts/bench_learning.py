@@ -83,11 +83,11 @@ def main() -> int:
         passed = sum(r["passed"] for r in rows)
         print(f"| {name} | {passed}/{len(rows)} | {statistics.median(steps):,.0f} ({steps[-1]:,}) | {wall:.1f} |")
     if args.plot:
-        from jrl.metrics.report import plot_runs
+        from jrl.metrics.report import plot_panels
 
         names = dict.fromkeys(r["task"] for r in results)
         runs = {n: [args.out / f"{n}_{s}" / "result.jsonl" for s in range(args.seeds)] for n in names}
-        plot_runs(runs, args.plot)
+        plot_panels(runs, args.plot)
     return 0 if all(r["passed"] for r in results) else 1
 
 

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import subprocess
@@ -156,13 +157,41 @@ def plot_runs(
     return _save(figure, png)
 
 
-def _axes(x: str, y: str, title: str):
+def plot_panels(
+    runs: Mapping[str, Sequence[str | Path]],
+    png: str | Path,
+    *,
+    x: str = "env_steps",
+    y: str = "episode/return",
+    columns: int = 3,
+) -> Path:
+    """Groups of runs whose values do not compare: a panel per label, a line per seed."""
+    figure = _figure((3.2 * columns, 2.2 * math.ceil(len(runs) / columns)))
+    for number, (label, paths) in enumerate(runs.items()):
+        axes = figure.add_subplot(math.ceil(len(runs) / columns), columns, number + 1)
+        for path in paths:
+            axes.plot(*read_curve(path, x=x, y=y), color="C0", linewidth=1)
+        axes.set_title(label, fontsize=9)
+        axes.tick_params(labelsize=7)
+        axes.locator_params(axis="x", nbins=5)
+        axes.grid(alpha=0.3)
+    figure.supxlabel(x, fontsize=9)
+    figure.supylabel(y, fontsize=9)
+    return _save(figure, png)
+
+
+def _figure(size: tuple[float, float]):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     # No pyplot: it keeps every figure alive and is not safe in threads.
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def _axes(x: str, y: str, title: str):
+    figure = _figure((7, 4.5))
     axes = figure.add_subplot()
     axes.set(xlabel=x, ylabel=y, title=title)
     axes.grid(alpha=0.3)

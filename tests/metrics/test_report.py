@@ -106,3 +106,11 @@ def test_imports_are_light(name):
     code = f"import sys, jrl.metrics.{name}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_plot_panels_draws_a_panel_per_label(tmp_path):
+    row = '{"env_steps": %d, "episode/return": %d}\n'
+    (tmp_path / "a.jsonl").write_text("".join(row % (s, s) for s in range(5)))
+    runs = {label: [tmp_path / "a.jsonl"] for label in ("one", "two", "three", "four")}
+    png = report.plot_panels(runs, tmp_path / "panels.png")
+    assert png.read_bytes()[:4] == b"\x89PNG"

@@ -137,9 +137,14 @@ def _run(
         build.enable_compile_cache()
     meta = checkpoint.read_meta(saved) if saved else None
     counters = {name: meta[name] if meta else 0 for name in ("iteration", "env_steps")}
+    total = int(cfg.stop["env_steps"])
+    if counters["env_steps"] >= total:
+        raise InputError(
+            f"--resume: the run is complete, with {counters['env_steps']:,} of {total:,} steps: "
+            "to train on, raise the budget, e.g. --stop env_steps=" + str(2 * total)
+        )
     stages = timers.Timers()
     run = build.run(cfg, timers=stages, restarts=counters["iteration"])
-    total = int(cfg.stop["env_steps"])
     with contextlib.ExitStack() as stack:
         stack.callback(run.program.close)
         checkpoints = stack.enter_context(

@@ -185,3 +185,10 @@ def test_envpool_programs_stay_out_of_the_compile_cache(tmp_path):
         subprocess.run([*command, *settings], check=True, env=environment, capture_output=True)
         counts.append(len(list((tmp_path / "cache").glob("*-cache"))))
     assert counts[0] == counts[1] > 3
+
+
+def test_a_complete_run_is_not_trained_on_by_accident(finished, capsys):
+    before = (finished / "result.jsonl").read_bytes()
+    assert run("--stop=env_steps=1500", "--resume=auto", out=finished) == 2
+    assert "the run is complete, with 1,599 of 1,500 steps" in capsys.readouterr().err
+    assert (finished / "result.jsonl").read_bytes() == before

@@ -25,12 +25,15 @@ def hyperparams(cls: type) -> type:
     """Class decorator: a frozen dataclass of hyper-parameters that is also a pytree.
 
     Fields annotated `float` (optional or a Schedule, too) are leaves, so that they can be traced: `jax.vmap` over a
-    batch of configs trains one agent per value. All other fields (sizes, flags, names) are static.
+    batch of configs trains one agent per value. A field whose default is itself of such a class is a subtree. All other
+    fields (sizes, flags, names) are static.
     """
     cls = dataclasses.dataclass(frozen=True)(cls)
-    fields = [f.name for f in dataclasses.fields(cls)]
-    leaves = [f.name for f in dataclasses.fields(cls) if "float" in str(f.type)]
-    jax.tree_util.register_dataclass(cls, leaves, [name for name in fields if name not in leaves])
+    is_data = lambda f: "float" in str(f.type) or getattr(f.default, "is_hyperparams", False)
+    fields = dataclasses.fields(cls)
+    data = [f.name for f in fields if is_data(f)]
+    jax.tree_util.register_dataclass(cls, data, [f.name for f in fields if f.name not in data])
+    cls.is_hyperparams = True  # type: ignore[attr-defined]
     return cls
 
 
@@ -152,6 +155,19 @@ class Rollout:
 
 
 @struct.dataclass
+class Batch:
+    """N transitions from replay. A loss is `mean(weight * x)`; nothing else of a transition's kind need be known."""
+
+    obs: PyTree  # [N, *]
+    action: PyTree  # [N, *]
+    reward: Array  # [N] f32, discounted sum over the k steps of the window
+    discount: Array  # [N] f32, gamma ** k, and 0 where the window ends in a true end
+    next_obs: PyTree  # [N, *], after the window
+    weight: Array  # [N] f32, 0 on void rows; 1 on average, or the importance weight of prioritised sampling
+    index: Array  # [N] i32, for `Buffer.set_priority`
+
+
+@struct.dataclass
 class Episodes:
     """Episodes that ended in one iteration, and a window over the latest ones. Reduced on the device.
 
@@ -192,8 +208,22 @@ class Algo(NamedTuple):
     act: Callable[..., ActOut]  # (actor, obs[B, *], carry, key, explore=True)
     update: Callable[[PyTree, Any, Key], tuple[PyTree, UpdateAux]]  # (state, Rollout | Batch, key)
     on_policy: bool
+    # replay-based only: what a State takes from a rollout when it comes, such as the count of environment steps
+    ingest: Callable[[PyTree, Rollout], PyTree] | None = None
     # gamma of the running discounted return that the source records in extras["running_return"]; None: not recorded
     running_return_gamma: Any = None
+
+
+class Buffer(NamedTuple):
+    """Experience replay as pure functions; its state lives on the device and is updated in place when donated."""
+
+    init: Callable[[], PyTree]  # -> state, empty
+    add: Callable[[PyTree, Rollout], PyTree]  # (state, Rollout [T, B]) -> state
+    sample: Callable[[PyTree, Key], Batch]  # (state, key) -> Batch of N; only once `can_sample`
+    can_sample: Callable[[PyTree], Array]  # state -> [] bool
+    size: Callable[[PyTree], Array]  # state -> [] i32, rows that can be sampled or void among them
+    # (state, index [N], priority [N] f32 >= 0) -> state; None where sampling is uniform
+    set_priority: Callable[[PyTree, Array, Array], PyTree] | None = None
 
 
 # ---------------------------------------------------------------- the loop

@@ -13,18 +13,16 @@ import math
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import struct
 
 from jrl import networks
-from jrl.algos import actor_critic
+from jrl.algos import actor_critic, parts
 from jrl.hyper import Schedule
 from jrl.networks import NetworkConfig
 from jrl.ops import losses, minibatch, normalize, returns, schedules
 from jrl.types import ActOut, Algo, Array, Box, EnvSpec, Key, PyTree, Rollout, UpdateAux, hyperparams
 
 DEFAULT_NETWORK = NetworkConfig()
-_SATURATED = 2**32 - 1  # environment steps are counted in uint32 on the device and stay there, should they get that far
 
 
 @hyperparams
@@ -124,7 +122,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
       InputError: a space or torso that PPO cannot handle.
     """
     net = actor_critic.make(spec, network)
-    optimizer = _optimizer(cfg)
+    optimizer = parts.adam(cfg)
     # integers are one-hot and images are scaled by the network, which reads them as they are
     space = spec.observation
     floats = isinstance(space, Box) and space.dtype != "uint8" and not networks.is_image(space)
@@ -214,10 +212,10 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         # what stands on a masked row is void, whatever it is: 0 * nan would not be
         valid = lambda x: jnp.where(jnp.expand_dims(rollout.mask, tuple(range(2, x.ndim))), x, jnp.zeros_like(x))
         advantage, target = valid(advantage), valid(target)
-        weight = weight / jnp.maximum(_pmean(weight.mean(), axis_name), 1e-8)
+        weight = weight / jnp.maximum(parts.pmean(weight.mean(), axis_name), 1e-8)
         if cfg.normalize_advantage:
-            mean = _pmean(jnp.mean(weight * advantage), axis_name)
-            variance = _pmean(jnp.mean(weight * (advantage - mean) ** 2), axis_name)
+            mean = parts.pmean(jnp.mean(weight * advantage), axis_name)
+            variance = parts.pmean(jnp.mean(weight * (advantage - mean) ** 2), axis_name)
             advantage = (advantage - mean) / (jnp.sqrt(variance) + 1e-8)
         rows = Rows(
             obs=see(state.obs_stats, rollout.obs),
@@ -229,9 +227,9 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
             value=valid(value[:-1]) if cfg.value_clip_eps is not None else (),
             dist=rollout.extras["dist"] if penalise_kl else (),
         )
-        error = _pmean(jnp.mean(weight * (target - value[:-1]) ** 2), axis_name)
-        target_mean = _pmean(jnp.mean(weight * target), axis_name)
-        spread = _pmean(jnp.mean(weight * (target - target_mean) ** 2), axis_name)
+        error = parts.pmean(jnp.mean(weight * (target - value[:-1]) ** 2), axis_name)
+        target_mean = parts.pmean(jnp.mean(weight * target), axis_name)
+        spread = parts.pmean(jnp.mean(weight * (target - target_mean) ** 2), axis_name)
         metrics = {"value/explained_variance": 1.0 - error / jnp.maximum(spread, 1e-8), "value/target": target_mean}
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows), return_stats, metrics
 
@@ -248,9 +246,8 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         def step(carry, index):
             params, opt_state, stopped = carry
             gradient, metrics = minibatch.mean_gradient(rows_loss, params, take(index), chunk)
-            gradient, metrics = _pmean((gradient, metrics), axis_name)
-            updates, new_opt_state = optimizer.update(gradient, opt_state, params)
-            new_params = optax.apply_updates(params, jax.tree.map(lambda u: -lr * u, updates))
+            gradient, metrics = parts.pmean((gradient, metrics), axis_name)
+            new_params, new_opt_state = parts.descend(optimizer, lr, gradient, opt_state, params)
             if cfg.target_kl is not None:
                 stopped = stopped | (metrics["policy/approx_kl"] > cfg.target_kl)
                 keep = lambda old, new: jax.tree.map(lambda o, n: jnp.where(stopped, o, n), old, new)
@@ -277,10 +274,8 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         obs_stats = state.obs_stats
         if normalize_obs:
             obs_stats = normalize.update(obs_stats, rollout.obs, rollout.mask.astype(jnp.float32), axis_name=axis_name)
-        steps = rollout.mask.sum(dtype=jnp.uint32)
-        steps = steps if axis_name is None else jax.lax.psum(steps, axis_name)
-        room = jnp.uint32(_SATURATED) - state.env_steps
-        state = State(params, opt_state, obs_stats, return_stats, kl_coef, state.env_steps + jnp.minimum(steps, room))
+        env_steps = parts.count_steps(state.env_steps, rollout.mask, axis_name)
+        state = State(params, opt_state, obs_stats, return_stats, kl_coef, env_steps)
         return state, UpdateAux(metrics | value_metrics | {"train/lr": lr})
 
     return Algo(
@@ -292,24 +287,6 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         on_policy=True,
         running_return_gamma=cfg.gamma if cfg.normalize_reward else None,
     )
-
-
-def _optimizer(cfg: Config) -> optax.GradientTransformation:
-    """Clipping and Adam, without the step size, which a schedule may change."""
-    per_leaf = []
-    if cfg.max_grad_value is not None:
-        per_leaf.append(optax.clip(cfg.max_grad_value))
-    if cfg.max_leaf_norm is not None:
-        norm = lambda g: jnp.sqrt(jnp.sum(g**2))
-        clip = lambda g: g * jnp.minimum(1.0, cfg.max_leaf_norm / (norm(g) + 1e-6))
-        per_leaf.append(optax.stateless(lambda updates, params: jax.tree.map(clip, updates)))
-    whole = [] if cfg.max_grad_norm is None else [optax.clip_by_global_norm(cfg.max_grad_norm)]
-    # one flat vector: ten small arrays cost ten times the overhead of one
-    return optax.chain(*per_leaf, optax.flatten(optax.chain(*whole, optax.scale_by_adam(eps=cfg.adam_eps))))
-
-
-def _pmean(x, axis_name):
-    return x if axis_name is None else jax.lax.pmean(x, axis_name)
 
 
 __all__ = ["Actor", "Config", "State", "make"]

@@ -1,0 +1,57 @@
+"""What several algorithms are made of: gradient clipping with Adam, reductions over devices, counters, targets."""
+
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jrl.types import Array, PyTree
+
+_SATURATED = 2**32 - 1  # environment steps are counted in uint32 on the device and stay there, should they get that far
+
+
+class Clipping(Protocol):
+    """The fields of a Config that `adam` reads; each clip may be None."""
+
+    max_grad_norm: float | None
+    max_leaf_norm: float | None
+    max_grad_value: float | None
+    adam_eps: float
+
+
+def adam(cfg: Clipping) -> optax.GradientTransformation:
+    """Clipping and Adam without the step size, which a schedule may change: see `descend`."""
+    per_leaf = []
+    if cfg.max_grad_value is not None:
+        per_leaf.append(optax.clip(cfg.max_grad_value))
+    if cfg.max_leaf_norm is not None:
+        norm = lambda g: jnp.sqrt(jnp.sum(g**2))
+        clip = lambda g: g * jnp.minimum(1.0, cfg.max_leaf_norm / (norm(g) + 1e-6))
+        per_leaf.append(optax.stateless(lambda updates, params: jax.tree.map(clip, updates)))
+    whole = [] if cfg.max_grad_norm is None else [optax.clip_by_global_norm(cfg.max_grad_norm)]
+    # one flat vector: ten small arrays cost ten times the overhead of one
+    return optax.chain(*per_leaf, optax.flatten(optax.chain(*whole, optax.scale_by_adam(eps=cfg.adam_eps))))
+
+
+def descend(optimizer: optax.GradientTransformation, lr, gradient: PyTree, opt_state: PyTree, params: PyTree):
+    """One step of size `lr` against the gradient: (params, opt_state)."""
+    updates, opt_state = optimizer.update(gradient, opt_state, params)
+    return optax.apply_updates(params, jax.tree.map(lambda u: -lr * u, updates)), opt_state
+
+
+def pmean(x: PyTree, axis_name: str | None) -> PyTree:
+    """The mean over the mapped devices; `x` outside of a mapped program."""
+    return x if axis_name is None else jax.lax.pmean(x, axis_name)
+
+
+def count_steps(env_steps: Array, mask: Array, axis_name: str | None) -> Array:
+    """`env_steps` [] u32 plus the unmasked rows of a rollout, over all devices."""
+    steps = mask.sum(dtype=jnp.uint32)
+    steps = steps if axis_name is None else jax.lax.psum(steps, axis_name)
+    return env_steps + jnp.minimum(steps, jnp.uint32(_SATURATED) - env_steps)
+
+
+def move_target(target: PyTree, params: PyTree, tau) -> PyTree:
+    """Polyak averaging: target + tau (params - target)."""
+    return jax.tree.map(lambda t, p: t + tau * (p - t), target, params)

@@ -1,0 +1,1 @@
+"""Experience replay on the device: `ring` samples uniformly, `prioritized` by priority."""

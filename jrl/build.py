@@ -2,18 +2,22 @@
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from jrl import algos, envs, learner, loop, parallel
 from jrl.config import RunConfig, algo_name
 from jrl.errors import InputError
 from jrl.metrics.timers import Timers
+from jrl.plan import batch_plan, rollout_length
 from jrl.rollout import sources, unroll
-from jrl.types import Algo, Env, EnvSpec, GraphEnv, Key
+from jrl.types import Algo, Buffer, Env, EnvSpec, GraphEnv, Key
 
-_STEPS_PER_CALL = 16_384  # graph environments: rows per compiled call, so that Python's share is under a percent
+# graph environments: rows, and updates from replay, per compiled call, so that Python's share is under a percent
+_STEPS_PER_CALL = 16_384
+_UPDATES_PER_CALL = 256
 
 
 class Run(NamedTuple):
@@ -23,6 +27,7 @@ class Run(NamedTuple):
     algo: Algo
     program: loop.Program
     backend: str  # how the environments are stepped, in words
+    replay: str  # what the replay buffer takes, in words; "" without
     resumable: bool  # whether the environments' state is part of a checkpoint
 
 
@@ -76,27 +81,32 @@ def run(cfg: RunConfig, *, timers: Timers | None = None, restarts: int = 0) -> R
     devices = mesh.devices.size
     if cfg.env.num_envs % devices:
         raise InputError(f"env.num_envs {cfg.env.num_envs} is not divisible by {devices} devices")
-    rows = cfg.env.num_envs * cfg.rollout.length
+    rows = cfg.env.num_envs * rollout_length(cfg)
     # a pure environment is part of the program, one set per device; another is stepped once, for all devices
     pure = cfg.env.backend == "graph" or envs.resolve(cfg.env.id, cfg.env.backend) == "graph"
     num_envs = cfg.env.num_envs // devices if pure else cfg.env.num_envs
     env = environment(cfg, num_envs=num_envs, index=restarts)
     try:
         algo = algorithm(cfg, env.spec, axis_name=parallel.AXIS)
+        learn, replay = learner.on_policy(algo), ""
+        if not algo.on_policy:
+            learn, replay = _replay_learner(cfg, algo, env.spec, devices)
     except InputError:
         env.close()
         raise
-    learn = learner.on_policy(algo)
     options = {
-        "length": cfg.rollout.length,
+        "length": rollout_length(cfg),
         "carry": algo.carry,
         "reward_transform": envs.reward_transform(cfg.env.clip_rewards, is_atari=envs.is_atari(cfg.env.id)),
         "running_return_gamma": algo.running_return_gamma,
     }
     if isinstance(env, GraphEnv) and env.pure:
-        iterations = cfg.rollout.iterations_per_call or max(1, _STEPS_PER_CALL // rows)
+        most = _STEPS_PER_CALL // rows
+        if not algo.on_policy:
+            most = min(most, _UPDATES_PER_CALL // (batch_plan(cfg).updates or 1))
+        iterations = cfg.rollout.iterations_per_call or max(1, most)
         program = loop.fused(learn, unroll.make(env, algo.act, **options), mesh, iterations=iterations, rows=rows)
-        return Run(env.spec, algo, program, f"graph, {iterations} iterations per call", resumable=True)
+        return Run(env.spec, algo, program, f"graph, {iterations} iterations per call", replay, resumable=True)
     timers = timers or Timers()
 
     def source(key: Key) -> sources.Source:
@@ -104,7 +114,61 @@ def run(cfg: RunConfig, *, timers: Timers | None = None, restarts: int = 0) -> R
 
     program = loop.staged(learn, source, mesh, rows=rows, timers=timers)
     how = "inside a program" if isinstance(env, GraphEnv) else "from the host"
-    return Run(env.spec, algo, program, f"{envs.resolve(cfg.env.id, cfg.env.backend)}, {how}", resumable=False)
+    backend = f"{envs.resolve(cfg.env.id, cfg.env.backend)}, {how}"
+    return Run(env.spec, algo, program, backend, replay, resumable=False)
+
+
+def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> tuple[learner.Learner, str]:
+    """The learner around a replay buffer that fits the devices' memory, and its size in words.
+
+    Raises:
+      InputError: it does not fit.
+    """
+    from jrl.replay import memory, prioritized, ring
+
+    replay = cfg.replay
+    assert replay is not None
+    row = lambda space: jax.ShapeDtypeStruct(space.shape, np.dtype(space.dtype))
+    options = {
+        "num_envs": cfg.env.num_envs // devices,
+        "batch_size": replay.batch_size // devices,
+        "gamma": cfg.algo.gamma,
+        "n_step": replay.n_step,
+        "frame_stack": _frame_stack(cfg, spec),
+    }
+    if replay.prioritized:
+        options |= {"alpha": replay.priority_alpha, "beta": replay.priority_beta, "eps": replay.priority_eps}
+    make = prioritized.make if replay.prioritized else ring.make
+
+    def buffer(capacity: int) -> Buffer:
+        return make(row(spec.observation), row(spec.action), capacity=capacity // devices, **options)
+
+    size = memory.check_fits(buffer, replay.capacity, devices=devices)
+    learn = learner.off_policy(
+        algo,
+        buffer(replay.capacity),
+        updates=batch_plan(cfg).updates or 1,
+        learning_starts=min(replay.learning_starts, replay.capacity - cfg.env.num_envs),
+        axis_name=parallel.AXIS,
+    )
+    return learn, size
+
+
+def _frame_stack(cfg: RunConfig, spec: EnvSpec) -> Any:
+    """How many images of an observation are frames of a stack: as told, or what EnvPool makes of Atari."""
+    from jrl.replay import ring
+
+    assert cfg.replay is not None
+    size, shape = cfg.replay.frame_stack, spec.observation.shape
+    if size is None:
+        atari = envs.is_atari(cfg.env.id) and envs.resolve(cfg.env.id, cfg.env.backend) == "envpool"
+        size = shape[0] if atari and len(shape) == 3 else 1
+    if size == 1:
+        return None
+    axes = [axis for axis in (0, -1) if len(shape) == 3 and shape[axis] == size]
+    if not axes:
+        raise InputError(f"replay.frame_stack {size}: observations {shape} are no stacks of {size} images: use 1")
+    return ring.FrameStack(size, axes[0])
 
 
 def enable_compile_cache() -> None:

@@ -11,23 +11,24 @@ field is its documentation: `show` prints it.
 import argparse
 import dataclasses
 import difflib
-import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import yaml
 
 from jrl import schema
 from jrl.errors import InputError
-from jrl.hyper import NetworkConfig
+from jrl.hyper import NetworkConfig, Schedule
+from jrl.plan import batch_plan, faults
+from jrl.plan import lines as plan_lines
 from jrl.schema import Problem, merge
 
 __all__ = [
-    "CheckpointConfig", "EnvConfig", "EvaluationConfig", "InputError", "NetworkConfig", "RolloutConfig", "RunConfig",
-    "RunSettings", "algo_name", "batch_plan", "from_dict", "load", "main", "merge", "override", "to_dict", "to_yaml",
-    "validate",
+    "CheckpointConfig", "EnvConfig", "EvaluationConfig", "InputError", "NetworkConfig", "ReplayConfig", "RolloutConfig",
+    "RunConfig", "RunSettings", "algo_name", "batch_plan", "from_dict", "load", "main", "merge", "override", "to_dict",
+    "to_yaml",
 ]  # fmt: skip
 
 
@@ -49,9 +50,27 @@ class EnvConfig:
 class RolloutConfig:
     """How experience is collected."""
 
-    length: int = 128  # steps per environment and iteration
+    # steps per environment and iteration; null: 128, or what replay.train_every asks for
+    length: int | None = None
     collector: Literal["auto", "graph", "host"] = "auto"  # graph: inside the compiled program; host: from Python
     iterations_per_call: int | None = None  # graph only: iterations inside one compiled call; null: chosen by size
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayConfig:
+    """The replay buffer and how often is learned from it. Steps and rows count over all environments and devices."""
+
+    capacity: int = 100_000  # transitions kept
+    batch_size: int = 256  # transitions per gradient step
+    learning_starts: int = 1_000  # environment steps before the first gradient step
+    train_every: int | None = None  # environment steps between two learning phases; null: one of each environment
+    updates_per_step: float = 1.0  # gradient steps per environment step (the update-to-data ratio)
+    n_step: int | tuple[int, int] = 1  # steps summed up before bootstrapping; [2, 5]: a random number for each sample
+    frame_stack: int | None = None  # images of an observation, stored once each; null: Atari's; 1: store stacks whole
+    prioritized: bool = False  # sample in proportion to priority ** priority_alpha, not uniformly
+    priority_alpha: float = 0.6
+    priority_beta: Schedule = 0.4  # exponent of the importance weights
+    priority_eps: float = 1e-6  # added to each priority
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +89,7 @@ class CheckpointConfig:
 
     every: int | None = None  # environment steps between checkpoints; null: every 5 minutes. The end has one
     keep_last: int = 3  # older ones are deleted
+    replay: Literal["full", "none"] = "full"  # whether the replay buffer is kept; none: it is filled anew
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +113,7 @@ class RunConfig:
     env: EnvConfig
     network: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)
     rollout: RolloutConfig = RolloutConfig()
+    replay: ReplayConfig | None = None  # algorithms that learn from replay have one, others none
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     run: RunSettings = RunSettings()
@@ -111,7 +132,15 @@ SYNONYMS = {
     "fcnet_hiddens": "network.hidden", "hiddens": "network.hidden", "n_steps": "rollout.length",
     "num_steps": "rollout.length", "rollout_fragment_length": "rollout.length", "num_gpus": "run.devices",
     "num_devices": "run.devices", "total_timesteps": "stop.env_steps", "total_steps": "stop.env_steps",
-    "timesteps_total": "stop.env_steps", "num_env_steps": "stop.env_steps",
+    "timesteps_total": "stop.env_steps", "num_env_steps": "stop.env_steps", "buffer_size": "replay.capacity",
+    "replay_buffer_capacity": "replay.capacity", "train_freq": "replay.train_every",
+    "train_batch_size": "replay.batch_size",
+    "gradient_steps": "replay.updates_per_step", "updates_to_data": "replay.updates_per_step",
+    "utd": "replay.updates_per_step", "training_intensity": "replay.updates_per_step",
+    "num_steps_sampled_before_learning_starts": "replay.learning_starts", "prioritized_replay": "replay.prioritized",
+    "prioritized_replay_alpha": "replay.priority_alpha", "prioritized_replay_beta": "replay.priority_beta",
+    "prioritized_replay_eps": "replay.priority_eps", "target_network_update_freq": "target_update_every",
+    "target_update_interval": "target_update_every", "exploration_config": "algo.exploration",
 }  # fmt: skip
 
 Algos = Mapping[str, type]
@@ -264,8 +293,15 @@ def _build(data: Mapping[str, Any], algos: Algos | None) -> tuple[RunConfig, lis
             mend = f": did you mean {near[0]}?" if near else ""
             known = ", ".join(registry.names)
             problems.append(Problem("algo", f"algo.name: expected one of {known}, got {algo['name']!r}{mend}"))
+    data = {**data, "algo": algo}
+    if getattr(cls, "uses_replay", False):
+        data["replay"] = data.get("replay") or {}
+    elif cls is not None and data.get("replay") is not None:
+        having = [n for n in registry.names if getattr(registry.get(n), "uses_replay", False)]
+        mend = f"remove the section, or use {', '.join(having) or 'another algorithm'}"
+        problems.append(Problem("replay", f"replay: {name} learns from each rollout once and keeps no replay: {mend}"))
     cfg = schema.build(
-        RunConfig, {**data, "algo": algo}, problems,
+        RunConfig, data, problems,
         swap={"algo": cls}, synonyms=SYNONYMS, known=("algo.name", "stop.env_steps"),
     )  # fmt: skip
     steps = cfg.stop.get("env_steps")
@@ -273,134 +309,10 @@ def _build(data: Mapping[str, Any], algos: Algos | None) -> tuple[RunConfig, lis
         cfg = dataclasses.replace(cfg, stop={**cfg.stop, "env_steps": int(steps)})
     # A check that reads a broken key would speak of that key's default: leave it out.
     broken = [p.key + "." for p in problems]
-    for keys, message in _checks(cfg, None):
+    for keys, message in faults(cfg):
         if not any(b.startswith(k + ".") or (k + ".").startswith(b) for k in keys for b in broken):
             problems.append(Problem(keys[0], message))
     return cfg, problems
-
-
-# ---------------------------------------------------------------- checks over several keys
-
-
-def validate(cfg: RunConfig, *, spec: Any = None) -> list[str]:
-    """What is wrong although each key alone is of the right type; `spec` (an EnvSpec) adds what only it can tell."""
-    return [message for _, message in _checks(cfg, spec)]
-
-
-def _checks(cfg: RunConfig, spec: Any) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(the keys that were read, the message) of each fault."""
-    for key, least in _LEAST.items():
-        section, name = key.split(".")
-        value = getattr(getattr(cfg, section), name)
-        if value is not None and value < least:
-            yield (key,), f"{key}: expected at least {least}, got {value}"
-    for width in cfg.network.hidden:
-        if width < 1:
-            yield ("network.hidden",), f"network.hidden: expected widths of at least 1, got {width}"
-
-    steps = cfg.stop.get("env_steps")
-    if steps is None:
-        near = difflib.get_close_matches("env_steps", cfg.stop, 1)
-        mend = f"rename stop.{near[0]}" if near else "set it, e.g. stop.env_steps=1000000"
-        yield ("stop.env_steps", "stop"), f"stop.env_steps is missing: every run needs an end: {mend}"
-    elif steps <= 0 or steps != int(steps):
-        yield ("stop.env_steps",), f"stop.env_steps: expected a whole number above 0, got {steps}"
-    for metric, value in cfg.stop.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-            yield (f"stop.{metric}",), f"stop.{metric}: expected a number, got {value!r}"
-
-    for name in ("gamma", "gae_lambda"):
-        value = getattr(cfg.algo, name, None)
-        outside = [v for v in _values(value) if not 0 <= v <= 1]
-        if outside:
-            yield (f"algo.{name}",), f"algo.{name}: expected a number in [0, 1], got {outside[0]}"
-    own = getattr(cfg.algo, "validate", None)
-    for message in own() if callable(own) else ():
-        yield ("algo",), f"algo: {message}"
-
-    yield from _batch_checks(cfg)
-    shape = getattr(getattr(spec, "observation", None), "shape", None)
-    if shape is not None and len(shape) != 3 and cfg.network.torso in ("nature_cnn", "impala"):
-        mend = "network.torso mlp (or auto) fits"
-        yield ("network.torso",), f"network.torso {cfg.network.torso} needs images, observations are {shape}: {mend}"
-
-
-_LEAST = {
-    "env.num_envs": 1, "rollout.length": 1, "rollout.iterations_per_call": 1, "evaluation.every": 1,
-    "evaluation.episodes": 1, "evaluation.num_envs": 1, "checkpoint.every": 1, "checkpoint.keep_last": 1,
-    "run.seed": 0, "run.devices": 0, "run.report_every": 1,
-}  # fmt: skip
-
-
-def _batch_checks(cfg: RunConfig) -> Iterator[tuple[tuple[str, ...], str]]:
-    envs, length, devices = cfg.env.num_envs, cfg.rollout.length, max(1, cfg.run.devices)
-    minibatches = getattr(cfg.algo, "num_minibatches", 1)
-    if min(envs, length) < 1:
-        return
-    if envs % devices:
-        near = _either([envs - envs % devices, envs + devices - envs % devices])
-        message = f"env.num_envs {envs} is not divisible by {devices} devices: {near}"
-        yield ("env.num_envs", "run.devices"), message
-        return
-    if not isinstance(minibatches, int):
-        return
-    keys = ("algo.num_minibatches", "env.num_envs", "rollout.length", "run.devices")
-    if minibatches < 1:
-        yield keys[:1], f"algo.num_minibatches: expected at least 1, got {minibatches}"
-        return
-    rows = envs // devices * length
-    if rows % minibatches:
-        below = next(n for n in range(minibatches, 0, -1) if rows % n == 0)
-        above = next((n for n in range(minibatches, rows + 1) if rows % n == 0), 0)
-        step = minibatches // math.gcd(minibatches, envs // devices)
-        lengths = _either([length - length % step, length + step - length % step])
-        on = f" on each of {devices} devices" if devices > 1 else ""
-        message = (
-            f"the batch of {envs // devices} envs x {length} steps = {rows} rows{on} is not divisible by "
-            f"algo.num_minibatches {minibatches}: {_either([below, above])} would do, or rollout.length {lengths}"
-        )
-        yield keys, message
-
-
-def _either(numbers: Sequence[int]) -> str:
-    return " or ".join(str(n) for n in numbers if n > 0)
-
-
-def _values(value: Any) -> list[float]:
-    """The numbers of a hyper-parameter or of its schedule."""
-    if isinstance(value, tuple):
-        return [v for _, v in value]
-    return [value] if isinstance(value, int | float) else []
-
-
-class BatchPlan(NamedTuple):
-    """Numbers that follow from the config. Rows are over all devices."""
-
-    rows: int  # per iteration: environments x steps
-    minibatch: int | None  # rows; None where the algorithm has no num_minibatches
-    updates: int | None  # gradient steps per iteration
-    iterations: int  # until stop.env_steps, if no row is void
-
-
-def batch_plan(cfg: RunConfig) -> BatchPlan:
-    """Rows, minibatches and updates of an iteration, and the number of iterations."""
-    rows = cfg.env.num_envs * cfg.rollout.length
-    minibatches = getattr(cfg.algo, "num_minibatches", None)
-    return BatchPlan(
-        rows=rows,
-        minibatch=rows // minibatches if minibatches else None,
-        updates=minibatches * getattr(cfg.algo, "num_epochs", 1) if minibatches else None,
-        iterations=math.ceil(cfg.stop["env_steps"] / rows),
-    )
-
-
-def _plan_lines(cfg: RunConfig) -> Iterator[str]:
-    plan = batch_plan(cfg)
-    yield f"{cfg.env.num_envs} envs x {cfg.rollout.length} steps = {plan.rows} rows per iteration"
-    if plan.minibatch is not None:
-        split = f"{getattr(cfg.algo, 'num_epochs', 1)} epochs x {cfg.algo.num_minibatches} minibatches"
-        yield f"{split} of {plan.minibatch} rows = {plan.updates} updates per iteration"
-    yield f"{plan.iterations} iterations until stop.env_steps {cfg.stop['env_steps']}"
 
 
 # ---------------------------------------------------------------- python -m jrl.config
@@ -421,7 +333,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command == "show":
             print(to_yaml(cfg, origins=origins), end="")
             return 0
-        print(*_plan_lines(cfg), sep="\n")
+        print(*plan_lines(cfg), sep="\n")
         _check_env(cfg.env)
     except InputError as e:
         print(*e.errors, sep="\n", file=sys.stderr)

@@ -64,15 +64,18 @@ class Reporter:
         last = self._pending[-1]
         now, (then, steps_then) = self._clock(), self._marks[0]
         log_start = time.perf_counter()
+        metrics = dict(last.metrics)
+        # replay-based learners, which begin late, count their gradient steps
+        updates = metrics.pop("train/updates", last.iteration * self._updates)
         self.row = {
             "env_steps": env_steps,
             "iteration": last.iteration,
-            "updates": last.iteration * self._updates,
+            "updates": int(np.asarray(updates)),
             "time_s": self.seconds(),
             "timestamp": round(time.time(), 3),
             "perf/steps_per_s": (env_steps - steps_then) / max(now - then, 1e-9),
             **episode_metrics.summary([info.episodes for info in self._pending]),
-            **{name: float(np.asarray(value)) for name, value in last.metrics.items()},
+            **{name: float(np.asarray(value)) for name, value in metrics.items()},
             **dict.fromkeys(_STAGES, 0.0),
             **last.timers.drain(),
             **self.extra,

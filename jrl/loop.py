@@ -49,6 +49,7 @@ class LoopState:
     """All that changes from call to call."""
 
     learner: PyTree  # replicated over devices
+    replay: PyTree  # each device's own, [D, ...]; () without
     source: PyTree  # graph environments, [D, ...]; () where they live outside the program
 
 
@@ -80,7 +81,7 @@ def fused(learner: Learner, unroll: Unroll, mesh: Mesh, *, iterations: int, rows
         def start(root):
             keys = jax.random.split(role_key(root, Role.ENV), devices)
             source = jax.tree.map(lambda *x: jnp.stack(x), *map(unroll.init, keys))
-            return LoopState(learner.init(role_key(root, Role.INIT)), source)
+            return LoopState(learner.init(role_key(root, Role.INIT)), _empty_replay(learner, devices), source)
 
         if not program:  # compiles while the state is made
             root, counter = jax.random.key(seed), jnp.zeros((), jnp.uint32)
@@ -95,18 +96,18 @@ def fused(learner: Learner, unroll: Unroll, mesh: Mesh, *, iterations: int, rows
     def one(state: LoopState, seed, iteration):
         collect_key = jax.random.fold_in(role_key(seed, Role.COLLECT, iteration), jax.lax.axis_index(parallel.AXIS))
         source, rollout, report = unroll.step(state.source, learner.actor(state.learner), collect_key)
-        learned, metrics = learner.step(state.learner, rollout, role_key(seed, Role.UPDATE, iteration))
-        return LoopState(learned, source), (metrics, report)
+        update_key = role_key(seed, Role.UPDATE, iteration)
+        learned, replay, metrics = learner.step(state.learner, state.replay, rollout, update_key)
+        return LoopState(learned, replay, source), (metrics, report)
 
     def body(state: LoopState, root, iteration):
-        state = LoopState(state.learner, jax.tree.map(lambda x: x[0], state.source))
+        state = LoopState(state.learner, _mine(state.replay), _mine(state.source))
         counters = iteration + jnp.arange(iterations, dtype=jnp.uint32)
         state, (metrics, reports) = jax.lax.scan(lambda s, i: one(s, root, i), state, counters)
-        state = LoopState(state.learner, jax.tree.map(lambda x: x[None], state.source))
-        metrics = jax.tree.map(lambda x: x.mean(0), metrics)
-        return state, metrics, jax.tree.map(lambda x: x[None], _sum_up(reports))
+        state = LoopState(state.learner, _stacked(state.replay), _stacked(state.source))
+        return state, jax.tree.map(_over_iterations, metrics), _stacked(_sum_up(reports))
 
-    specs = LoopState(parallel.REPLICATED, parallel.PER_DEVICE)
+    specs = LoopState(parallel.REPLICATED, parallel.PER_DEVICE, parallel.PER_DEVICE)
     in_specs = (specs, parallel.REPLICATED, parallel.REPLICATED)
     out_specs = (specs, parallel.REPLICATED, parallel.PER_DEVICE)
     mapped = parallel.pmap(body, mesh, in_specs, out_specs, donate_argnums=(0,))
@@ -116,9 +117,8 @@ def fused(learner: Learner, unroll: Unroll, mesh: Mesh, *, iterations: int, rows
     def advance(state, seed, iteration):
         return program[0](state, roots[seed], np.uint32(iteration))
 
-    place = lambda s: LoopState(parallel.replicate(s.learner, mesh), parallel.shard(s.source, mesh))
     actor = lambda s: parallel.first(learner.actor(s.learner))
-    return Program(init, advance, place, actor, iterations, rows, lambda: None)
+    return Program(init, advance, lambda s: _place(s, mesh), actor, iterations, rows, lambda: None)
 
 
 def staged(learner: Learner, make_source: Callable[[Key], Source], mesh: Mesh, *, rows: int, timers: Timers) -> Program:
@@ -126,18 +126,27 @@ def staged(learner: Learner, make_source: Callable[[Key], Source], mesh: Mesh, *
 
     The stages of every 16th call are timed, which means waiting for each; the others run without a wait.
     """
-    specs = (parallel.REPLICATED, parallel.ROLLOUT, parallel.REPLICATED)
-    out_specs = (parallel.REPLICATED, parallel.REPLICATED)
-    learn = parallel.pmap(learner.step, mesh, specs, out_specs, donate_argnums=(0,))
+
+    def body(state, replay, rollout, key):
+        state, replay, metrics = learner.step(state, _mine(replay), rollout, key)
+        return state, _stacked(replay), metrics
+
+    specs = (parallel.REPLICATED, parallel.PER_DEVICE, parallel.ROLLOUT, parallel.REPLICATED)
+    out_specs = (parallel.REPLICATED, parallel.PER_DEVICE, parallel.REPLICATED)
+    learn = parallel.pmap(body, mesh, specs, out_specs, donate_argnums=(0, 1))
     keys = jax.jit(lambda root, i: (role_key(root, Role.COLLECT, i), role_key(root, Role.UPDATE, i)))
     source: list[Source] = []
     root: dict[int, Key] = {}
 
     def init(seed: int) -> LoopState:
-        start = lambda root: (learner.init(role_key(root, Role.INIT)), role_key(root, Role.ENV))
-        state, key = parallel.place_outputs(start, mesh, parallel.REPLICATED)(jax.random.key(seed))
+        def start(root):
+            replay = _empty_replay(learner, mesh.devices.size)
+            return learner.init(role_key(root, Role.INIT)), replay, role_key(root, Role.ENV)
+
+        out_specs = (parallel.REPLICATED, parallel.PER_DEVICE, parallel.REPLICATED)
+        state, replay, key = parallel.place_outputs(start, mesh, out_specs)(jax.random.key(seed))
         source[:] = [make_source(parallel.first(key))]
-        return LoopState(state, ())
+        return LoopState(state, replay, ())
 
     def advance(state: LoopState, seed: int, iteration: int):
         timed = iteration % _TIMED_EVERY == 1
@@ -152,20 +161,19 @@ def staged(learner: Learner, make_source: Callable[[Key], Source], mesh: Mesh, *
         if timed:
             jax.block_until_ready(rollout)
             collected = time.perf_counter()
-        learned, metrics = learn(state.learner, rollout, update_key)
+        learned, replay, metrics = learn(state.learner, state.replay, rollout, update_key)
         if timed:
             jax.block_until_ready(learned)
             timers.add("collect", (collected - start) * _TIMED_EVERY)
             timers.add("update", (time.perf_counter() - collected) * _TIMED_EVERY)
-        return LoopState(learned, ()), metrics, report
+        return LoopState(learned, replay, ()), metrics, report
 
     def close() -> None:
         for s in source:
             s.close()
 
-    place = lambda s: LoopState(parallel.replicate(s.learner, mesh), ())
     actor = lambda s: parallel.first(learner.actor(s.learner))
-    return Program(init, advance, place, actor, 1, rows, close)
+    return Program(init, advance, lambda s: _place(s, mesh), actor, 1, rows, close)
 
 
 def run(
@@ -198,6 +206,30 @@ def run(
         if may_be_last and env_steps + episode_metrics.steps(report) >= total_env_steps:
             return
         uncounted = report
+
+
+def _empty_replay(learner: Learner, devices: int) -> PyTree:
+    return jax.tree.map(lambda x: jnp.broadcast_to(x[None], (devices, *x.shape)), learner.init_replay())
+
+
+def _place(state: LoopState, mesh: Mesh) -> LoopState:
+    """A state from the host, such as a checkpoint's, onto the devices."""
+    replay, source = parallel.shard((state.replay, state.source), mesh)
+    return LoopState(parallel.replicate(state.learner, mesh), replay, source)
+
+
+def _mine(tree: PyTree) -> PyTree:
+    """[1, ...], this device's part inside a mapped program -> [...]"""
+    return jax.tree.map(lambda x: x[0], tree)
+
+
+def _stacked(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: x[None], tree)
+
+
+def _over_iterations(metric):
+    """[K] -> []: the mean over iterations that have one (NaN is none); of a whole number, which counts, the last."""
+    return jnp.nanmean(metric) if jnp.issubdtype(metric.dtype, jnp.floating) else metric[-1]
 
 
 def _sum_up(reports: Episodes) -> Episodes:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jrl import config
+from jrl import config, plan
 from jrl.errors import InputError
 
 if TYPE_CHECKING:
@@ -155,8 +155,7 @@ def _run(
         if saved and meta:
             for line in checkpoint.differences(meta["config"], cfg):
                 print("resume: changed since the checkpoint:", line)
-            parts = {part: checkpoint.restore(saved, part, tree) for part, tree in _parts(state).items()}
-            state = run.program.place(loop.LoopState(**parts))
+            state = run.program.place(_restored(saved, cfg, state))
             print(f"resume: from {saved} at {meta['env_steps']:,} steps")
         # not before the checkpoint was found to fit: nothing in the directory changes until then
         (directory / "config.yaml").write_text(config.to_yaml(cfg))
@@ -171,7 +170,7 @@ def _run(
         reporter = hooks.Reporter(
             sinks,
             every=cfg.run.report_every or max(1, total // 100),
-            updates_per_iteration=config.batch_plan(cfg).updates or 1,
+            updates_per_iteration=plan.batch_plan(cfg).updates or 1,
             env_steps=counters["env_steps"],
             time_s=meta["time_s"] if meta else 0.0,
         )
@@ -179,7 +178,7 @@ def _run(
         def save(info: "StepInfo") -> None:
             counts = {"iteration": info.iteration, "env_steps": info.env_steps_after(), "time_s": reporter.seconds()}
             stored = checkpoint.meta(cfg, counters=counts, environment_state=run.resumable)
-            checkpoints.save(info.iteration, _parts(info.state), stored)
+            checkpoints.save(info.iteration, _parts(info.state, cfg), stored)
 
         after: list[Hook] = [reporter]
         if cfg.checkpoint.every is None:
@@ -204,22 +203,32 @@ def _run(
     return reason
 
 
-def _parts(state: "LoopState") -> dict[str, Any]:
-    return {"learner": state.learner, "source": state.source}
+def _parts(state: "LoopState", cfg: config.RunConfig) -> dict[str, Any]:
+    """What of the state a checkpoint holds."""
+    replay = state.replay if cfg.checkpoint.replay == "full" else ()
+    return {"learner": state.learner, "replay": replay, "source": state.source}
+
+
+def _restored(saved: Path, cfg: config.RunConfig, state: "LoopState") -> "LoopState":
+    """The state in a checkpoint; what it does not hold is as in `state`."""
+    from jrl import checkpoint, loop
+
+    parts = {part: checkpoint.restore(saved, part, tree) for part, tree in _parts(state, cfg).items()}
+    if parts["replay"] == () and cfg.replay is not None:
+        print("resume: checkpoint.replay is none: replay starts empty, learning waits until it is filled")
+        parts["replay"] = state.replay
+    return loop.LoopState(**parts)
 
 
 def _introduction(cfg: config.RunConfig, run: "Run", directory: Path) -> Iterator[str]:
     import jax
 
-    plan = config.batch_plan(cfg)
     device = jax.devices()[0]
     count = cfg.run.devices or len(jax.devices())
     yield f"{config.algo_name(cfg)} on {cfg.env.id} ({run.backend}), {count} x {device.device_kind}"
-    yield (
-        f"{cfg.env.num_envs} envs x {cfg.rollout.length} steps = {plan.rows} rows per iteration"
-        + (f", {plan.updates} updates on {plan.minibatch} rows" if plan.minibatch else "")
-        + f", {plan.iterations} iterations to {int(cfg.stop['env_steps']):,} steps"
-    )
+    yield ", ".join(plan.lines(cfg))
+    if run.replay:
+        yield run.replay
     if run.resumable:
         yield "resume continues exactly: the environments are part of a checkpoint"
     else:

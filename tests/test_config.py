@@ -193,7 +193,7 @@ def test_without_a_file():
         ({"total_timesteps": 4}, "unknown key total_timesteps: did you mean stop.env_steps?"),
         ({"rollout": {"zzz": 1}}, "unknown key rollout.zzz: rollout has length, collector, iterations_per_call"),
         ({"zzz": 1},
-         "unknown key zzz: the config has algo, env, network, rollout, evaluation, checkpoint, run, stop"),
+         "unknown key zzz: the config has algo, env, network, rollout, replay, evaluation, checkpoint, run, stop"),
         ({"algo": {"lr": "fast"}},
          "algo.lr: expected a number or a schedule [[env_steps, value], ...], got 'fast'"),
         ({"algo": {"gamma": True}}, "algo.gamma: expected a number, got True"),
@@ -318,17 +318,6 @@ def test_files_that_are_no_config(tmp_path, monkeypatch):
     assert message("binary.yaml") == "binary.yaml: cannot be read: not UTF-8 text"
 
 
-def test_validate_with_a_spec():
-    spec = types.SimpleNamespace(observation=types.SimpleNamespace(shape=(4,)))
-    cfg = made(network={"torso": "impala"})
-    assert config.validate(cfg) == []
-    assert config.validate(cfg, spec=spec) == [
-        "network.torso impala needs images, observations are (4,): network.torso mlp (or auto) fits"
-    ]
-    image = types.SimpleNamespace(observation=types.SimpleNamespace(shape=(84, 84, 4)))
-    assert config.validate(cfg, spec=image) == []
-
-
 def test_batch_plan():
     # 8 x 128 = 1024 rows, 4 minibatches of 256, 4 epochs of them; ceil(100000 / 1024) = 98.
     assert config.batch_plan(made()) == (1024, 256, 16, 98)
@@ -363,7 +352,7 @@ def test_show_tells_the_origin_of_each_value_and_loads_again(ppo_yaml, tmp_path,
     assert lines["clip_eps: 0.2"] == "default"
     assert lines["id: Acrobot-v1"].startswith("--env; ")
     assert lines["frame_skip: 4"] == "file"
-    assert lines["length: 128"] == "default; steps per environment and iteration"
+    assert lines["num_envs: 8"] == "default; environments in all, over all devices"
     assert lines["env_steps: 100000"] == "file"
     assert lines["episode/return: 1"] == "--stop"
     again = tmp_path / "again.yaml"

@@ -31,7 +31,8 @@ ARROWS = {
     "loop": {"types", "parallel", "metrics", "learner", "rollout"},
     "hooks": {"types", "metrics", "checkpoint", "rollout"},
     "schema": {"errors", "hyper"},  # hyper: what a Schedule is
-    "config": {"schema", "errors", "hyper"},
+    "plan": set(),
+    "config": {"schema", "errors", "hyper", "plan"},
     "checkpoint": {"types", "config", "errors", "schema"},
     "build": {"*", "-api", "-train"},
     "train": {"*", "-api"},

@@ -211,7 +211,8 @@ def test_every_device_and_iteration_has_a_key_of_its_own(four_devices):
     def start(key):
         return note({"keys": jnp.zeros((calls + 1, 2), jnp.uint32), "at": jnp.zeros((), jnp.int32)}, key)
 
-    learn = learner.Learner(start, lambda state: (), lambda state, rollout, key: (note(state, key), {}))
+    nothing = lambda *args: ()
+    learn = learner.Learner(start, nothing, nothing, lambda state, replay, rollout, key: (note(state, key), (), {}))
     collect = unroll.Unroll(start, lambda state, actor, key: (note(state, key), (), jax.tree.map(jnp.asarray, report)))
     program = loop.fused(learn, collect, four_devices, iterations=2, rows=1)
     state = program.init(SEED)

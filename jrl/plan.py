@@ -1,0 +1,204 @@
+"""What follows from a RunConfig: rows, batches, gradient steps; and the combinations of keys that do not fit together.
+
+Derived numbers are functions of the config and never stored in it. Reads the config by its attributes only.
+"""
+
+import difflib
+import math
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+Fault = tuple[tuple[str, ...], str]  # the keys that were read, the message
+
+
+class BatchPlan(NamedTuple):
+    """Numbers that follow from the config. Rows are over all devices."""
+
+    rows: int  # per iteration: environments x steps
+    minibatch: int | None  # rows of a gradient step; None where the algorithm does not say
+    updates: int | None  # gradient steps per iteration
+    iterations: int  # until stop.env_steps, if no row is void
+
+
+def rollout_length(cfg: Any) -> int:
+    """Steps per environment and iteration."""
+    if cfg.rollout.length is not None:
+        return cfg.rollout.length
+    if cfg.replay is None:
+        return 128
+    return max(1, (cfg.replay.train_every or 1) // max(1, cfg.env.num_envs))
+
+
+def batch_plan(cfg: Any) -> BatchPlan:
+    """Rows, minibatches and updates of an iteration, and the number of iterations."""
+    rows = cfg.env.num_envs * rollout_length(cfg)
+    iterations = math.ceil(cfg.stop["env_steps"] / rows)
+    if cfg.replay is not None:
+        return BatchPlan(rows, cfg.replay.batch_size, round(cfg.replay.updates_per_step * rows), iterations)
+    minibatches = getattr(cfg.algo, "num_minibatches", None)
+    return BatchPlan(
+        rows=rows,
+        minibatch=rows // minibatches if minibatches else None,
+        updates=minibatches * getattr(cfg.algo, "num_epochs", 1) if minibatches else None,
+        iterations=iterations,
+    )
+
+
+def lines(cfg: Any) -> Iterator[str]:
+    """The batch plan in words."""
+    plan = batch_plan(cfg)
+    yield f"{cfg.env.num_envs} envs x {rollout_length(cfg)} steps = {plan.rows} rows per iteration"
+    if cfg.replay is not None:
+        yield (
+            f"{plan.updates} updates per iteration on {plan.minibatch} rows from replay, "
+            f"once it holds {cfg.replay.learning_starts:,} of at most {cfg.replay.capacity:,}"
+        )
+    elif plan.minibatch is not None:
+        split = f"{getattr(cfg.algo, 'num_epochs', 1)} epochs x {cfg.algo.num_minibatches} minibatches"
+        yield f"{split} of {plan.minibatch} rows = {plan.updates} updates per iteration"
+    yield f"{plan.iterations} iterations until stop.env_steps {cfg.stop['env_steps']}"
+
+
+# ---------------------------------------------------------------- what is wrong although each key alone is not
+
+
+def faults(cfg: Any) -> Iterator[Fault]:
+    """Every combination of values that cannot be run, with its mend."""
+    for key, least in _LEAST.items():
+        section, name = key.split(".")
+        value = getattr(getattr(cfg, section), name, None)
+        if value is not None and value < least:
+            yield (key,), f"{key}: expected at least {least}, got {value}"
+    for width in cfg.network.hidden:
+        if width < 1:
+            yield ("network.hidden",), f"network.hidden: expected widths of at least 1, got {width}"
+
+    steps = cfg.stop.get("env_steps")
+    if steps is None:
+        near = difflib.get_close_matches("env_steps", cfg.stop, 1)
+        mend = f"rename stop.{near[0]}" if near else "set it, e.g. stop.env_steps=1000000"
+        yield ("stop.env_steps", "stop"), f"stop.env_steps is missing: every run needs an end: {mend}"
+    elif steps <= 0 or steps != int(steps):
+        yield ("stop.env_steps",), f"stop.env_steps: expected a whole number above 0, got {steps}"
+    for metric, value in cfg.stop.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+            yield (f"stop.{metric}",), f"stop.{metric}: expected a number, got {value!r}"
+
+    for name in ("gamma", "gae_lambda"):
+        value = getattr(cfg.algo, name, None)
+        outside = [v for v in _values(value) if not 0 <= v <= 1]
+        if outside:
+            yield (f"algo.{name}",), f"algo.{name}: expected a number in [0, 1], got {outside[0]}"
+    own = getattr(cfg.algo, "validate", None)
+    for message in own() if callable(own) else ():
+        yield ("algo",), f"algo: {message}"
+    yield from _batch_faults(cfg)
+    if cfg.replay is not None:
+        yield from _replay_faults(cfg)
+
+
+_LEAST = {
+    "env.num_envs": 1, "rollout.length": 1, "rollout.iterations_per_call": 1, "evaluation.every": 1,
+    "evaluation.episodes": 1, "evaluation.num_envs": 1, "checkpoint.every": 1, "checkpoint.keep_last": 1,
+    "run.seed": 0, "run.devices": 0, "run.report_every": 1, "replay.capacity": 1, "replay.batch_size": 1,
+    "replay.learning_starts": 0, "replay.train_every": 1, "replay.frame_stack": 1, "replay.priority_alpha": 0,
+    "replay.priority_eps": 0,
+}  # fmt: skip
+
+
+def _batch_faults(cfg: Any) -> Iterator[Fault]:
+    envs, length, devices = cfg.env.num_envs, rollout_length(cfg), max(1, cfg.run.devices)
+    minibatches = getattr(cfg.algo, "num_minibatches", 1)
+    if min(envs, length) < 1:
+        return
+    if envs % devices:
+        near = _either([envs - envs % devices, envs + devices - envs % devices])
+        message = f"env.num_envs {envs} is not divisible by {devices} devices: {near}"
+        yield ("env.num_envs", "run.devices"), message
+        return
+    if not isinstance(minibatches, int):
+        return
+    keys = ("algo.num_minibatches", "env.num_envs", "rollout.length", "run.devices")
+    if minibatches < 1:
+        yield keys[:1], f"algo.num_minibatches: expected at least 1, got {minibatches}"
+        return
+    rows = envs // devices * length
+    if rows % minibatches:
+        below = next(n for n in range(minibatches, 0, -1) if rows % n == 0)
+        above = next((n for n in range(minibatches, rows + 1) if rows % n == 0), 0)
+        step = minibatches // math.gcd(minibatches, envs // devices)
+        lengths = _either([length - length % step, length + step - length % step])
+        on = f" on each of {devices} devices" if devices > 1 else ""
+        message = (
+            f"the batch of {envs // devices} envs x {length} steps = {rows} rows{on} is not divisible by "
+            f"algo.num_minibatches {minibatches}: {_either([below, above])} would do, or rollout.length {lengths}"
+        )
+        yield keys, message
+
+
+def _replay_faults(cfg: Any) -> Iterator[Fault]:
+    replay, envs, devices = cfg.replay, cfg.env.num_envs, max(1, cfg.run.devices)
+    every, batch = replay.train_every, replay.batch_size
+    if envs < 1 or (every is not None and every < 1) or (cfg.rollout.length or 1) < 1:
+        return
+    if every is not None and every % envs:
+        mends = _either([every - every % envs, every + envs - every % envs])
+        yield (
+            ("replay.train_every", "env.num_envs"),
+            f"replay.train_every {every} is not divisible by env.num_envs {envs}: {mends}",
+        )
+        return
+    rows = envs * rollout_length(cfg)
+    if every is not None and every != rows:
+        yield (
+            ("replay.train_every", "rollout.length", "env.num_envs"),
+            f"replay.train_every {every} and rollout.length {cfg.rollout.length} x {envs} envs = {rows} rows disagree: "
+            f"leave one of them out, or rollout.length {every // envs}",
+        )
+        return
+    updates = replay.updates_per_step * rows
+    if updates <= 0 or abs(updates - round(updates)) > 1e-6 * updates:
+        below, above = math.floor(updates), math.ceil(updates)
+        ratios = " or ".join(f"{n / rows:.6g}" for n in (below, above) if n > 0) or f"{1 / rows:.6g}"
+        # the fewest rows whose updates are whole, as a multiple of the environments
+        whole = math.lcm(envs, Fraction(replay.updates_per_step).limit_denominator(10_000).denominator)
+        other = f", or replay.train_every {whole}" if replay.updates_per_step > 0 else ""
+        yield (
+            ("replay.updates_per_step", "replay.train_every", "rollout.length", "env.num_envs"),
+            f"replay.updates_per_step {replay.updates_per_step:g} x {rows} rows per iteration = {updates:g} updates, "
+            f"not a whole number above 0: replay.updates_per_step {ratios}{other}",
+        )
+    if batch % devices:
+        mends = _either([batch - batch % devices, batch + devices - batch % devices])
+        yield (
+            ("replay.batch_size", "run.devices"),
+            f"replay.batch_size {batch} is not divisible by {devices} devices: {mends}",
+        )
+    low, high = replay.n_step if isinstance(replay.n_step, tuple) else (replay.n_step, replay.n_step)
+    if not 1 <= low <= high:
+        yield ("replay.n_step",), f"replay.n_step: expected n or [low, high] with 1 <= low <= high, got {replay.n_step}"
+    need = envs * (rollout_length(cfg) + max(high, replay.frame_stack or 1) + 1)
+    if replay.capacity < need:
+        yield (
+            ("replay.capacity", "env.num_envs", "rollout.length", "replay.n_step"),
+            f"replay.capacity {replay.capacity} is too small for {envs} envs: at least {need}",
+        )
+    steps = cfg.stop.get("env_steps")
+    if steps is not None and replay.learning_starts >= steps:
+        yield (
+            ("replay.learning_starts", "stop.env_steps"),
+            f"replay.learning_starts {replay.learning_starts} is not below stop.env_steps {steps}: nothing would be "
+            "learned, lower it",
+        )
+
+
+def _either(numbers: Sequence[int]) -> str:
+    return " or ".join(str(n) for n in numbers if n > 0)
+
+
+def _values(value: Any) -> list[float]:
+    """The numbers of a hyper-parameter or of its schedule."""
+    if isinstance(value, tuple):
+        return [v for _, v in value]
+    return [value] if isinstance(value, int | float) else []

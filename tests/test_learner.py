@@ -1,0 +1,123 @@
+"""learner.off_policy around an algorithm and a buffer that only write down what they are asked."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+from jrl import learner, parallel
+from jrl.types import Algo, Batch, Buffer, Rollout, UpdateAux
+
+ROWS = 4
+
+
+@struct.dataclass
+class State:
+    env_steps: jax.Array
+    updates: jax.Array
+    seen: jax.Array  # sum of all rewards learned from
+
+
+def make_algo(priority=False, axis_name=None):
+    def update(state, batch, key):
+        reward = batch.reward.sum()
+        if axis_name is not None:
+            reward = jax.lax.psum(reward, axis_name)
+        state = state.replace(updates=state.updates + 1, seen=state.seen + reward)
+        return state, UpdateAux({"loss/value": reward}, batch.reward * 2 if priority else None)
+
+    zero = lambda dtype: jnp.zeros((), dtype)
+    return Algo(
+        init=lambda key: State(zero(jnp.uint32), zero(jnp.uint32), zero(jnp.float32)),
+        actor=lambda state: (),
+        carry=lambda batch_size: (),
+        act=lambda *args: None,
+        update=update,
+        on_policy=False,
+        ingest=lambda state, rollout: state.replace(env_steps=state.env_steps + rollout.reward.size),
+    )
+
+
+def make_buffer(prioritized=False):
+    """Counts rows; a sample is [rows held], its priority is written into the state."""
+
+    def sample(state, key):
+        held = state["held"].astype(jnp.float32)[None]
+        return Batch(held, held, held, held, held, held, jnp.zeros((1,), jnp.int32))
+
+    return Buffer(
+        init=lambda: {"held": jnp.zeros((), jnp.int32), "priority": jnp.zeros((1,), jnp.float32)},
+        add=lambda state, rollout: {**state, "held": state["held"] + rollout.reward.size},
+        sample=sample,
+        can_sample=lambda state: state["held"] > 0,
+        size=lambda state: state["held"],
+        set_priority=(lambda state, index, priority: {**state, "priority": priority}) if prioritized else None,
+    )
+
+
+def rollout(rows=ROWS):
+    x = jnp.zeros((1, rows))
+    flags = jnp.zeros((1, rows), bool)
+    return Rollout(x, x[0], x, x, flags, flags, ~flags, flags[0], {}, ())
+
+
+def steps(made, count, rows=ROWS):
+    state, replay, step = made.init(None), made.init_replay(), jax.jit(made.step)
+    for i in range(count):
+        state, replay, metrics = step(state, replay, rollout(rows), jax.random.key(i))
+        yield state, replay, metrics
+
+
+def test_learning_starts_when_enough_is_held_and_updates_are_counted():
+    made = learner.off_policy(make_algo(), make_buffer(), updates=3, learning_starts=10)
+    found = list(steps(made, 4))
+    assert [int(state.updates) for state, _, _ in found] == [0, 0, 3, 6]
+    assert [int(state.env_steps) for state, _, _ in found] == [4, 8, 12, 16]
+    assert [int(metrics["train/updates"]) for _, _, metrics in found] == [0, 0, 3, 6]
+    assert [int(metrics["replay/size"]) for _, _, metrics in found] == [4, 8, 12, 16]
+    losses = [float(metrics["loss/value"]) for _, _, metrics in found]
+    np.testing.assert_equal(losses, [np.nan, np.nan, 12, 16])  # a mean over the updates; what is added is learned from
+    assert float(found[-1][0].seen) == 3 * 12 + 3 * 16
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_priorities_go_back_where_they_are_used(prioritized):
+    made = learner.off_policy(make_algo(priority=True), make_buffer(prioritized), updates=2, learning_starts=0)
+    *_, (_, replay, _) = steps(made, 2)
+    np.testing.assert_array_equal(replay["priority"], [16.0 if prioritized else 0.0])
+
+
+def test_an_on_policy_algorithm_is_refused():
+    with pytest.raises(ValueError, match="ingest"):
+        learner.off_policy(make_algo()._replace(ingest=None), make_buffer(), updates=1, learning_starts=0)
+
+
+def test_on_policy_keeps_no_replay():
+    algo = make_algo()._replace(
+        update=lambda state, rollout, key: (state, UpdateAux({"loss/value": rollout.reward.sum()}))
+    )
+    made = learner.on_policy(algo)
+    _, replay, metrics = made.step(made.init(None), made.init_replay(), rollout(), None)
+    assert replay == () and float(metrics["loss/value"]) == 0
+
+
+def test_devices_begin_together_and_count_together(four_devices):
+    made = learner.off_policy(
+        make_algo(axis_name=parallel.AXIS), make_buffer(), updates=2, learning_starts=10, axis_name=parallel.AXIS
+    )
+
+    def body(state, replay, rollout, key):
+        state, replay, metrics = made.step(state, jax.tree.map(lambda x: x[0], replay), rollout, key)
+        return state, jax.tree.map(lambda x: x[None], replay), metrics
+
+    specs = (parallel.REPLICATED, parallel.PER_DEVICE, parallel.ROLLOUT, parallel.REPLICATED)
+    step = parallel.pmap(body, four_devices, specs, (parallel.REPLICATED, parallel.PER_DEVICE, parallel.REPLICATED))
+    state = parallel.replicate(made.init(None), four_devices)
+    replay = parallel.shard(jax.tree.map(lambda x: jnp.stack([x] * 4), made.init_replay()), four_devices)
+    counts = []
+    for i in range(4):
+        data = parallel.shard(rollout(4), four_devices, parallel.ROLLOUT)  # one row on each device
+        state, replay, metrics = jax.block_until_ready(step(state, replay, data, jax.random.key(i)))
+        counts.append((int(state.updates), int(metrics["replay/size"])))
+    assert counts == [(0, 4), (0, 8), (2, 12), (4, 16)]

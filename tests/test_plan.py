@@ -1,0 +1,121 @@
+"""jrl.plan: derived numbers, and every combination with replay that cannot be run, by its message."""
+
+import dataclasses
+from typing import ClassVar
+
+import pytest
+
+from jrl import plan
+from jrl.config import from_dict
+from jrl.errors import InputError
+from jrl.schema import merge
+
+
+@dataclasses.dataclass(frozen=True)
+class Sac:
+    uses_replay: ClassVar[bool] = True
+    gamma: float = 0.99
+
+
+@dataclasses.dataclass(frozen=True)
+class Ppo:
+    gamma: float = 0.99
+
+
+BASE = {"algo": {"name": "sac"}, "env": {"id": "CartPole-v1", "num_envs": 8}, "stop": {"env_steps": 100_000}}
+
+
+def made(**changes):
+    return from_dict(merge(BASE, changes), algos={"sac": Sac, "ppo": Ppo})
+
+
+def test_a_replay_section_comes_with_the_algorithm():
+    assert made().replay.capacity == 100_000
+    assert made(algo={"name": "ppo"}).replay is None
+    with pytest.raises(InputError, match=r"replay: ppo learns from each rollout once.*remove the section, or use sac"):
+        made(algo={"name": "ppo"}, replay={"capacity": 10})
+
+
+@pytest.mark.parametrize(
+    ("changes", "length", "expected"),
+    [
+        ({}, 1, (8, 256, 8, 12_500)),
+        ({"replay": {"train_every": 32, "updates_per_step": 0.25, "batch_size": 128}}, 4, (32, 128, 8, 3125)),
+        ({"rollout": {"length": 4}, "replay": {"updates_per_step": 0.25}}, 4, (32, 256, 8, 3125)),
+        ({"rollout": {"length": 4}, "replay": {"train_every": 32}}, 4, (32, 256, 32, 3125)),
+        ({"env": {"num_envs": 10}, "replay": {"updates_per_step": 0.1}}, 1, (10, 256, 1, 10_000)),
+        ({"env": {"num_envs": 1}, "replay": {"updates_per_step": 20}}, 1, (1, 256, 20, 100_000)),
+        ({"algo": {"name": "ppo"}}, 128, (1024, None, None, 98)),
+    ],
+)
+def test_numbers_that_follow(changes, length, expected):
+    cfg = made(**changes)
+    assert plan.rollout_length(cfg) == length
+    assert plan.batch_plan(cfg) == expected
+
+
+def test_the_plan_in_words():
+    cfg = made(replay={"train_every": 32, "updates_per_step": 0.25, "learning_starts": 1000, "capacity": 50_000})
+    assert list(plan.lines(cfg)) == [
+        "8 envs x 4 steps = 32 rows per iteration",
+        "8 updates per iteration on 256 rows from replay, once it holds 1,000 of at most 50,000",
+        "3125 iterations until stop.env_steps 100000",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"replay": {"train_every": 10}}, "replay.train_every 10 is not divisible by env.num_envs 8: 8 or 16"),
+        ({"replay": {"train_every": 4}}, "replay.train_every 4 is not divisible by env.num_envs 8: 8"),
+        (
+            {"replay": {"train_every": 16}, "rollout": {"length": 4}},
+            "replay.train_every 16 and rollout.length 4 x 8 envs = 32 rows disagree: leave one of them out, or "
+            "rollout.length 2",
+        ),
+        (
+            {"replay": {"updates_per_step": 0.3}},
+            "replay.updates_per_step 0.3 x 8 rows per iteration = 2.4 updates, not a whole number above 0: "
+            "replay.updates_per_step 0.25 or 0.375, or replay.train_every 40",
+        ),
+        (
+            {"replay": {"updates_per_step": 0.1}},
+            "replay.updates_per_step 0.1 x 8 rows per iteration = 0.8 updates, not a whole number above 0: "
+            "replay.updates_per_step 0.125, or replay.train_every 40",
+        ),
+        (
+            {"replay": {"updates_per_step": 0}},
+            "replay.updates_per_step 0 x 8 rows per iteration = 0 updates, not a whole number above 0: "
+            "replay.updates_per_step 0.125",
+        ),
+        (
+            {"replay": {"batch_size": 255}, "run": {"devices": 2}},
+            "replay.batch_size 255 is not divisible by 2 devices: 254 or 256",
+        ),
+        ({"replay": {"n_step": 0}}, "replay.n_step: expected n or [low, high] with 1 <= low <= high, got 0"),
+        ({"replay": {"n_step": [5, 2]}}, "replay.n_step: expected n or [low, high] with 1 <= low <= high, got (5, 2)"),
+        ({"replay": {"capacity": 20}}, "replay.capacity 20 is too small for 8 envs: at least 24"),
+        (
+            {"replay": {"learning_starts": 100_000}},
+            "replay.learning_starts 100000 is not below stop.env_steps 100000: nothing would be learned, lower it",
+        ),
+        ({"replay": {"batch_size": 0}}, "replay.batch_size: expected at least 1, got 0"),
+        ({"replay": {"buffer_size": 5}}, "unknown key replay.buffer_size: did you mean replay.capacity?"),
+        ({"replay": {"gradient_steps": 5}}, "unknown key replay.gradient_steps: did you mean replay.updates_per_step?"),
+    ],
+)
+def test_a_combination_that_cannot_be_run(changes, message):
+    with pytest.raises(InputError) as e:
+        made(**changes)
+    assert list(e.value.errors) == [message]
+
+
+def test_the_mends_that_are_offered_can_be_run():
+    for replay in (
+        {"updates_per_step": 0.25},
+        {"updates_per_step": 0.375},
+        {"updates_per_step": 0.3, "train_every": 40},
+    ):
+        assert plan.batch_plan(made(replay=replay)).updates == round(
+            replay["updates_per_step"] * replay.get("train_every", 8)
+        )

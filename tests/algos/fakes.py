@@ -1,4 +1,7 @@
-"""Data for algorithms without an environment: random observations, ends and masks under the contract, real extras."""
+"""Data for algorithms without an environment: random observations, ends and masks under the contract, real extras.
+
+`data` gives what an algorithm learns from: a Rollout, or a Batch for those that learn from replay.
+"""
 
 import functools
 
@@ -8,9 +11,18 @@ import numpy as np
 
 from jrl import algos
 from jrl.networks import NetworkConfig
-from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete, Rollout
+from jrl.types import Batch, Box, Discrete, EnvSpec, MultiDiscrete, Rollout
 
 VECTOR = Box((4,))
+ACTION = {"td3": Box((2,), low=-1.0, high=1.0)}  # where Discrete(3) is none
+BOX = Box((3,), low=-1.0, high=1.0)
+SUPPORTS = {  # action spaces
+    "ppo": (Discrete, MultiDiscrete, Box),
+    "pqn": (Discrete,),
+    "dqn": (Discrete,),
+    "sac": (Discrete, Box),
+    "td3": (Box,),
+}
 NETWORK = NetworkConfig(hidden=(8, 8))
 SMALL = {"ppo": {"num_epochs": 2, "num_minibatches": 2}}  # what keeps an algorithm's tests quick
 # every option that holds state or reduces over devices, at once
@@ -28,8 +40,8 @@ LOADED = {
 }
 
 
-def spec(action=None, observation=VECTOR, num_envs=8):
-    return EnvSpec(observation, action or Discrete(3), num_envs)
+def spec(action=None, observation=VECTOR, num_envs=8, name="ppo"):
+    return EnvSpec(observation, action or ACTION.get(name, Discrete(3)), num_envs)
 
 
 def config(name, **overrides):
@@ -37,7 +49,7 @@ def config(name, **overrides):
 
 
 def make(name, env_spec=None, network=NETWORK, *, axis_name=None, **overrides):
-    return algos.get(name).make(config(name, **overrides), env_spec or spec(), network, axis_name=axis_name)
+    return algos.get(name).make(config(name, **overrides), env_spec or spec(name=name), network, axis_name=axis_name)
 
 
 def observations(rng, space, batch):
@@ -100,6 +112,30 @@ def rollout(algo, env_spec, actor, *, T=8, seed=0):
         extras=extras,
         carry=algo.carry(B),
     )
+
+
+def batch(algo, env_spec, actor, *, N=64, seed=0):
+    """A Batch whose actions come from `algo.act`; a quarter of its rows are void."""
+    rng = np.random.default_rng(seed)
+    obs, next_obs = (jnp.asarray(observations(rng, env_spec.observation, (N,))) for _ in range(2))
+    actions, _ = _unroll_act(algo.act)(actor, obs[None], jax.random.split(jax.random.key(seed), 1), algo.carry(N))
+    weight = rng.uniform(0.5, 1.5, N) * (rng.random(N) > 0.25)
+    return Batch(
+        obs=obs,
+        action=actions[0],
+        reward=jnp.asarray(rng.normal(size=N), jnp.float32),
+        discount=jnp.asarray(0.97 * (rng.random(N) > 0.2), jnp.float32),
+        next_obs=next_obs,
+        weight=jnp.asarray(weight / weight.mean(), jnp.float32),
+        index=jnp.asarray(rng.integers(0, 1000, N), jnp.int32),
+    )
+
+
+def data(algo, env_spec, actor, *, seed=0, T=8):
+    """What `algo.update` learns from."""
+    if algo.on_policy:
+        return rollout(algo, env_spec, actor, T=T, seed=seed)
+    return batch(algo, env_spec, actor, seed=seed, N=8 * T)
 
 
 def perturbed(state, scale=0.3):

@@ -7,9 +7,11 @@ import fakes
 import jax
 import jax.numpy as jnp
 
+from jrl import learner
 from jrl.algos import actor_critic
 from jrl.envs.graph import Definition, build
 from jrl.networks import NetworkConfig
+from jrl.replay import ring
 from jrl.rollout import unroll
 from jrl.types import Box, Discrete
 
@@ -65,7 +67,8 @@ def obs_and_action_dependent_reward():
 
 def continuous_action():
     """-(action - obs / 2)^2: does a Gaussian policy find its mean?"""
-    return _one_step(lambda sign, action: -((action[:, 0] - 0.5 * sign) ** 2), action=Box((1,)))
+    action = Box((1,), low=-1.0, high=1.0)
+    return _one_step(lambda sign, action: -((action[:, 0] - 0.5 * sign) ** 2), action=action)
 
 
 def endless(time_limit=10):
@@ -82,7 +85,32 @@ def endless(time_limit=10):
 
 
 NUM_ENVS, LENGTH = 16, 16
-HYPER = {"ppo": {"lr": 1e-2, "num_epochs": 4, "num_minibatches": 2, "gamma": 0.9, "adam_eps": 1e-5}}
+# learning that is quick and forgets quickly, as these tasks are
+HYPER = {
+    "ppo": {"lr": 1e-2, "num_epochs": 4, "num_minibatches": 2, "gamma": 0.9, "adam_eps": 1e-5},
+}
+REPLAY = {"updates": 16, "batch_size": 64, "capacity": 4 * NUM_ENVS * LENGTH}  # of algorithms that learn from one
+
+
+def _learner(name, algo, spec, **overrides):
+    if algo.on_policy:
+        return learner.on_policy(algo)
+    shape = lambda space: jax.ShapeDtypeStruct(space.shape, space.dtype)
+    buffer = ring.make(
+        shape(spec.observation),
+        shape(spec.action),
+        capacity=REPLAY["capacity"],
+        num_envs=NUM_ENVS,
+        batch_size=REPLAY["batch_size"],
+        gamma=fakes.config(name, **overrides).gamma,
+    )
+    return learner.off_policy(algo, buffer, updates=REPLAY["updates"], learning_starts=NUM_ENVS * LENGTH)
+
+
+def _with_sign(task):
+    """The task for an algorithm of continuous actions: a positive number is action 1, any other action 0."""
+    step = lambda state, action, draws: task.step(state, (action[:, 0] > 0).astype(jnp.int32), draws)
+    return task._replace(action=Box((1,), low=-1.0, high=1.0), step=step)
 
 
 def train(name, task, *, iterations=60, mutate=lambda rollout: rollout, **overrides):
@@ -91,9 +119,12 @@ def train(name, task, *, iterations=60, mutate=lambda rollout: rollout, **overri
     Returns:
       value(obs [N]) -> [N], and act(obs [N]) -> [N, *] without exploration.
     """
-    env = build(task, NUM_ENVS)
-    algo = fakes.make(name, env.spec, NETWORK, **{**HYPER.get(name, {}), **overrides})
-    assert algo.on_policy, "a replay-based algorithm needs its buffer here"
+    discrete = isinstance(task.action, Discrete)
+    signed = discrete and Discrete not in fakes.SUPPORTS[name]
+    env = build(_with_sign(task) if signed else task, NUM_ENVS)
+    overrides = {**HYPER.get(name, {}), **overrides}
+    algo = fakes.make(name, env.spec, NETWORK, **overrides)
+    learn = _learner(name, algo, env.spec, **overrides)
     collect = unroll.make(
         env, algo.act, length=LENGTH, carry=algo.carry, running_return_gamma=algo.running_return_gamma
     )
@@ -101,21 +132,24 @@ def train(name, task, *, iterations=60, mutate=lambda rollout: rollout, **overri
     @jax.jit
     def run(key):
         def iteration(carry, key):
-            state, source = carry
+            state, replay, source = carry
             collect_key, update_key = jax.random.split(key)
             source, rollout, _ = collect.step(source, algo.actor(state), collect_key)
-            state, _ = algo.update(state, mutate(rollout), update_key)
-            return (state, source), None
+            state, replay, _ = learn.step(state, replay, mutate(rollout), update_key)
+            return (state, replay, source), None
 
         init_key, env_key, key = jax.random.split(key, 3)
-        carry = (algo.init(init_key), collect.init(env_key))
+        carry = (learn.init(init_key), learn.init_replay(), collect.init(env_key))
         return jax.lax.scan(iteration, carry, jax.random.split(key, iterations))[0][0]
 
     state = run(jax.random.key(0))
     obs = lambda x: jnp.asarray(x, jnp.float32)[:, None]
-    value = lambda x: _VALUES[name](env.spec, state, obs(x))
-    act = lambda x: algo.act(algo.actor(state), obs(x), algo.carry(len(x)), jax.random.key(0), explore=False).action
-    return value, act
+
+    def act(x):
+        action = algo.act(algo.actor(state), obs(x), algo.carry(len(x)), jax.random.key(0), explore=False).action
+        return (action[:, 0] > 0).astype(jnp.int32) if signed else action
+
+    return lambda x: _VALUES[name](env.spec, state, obs(x)), act
 
 
 def _state_value(spec, state, obs):

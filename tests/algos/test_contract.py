@@ -13,27 +13,29 @@ from fakes import assert_close, assert_same, differ
 from jrl import algos, checkpoint, parallel
 from jrl.errors import InputError
 from jrl.networks import NetworkConfig
-from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete
+from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete, Rollout, UpdateAux
 
-NAMES = [name for name in algos.names() if fakes.make(name).on_policy]  # replay-based ones need data of another kind
+NAMES = algos.names()
 KEY = jax.random.key(11)
 
 
 class Made:
-    """One algorithm with its options, its jitted functions and a rollout."""
+    """One algorithm with its options, its jitted functions and what it learns from."""
 
     def __init__(self, name, **overrides):
         self.name, self.overrides = name, overrides
-        self.spec = fakes.spec()
+        self.spec = fakes.spec(name=name)
         self.algo = fakes.make(name, self.spec, **overrides)
         self.init, self.update = jax.jit(self.algo.init), jax.jit(self.algo.update)
         self.act = jax.jit(self.algo.act, static_argnames="explore")
         self.state = fakes.perturbed(self.init(jax.random.key(0)))
         self.actor = self.algo.actor(self.state)
-        self.rollout = fakes.rollout(self.algo, self.spec, self.actor)
+        self.data = self.batches(1)[0]
+        self.obs = self.data.obs[0] if self.algo.on_policy else self.data.obs  # [B, *]
+        self.carry = self.algo.carry(self.obs.shape[0])
 
-    def rollouts(self, count):
-        return [fakes.rollout(self.algo, self.spec, self.actor, seed=seed) for seed in range(count)]
+    def batches(self, count):
+        return [fakes.data(self.algo, self.spec, self.actor, seed=seed) for seed in range(count)]
 
 
 @functools.cache
@@ -50,7 +52,7 @@ each_option = pytest.mark.parametrize("loaded", [False, True], ids=["default", "
 def test_state_and_actor_hold_arrays_only(name, loaded):
     m = made(name, loaded)
     state = m.algo.init(KEY)
-    after, _ = m.update(state, m.rollout, KEY)
+    after, _ = m.update(state, m.data, KEY)
     for tree in (state, m.algo.actor(state)):
         leaves = jax.tree.leaves(tree)
         assert leaves
@@ -69,10 +71,9 @@ def test_state_and_actor_hold_arrays_only(name, loaded):
 def test_the_same_key_gives_the_same(name, loaded):
     m = made(name, loaded)
     assert_same(m.init(KEY), m.init(KEY))
-    first, again = (m.update(m.state, m.rollout, KEY) for _ in range(2))
+    first, again = (m.update(m.state, m.data, KEY) for _ in range(2))
     assert_same(first, again)
-    obs = m.rollout.obs[0]
-    assert_same(m.act(m.actor, obs, (), KEY), m.act(m.actor, obs, (), KEY))
+    assert_same(m.act(m.actor, m.obs, m.carry, KEY), m.act(m.actor, m.obs, m.carry, KEY))
 
 
 @each
@@ -80,15 +81,16 @@ def test_another_key_gives_another(name):
     m = made(name, False)
     other = jax.random.key(12)
     assert differ(m.init(KEY), m.init(other))
-    assert differ(m.update(m.state, m.rollout, KEY)[0], m.update(m.state, m.rollout, other)[0])
-    assert differ(m.act(m.actor, m.rollout.obs[0], (), KEY), m.act(m.actor, m.rollout.obs[0], (), other))
-    assert differ(m.state.params, m.update(m.state, m.rollout, KEY)[0].params)  # and it learns at all
+    assert differ(m.update(m.state, m.data, KEY)[0], m.update(m.state, m.data, other)[0])
+    assert differ(m.act(m.actor, m.obs, m.carry, KEY), m.act(m.actor, m.obs, m.carry, other))
+    assert differ(m.state.params, m.update(m.state, m.data, KEY)[0].params)  # and it learns at all
 
 
 @each
 @each_option
 def test_metrics_are_finite_scalars(name, loaded):
-    _, aux = made(name, loaded).update(made(name, loaded).state, made(name, loaded).rollout, KEY)
+    m = made(name, loaded)
+    _, aux = m.update(m.state, m.data, KEY)
     assert aux.metrics
     for key, value in aux.metrics.items():
         assert value.shape == (), key
@@ -100,11 +102,11 @@ def test_vmap_over_seeds(name):
     m = made(name, True)
     keys = jax.random.split(KEY, 3)
     states = jax.jit(jax.vmap(m.algo.init))(keys)
-    rollouts = m.rollouts(3)
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *rollouts)
+    batches = m.batches(3)
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
     together, _ = jax.jit(jax.vmap(m.algo.update))(states, stacked, keys)
     for i in range(3):
-        alone, _ = m.update(m.init(keys[i]), rollouts[i], keys[i])
+        alone, _ = m.update(m.init(keys[i]), batches[i], keys[i])
         assert_close(fakes.part(together, i), alone)
 
 
@@ -139,20 +141,25 @@ def test_vmap_over_hyper_parameters(name):
         cfgs[1] = dataclasses.replace(cfgs[1], lr=jax.tree.map(lambda x: x * 3, cfgs[1].lr))
     batch = jax.tree.map(lambda *x: jnp.asarray(x, jnp.float32), *cfgs)
 
-    def update(cfg, state, rollout):
-        return algos.get(name).make(cfg, m.spec, fakes.NETWORK).update(state, rollout, KEY)[0]
+    def update(cfg, state, data):
+        return algos.get(name).make(cfg, m.spec, fakes.NETWORK).update(state, data, KEY)[0]
 
-    together = jax.jit(jax.vmap(update, in_axes=(0, None, None)))(batch, m.state, m.rollout)
+    together = jax.jit(jax.vmap(update, in_axes=(0, None, None)))(batch, m.state, m.data)
     one = jax.jit(update)
-    alone = [one(jax.tree.map(jnp.float32, cfg), m.state, m.rollout) for cfg in cfgs]
+    alone = [one(jax.tree.map(jnp.float32, cfg), m.state, m.data) for cfg in cfgs]
     for i in range(2):
         assert_close(fakes.part(together, i), alone[i])
     assert differ(alone[0].params, alone[1].params)
-    assert_close(alone[0], m.update(m.state, m.rollout, KEY)[0])  # traced floats are the floats
+    assert_close(alone[0], m.update(m.state, m.data, KEY)[0])  # traced floats are the floats
 
 
-def per_device(rollout, devices):
-    """[T, B, ...] -> [D, T, B / D, ...] for jax.pmap."""
+def specs(data):
+    """How what is learned from lies on devices: by columns, or by rows of a Batch."""
+    return parallel.ROLLOUT if isinstance(data, Rollout) else parallel.PER_DEVICE
+
+
+def per_device(data, devices):
+    """[T, B, ...] -> [D, T, B / D, ...], or [N, ...] -> [D, N / D, ...], for jax.pmap."""
 
     def split(spec, leaf):
         axis = 1 if spec == parallel.ROLLOUT.obs else 0
@@ -161,10 +168,7 @@ def per_device(rollout, devices):
 
     is_spec = lambda x: isinstance(x, jax.sharding.PartitionSpec)
     return jax.tree.map(
-        lambda spec, part: jax.tree.map(functools.partial(split, spec), part),
-        parallel.ROLLOUT,
-        rollout,
-        is_leaf=is_spec,
+        lambda spec, part: jax.tree.map(functools.partial(split, spec), part), specs(data), data, is_leaf=is_spec
     )
 
 
@@ -173,20 +177,22 @@ def per_device(rollout, devices):
 def test_four_devices_learn_as_one(name, loaded, four_devices):
     m = made(name, loaded)
     algo = fakes.make(name, m.spec, axis_name=parallel.AXIS, **m.overrides)
+    priority = parallel.REPLICATED if m.algo.on_policy else parallel.PER_DEVICE
+    aux_specs = UpdateAux(parallel.REPLICATED, priority)
     ours = parallel.pmap(
         algo.update,
         four_devices,
-        (parallel.REPLICATED, parallel.ROLLOUT, parallel.REPLICATED),
-        (parallel.REPLICATED, parallel.REPLICATED),
+        (parallel.REPLICATED, specs(m.data), parallel.REPLICATED),
+        (parallel.REPLICATED, aux_specs),
     )
     theirs = jax.pmap(algo.update, axis_name=parallel.AXIS, in_axes=(0, 0, None))
     one, four = m.state, parallel.replicate(m.state, four_devices)
     stacked = jax.tree.map(lambda x: jnp.stack([x] * 4), m.state)
-    for i, rollout in enumerate(m.rollouts(3)):
+    for i, data in enumerate(m.batches(3)):
         key = jax.random.fold_in(KEY, i)
-        one, aux = m.update(one, rollout, key)
-        four, aux_four = jax.block_until_ready(ours(four, parallel.shard(rollout, four_devices, parallel.ROLLOUT), key))
-        stacked, aux_stacked = jax.block_until_ready(theirs(stacked, per_device(rollout, 4), key))
+        one, aux = m.update(one, data, key)
+        four, aux_four = jax.block_until_ready(ours(four, parallel.shard(data, four_devices, specs(data)), key))
+        stacked, aux_stacked = jax.block_until_ready(theirs(stacked, per_device(data, 4), key))
     for x in jax.tree.leaves(four):
         replicas = [np.asarray(shard.data) for shard in x.addressable_shards]
         assert len(replicas) == 4
@@ -197,51 +203,56 @@ def test_four_devices_learn_as_one(name, loaded, four_devices):
     for device in range(4):
         assert_close(fakes.part(stacked, device), parallel.first(four), atol=1e-7, rtol=1e-6)
     assert_close(fakes.part(aux_stacked.metrics, 0), parallel.first(aux_four.metrics))
+    if aux.priority is not None:
+        assert_close(np.asarray(aux_four.priority), np.asarray(aux.priority), atol=1e-4, rtol=1e-4)
 
 
 @each
 @each_option
-def test_masked_rows_change_nothing(name, loaded):
+def test_void_rows_change_nothing(name, loaded):
     m = made(name, loaded)
-    mask = np.asarray(m.rollout.mask)
-    assert (~mask).sum() >= 8
+    void = ~np.asarray(m.data.mask) if m.algo.on_policy else np.asarray(m.data.weight) == 0
+    assert void.sum() >= 8
 
     def spoil(x, values):
         x = np.array(x)
-        x[~mask] = values.astype(x.dtype)[~mask]
+        x[void] = values.astype(x.dtype)[void]
         return jnp.asarray(x)
 
-    before, aux = m.update(m.state, m.rollout, KEY)
+    before, aux = m.update(m.state, m.data, KEY)
     for seed, scale in ((0, 1.0), (1, 1e30), (2, np.inf), (3, np.nan)):
         rng = np.random.default_rng(seed)
-        noise = scale * rng.normal(size=(2, *mask.shape))
-        extras = dict(m.rollout.extras)
-        extras["log_prob"] = spoil(extras["log_prob"], noise[0])
-        action = rng.integers(0, m.spec.action.n, mask.shape)
-        spoiled = m.rollout.replace(
-            reward=spoil(m.rollout.reward, noise[1]),
-            action=spoil(m.rollout.action, action),
-            extras=extras,
+        noise = scale * rng.normal(size=(3, *void.shape))
+        action = noise[2] if isinstance(m.spec.action, Box) else rng.integers(0, m.spec.action.n, void.shape)
+        action = np.broadcast_to(
+            np.expand_dims(action, tuple(range(void.ndim, m.data.action.ndim))), m.data.action.shape
         )
-        after, spoiled_aux = m.update(m.state, spoiled, KEY)
+        changes = {"reward": spoil(m.data.reward, noise[1]), "action": spoil(m.data.action, action)}
+        if m.algo.on_policy and "log_prob" in m.data.extras:
+            changes["extras"] = {**m.data.extras, "log_prob": spoil(m.data.extras["log_prob"], noise[0])}
+        if not m.algo.on_policy:
+            changes["discount"] = spoil(m.data.discount, noise[0])
+        after, spoiled_aux = m.update(m.state, m.data.replace(**changes), KEY)
         assert_same((before, aux.metrics), (after, spoiled_aux.metrics), f"scale {scale}: ")
     # and the same change on a row that counts is seen
-    row = np.argwhere(mask & ~np.asarray(m.rollout.terminated | m.rollout.truncated))[0]
-    seen, _ = m.update(m.state, m.rollout.replace(reward=m.rollout.reward.at[tuple(row)].add(1.0)), KEY)
+    counts = ~void & ~np.asarray(m.data.terminated | m.data.truncated) if m.algo.on_policy else ~void
+    row = tuple(np.argwhere(counts)[0])
+    seen, _ = m.update(m.state, m.data.replace(reward=m.data.reward.at[row].add(1.0)), KEY)
     assert differ(before.params, seen.params)
 
 
-@each
-def test_masked_actions_of_a_box_change_nothing(name):
-    """A huge action on a masked row has a log-probability that overflows."""
-    env_spec = fakes.spec(Box((3,)))
+@pytest.mark.parametrize("name", [n for n in NAMES if Box in fakes.SUPPORTS[n]])
+def test_void_actions_of_a_box_change_nothing(name):
+    """A huge action on a void row has a log-probability that overflows."""
+    env_spec = fakes.spec(fakes.BOX)
     algo = fakes.make(name, env_spec)
     state = algo.init(KEY)
-    rollout, update = fakes.rollout(algo, env_spec, algo.actor(state)), jax.jit(algo.update)
-    before, aux = update(state, rollout, KEY)
+    data, update = fakes.data(algo, env_spec, algo.actor(state)), jax.jit(algo.update)
+    before, aux = update(state, data, KEY)
+    void = ~data.mask if algo.on_policy else data.weight == 0
     for value in (7.0, 1e30, np.inf, np.nan):
-        void = jnp.expand_dims(~rollout.mask, 2)
-        after, spoiled = update(state, rollout.replace(action=jnp.where(void, value, rollout.action)), KEY)
+        action = jnp.where(void[..., None], value, data.action)
+        after, spoiled = update(state, data.replace(action=action), KEY)
         assert_same((before, aux.metrics), (after, spoiled.metrics), f"action {value}: ")
 
 
@@ -249,21 +260,21 @@ def test_masked_actions_of_a_box_change_nothing(name):
 @each_option
 def test_save_restore_continue(name, loaded, tmp_path):
     m = made(name, loaded)
-    straight, rollouts = m.state, m.rollouts(4)
-    for i, rollout in enumerate(rollouts):
+    straight, batches = m.state, m.batches(4)
+    for i, data in enumerate(batches):
         if i == 2:
             with checkpoint.Checkpointer(tmp_path / "checkpoints") as checkpoints:
                 checkpoints.save(i, {"learner": straight}, {"format": checkpoint.FORMAT})
-        straight, _ = m.update(straight, rollout, jax.random.fold_in(KEY, i))
+        straight, _ = m.update(straight, data, jax.random.fold_in(KEY, i))
     template = jax.eval_shape(m.algo.init, KEY)
     resumed = checkpoint.restore(checkpoint.locate(tmp_path), "learner", template)
     assert differ(resumed, straight)
-    for i, rollout in enumerate(rollouts[2:], 2):
-        resumed, _ = m.update(resumed, rollout, jax.random.fold_in(KEY, i))
+    for i, data in enumerate(batches[2:], 2):
+        resumed, _ = m.update(resumed, data, jax.random.fold_in(KEY, i))
     assert_same(straight, resumed)
 
 
-ACTIONS = [Discrete(3), MultiDiscrete((3, 2)), Box((3,)), Box((2, 2))]
+ACTIONS = [Discrete(3), MultiDiscrete((3, 2)), fakes.BOX, Box((2, 2), low=-1.0, high=1.0)]
 OBSERVATIONS = [
     Box((4, 2)),
     Box((6,), "uint8", 0, 255),
@@ -271,34 +282,41 @@ OBSERVATIONS = [
     MultiDiscrete((3, 2)),
     Box((9, 9, 2), "uint8", 0, 255),
 ]
-SPACES = [(action, fakes.VECTOR) for action in ACTIONS] + [(Discrete(3), observation) for observation in OBSERVATIONS]
 
 
-@each
-@pytest.mark.parametrize(("action", "observation"), SPACES, ids=str)
+def supported(actions):
+    return [(name, action) for name in NAMES for action in actions if isinstance(action, fakes.SUPPORTS[name])]
+
+
+SPACES = [(name, action, fakes.VECTOR) for name, action in supported(ACTIONS)]
+SPACES += [(name, fakes.spec(name=name).action, observation) for name in NAMES for observation in OBSERVATIONS]
+
+
+@pytest.mark.parametrize(("name", "action", "observation"), SPACES, ids=str)
 def test_spaces(name, action, observation):
     """Shapes and dtypes of actions, and an update that moves the parameters and leaves them finite."""
     env_spec = fakes.spec(action, observation)
     network = fakes.NETWORK if len(observation.shape) < 3 else NetworkConfig(torso="impala")
-    algo = fakes.make(name, env_spec, network, normalize_obs=True)
+    options = {"normalize_obs": True} if hasattr(fakes.config(name), "normalize_obs") else {}
+    algo = fakes.make(name, env_spec, network, **options)
     state = jax.jit(algo.init)(KEY)
-    rollout = fakes.rollout(algo, env_spec, algo.actor(state), T=4)
-    assert rollout.action.shape == (4, 8, *action.shape)
-    assert rollout.action.dtype == action.dtype
+    data = fakes.data(algo, env_spec, algo.actor(state), T=4)
+    batch = (4, 8) if algo.on_policy else (32,)
+    assert data.action.shape == (*batch, *action.shape)
+    assert data.action.dtype == action.dtype
     if not isinstance(action, Box):
         high = np.asarray(action.n if isinstance(action, Discrete) else action.nvec) - 1
-        flat = np.asarray(rollout.action).reshape(32, *action.shape)
+        flat = np.asarray(data.action).reshape(32, *action.shape)
         np.testing.assert_array_equal(flat.min(0), np.zeros_like(high))
         np.testing.assert_array_equal(flat.max(0), high)  # every choice is taken
-    after, aux = jax.jit(algo.update)(state, rollout, KEY)
+    after, aux = jax.jit(algo.update)(state, data, KEY)
     assert differ(state.params, after.params)
     for leaf in jax.tree.leaves((after, aux.metrics)):
         assert np.isfinite(leaf).all()
 
 
-@each
-@pytest.mark.parametrize("action", ACTIONS, ids=str)
-def test_without_exploration_the_mode_is_taken(name, action):
+@pytest.mark.parametrize(("name", "action"), supported(ACTIONS), ids=str)
+def test_without_exploration_the_best_action_is_taken(name, action):
     env_spec = fakes.spec(action)
     algo = fakes.make(name, env_spec)
     act = jax.jit(algo.act, static_argnames="explore")
@@ -310,7 +328,7 @@ def test_without_exploration_the_mode_is_taken(name, action):
     samples = [act(actor, obs, algo.carry(8), key, explore=True) for key in jax.random.split(KEY, 200)]
     assert differ(samples[0].action, samples[1].action)
     taken = np.stack([s.action for s in samples])
-    if isinstance(action, Box):
+    if isinstance(action, Box) and name == "ppo":  # its Gaussian is not bounded: the mode is the mean
         deviation = taken.std(0)
         assert (np.abs(taken.mean(0) - best.action) < 5 * deviation / np.sqrt(200)).all()
     if "log_prob" in best.extras:
@@ -321,31 +339,58 @@ def test_without_exploration_the_mode_is_taken(name, action):
 
 @each
 @each_option
-def test_extreme_rollouts_leave_everything_finite(name, loaded):
+def test_extreme_data_leave_everything_finite(name, loaded):
     m = made(name, loaded)
-    zeros, ones = jnp.zeros_like(m.rollout.reward), jnp.ones_like(m.rollout.reward)
-    nothing = jnp.zeros_like(m.rollout.mask)
-    only = nothing.at[2, 3].set(True)
+    zeros, ones = jnp.zeros_like(m.data.reward), jnp.ones_like(m.data.reward)
     extreme = {
-        "constant rewards": m.rollout.replace(reward=ones, obs=jnp.ones_like(m.rollout.obs)),
-        "no reward": m.rollout.replace(reward=zeros),
-        "huge rewards": m.rollout.replace(reward=1e8 * m.rollout.reward),
-        "one row": m.rollout.replace(mask=only, terminated=nothing, truncated=nothing),
-        "no row": m.rollout.replace(mask=nothing, terminated=nothing, truncated=nothing),
-        "every row ends": m.rollout.replace(terminated=~nothing, truncated=nothing),
+        "constant rewards": m.data.replace(reward=ones, obs=jnp.ones_like(m.data.obs)),
+        "no reward": m.data.replace(reward=zeros),
+        "huge rewards": m.data.replace(reward=1e8 * m.data.reward),
     }
-    for what, rollout in extreme.items():
+    if m.algo.on_policy:
+        nothing = jnp.zeros_like(m.data.mask)
+        only = nothing.at[2, 3].set(True)
+        extreme |= {
+            "one row": m.data.replace(mask=only, terminated=nothing, truncated=nothing),
+            "no row": m.data.replace(mask=nothing, terminated=nothing, truncated=nothing),
+            "every row ends": m.data.replace(terminated=~nothing, truncated=nothing),
+        }
+    else:
+        extreme |= {
+            "one row": m.data.replace(weight=zeros.at[3].set(64.0)),
+            "no row": m.data.replace(weight=zeros),
+            "every row ends": m.data.replace(discount=zeros),
+        }
+    for what, data in extreme.items():
         state = m.algo.init(KEY)
         for i in range(3):
-            state, aux = m.update(state, rollout, jax.random.fold_in(KEY, i))
+            state, aux = m.update(state, data, jax.random.fold_in(KEY, i))
         for path, leaf in jax.tree_util.tree_leaves_with_path((state, aux.metrics)):
             assert np.isfinite(leaf).all(), f"{what}: {jax.tree_util.keystr(path)}"
 
 
+@pytest.mark.parametrize("name", [n for n in NAMES if not fakes.make(n).on_policy])
+def test_steps_are_counted_when_they_come_and_updates_when_they_are_made(name):
+    m = made(name, False)
+    rollout = fakes.rollout(m.algo, m.spec, m.actor)
+    state = m.algo.ingest(m.algo.ingest(m.algo.init(KEY), rollout), rollout)
+    assert int(state.env_steps) == 2 * int(rollout.mask.sum())
+    assert int(state.updates) == 0
+    state, _ = m.update(m.update(state, m.data, KEY)[0], m.data, KEY)
+    assert (int(state.env_steps), int(state.updates)) == (2 * int(rollout.mask.sum()), 2)
+
+
+@each
+def test_the_config_says_whether_there_is_a_replay(name):
+    assert getattr(algos.get(name).Config, "uses_replay", False) == (not fakes.make(name).on_policy)
+
+
 @each
 def test_spaces_that_are_not_supported(name):
-    with pytest.raises(InputError, match="action space"):
-        fakes.make(name, EnvSpec(fakes.VECTOR, Box((2,), "int32", 0, 5), 8))
+    whole_numbers = Box((2,), "int32", 0, 5)
+    for action in (whole_numbers, *(a for a in ACTIONS if not isinstance(a, fakes.SUPPORTS[name]))):
+        with pytest.raises(InputError, match="action space"):
+            fakes.make(name, EnvSpec(fakes.VECTOR, action, 8))
 
 
 def test_an_unknown_algorithm():

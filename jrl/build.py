@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from jrl import algos, envs, learner, loop, parallel
 from jrl.config import RunConfig, algo_name
@@ -13,7 +12,7 @@ from jrl.errors import InputError
 from jrl.metrics.timers import Timers
 from jrl.plan import batch_plan, rollout_length
 from jrl.rollout import sources, unroll
-from jrl.types import Algo, Buffer, Env, EnvSpec, GraphEnv, Key
+from jrl.types import Algo, Buffer, Env, EnvSpec, GraphEnv, Key, element
 
 # graph environments: rows, and updates from replay, per compiled call, so that Python's share is under a percent
 _STEPS_PER_CALL = 16_384
@@ -128,7 +127,6 @@ def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> 
 
     replay = cfg.replay
     assert replay is not None
-    row = lambda space: jax.ShapeDtypeStruct(space.shape, np.dtype(space.dtype))
     options = {
         "num_envs": cfg.env.num_envs // devices,
         "batch_size": replay.batch_size // devices,
@@ -138,10 +136,11 @@ def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> 
     }
     if replay.prioritized:
         options |= {"alpha": replay.priority_alpha, "beta": replay.priority_beta, "eps": replay.priority_eps}
+        options["num_devices"] = devices
     make = prioritized.make if replay.prioritized else ring.make
 
     def buffer(capacity: int) -> Buffer:
-        return make(row(spec.observation), row(spec.action), capacity=capacity // devices, **options)
+        return make(element(spec.observation), element(spec.action), capacity=capacity // devices, **options)
 
     size = memory.check_fits(buffer, replay.capacity, devices=devices)
     learn = learner.off_policy(

@@ -84,6 +84,11 @@ class MultiDiscrete:
 Space = Box | Discrete | MultiDiscrete
 
 
+def element(space: Space) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of one element of a space."""
+    return jax.ShapeDtypeStruct(space.shape, np.dtype(space.dtype))
+
+
 class EnvSpec(NamedTuple):
     """What can be known of a vector of environments without stepping it. Static and hashable."""
 

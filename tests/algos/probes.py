@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from jrl import learner
+from jrl import networks
 from jrl.algos import actor_critic
+from jrl.algos.exploration import EpsilonGreedy
 from jrl.envs.graph import Definition, build
 from jrl.networks import NetworkConfig
 from jrl.replay import ring
 from jrl.rollout import unroll
-from jrl.types import Box, Discrete
+from jrl.types import Box, Discrete, element
 
 OBS = Box((1,))
 NETWORK = NetworkConfig(hidden=(16,))
@@ -88,6 +90,7 @@ NUM_ENVS, LENGTH = 16, 16
 # learning that is quick and forgets quickly, as these tasks are
 HYPER = {
     "ppo": {"lr": 1e-2, "num_epochs": 4, "num_minibatches": 2, "gamma": 0.9, "adam_eps": 1e-5},
+    "pqn": {"lr": 1e-2, "num_epochs": 4, "num_minibatches": 2, "gamma": 0.9, "exploration": EpsilonGreedy(epsilon=0.2)},
 }
 REPLAY = {"updates": 16, "batch_size": 64, "capacity": 4 * NUM_ENVS * LENGTH}  # of algorithms that learn from one
 
@@ -95,10 +98,9 @@ REPLAY = {"updates": 16, "batch_size": 64, "capacity": 4 * NUM_ENVS * LENGTH}  #
 def _learner(name, algo, spec, **overrides):
     if algo.on_policy:
         return learner.on_policy(algo)
-    shape = lambda space: jax.ShapeDtypeStruct(space.shape, space.dtype)
     buffer = ring.make(
-        shape(spec.observation),
-        shape(spec.action),
+        element(spec.observation),
+        element(spec.action),
         capacity=REPLAY["capacity"],
         num_envs=NUM_ENVS,
         batch_size=REPLAY["batch_size"],
@@ -156,5 +158,10 @@ def _state_value(spec, state, obs):
     return actor_critic.make(spec, NETWORK).value(state.params, obs)
 
 
+def _best_action_value(spec, state, obs):
+    network = networks.build(spec, NETWORK, {"q": networks.Head(spec.action.n)})
+    return network.apply(state.params, obs, "q")[0].max(-1)
+
+
 # how to read an algorithm's value of an observation
-_VALUES = {"ppo": _state_value}
+_VALUES = {"ppo": _state_value, "pqn": _best_action_value}

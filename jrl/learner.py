@@ -55,31 +55,33 @@ def off_policy(
             key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
         return buffer.sample(replay, key)
 
-    def gradient_step(state, replay, key):
-        sample_key, update_key = jax.random.split(key)
-        batch = sample(replay, sample_key)
-        state, aux = algo.update(state, batch, update_key)
-        if buffer.set_priority is not None and aux.priority is not None:
-            replay = buffer.set_priority(replay, batch.index, aux.priority)
-        return state, replay, aux.metrics
-
     def step(state: PyTree, replay: PyTree, rollout: Rollout, key: Key):
         state, replay = ingest(state, rollout), buffer.add(replay, rollout)
         held, ready = buffer.size(replay), buffer.can_sample(replay)
         if axis_name is not None:  # all devices learn, or none
             held, ready = jax.lax.psum(held, axis_name), jax.lax.pmin(ready.astype(jnp.int32), axis_name) > 0
-        count = jnp.where(ready & (held >= learning_starts), updates, 0)
-        metrics = jax.eval_shape(gradient_step, state, replay, key)[2]
-        total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
+
+        def gradient_step(state, changing, key):
+            sample_key, update_key = jax.random.split(key)
+            batch = sample(changing or replay, sample_key)
+            state, aux = algo.update(state, batch, update_key)
+            if buffer.set_priority is not None and aux.priority is not None:
+                changing = buffer.set_priority(changing, batch.index, aux.priority)
+            return state, changing, aux.metrics
 
         def body(i, carry):
-            state, replay, total = carry
-            state, replay, metrics = gradient_step(state, replay, jax.random.fold_in(key, i))
-            return state, replay, jax.tree.map(jnp.add, total, metrics)
+            state, changing, total = carry
+            state, changing, metrics = gradient_step(state, changing, jax.random.fold_in(key, i))
+            return state, changing, jax.tree.map(jnp.add, total, metrics)
 
+        # the replay is carried only where the loop changes it: under vmap a loop selects among all that it carries
+        changing = () if buffer.set_priority is None else replay
+        metrics = jax.eval_shape(gradient_step, state, changing, key)[2]
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
         # a count of 0 instead of a branch around the loop: what learns nothing costs nothing, and nothing is copied
-        state, replay, total = jax.lax.fori_loop(0, count, body, (state, replay, total))
+        count = jnp.where(ready & (held >= learning_starts), updates, 0)
+        state, changing, total = jax.lax.fori_loop(0, count, body, (state, changing, zeros))
         mean = jax.tree.map(lambda x: x / count, total)  # 0 / 0 is NaN
-        return state, replay, {**mean, "replay/size": held, "train/updates": state.updates}
+        return state, changing or replay, {**mean, "replay/size": held, "train/updates": state.updates}
 
     return Learner(algo.init, buffer.init, algo.actor, step)

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 
@@ -11,6 +11,7 @@ from jrl.config import RunConfig, algo_name
 from jrl.errors import InputError
 from jrl.metrics.timers import Timers
 from jrl.plan import batch_plan, rollout_length
+from jrl.replay import memory, prioritized, ring
 from jrl.rollout import sources, unroll
 from jrl.types import Algo, Buffer, Env, EnvSpec, GraphEnv, Key, element
 
@@ -123,8 +124,6 @@ def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> 
     Raises:
       InputError: it does not fit.
     """
-    from jrl.replay import memory, prioritized, ring
-
     replay = cfg.replay
     assert replay is not None
     options = {
@@ -153,10 +152,8 @@ def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> 
     return learn, size
 
 
-def _frame_stack(cfg: RunConfig, spec: EnvSpec) -> Any:
+def _frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
     """How many images of an observation are frames of a stack: as told, or what EnvPool makes of Atari."""
-    from jrl.replay import ring
-
     assert cfg.replay is not None
     size, shape = cfg.replay.frame_stack, spec.observation.shape
     if size is None:
@@ -164,7 +161,8 @@ def _frame_stack(cfg: RunConfig, spec: EnvSpec) -> Any:
         size = shape[0] if atari and len(shape) == 3 else 1
     if size == 1:
         return None
-    axes = [axis for axis in (0, -1) if len(shape) == 3 and shape[axis] == size]
+    ends: tuple[Literal[0], Literal[-1]] = (0, -1)
+    axes = [axis for axis in ends if len(shape) == 3 and shape[axis] == size]
     if not axes:
         raise InputError(f"replay.frame_stack {size}: observations {shape} are no stacks of {size} images: use 1")
     return ring.FrameStack(size, axes[0])

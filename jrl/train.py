@@ -226,7 +226,7 @@ def _introduction(cfg: config.RunConfig, run: "Run", directory: Path) -> Iterato
     device = jax.devices()[0]
     count = cfg.run.devices or len(jax.devices())
     yield f"{config.algo_name(cfg)} on {cfg.env.id} ({run.backend}), {count} x {device.device_kind}"
-    yield ", ".join(plan.lines(cfg))
+    yield from plan.lines(cfg)
     if run.replay:
         yield run.replay
     if run.resumable:

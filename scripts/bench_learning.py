@@ -3,8 +3,9 @@
     python scripts/bench_learning.py --out runs/learning                 # all tasks, 3 seeds
     python scripts/bench_learning.py --only cartpole --seeds 5
 
-Each run is `python -m jrl.train CONFIG --as-test`: it passes when the mean return of the last 100 training episodes
-reaches the threshold within the step budget. Prints one JSON line per run, then a table; exits with 1 if any failed.
+Each run is `python -m jrl.train CONFIG --as-test`: it passes when the config's criterion (the mean return of the last
+100 training episodes, or that of an evaluation) reaches the threshold within the step budget. Prints one JSON line per
+run, then a table; exits with 1 if any failed.
 """
 
 import argparse
@@ -16,11 +17,14 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from jrl import config
+
 
 class Task(NamedTuple):
     name: str
     config: str
     overrides: tuple[str, ...] = ()
+    seeds: int | None = None  # at most, where a run is long
 
 
 TASKS = (
@@ -33,6 +37,18 @@ TASKS = (
     Task("cartpole-balance", "configs/ppo_dmc.yaml"),
     Task("lunarlander", "configs/ppo_box2d.yaml"),
     Task("halfcheetah", "configs/ppo_mujoco.yaml"),
+    Task("dqn-cartpole", "configs/dqn.yaml"),
+    Task("c51-cartpole", "configs/c51.yaml"),
+    Task("qrdqn-cartpole", "configs/qrdqn.yaml"),
+    Task("softq-cartpole", "configs/softq.yaml"),
+    Task("rainbow-cartpole", "configs/rainbow.yaml"),
+    Task("pqn-cartpole", "configs/pqn.yaml"),
+    Task("sac-pendulum", "configs/sac.yaml"),
+    Task("td3-pendulum", "configs/td3.yaml"),
+    Task("ddpg-pendulum", "configs/ddpg.yaml"),
+    Task("sac-cartpole", "configs/sac_discrete.yaml"),
+    Task("ddpg-mountaincar", "configs/ddpg_mountaincar.yaml"),
+    Task("sac-halfcheetah", "configs/sac_mujoco.yaml", seeds=1),
 )
 
 
@@ -47,14 +63,17 @@ def run(task: Task, seed: int, out: Path) -> dict:
     if done.returncode not in (0, 1):
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
     rows = [json.loads(line) for line in (directory / "result.jsonl").read_text().splitlines()]
-    best = max((r["episode/return"] for r in rows if r["episode/return"] is not None), default=None)
+    criterion = next(key for key in config.load(task.config, task.overrides).stop if key != "env_steps")
+    returns = [r[criterion] for r in rows if r.get(criterion) is not None]
     return {
         "task": task.name,
         "seed": seed,
         "passed": done.returncode == 0,
         "env_steps": rows[-1]["env_steps"],
-        "return": rows[-1]["episode/return"],
-        "best": best,
+        "criterion": criterion,
+        "return": returns[-1] if returns else None,
+        "best": max(returns, default=None),
+        "updates": rows[-1]["updates"],
         "wall_s": round(wall, 1),
     }
 
@@ -71,7 +90,7 @@ def main() -> int:
     args.out.mkdir(parents=True)
     results = []
     for task in [t for t in TASKS if not args.only or t.name in args.only]:
-        for seed in range(args.seeds):
+        for seed in range(min(args.seeds, task.seeds or args.seeds)):
             results.append(run(task, seed, args.out))
             print(json.dumps(results[-1]), flush=True)
     (args.out / "summary.jsonl").write_text("".join(json.dumps(r) + "\n" for r in results))
@@ -86,7 +105,8 @@ def main() -> int:
         from jrl.metrics.report import plot_panels
 
         names = dict.fromkeys(r["task"] for r in results)
-        runs = {n: [args.out / f"{n}_{s}" / "result.jsonl" for s in range(args.seeds)] for n in names}
+        seeds = {n: [r["seed"] for r in results if r["task"] == n] for n in names}
+        runs = {n: [args.out / f"{n}_{s}" / "result.jsonl" for s in seeds[n]] for n in names}
         plot_panels(runs, args.plot)
     return 0 if all(r["passed"] for r in results) else 1
 

@@ -24,11 +24,34 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from jrl.config import load
+
 _CARTPOLE = ["configs/ppo.yaml", "algo.gamma=0.99", "algo.gae_lambda=0.95", "algo.ent_coef=0.01"]
 
 
 def _graph(num_envs: int, steps: int) -> list[str]:
     return [*_CARTPOLE, "env.backend=graph", f"env.num_envs={num_envs}", f"stop.env_steps={steps}"]
+
+
+_DQN = [
+    "configs/dqn.yaml",
+    "network.hidden=[64, 64]",
+    "network.activation=relu",
+    "algo.lr=1e-3",
+    "replay.batch_size=128",
+    "replay.learning_starts=1000",
+]
+_SAC = [
+    "configs/sac.yaml",
+    "network.hidden=[256, 256]",
+    "network.activation=relu",
+    "env.num_envs=1",
+    "replay.train_every=1",
+    "replay.updates_per_step=1",
+    "replay.batch_size=256",
+    "replay.learning_starts=500",
+    "evaluation.every=null",
+]
 
 
 WORKS: dict[str, list[str]] = {  # name -> config and overrides; stop criteria beside env_steps are removed
@@ -40,6 +63,20 @@ WORKS: dict[str, list[str]] = {  # name -> config and overrides; stop criteria b
     "G64": _graph(64, 3_000_000),
     "G256": _graph(256, 4_000_000),
     "G2048": _graph(2048, 6_000_000),
+    # replay: what a step costs with its gradient steps
+    "Q8": [*_DQN, "env.num_envs=8", "replay.train_every=32", "replay.updates_per_step=0.25", "stop.env_steps=300000"],
+    "Q10g": [
+        *_DQN,
+        "env.backend=graph",
+        "env.num_envs=10",
+        "replay.train_every=10",
+        "replay.updates_per_step=0.1",
+        "replay.capacity=10000",
+        "stop.env_steps=600000",
+    ],
+    "SP": [*_SAC, "env.id=Pendulum-v1", "stop.env_steps=6000"],
+    "SH": [*_SAC, "env.id=HalfCheetah-v5", "stop.env_steps=6000"],
+    "PQ64": ["configs/pqn.yaml", "env.num_envs=64", "stop.env_steps=2000000"],
 }
 LABELS = {
     "W1": "CartPole\nEnvPool, 8",
@@ -50,6 +87,11 @@ LABELS = {
     "G64": "CartPole\ngraph, 64",
     "G256": "CartPole\ngraph, 256",
     "G2048": "CartPole\ngraph, 2048",
+    "Q8": "DQN, EnvPool\n8, 1 update / 4",
+    "Q10g": "DQN, graph\n10, 1 / 10",
+    "SP": "SAC Pendulum\n1 / 1",
+    "SH": "SAC Cheetah\n1 / 1",
+    "PQ64": "PQN, EnvPool\n64",
 }
 # seconds from process start: name -> (config and overrides, whether programs are in the compile cache already)
 STARTS: dict[str, tuple[list[str], bool]] = {
@@ -64,7 +106,7 @@ def train(config: str, overrides: Iterable[str], *, cache: Path, keep_criteria: 
     out = Path(tempfile.mkdtemp())
     settings = [f"--set={o}" for o in overrides]
     if not keep_criteria:
-        settings.append("--set=stop.episode/return=1e9")
+        settings += [f"--set=stop.{name}=1e9" for name in load(config, overrides).stop if name != "env_steps"]
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache)}
     command = [sys.executable, "-m", "jrl.train", config, *settings, "--out", str(out / "run")]
     start = time.time()
@@ -89,10 +131,10 @@ def measure(work: str) -> dict[str, Any]:
         config, *overrides = WORKS[work]
         with tempfile.TemporaryDirectory() as cache:
             _, rows = train(config, overrides, cache=Path(cache), keep_criteria=False)
-        return {
-            "steps_per_s": round(steady_rate(rows)),
-            "updates_per_step": rows[-2]["updates"] / rows[-2]["env_steps"],
-        }
+        rate = steady_rate(rows)
+        first = next(r for r in rows if r["env_steps"] >= 0.3 * rows[-2]["env_steps"])
+        per_step = (rows[-2]["updates"] - first["updates"]) / (rows[-2]["env_steps"] - first["env_steps"])
+        return {"steps_per_s": round(rate), "updates_per_s": round(rate * per_step, 1)}
     (config, *overrides), warm = STARTS[work]
     with tempfile.TemporaryDirectory() as cache:
         if warm:

@@ -21,7 +21,8 @@ def load(name):
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda p: p.stem)
 def test_every_config_is_valid_and_has_a_return_criterion(path):
     cfg = config.load(path)
-    assert "episode/return" in cfg.stop
+    assert {"episode/return", "evaluation/return"} & cfg.stop.keys()
+    assert "evaluation/return" not in cfg.stop or cfg.evaluation.every
     assert config.from_dict(config.to_dict(cfg)) == cfg
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jrl.networks.config import NetworkConfig
 from jrl.networks.conv import Conv
+from jrl.networks.dense import Dense
 from jrl.ops import random
 from jrl.types import Array, Box, Discrete, MultiDiscrete, Space
 
@@ -77,7 +78,7 @@ class Mlp(nn.Module):
     @nn.compact
     def __call__(self, x):
         for width in self.cfg.hidden:
-            x = nn.Dense(width, dtype=self.cfg.dtype, kernel_init=kernel_init(self.cfg, math.sqrt(2)))(x)
+            x = Dense(width, dtype=self.cfg.dtype, kernel_init=kernel_init(self.cfg, math.sqrt(2)))(x)
             if self.cfg.layer_norm:
                 x = nn.LayerNorm(dtype=self.cfg.dtype)(x)
             x = ACTIVATIONS[self.cfg.activation](x)
@@ -95,7 +96,7 @@ class NatureCnn(nn.Module):
         for features, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
             x = nn.relu(Conv(features, size, stride, kernel_init=init, dtype=self.cfg.dtype)(x))
         x = x.reshape(x.shape[0], -1)
-        return nn.relu(nn.Dense(512, dtype=self.cfg.dtype, kernel_init=init)(x))
+        return nn.relu(Dense(512, dtype=self.cfg.dtype, kernel_init=init)(x))
 
 
 class ImpalaResNet(nn.Module):
@@ -112,7 +113,7 @@ class ImpalaResNet(nn.Module):
             for _ in range(2):
                 x = x + conv(features, nn.relu(conv(features, nn.relu(x))))
         x = nn.relu(x).reshape(x.shape[0], -1)
-        return nn.relu(nn.Dense(256, dtype=self.cfg.dtype, kernel_init=init)(x))
+        return nn.relu(Dense(256, dtype=self.cfg.dtype, kernel_init=init)(x))
 
 
 TORSOS: dict[str, type[nn.Module]] = {"mlp": Mlp, "nature_cnn": NatureCnn, "impala": ImpalaResNet}

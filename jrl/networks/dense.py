@@ -1,0 +1,53 @@
+"""A dense layer whose training step is up to a fifth faster on CPU (MLP of 64 x 64, 2048 rows; 8% at 128).
+
+The gradient of the kernel, x^T dy, contracts the leading axes of both operands. XLA's CPU backend folds the transpose
+into the product, whose kernel is slower that way than transposing first.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jrl.types import Array
+
+
+@jax.custom_vjp
+def linear(x, kernel):
+    """x [N, in] @ kernel [in, out]."""
+    return x @ kernel
+
+
+def _forward(x, kernel):
+    return x @ kernel, (x, kernel)
+
+
+def _backward(residuals, grad):
+    x, kernel = residuals
+    x_t = x.T
+    if jax.default_backend() == "cpu":
+        x_t = jax.lax.optimization_barrier(x_t)  # or it would be folded again
+    return grad @ kernel.T, x_t @ grad
+
+
+linear.defvjp(_forward, _backward)
+
+
+class Dense(nn.Module):
+    """flax's Dense for [N, in], with the same parameters: `kernel` [in, out] and `bias` [out]."""
+
+    features: int
+    dtype: Any = jnp.float32
+    kernel_init: Callable[..., Array] = nn.initializers.lecun_normal()
+
+    @nn.compact
+    def __call__(self, x):
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        x, kernel, bias = (a.astype(self.dtype) for a in (x, kernel, bias))
+        return linear(x, kernel) + bias[None]
+
+
+__all__ = ["Dense", "linear"]

@@ -18,6 +18,7 @@ class NetworkConfig:
     torso: Literal["auto", "mlp", "nature_cnn", "impala"] = "auto"  # auto: nature_cnn for images, mlp for vectors
     hidden: tuple[int, ...] = (64, 64)  # widths of the dense layers, first to last
     activation: Literal["tanh", "relu", "gelu", "silu", "elu"] = "tanh"  # after each dense layer
+    head_hidden: tuple[int, ...] = ()  # widths of each head's own dense layers, behind the torso
     shared: bool = False  # one torso for policy and value
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the activations; parameters are always float32
     orthogonal: bool = True  # orthogonal initial weights; false: flax's default

@@ -2,6 +2,8 @@
 
 `config.py` holds the tree and what its numbers mean; this file knows dataclasses, YAML and how to word an error.
 A *section* is a field whose type is a dataclass, every other field is a leaf. Keys are dotted: `rollout.length`.
+A union of dataclasses that each have a field `name: Literal["x"] = "x"` is a section too: the given `name` picks the
+class, without one it is that of the field's default.
 """
 
 import ast
@@ -160,7 +162,7 @@ def build(
       synonyms: name used elsewhere -> ours, a name or a dotted key, for "did you mean".
       known: further dotted keys that "did you mean" may offer.
     """
-    valid = [*_keys(cls, swap, prefix), *known] if not prefix else list(known)
+    valid = [*_keys(cls, data, swap, prefix), *known] if not prefix else list(known)
     if not isinstance(data, Mapping):
         problems.append(Problem(prefix[:-1], f"{prefix[:-1] or 'the config'}: expected a mapping, got {data!r}"))
         data = {}
@@ -172,12 +174,21 @@ def build(
             for key in flatten(given, f"{prefix}{name}"):
                 problems.append(Problem(key, f"unknown key {key}: {_mend(key, valid, synonyms)}"))
     for name, field in fields.items():
-        key, section = prefix + name, _section(swap.get(prefix + name, hints[name]))
+        key, hint, default = prefix + name, swap.get(prefix + name, hints[name]), _default(field)
+        given = data.get(name)
+        section = _section(hint, default, given)
         if key in swap and swap[key] is None:
             values[name] = None
-        elif section and (name in data or _required(field)) and not (data.get(name) is None and _optional(hints[name])):
-            given = {} if data.get(name) is None else data[name]
-            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        elif section and (name in data or _required(field)) and not (given is None and _optional(hints[name])):
+            given = {} if given is None else given
+            choices = _choices(hint)
+            if choices:
+                fault = _choice_fault(choices, default, given, key)
+                if fault:
+                    problems.append(fault)
+                    values |= {name: None} if _required(field) else {}
+                    continue
+                given = {**given, "name": next(n for n, c in choices.items() if c is section)}
             if isinstance(default, section) and isinstance(given, Mapping):
                 given = merge(plain(default), given)  # the defaults of this field, not those of its class
             values[name] = build(section, given, problems, prefix=key + ".", swap=swap, synonyms=synonyms, known=valid)
@@ -204,21 +215,56 @@ def _optional(hint: Any) -> bool:
     return type(None) in typing.get_args(hint)
 
 
-def _section(hint: Any) -> type | None:
-    """The dataclass of a section `X` or `X | None`, None for a leaf."""
-    for one in (hint, *typing.get_args(hint)):
-        if isinstance(one, type) and dataclasses.is_dataclass(one):
-            return one
-    return None
+def _default(field: dataclasses.Field) -> Any:
+    """The field's default, None where it has none."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None if field.default is dataclasses.MISSING else field.default
 
 
-def _keys(cls: type, swap: Mapping[str, type | None], prefix: str = "") -> Iterator[str]:
+def _section(hint: Any, default: Any = None, given: Any = None) -> type | None:
+    """The dataclass of a section `X` or `X | None`, None for a leaf; of a union of them that which `given` names."""
+    choices = _choices(hint)
+    if choices:
+        named = choices.get(str(given.get("name")).lower()) if isinstance(given, Mapping) else None
+        return named or (type(default) if type(default) in choices.values() else next(iter(choices.values())))
+    return next((one for one in (hint, *typing.get_args(hint)) if _is_dataclass(one)), None)
+
+
+def _is_dataclass(hint: Any) -> bool:
+    return isinstance(hint, type) and dataclasses.is_dataclass(hint)
+
+
+def _choices(hint: Any) -> dict[str, type]:
+    """Name -> class of a union of at least two dataclasses with a name each; else nothing."""
+    classes: list[Any] = [one for one in typing.get_args(hint) if _is_dataclass(one)]
+    named = {one.name: one for one in classes if isinstance(getattr(one, "name", None), str)}
+    return named if 1 < len(classes) == len(named) else {}
+
+
+def _choice_fault(choices: Mapping[str, type], default: Any, given: Any, key: str) -> Problem | None:
+    """What is wrong with the choice of a class in `given`; where nothing is, `given` is a mapping."""
+    names = ", ".join(choices)
+    if not isinstance(given, Mapping):
+        return Problem(key, f"{key}: expected a mapping such as {{name: {next(iter(choices))}}}, got {given!r}")
+    name = given.get("name")
+    if name is None:
+        return None if default is not None else Problem(key, f"{key}.name is missing: expected one of {names}")
+    if str(name).lower() in choices:
+        return None
+    near = difflib.get_close_matches(str(name).lower(), choices, 1)
+    mend = f": did you mean {near[0]}?" if near else ""
+    return Problem(f"{key}.name", f"{key}.name: expected one of {names}, got {name!r}{mend}")
+
+
+def _keys(cls: type, data: Any, swap: Mapping[str, type | None], prefix: str = "") -> Iterator[str]:
     hints = typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
         key = prefix + field.name
-        section = _section(swap.get(key, hints[field.name]))
+        given = data.get(field.name) if isinstance(data, Mapping) else None
+        section = _section(swap.get(key, hints[field.name]), _default(field), given)
         if section:
-            yield from _keys(section, swap, key + ".")
+            yield from _keys(section, given, swap, key + ".")
         elif field.init:
             yield key
 

@@ -90,3 +90,113 @@ def test_inherited_docs_and_literals_of_a_subclass():
         mode: Literal["a", "b"] = "a"  # which "#1" to use
 
     assert schema.docs(Child) == {"lr": "step size of Adam", "gamma": "discount", "mode": 'which "#1" to use'}
+
+
+# ---------------------------------------------------------------- sections of several kinds
+
+
+@dataclasses.dataclass(frozen=True)
+class Greedy:
+    name: Literal["greedy"] = "greedy"
+    epsilon: Schedule = 0.1  # how often
+    delay: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Soft:
+    name: Literal["soft"] = "soft"
+    temperature: float = 1.0  # how much
+    delay: int = 0
+
+
+GREEDY = Greedy(delay=5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chooser:
+    lr: float = 1e-3
+    explore: Greedy | Soft = GREEDY
+    other: Greedy | Soft | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Must:
+    explore: Greedy | Soft
+
+
+def choose(data, cls=Chooser):
+    problems = []
+    return schema.build(cls, data, problems), [p.message for p in problems]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, Greedy(delay=5)),
+        ({"epsilon": "1e-1"}, Greedy(delay=5)),  # of the field's default, whose other values stay
+        ({"name": "greedy", "epsilon": [[0, 1], [10, 0.5]]}, Greedy(epsilon=((0, 1.0), (10, 0.5)), delay=5)),
+        ({"name": "soft"}, Soft()),  # of another class than the default: nothing is left of that
+        ({"name": "Soft", "temperature": 2}, Soft(temperature=2.0)),
+        (None, Greedy(delay=5)),
+    ],
+)
+def test_the_name_picks_the_class_of_a_section(given, expected):
+    assert choose({"explore": given}) == (Chooser(explore=expected), [])
+
+
+def test_optional_and_required_choices():
+    assert choose({"other": None}) == (Chooser(), [])
+    assert choose({"other": {"name": "soft"}}) == (Chooser(other=Soft()), [])
+    message = "other.name is missing: expected one of greedy, soft"
+    assert choose({"other": {"delay": 3}}) == (Chooser(), [message])
+    assert choose({"explore": {"name": "soft"}}, Must) == (Must(Soft()), [])
+    assert choose({}, Must) == (Must(None), ["explore.name is missing: expected one of greedy, soft"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"name": "sotf", "x": 1}, "explore.name: expected one of greedy, soft, got 'sotf': did you mean soft?"),
+        ({"name": 3}, "explore.name: expected one of greedy, soft, got 3"),
+        ("soft", "explore: expected a mapping such as {name: greedy}, got 'soft'"),
+        ({"name": "soft", "epsilon": 1}, "unknown key explore.epsilon: explore has name, temperature, delay"),
+        ({"name": "soft", "temprature": 1}, "unknown key explore.temprature: did you mean explore.temperature?"),
+        ({"temperature": 1}, "unknown key explore.temperature: explore has name, epsilon, delay"),
+        ({"name": "soft", "temperature": "hot"}, "explore.temperature: expected a number, got 'hot'"),
+    ],
+)
+def test_a_faulty_choice_is_one_problem(given, message):
+    @dataclasses.dataclass(frozen=True)
+    class One:
+        explore: Greedy | Soft = GREEDY
+
+    assert choose({"explore": given}, One)[1] == [message]
+
+
+def test_a_choice_within_a_swapped_section():
+    """As `algo.exploration` in a run's config."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Run:
+        algo: object
+
+    def run(data):
+        problems = []
+        return schema.build(Run, data, problems, swap={"algo": Chooser}), [p.message for p in problems]
+
+    assert run({"algo": {"explore": {"name": "soft"}}}) == (Run(Chooser(explore=Soft())), [])
+    message = "unknown key algo.explore.temperatur: did you mean algo.explore.temperature?"
+    assert run({"algo": {"explore": {"name": "soft", "temperatur": 1}}})[1] == [message]
+    message = "algo.explore.name: expected one of greedy, soft, got 'gredy': did you mean greedy?"
+    assert run({"algo": {"explore": {"name": "gredy"}}})[1] == [message]
+
+
+@pytest.mark.parametrize("tree", [Chooser(), Chooser(explore=Soft(temperature=0.5), other=Greedy(epsilon=((0, 1.0),)))])
+def test_choices_survive_yaml(tree):
+    assert choose(schema.parse(schema.dump(schema.plain(tree)))) == (tree, [])
+
+
+def test_a_choice_over_another_replaces_it():
+    file = {"explore": {"name": "soft", "temperature": 2}}
+    assert choose(schema.merge(file, {"explore": {"name": "greedy"}}))[0].explore == Greedy(delay=5)
+    assert choose(schema.merge(file, {"explore": {"delay": 7}}))[0].explore == Soft(temperature=2.0, delay=7)

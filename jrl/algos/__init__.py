@@ -6,7 +6,13 @@ from types import ModuleType
 
 from jrl.errors import InputError
 
-_MODULES = {"ppo": "jrl.algos.ppo"}
+_MODULES = {
+    "ppo": "jrl.algos.ppo",
+    "dqn": "jrl.algos.dqn",
+    "pqn": "jrl.algos.pqn",
+    "sac": "jrl.algos.sac",
+    "td3": "jrl.algos.td3",
+}
 
 
 def names() -> tuple[str, ...]:

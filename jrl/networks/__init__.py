@@ -9,24 +9,31 @@ import jax
 import jax.numpy as jnp
 
 from jrl.networks.config import NetworkConfig
-from jrl.networks.torsos import TORSOS, is_image, kernel_init, to_float
+from jrl.networks.dense import Dense
+from jrl.networks.noisy import NoisyDense
+from jrl.networks.torsos import ACTIVATIONS, TORSOS, is_image, kernel_init, to_float
 from jrl.types import Array, EnvSpec, InputError, Key, PyTree, Space
 
 __all__ = ["Head", "Network", "NetworkConfig", "build", "is_image", "parameter_count"]
 
 
 class Head(NamedTuple):
-    """One output of the network: `size` numbers per observation, last layer initialised with gain `scale`."""
+    """One output of the network: `size` numbers per observation, last layer initialised with gain `scale`.
+
+    With `noise` the head's layers are `noisy.NoisyDense`, whose deviations start at `noise`.
+    """
 
     size: int
     scale: float = 1.0
+    noise: Any = None  # a scalar, maybe traced; None: ordinary layers
 
 
 class Network(NamedTuple):
     """Any flax, nnx or hand-written network fits behind these two functions."""
 
     init: Callable[[Key], PyTree]  # key -> params
-    apply: Callable[..., tuple[Array, ...]]  # (params, obs[..., *], *head names) -> one f32 [..., size] per name
+    # (params, obs[..., *], *head names, key=None) -> one f32 [..., size] per name; key: of the noise in noisy layers
+    apply: Callable[..., tuple[Array, ...]]
 
 
 class _Towers(nn.Module):
@@ -36,26 +43,40 @@ class _Towers(nn.Module):
     heads: tuple[tuple[str, Head], ...]
 
     @nn.compact
-    def __call__(self, obs, names):
+    def __call__(self, obs, names, key=None):
         x, features = to_float(self.space, obs), {}
         outputs = {}
-        for name, head in self.heads:
+        keys: Any = None if key is None else jax.random.split(key, (len(self.heads), len(self.cfg.head_hidden) + 1))
+        for i, (name, head) in enumerate(self.heads):
             if name not in names:
                 continue
             tower = "torso" if self.cfg.shared else f"{name}_torso"
             if tower not in features:
                 features[tower] = TORSOS[self.torso](self.cfg, name=tower)(x)
-            dense = nn.Dense(
-                head.size, dtype=self.cfg.dtype, kernel_init=kernel_init(self.cfg, head.scale), name=f"{name}_head"
-            )
-            outputs[name] = dense(features[tower]).astype(jnp.float32)
+            y = features[tower]
+            for layer, width in enumerate(self.cfg.head_hidden):
+                dense = self._dense(head, width, math.sqrt(2), f"{name}_hidden_{layer}")
+                y = dense(y, None if keys is None else keys[i, layer])
+                if self.cfg.layer_norm:
+                    y = nn.LayerNorm(dtype=self.cfg.dtype, name=f"{name}_norm_{layer}")(y)
+                y = ACTIVATIONS[self.cfg.activation](y)
+            dense = self._dense(head, head.size, head.scale, f"{name}_head")
+            outputs[name] = dense(y, None if keys is None else keys[i, -1]).astype(jnp.float32)
         return tuple(outputs[name] for name in names)
+
+    def _dense(self, head, features, scale, name):
+        """A layer of a head: (x, key or None) -> y."""
+        if head.noise is not None:
+            return NoisyDense(features, head.noise, self.cfg.dtype, name=name)
+        dense = Dense(features, dtype=self.cfg.dtype, kernel_init=kernel_init(self.cfg, scale), name=name)
+        return lambda x, key: dense(x)
 
 
 def build(spec: EnvSpec, cfg: NetworkConfig, heads: Mapping[str, Head]) -> Network:
     """Builds a network with one output per head.
 
-    `cfg.shared` puts all heads on one torso; otherwise each head has a torso of its own.
+    `cfg.shared` puts all heads on one torso; otherwise each head has a torso of its own. `cfg.head_hidden` gives each
+    head dense layers of its own behind the torso.
 
     Args:
       spec: the environment's spaces.
@@ -83,9 +104,9 @@ def build(spec: EnvSpec, cfg: NetworkConfig, heads: Mapping[str, Head]) -> Netwo
         obs = jnp.zeros((1, *space.shape), dtype)
         return jax.jit(module.init, static_argnums=2)(key, obs, tuple(heads))["params"]
 
-    def apply(params, obs, *names):
+    def apply(params, obs, *names, key=None):
         batch = obs.shape[: obs.ndim - len(space.shape)]
-        outputs: Any = module.apply({"params": params}, obs, names or tuple(heads))
+        outputs: Any = module.apply({"params": params}, obs, names or tuple(heads), key)
         return tuple(y.reshape(*batch, y.shape[-1]) for y in outputs)
 
     return Network(init, apply)

@@ -1,1 +1,5 @@
-"""Experience replay on the device: `ring` samples uniformly, `prioritized` by priority."""
+"""Experience replay on the device.
+
+`ring` samples transitions uniformly, `prioritized` by priority, `sequences` samples stretches of rows either way; all
+three stand on `storage`. `memory` says beforehand whether a buffer fits.
+"""

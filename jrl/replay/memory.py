@@ -1,84 +1,104 @@
-"""Does a replay buffer fit the device? Asked before anything is allocated."""
+"""What a replay buffer will take, and what there is, before anything is allocated."""
 
 import math
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from jrl.errors import InputError
 from jrl.types import Buffer
 
-_SHARE = 0.9  # of what is free: the rest of the program needs memory, too
+_SHARE = 0.9  # of the free memory: the rest is for what training makes beside replay
 
 
 def nbytes(buffer: Buffer) -> int:
-    """Size of a buffer's state in bytes; nothing is allocated."""
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(buffer.init)))
+    """Bytes of a buffer's state; nothing is allocated."""
+    leaves = jax.tree.leaves(jax.eval_shape(buffer.init))
+    return sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in leaves)
 
 
-def available() -> int | None:
-    """Free bytes of the memory that a buffer would be allocated in, on one device; None where it cannot be told."""
-    device = jax.local_devices()[0]
-    if device.platform != "cpu":
-        stats = device.memory_stats() or {}
-        return stats["bytes_limit"] - stats.get("bytes_in_use", 0) if "bytes_limit" in stats else None
-    free = [_meminfo(Path("/proc/meminfo")), *(_cgroup(*files) for files in _CGROUPS)]
-    known = [n for n in free if n is not None]
-    return min(known) if known else None
+def available(device: jax.Device | None = None) -> int | None:
+    """Free bytes of an accelerator, or of the host for a CPU device; None if nobody can tell."""
+    device = device or jax.local_devices()[0]
+    if device.platform == "cpu":
+        return host_available()
+    stats = device.memory_stats() or {}
+    return stats["bytes_limit"] - stats.get("bytes_in_use", 0) if "bytes_limit" in stats else None
 
 
 def check_fits(make: Callable[[int], Buffer], capacity: int, *, devices: int = 1) -> str:
-    """The size of the buffer that `make(capacity)` gives on each device, in words.
+    """The size of a replay buffer in words, if there is room for it.
 
     Args:
-      make: capacity over all devices -> the buffer of one device.
-      capacity: transitions, over all devices.
-      devices: that hold a buffer each; fake ones on the CPU share its memory.
+      make: from a capacity over all devices to one device's buffer. Nothing is allocated.
+      capacity: rows over all devices.
+      devices: that hold a buffer each, the first local ones.
     Raises:
-      InputError: it does not fit, with the largest capacity that would.
+      InputError: it does not fit; with the largest capacity that would.
     """
-    size, free = nbytes(make(capacity)), available()
-    if free is not None and jax.local_devices()[0].platform == "cpu":
-        free //= devices
-    each = " on each device" if devices > 1 else ""
+    device = jax.local_devices()[0]
+    shared = devices if device.platform == "cpu" else 1  # CPU devices share the host's memory
+    size = lambda capacity: nbytes(make(capacity)) * shared
+    free, needed = available(device), size(capacity)
+    where = "" if shared == devices else f" on each of {devices} devices"
+    words = f"{capacity:,} transitions take {_words(needed)}{where}"
     if free is None:
-        return f"replay: {capacity:,} transitions, {_words(size)}{each}"
-    if size > _SHARE * free:
-        largest = _round_down(int(capacity * _SHARE * free / size))
+        return f"replay: {words}"
+    if needed > _SHARE * free:
         raise InputError(
-            f"replay.capacity: {capacity:,} transitions take {_words(size)}{each}, of which {_words(free)} are free: "
-            f"at most {largest:,} would fit"
+            f"replay.capacity: {words}, but {_words(free)} are free: "
+            f"at most {_largest(size, capacity, _SHARE * free):,} would fit"
         )
-    return f"replay: {capacity:,} transitions, {_words(size)} of {_words(free)} free{each}"
+    return f"replay: {words}, {_words(free)} are free"
 
 
-_CGROUPS = (  # limit, usage: version 2, version 1
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
-)
+def host_available(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes that this process may still take: what the machine has free, and what its control groups leave it."""
+    found = []
+    for line in _read(proc / "meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            found.append(int(line.split()[1]) * 1024)
+    for line in _read(proc / "self" / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":  # version 2
+            root, names = cgroups, ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            root, names = cgroups / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        # every group above has a limit, too; in a container the path may be the one outside of it
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for depth in range(len(parts), -1, -1):
+            group = root.joinpath(*parts[:depth])
+            limit, used = (_read(group / name).strip() for name in names)
+            if limit.isdigit() and used.isdigit():
+                # files in the page cache count as used, but give way
+                cache = [row.split()[1] for row in _read(group / "memory.stat").splitlines() if "inactive_file" in row]
+                found.append(int(limit) - int(used) + max(map(int, cache), default=0))
+    return max(min(found), 0) if found else None
 
 
-def _meminfo(file: Path) -> int | None:
+def _largest(size: Callable[[int], int], capacity: int, room: float) -> int:
+    """The largest capacity, of two digits, that needs no more than `room`; 0 if none does."""
+    while capacity > 0:
+        capacity = min(int(capacity * room / size(capacity)), capacity - 1)
+        capacity -= capacity % 10 ** max(len(str(capacity)) - 2, 0)
+        try:
+            if size(capacity) <= room:
+                return capacity
+        except InputError:  # too small to be a buffer
+            return 0
+    return 0
+
+
+def _words(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
+
+
+def _read(path: Path) -> str:
     try:
-        lines = dict(line.split(":", 1) for line in file.read_text().splitlines())
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, ValueError, KeyError, IndexError):
-        return None
-
-
-def _cgroup(limit: Path, usage: Path) -> int | None:
-    try:
-        return int(limit.read_text()) - int(usage.read_text())  # "max" is no number: no limit
-    except (OSError, ValueError):
-        return None
-
-
-def _round_down(number: int) -> int:
-    """To two digits, so that it is easy to type and surely fits."""
-    step = 10 ** max(len(str(number)) - 2, 0)
-    return number // step * step
-
-
-def _words(size: int) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+        return path.read_text()
+    except OSError:
+        return ""

@@ -24,7 +24,8 @@ SUPPORTS = {  # action spaces
     "td3": (Box,),
 }
 NETWORK = NetworkConfig(hidden=(8, 8))
-SMALL = {"ppo": {"num_epochs": 2, "num_minibatches": 2}}  # what keeps an algorithm's tests quick
+SMALL = {name: {"num_epochs": 2, "num_minibatches": 2} for name in ("ppo", "pqn")}  # what keeps their tests quick
+SMALL["dqn"] = {"loss": "mse"}  # the gradient of a Huber loss does not change with a far reward
 # every option that holds state or reduces over devices, at once
 LOADED = {
     "ppo": {
@@ -36,7 +37,19 @@ LOADED = {
         "value_clip_eps": 0.2,
         "ent_coef": 0.01,
         "lr": ((0, 3e-4), (200, 1e-4)),
-    }
+    },
+    "dqn": {
+        "double": True,
+        "dueling": True,
+        "noisy": True,
+        "head": "c51",
+        "num_atoms": 11,
+        "tau": 0.1,
+        "target_update_every": 2,
+        "max_grad_norm": 0.5,
+        "lr": ((0, 3e-4), (200, 1e-4)),
+    },
+    "pqn": {"normalize_reward": True, "max_leaf_norm": 1.0, "lr": ((0, 3e-4), (200, 1e-4))},
 }
 
 

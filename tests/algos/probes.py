@@ -3,12 +3,13 @@
 Each asks one question: if an algorithm fails a probe and passes the ones before it, the question says where to look.
 """
 
+from dataclasses import replace
+
 import fakes
 import jax
 import jax.numpy as jnp
 
-from jrl import learner
-from jrl import networks
+from jrl import learner, networks
 from jrl.algos import actor_critic
 from jrl.algos.exploration import EpsilonGreedy
 from jrl.envs.graph import Definition, build
@@ -90,6 +91,7 @@ NUM_ENVS, LENGTH = 16, 16
 # learning that is quick and forgets quickly, as these tasks are
 HYPER = {
     "ppo": {"lr": 1e-2, "num_epochs": 4, "num_minibatches": 2, "gamma": 0.9, "adam_eps": 1e-5},
+    "dqn": {"lr": 3e-3, "gamma": 0.9, "target_update_every": 16, "exploration": EpsilonGreedy(epsilon=0.2)},
     "pqn": {"lr": 1e-2, "num_epochs": 4, "num_minibatches": 2, "gamma": 0.9, "exploration": EpsilonGreedy(epsilon=0.2)},
 }
 REPLAY = {"updates": 16, "batch_size": 64, "capacity": 4 * NUM_ENVS * LENGTH}  # of algorithms that learn from one
@@ -163,5 +165,10 @@ def _best_action_value(spec, state, obs):
     return network.apply(state.params, obs, "q")[0].max(-1)
 
 
+def _best_action_value_shared(spec, state, obs):
+    network = networks.build(spec, replace(NETWORK, shared=True), {"q": networks.Head(spec.action.n)})
+    return network.apply(state.params, obs, "q")[0].max(-1)
+
+
 # how to read an algorithm's value of an observation
-_VALUES = {"ppo": _state_value, "pqn": _best_action_value}
+_VALUES = {"ppo": _state_value, "pqn": _best_action_value, "dqn": _best_action_value_shared}

@@ -78,7 +78,7 @@ def test_the_same_key_gives_the_same(name, loaded):
 
 @each
 def test_another_key_gives_another(name):
-    m = made(name, False)
+    m = made(name, True)  # DQN's gradient step reads its key for noisy layers only
     other = jax.random.key(12)
     assert differ(m.init(KEY), m.init(other))
     assert differ(m.update(m.state, m.data, KEY)[0], m.update(m.state, m.data, other)[0])

@@ -1,0 +1,42 @@
+"""A dense layer with learned noise on its weights, which explores in place of random actions (arXiv:1706.10295)."""
+
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jrl.networks.dense import linear
+from jrl.ops import random
+
+
+class NoisyDense(nn.Module):
+    """x (W + S * f(e) f(e')^T) + b + s * f(e') with f(e) = sign(e) sqrt(|e|): factorised noise (eq. 9, 10 and 11).
+
+    Parameters: `kernel` W and `kernel_sigma` S [in, out], `bias` b and `bias_sigma` s [out]. All rows of `x` [N, in]
+    see the same draw of the standard normal e [in] and e' [out]. Without a key there is no noise: x W + b.
+    """
+
+    features: int
+    sigma: Any = 0.5  # S and s start at sigma / sqrt(in) (section 3.2)
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x, key=None):
+        inputs, bound = x.shape[-1], 1.0 / math.sqrt(x.shape[-1])
+        mean = lambda key, shape: bound * (2.0 * random.uniform(key, shape) - 1.0)
+        deviation = lambda _, shape: jnp.full(shape, self.sigma * bound, jnp.float32)
+        kernel = self.param("kernel", mean, (inputs, self.features))
+        bias = self.param("bias", mean, (self.features,))
+        kernel_sigma = self.param("kernel_sigma", deviation, (inputs, self.features))
+        bias_sigma = self.param("bias_sigma", deviation, (self.features,))
+        if key is not None:
+            noise = random.normal(key, (inputs + self.features,))
+            # without the barrier XLA computes the noise anew for each element of the kernel
+            noise = jax.lax.optimization_barrier(jnp.sign(noise) * jnp.sqrt(jnp.abs(noise)))
+            rows, columns = noise[:inputs], noise[inputs:]
+            kernel = kernel + kernel_sigma * rows[:, None] * columns[None]
+            bias = bias + bias_sigma * columns
+        x, kernel, bias = (a.astype(self.dtype) for a in (x, kernel, bias))
+        return linear(x, kernel) + bias[None]

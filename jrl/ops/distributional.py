@@ -1,0 +1,71 @@
+"""Distributions of returns: the projection onto fixed atoms (C51) and the quantile Huber loss (QR-DQN)."""
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["project", "quantile_huber"]
+
+
+def project(probs, atoms, *, low, high, num_atoms: int) -> jax.Array:
+    """The distribution on `num_atoms` equally spaced atoms low .. high nearest to another (arXiv:1707.06887, eq. 7).
+
+    The mass of an atom between two of them is shared in proportion to how near they are; beyond the bounds it goes to
+    the bound. Total mass is kept, and so is the mean of what lies within the bounds.
+
+    Args:
+      probs:     [N, M] f32, masses of the given distribution.
+      atoms:     [N, M] f32, where they lie.
+      low, high: scalars, low < high.
+      num_atoms: K, static, at least 2.
+    Returns:
+      [N, K] f32.
+    Raises:
+      ValueError: shapes disagree.
+    """
+    if jnp.ndim(atoms) != 2 or jnp.shape(probs) != jnp.shape(atoms):
+        raise ValueError(f"probs and atoms must be one [N, M], got {jnp.shape(probs)} and {jnp.shape(atoms)}")
+    position = (jnp.clip(atoms, low, high) - low) * ((num_atoms - 1) / (high - low))
+    grid = jnp.arange(num_atoms, dtype=jnp.float32)
+    share = jnp.maximum(1.0 - jnp.abs(position[:, :, None] - grid[None, None]), 0.0)
+    # as a product of matrices: on CPU a sum takes four times as long
+    return jnp.einsum("nmk,nm->nk", share, probs, precision="highest")
+
+
+def quantile_huber(quantiles, target, *, kappa=1.0) -> jax.Array:
+    """Quantile regression by the Huber loss, summed over quantiles, mean over targets (arXiv:1710.10044, eq. 10).
+
+    The i-th of K quantiles stands for the level (i + 1/2) / K.
+
+    Args:
+      quantiles: [N, K] f32.
+      target:    [N, M] f32, samples (or quantiles) of the distribution to be learned; without gradient.
+      kappa:     positive scalar: the loss is quadratic for errors below it.
+    Returns:
+      [N] f32.
+    Raises:
+      ValueError: shapes disagree.
+    """
+    if jnp.ndim(quantiles) != 2 or jnp.ndim(target) != 2 or jnp.shape(quantiles)[0] != jnp.shape(target)[0]:
+        raise ValueError(f"quantiles [N, K] and target [N, M], got {jnp.shape(quantiles)} and {jnp.shape(target)}")
+    return _quantile_huber(quantiles, target, kappa)
+
+
+@jax.custom_vjp
+def _quantile_huber(quantiles, target, kappa):
+    return _loss_and_slope(quantiles, target, kappa)[0]
+
+
+def _loss_and_slope(quantiles, target, kappa):
+    """The loss [N] and its derivative by the quantiles [N, K]: JAX's own derivative of it takes six times as long."""
+    num_quantiles, num_targets = quantiles.shape[1], target.shape[1]
+    level = (jnp.arange(num_quantiles, dtype=jnp.float32) + 0.5) / num_quantiles
+    error = target[:, :, None] - quantiles[:, None, :]
+    clipped = jnp.clip(error, -kappa, kappa)
+    # level where the error is positive, 1 - level where it is negative, times the clipped error
+    slope = 0.5 * clipped + (level - 0.5)[None, None] * jnp.abs(clipped)
+    # as a product of matrices: on CPU a sum takes three times as long
+    mean = lambda x: jnp.einsum("nmk,m->nk", x, jnp.full(num_targets, 1.0 / num_targets), precision="highest") / kappa
+    return jnp.sum(mean(slope * (error - 0.5 * clipped)), -1), -mean(slope)
+
+
+_quantile_huber.defvjp(_loss_and_slope, lambda slope, gradient: (gradient[:, None] * slope, None, None))

@@ -1,0 +1,102 @@
+"""Actions that try something: from Q values or deterministic actions [B, ...] and a key to actions [B, ...].
+
+Pure functions of their arguments. Scalars may be traced; a scalar may also be [B], one number per environment.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jrl.ops import random
+
+__all__ = ["epsilon_greedy", "epsilon_ladder", "gaussian", "ornstein_uhlenbeck", "soft_q", "uniform_action"]
+
+
+def epsilon_greedy(q, key, epsilon) -> jax.Array:
+    """A uniformly random action with probability epsilon, else the action of the highest Q (arXiv:1312.5602, alg. 1).
+
+    Args:
+      q:       [B, A] f32.
+      key:     PRNG key.
+      epsilon: scalar or [B], in [0, 1].
+    Returns:
+      [B] i32.
+    """
+    num_actions = q.shape[-1]
+    # both numbers of a draw of one key: splitting keys costs more than all the rest
+    coin, pick = random.uniform(key, (2, *q.shape[:-1]))
+    anything = jnp.minimum((pick * num_actions).astype(jnp.int32), num_actions - 1)
+    return jnp.where(coin < epsilon, anything, jnp.argmax(q, -1).astype(jnp.int32))
+
+
+def epsilon_ladder(base, alpha, num_envs: int) -> jax.Array:
+    """base ** (1 + alpha i / (N - 1)), one epsilon per environment i of N (arXiv:1803.00933, section 4.1).
+
+    Args:
+      base:     scalar in [0, 1], epsilon of environment 0.
+      alpha:    scalar, at least 0.
+      num_envs: N; of a single environment epsilon is `base`.
+    Returns:
+      [N] f32.
+    """
+    steps = jnp.arange(num_envs, dtype=jnp.float32) / max(num_envs - 1, 1)
+    return jnp.asarray(base, jnp.float32) ** (1.0 + alpha * steps)
+
+
+def soft_q(q, key, temperature) -> jax.Array:
+    """Boltzmann exploration: action a with probability proportional to exp(q_a / temperature); at 0 the highest Q.
+
+    Args:
+      q:           [B, A] f32.
+      key:         PRNG key.
+      temperature: scalar, at least 0.
+    Returns:
+      [B] i32.
+    """
+    return jnp.argmax(q + temperature * random.gumbel(key, q.shape), -1).astype(jnp.int32)
+
+
+def gaussian(action, key, std) -> jax.Array:
+    """The action plus normal noise, clipped to [-1, 1].
+
+    Args:
+      action: [B, *] f32 in [-1, 1].
+      key:    PRNG key.
+      std:    scalar, at least 0.
+    Returns:
+      [B, *] f32.
+    """
+    return jnp.clip(action + std * random.normal(key, action.shape), -1.0, 1.0)
+
+
+def ornstein_uhlenbeck(noise, key, *, theta, sigma, dt) -> jax.Array:
+    """One step of noise that is correlated in time, x - theta x dt + sigma sqrt(dt) N (arXiv:1509.02971, section 7).
+
+    Its stationary variance is sigma^2 / (theta (2 - theta dt)), its autocorrelation falls by 1 - theta dt a step.
+
+    Args:
+      noise: [B, *] f32, zeros at the start of an episode.
+      key:   PRNG key.
+      theta: scalar, the pull to 0 per unit of time.
+      sigma: scalar, the deviation of the noise added in a unit of time.
+      dt:    scalar, the time of a step.
+    Returns:
+      [B, *] f32, the noise of the next step.
+    """
+    return noise - theta * dt * noise + sigma * jnp.sqrt(dt) * random.normal(key, noise.shape)
+
+
+def uniform_action(key, shape: tuple[int, ...], choices: int | tuple[int, ...] | None) -> jax.Array:
+    """Uniformly random actions.
+
+    Args:
+      key:     PRNG key.
+      shape:   [B, *], that of the actions.
+      choices: n: integers 0 .. n - 1; a tuple: so many along the last axis; None: numbers in [-1, 1).
+    Returns:
+      `shape`, i32 or f32.
+    """
+    u = random.uniform(key, shape)
+    if choices is None:
+        return 2.0 * u - 1.0
+    n = jnp.broadcast_to(jnp.asarray(choices, jnp.int32), shape)
+    return jnp.minimum((u * n).astype(jnp.int32), n - 1)

@@ -1,0 +1,170 @@
+"""Prioritised replay: rows are drawn in proportion to priority ** alpha (arXiv:1511.05952).
+
+Storage, windows and frame stacks are the ring's; only the drawing is another.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jrl.ops import random, schedules
+from jrl.replay import storage, sum_tree
+from jrl.replay.storage import FrameStack as FrameStack
+from jrl.types import Array, Buffer, Key, PyTree
+
+_LEAST = 1e-30  # weight of a row whose priority ** alpha is 0: one of 0 could never be drawn again
+
+
+@struct.dataclass
+class Priorities:
+    """Which rows are drawn how often. Slots that hold no row to be drawn weigh 0."""
+
+    tree: Array  # f32, see sum_tree; leaves are (priority + eps) ** alpha
+    highest: Array  # [] f32, the largest leaf ever set: the weight of new rows
+    steps: Array  # [] u32, vector steps added so far, saturating
+
+
+@struct.dataclass
+class State:
+    rows: storage.State
+    priorities: Priorities
+
+
+class Sampler(NamedTuple):
+    """The functions of drawing by priority; rows are those of one storage."""
+
+    init: Callable[[], Priorities]
+    enter: Callable[[Priorities, storage.State, int], Priorities]  # (priorities, rows after an add, steps added)
+    draw: Callable[[Priorities, Key], tuple[Array, Array, Array]]  # -> slot, column, weight [N]
+    update: Callable[[Priorities, Array, Array], Priorities]  # (priorities, index [N], priority [N])
+
+
+def make(
+    obs: PyTree,
+    action: PyTree,
+    *,
+    capacity: int,
+    num_envs: int,
+    batch_size: int,
+    gamma,
+    alpha,
+    beta,
+    eps=1e-6,
+    num_devices: int = 1,
+    n_step: int | tuple[int, int] = 1,
+    frame_stack: FrameStack | None = None,
+    extras: Mapping[str, PyTree] | None = None,
+) -> Buffer:
+    """A ring of the latest rows, sampled by priority (arXiv:1511.05952, section 3.3, proportional variant).
+
+    Args:
+      obs, action, capacity, num_envs, batch_size, gamma, n_step, frame_stack, extras: see `ring.make`.
+      alpha, beta, eps, num_devices: see `sampler`.
+    Returns:
+      A Buffer. New rows have the highest priority so far; void rows are never drawn. Weights are importance weights,
+      1 for the row drawn least often.
+    Raises:
+      InputError: as `ring.make`.
+    """
+    rows = storage.make(
+        obs,
+        action,
+        capacity=capacity,
+        num_envs=num_envs,
+        gamma=gamma,
+        n_step=n_step,
+        frame_stack=frame_stack,
+        extras=extras,
+    )
+    by_priority = sampler(rows, batch_size, alpha=alpha, beta=beta, eps=eps, num_devices=num_devices)
+    return buffer(rows, by_priority, lambda state, *drawn: rows.transitions(state, *drawn))
+
+
+def buffer(rows: storage.Storage, by_priority: Sampler, read: Callable) -> Buffer:
+    """Joins a storage and a sampler; `read` (rows, slot, column, weight, key) makes a sample of what is drawn."""
+
+    def add(state: State, rollout) -> State:
+        after = rows.add(state.rows, rollout)
+        return State(after, by_priority.enter(state.priorities, after, rollout.reward.shape[0]))
+
+    def sample(state: State, key: Key):
+        draw_key, window_key = jax.random.split(key)
+        return read(state.rows, *by_priority.draw(state.priorities, draw_key), window_key)
+
+    def set_priority(state: State, index, priority) -> State:
+        return State(state.rows, by_priority.update(state.priorities, index, priority))
+
+    return Buffer(
+        init=lambda: State(rows.init(), by_priority.init()),
+        add=add,
+        sample=sample,
+        can_sample=lambda state: sum_tree.total(state.priorities.tree) > 0,
+        size=lambda state: state.rows.length * rows.columns,
+        set_priority=set_priority,
+    )
+
+
+def sampler(rows: storage.Storage, batch_size: int, *, alpha, beta, eps=1e-6, num_devices: int = 1) -> Sampler:
+    """Draws rows in proportion to priority ** alpha, one from each of `batch_size` parts of equal mass.
+
+    Args:
+      rows: what is drawn from.
+      batch_size: N.
+      alpha: exponent of the priorities: 0 is uniform.
+      beta: exponent of the importance weights, a Schedule over environment steps: rows added so far, reset rows
+        included, on all devices. 1 corrects fully.
+      eps: added to each priority.
+      num_devices: that add rows at the same time. Each draws from its own rows, and divides its weights by their
+        largest.
+    Returns:
+      A Sampler. Of samples of a single row, void ones are not drawn; longer samples may hold such.
+    """
+    length = rows.length
+
+    def init() -> Priorities:
+        tree = sum_tree.init(rows.slots * rows.columns)
+        return Priorities(tree, jnp.ones((), jnp.float32), jnp.zeros((), jnp.uint32))
+
+    def enter(priorities: Priorities, after: storage.State, steps: int) -> Priorities:
+        tree = priorities.tree
+        # counted from the head before the add: rows that can be drawn from now on, and before them the one row that the
+        # add may have made void; then rows still too new, the head, and those whose frame stacks are lost
+        entering = jnp.arange(-length, steps - length + 1)
+        leaving = jnp.arange(max(0, steps - length + 1), steps + rows.spare)
+        slots = (after.head - steps + jnp.concatenate([entering, leaving])) % rows.slots
+        slot, column = jnp.broadcast_arrays(slots[:, None], jnp.arange(rows.columns)[None])
+        index = slot * rows.columns + column
+
+        live = jnp.broadcast_to(entering[:, None] >= steps - after.length, index[: steps + 1].shape)
+        if length == 1:
+            live &= rows.valid(after, slot[: steps + 1], column[: steps + 1])
+        known = sum_tree.get(tree, index[:1])
+        weight = jnp.concatenate([known, jnp.broadcast_to(priorities.highest, live[1:].shape)])
+        weight = jnp.pad(jnp.where(live, weight, 0.0), [(0, len(leaving)), (0, 0)])
+        return Priorities(
+            tree=sum_tree.update(tree, index.reshape(-1), weight.reshape(-1)),
+            highest=priorities.highest,
+            steps=priorities.steps + jnp.minimum(jnp.uint32(steps), ~priorities.steps),
+        )
+
+    def draw(priorities: Priorities, key: Key):
+        part = jnp.arange(batch_size) + random.uniform(key, (batch_size,))
+        index, leaf = sum_tree.find(priorities.tree, part * (sum_tree.total(priorities.tree) / batch_size))
+        env_steps = priorities.steps.astype(jnp.float32) * (rows.columns * num_devices)
+        # (N P(i)) ** -beta over its largest: N and the total cancel
+        weight = (leaf.min() / leaf) ** schedules.value(beta, env_steps)
+        return index // rows.columns, index % rows.columns, jnp.where(leaf > 0, weight, 0.0)
+
+    def update(priorities: Priorities, index, priority) -> Priorities:
+        leaf = jnp.maximum((priority + eps) ** alpha, _LEAST)
+        leaf = jnp.where(sum_tree.get(priorities.tree, index) > 0, leaf, 0.0)  # it cannot be drawn (any more)
+        return Priorities(
+            tree=sum_tree.update(priorities.tree, index, leaf),
+            highest=jnp.maximum(priorities.highest, leaf.max()),
+            steps=priorities.steps,
+        )
+
+    return Sampler(init, enter, draw, update)

@@ -1,0 +1,77 @@
+"""Sampling in proportion to changing weights: a binary tree of sums in one array, root at 1, node i over 2i and 2i + 1.
+
+Every inner node is the f32 sum of its two children to the last bit, whatever the order of updates. So it is 0 only if
+all leaves below are, and a search never ends at a leaf of 0.
+
+The walks up and down are loops, not unrolled: XLA would fuse each level with all levels before it.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def init(size: int):
+    """A tree of `size` leaves, all 0: f32 [2 * P], P the power of two from `size` up."""
+    return jnp.zeros((2 << max(size - 1, 0).bit_length(),), jnp.float32)
+
+
+def total(tree):
+    """The sum of all leaves, [] f32."""
+    return tree[1]
+
+
+def get(tree, index):
+    """The leaves `index`."""
+    return tree.at[index + tree.size // 2].get(mode="promise_in_bounds")
+
+
+def update(tree, index, value):
+    """Sets leaves, and the sums above them.
+
+    Args:
+      index: [M] i32; of equal ones any may win.
+      value: [M] f32 >= 0.
+    """
+    depth = _depth(tree)
+    full = min(depth, max(index.size - 1, 0).bit_length())  # from this depth up the levels are summed up whole
+    node = index + tree.size // 2
+    tree = tree.at[node].set(value, mode="promise_in_bounds")
+
+    def up(_, carry):
+        tree, node = carry
+        node = node // 2
+        children = tree.reshape(-1, 2).at[node].get(mode="promise_in_bounds")
+        return tree.at[node].set(children[:, 0] + children[:, 1], mode="promise_in_bounds"), node
+
+    tree, _ = jax.lax.fori_loop(0, depth - full, up, (tree, node))
+    levels = [tree[1 << full : 2 << full]]
+    while levels[0].size > 1:
+        pairs = levels[0].reshape(-1, 2)
+        levels.insert(0, pairs[:, 0] + pairs[:, 1])
+    return jax.lax.dynamic_update_slice(tree, jnp.concatenate([jnp.zeros((1,), jnp.float32), *levels]), (0,))
+
+
+def find(tree, mass):
+    """The leaves under which points of [0, total) fall, if leaves lie side by side, each as wide as its weight.
+
+    Args:
+      mass: [N] f32.
+    Returns:
+      index [N] i32, never of a leaf of weight 0 unless all are, and the weights [N] of these leaves.
+    """
+
+    def down(_, carry):
+        node, mass, _ = carry
+        children = tree.reshape(-1, 2).at[node].get(mode="promise_in_bounds")
+        left, right = children[:, 0], children[:, 1]
+        to_right = (mass >= left) & (right > 0)  # rounding may have left a mass beyond the sum
+        return 2 * node + to_right, jnp.where(to_right, mass - left, mass), jnp.where(to_right, right, left)
+
+    start = (jnp.ones(mass.shape, jnp.int32), mass, jnp.broadcast_to(total(tree), mass.shape))
+    node, _, weight = jax.lax.fori_loop(0, _depth(tree), down, start)
+    return node - tree.size // 2, weight
+
+
+def _depth(tree) -> int:
+    """Of the leaves; the root's is 0."""
+    return tree.size.bit_length() - 2

@@ -1,0 +1,277 @@
+"""Exploration as a section of a config: schedules, random actions at the start, carries, a user's own."""
+
+import dataclasses
+import itertools
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from jrl import distributions
+from jrl.algos import exploration
+from jrl.algos.exploration import Custom, EpsilonGreedy, Gaussian, OrnsteinUhlenbeck, SoftQ, Stochastic
+from jrl.errors import InputError
+from jrl.types import Box, Discrete, MultiDiscrete
+
+N = 20_000
+KEY = jax.random.key(5)
+Q = jnp.broadcast_to(jnp.asarray([0.1, 0.7, -0.4]), (N, 3))
+SPACES = {"q": Discrete(3), "action": Box((2,), low=-1.0, high=1.0), "distribution": MultiDiscrete((3, 2))}
+OUTPUTS = {
+    "q": Q,
+    "action": jnp.full((N, 2), 0.5),
+    "distribution": distributions.MultiCategorical(
+        jnp.broadcast_to(jnp.asarray([1.0, 3.0, 0.0, 1.0, -1.0]), (N, 5)), (3, 2)
+    ),
+}
+ALL = [EpsilonGreedy(), SoftQ(), Gaussian(), OrnsteinUhlenbeck(), Stochastic()]
+KINDS = {"epsilon_greedy": "q", "soft_q": "q", "gaussian": "action", "ornstein_uhlenbeck": "action"}
+each = pytest.mark.parametrize("cfg", ALL, ids=lambda cfg: cfg.name)
+
+
+def kind_of(cfg):
+    return KINDS.get(cfg.name, "distribution")
+
+
+def made(cfg):
+    kind = kind_of(cfg)
+    explorer = exploration.make(cfg, SPACES[kind], kinds=(kind,))
+    assert explorer.kind == kind
+    return explorer, OUTPUTS[kind]
+
+
+def sample(cfg, *, env_steps=0, key=KEY):
+    explorer, output = made(cfg)
+    return explorer.sample(output, key, jnp.uint32(env_steps), explorer.carry(N))
+
+
+@each
+def test_actions_of_the_space_and_the_same_from_the_same_key(cfg):
+    explorer, output = made(cfg)
+    draw = jax.jit(explorer.sample)
+    action, carry = draw(output, KEY, jnp.uint32(0), explorer.carry(N))
+    space = SPACES[explorer.kind]
+    assert (action.shape, action.dtype) == ((N, *space.shape), space.dtype)
+    assert jax.tree.structure(carry) == jax.tree.structure(explorer.carry(N))  # it can be a scan's carry
+    again, _ = draw(output, KEY, jnp.uint32(0), explorer.carry(N))
+    other, _ = draw(output, jax.random.key(6), jnp.uint32(0), explorer.carry(N))
+    np.testing.assert_array_equal(action, again)
+    assert not np.array_equal(action, other)
+
+
+@each
+def test_the_first_actions_are_uniform(cfg):
+    cfg = dataclasses.replace(cfg, random_timesteps=100)
+    space = SPACES[kind_of(cfg)]
+
+    def pvalue(env_steps):
+        action = np.asarray(sample(cfg, env_steps=env_steps)[0])
+        if isinstance(space, Box):
+            return stats.kstest(action.ravel(), stats.uniform(-1, 2).cdf).pvalue
+        joint = action if isinstance(space, Discrete) else action[:, 0] * 2 + action[:, 1]
+        n = 3 if isinstance(space, Discrete) else 6
+        return stats.chisquare(np.bincount(joint, minlength=n)).pvalue
+
+    assert pvalue(0) > 1e-3
+    assert pvalue(99) > 1e-3
+    if isinstance(cfg, EpsilonGreedy):  # whose epsilon is nearly 1 there
+        cfg = dataclasses.replace(cfg, epsilon=0.1)
+    assert pvalue(100) < 1e-6
+    same = sample(cfg, env_steps=100)[0]
+    np.testing.assert_array_equal(same, sample(dataclasses.replace(cfg, random_timesteps=0), env_steps=100)[0])
+
+
+@pytest.mark.parametrize(("env_steps", "epsilon"), [(0, 1.0), (500, 0.6), (1000, 0.2), (10**9, 0.2)])
+def test_epsilon_follows_its_schedule(env_steps, epsilon):
+    cfg = EpsilonGreedy(epsilon=((0, 1.0), (1000, 0.2)))
+    best = np.asarray(sample(cfg, env_steps=env_steps)[0]) == 1
+    np.testing.assert_allclose(best.mean(), 1 - epsilon * 2 / 3, atol=0.015)
+
+
+def test_temperature_and_deviation_follow_their_schedules():
+    schedule = ((0, 1.0), (100, 0.1))
+    for env_steps, value in ((0, 1.0), (50, 0.55), (200, 0.1)):
+        action = np.asarray(sample(SoftQ(temperature=schedule), env_steps=env_steps)[0])
+        np.testing.assert_allclose(np.bincount(action, minlength=3) / N, jax.nn.softmax(Q[0] / value), atol=0.015)
+        explorer = exploration.make(Gaussian(std=schedule), SPACES["action"], kinds=("action",))
+        noise = explorer.sample(jnp.zeros((N, 2)), KEY, jnp.uint32(env_steps), ())[0]
+        expected = np.clip(value * stats.norm.ppf((np.arange(N) + 0.5) / N), -1, 1).std()
+        np.testing.assert_allclose(np.std(noise), expected, rtol=0.02)
+
+
+def test_the_ladder_gives_each_environment_its_epsilon():
+    explorer = exploration.make(EpsilonGreedy(ladder=True), Discrete(3), kinds=("q",))
+    keys = jax.random.split(KEY, 4000)
+    actions = jax.vmap(lambda key: explorer.sample(Q[:4], key, jnp.uint32(0), ())[0])(keys)
+    # 0.4 ** (1 + 7 i / 3)
+    epsilon = np.asarray([0.4, 0.4 ** (10 / 3), 0.4 ** (17 / 3), 0.4**8])
+    np.testing.assert_allclose((np.asarray(actions) != 1).mean(0), epsilon * 2 / 3, atol=0.02)
+    # another base, which may be a schedule
+    cfg = EpsilonGreedy(ladder=True, ladder_base=((0, 1.0), (100, 0.0)), ladder_alpha=0.0)
+    explorer = exploration.make(cfg, Discrete(3), kinds=("q",))
+    greedy = explorer.sample(Q, KEY, jnp.uint32(100), ())[0]
+    np.testing.assert_array_equal(greedy, np.ones(N))
+
+
+def test_ornstein_uhlenbeck_noise_is_the_carry():
+    explorer = exploration.make(OrnsteinUhlenbeck(sigma=0.1), Box((2,), low=-1.0, high=1.0), kinds=("action",))
+    carry = explorer.carry(3)
+    np.testing.assert_array_equal(carry, np.zeros((3, 2)))
+    noises = []
+    for key in jax.random.split(KEY, 3):
+        action, carry = explorer.sample(jnp.full((3, 2), 0.3), key, jnp.uint32(0), carry)
+        np.testing.assert_allclose(action, np.clip(0.3 + np.asarray(carry), -1, 1), rtol=1e-6)
+        noises.append(carry)
+    # each noise is 0.85 of the one before it plus something of deviation 0.1: reset it and that part is gone
+    reset = explorer.carry(3)
+    step = lambda noise: explorer.sample(jnp.zeros((3, 2)), KEY, jnp.uint32(0), noise)[1]
+    np.testing.assert_allclose(step(noises[-1]) - step(reset), 0.85 * noises[-1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("cfg", [c for c in ALL if jax.tree.leaves(c)], ids=lambda cfg: cfg.name)
+def test_floats_can_be_traced_and_vmapped(cfg):
+    kind = kind_of(cfg)
+    output = OUTPUTS[kind][:50]
+
+    def draw(cfg):
+        explorer = exploration.make(cfg, SPACES[kind], kinds=(kind,))
+        return explorer.sample(output, KEY, jnp.uint32(7000), explorer.carry(50))[0]
+
+    one, other = (jax.tree.map(lambda x, s=s: jnp.float32(x * s), cfg) for s in (1.0, 0.5))
+    together = jax.jit(jax.vmap(draw))(jax.tree.map(lambda *x: jnp.stack(x), one, other))
+    np.testing.assert_allclose(together[0], draw(one), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(together[1], draw(other), rtol=1e-5, atol=1e-6)
+    assert not np.array_equal(together[0], together[1])
+
+
+@pytest.mark.parametrize(("cfg", "kinds"), [*itertools.product(ALL, [("q",), ("action",), ("action", "distribution")])])
+def test_what_an_algorithm_cannot_feed_is_named(cfg, kinds):
+    if kind_of(cfg) in kinds:
+        exploration.make(cfg, SPACES[kind_of(cfg)], kinds)
+        return
+    with pytest.raises(InputError) as e:
+        exploration.make(cfg, Discrete(3), kinds)
+    assert f"algo.exploration.name: {cfg.name} does not fit" in str(e.value)
+    fitting = str(e.value).partition("choose one of ")[2].split(", ")
+    assert fitting == [c.name for c in ALL if kind_of(c) in kinds] + ["custom"]
+
+
+def test_q_values_need_a_discrete_space():
+    with pytest.raises(InputError, match="Discrete action space"):
+        exploration.make(EpsilonGreedy(), Box((2,)), kinds=("q",))
+
+
+def test_faulty_values():
+    assert [m for cfg in ALL for m in exploration.validate(cfg)] == []
+    assert exploration.validate(EpsilonGreedy(epsilon=((0, 1.0), (10, 1.5)), random_timesteps=-1)) == [
+        "exploration.epsilon must be in 0..1, not 1.5",
+        "exploration.random_timesteps must be at least 0, not -1",
+    ]
+    assert exploration.validate(OrnsteinUhlenbeck(sigma=-0.1)) == ["exploration.sigma must be at least 0, not -0.1"]
+    assert exploration.validate(Custom()) == [
+        "exploration.path is missing: expected package.module:name of a function or a class"
+    ]
+
+
+# ---------------------------------------------------------------- a user's own
+
+
+def always(output, key, env_steps, carry, *, action=0):
+    return jnp.full(output.shape[:1], action, jnp.int32), carry
+
+
+class Sweep:
+    """Takes one action after the other, from `start` on, in each episode."""
+
+    def __init__(self, start=0):
+        self.start = start
+
+    def carry(self, batch_size):
+        return jnp.full((batch_size,), self.start, jnp.int32)
+
+    def __call__(self, output, key, env_steps, carry):
+        return carry % output.shape[-1], carry + 1
+
+
+class Stateless:
+    def __call__(self, output, key, env_steps, carry):
+        return jnp.argmin(output, -1), carry
+
+
+class NotCallable:
+    pass
+
+
+def custom(name, kinds=("q",), **options):
+    return exploration.make(Custom(path=f"{__name__}:{name}", options=options), Discrete(3), kinds)
+
+
+def test_a_custom_function():
+    explorer = custom("always", action=2)
+    action, carry = jax.jit(explorer.sample)(Q[:5], KEY, jnp.uint32(0), explorer.carry(5))
+    np.testing.assert_array_equal(action, np.full(5, 2))
+    assert carry == ()
+    assert custom("always", kinds=("distribution", "q")).kind == "distribution"
+
+
+def test_a_custom_class():
+    explorer = custom("Sweep", start=1)
+    carry = explorer.carry(2)
+    actions = []
+    for _ in range(4):
+        action, carry = jax.jit(explorer.sample)(Q[:2], KEY, jnp.uint32(0), carry)
+        actions.append(action.tolist())
+    assert actions == [[1, 1], [2, 2], [0, 0], [1, 1]]
+    stateless = custom("Stateless")
+    assert stateless.carry(2) == ()
+    np.testing.assert_array_equal(stateless.sample(Q[:2], KEY, jnp.uint32(0), ())[0], [2, 2])
+
+
+def test_a_custom_one_may_start_with_random_actions():
+    cfg = Custom(path=f"{__name__}:always", random_timesteps=10)
+    explorer = exploration.make(cfg, Discrete(3), kinds=("q",))
+    counts = np.bincount(explorer.sample(Q, KEY, jnp.uint32(9), ())[0])
+    assert stats.chisquare(counts).pvalue > 1e-3
+    assert not explorer.sample(Q, KEY, jnp.uint32(10), ())[0].any()
+
+
+def test_a_config_with_options_can_be_static_and_compared():
+    cfg = Custom(path="a:b", options={"x": [1, 2]})
+    same = jax.tree.map(lambda x: x, cfg)
+    assert cfg == same and hash(cfg) == hash(same)
+    assert cfg != Custom(path="a:b", options={"x": [1, 3]})
+    assert jax.jit(lambda cfg: jnp.zeros(len(cfg.options)))(cfg).shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "message"),
+    [
+        ("noise", {}, "expected package.module:name, such as my_project.noise:explore, got 'noise'"),
+        (":explore", {}, "expected package.module:name"),
+        ("no.such:explore", {}, "no.such cannot be imported (No module named 'no'): start the command where"),
+        (f"{__name__}:alway", {}, "has no function or class alway: did you mean always?"),
+        (f"{__name__}:N", {}, "has no function or class N"),
+        (f"{__name__}:always", {"acton": 1}, "cannot be called as (output, key, env_steps, carry, acton)"),
+        (f"{__name__}:kind_of", {}, "it takes (cfg) and cannot be called as (output, key, env_steps, carry)"),
+        (f"{__name__}:Sweep", {"begin": 1}, "it takes (start=0) and cannot be called as (begin)"),
+        (f"{__name__}:NotCallable", {}, "needs a method __call__(self, output, key, env_steps, carry)"),
+    ],
+)
+def test_a_faulty_path_is_one_error_with_its_mend(path, options, message):
+    with pytest.raises(InputError) as e:
+        exploration.make(Custom(path=path, options=options), Discrete(3), kinds=("q",))
+    assert len(e.value.errors) == 1
+    assert "algo.exploration.path" in str(e.value)
+    assert path in str(e.value)
+    assert message in str(e.value)
+
+
+def test_a_module_that_fails_in_its_own_imports(tmp_path, monkeypatch):
+    (tmp_path / "my_noise.py").write_text("import no_such_library_at_all\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(InputError, match=r"my_noise cannot be imported .*no_such_library_at_all"):
+        exploration.make(Custom(path="my_noise:explore"), Discrete(3), kinds=("q",))
+    sys.modules.pop("my_noise", None)

@@ -1,0 +1,284 @@
+"""PQN against a slow reference that spells everything out, and each of its options by hand."""
+
+import dataclasses
+import functools
+
+import fakes
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fakes import assert_close, differ
+
+from jrl import networks
+from jrl.algos import parts, pqn
+from jrl.algos.exploration import Custom, EpsilonGreedy, Gaussian, SoftQ
+from jrl.envs.graph import Definition, build
+from jrl.errors import InputError
+from jrl.networks import NetworkConfig
+from jrl.ops import minibatch
+from jrl.rollout import unroll
+from jrl.types import Box, Discrete
+
+KEY = jax.random.key(2)
+T, B = 8, 8
+SPEC = fakes.spec(num_envs=B)
+NETWORK = NetworkConfig(hidden=(8, 8), layer_norm=True)
+# one step over all rows; its direction is g / (|g| + 1), smooth where Adam's usual one is a sign
+WHOLE = pqn.Config(num_epochs=1, num_minibatches=1, adam_eps=1.0, max_grad_norm=None, lr=0.1)
+
+
+@functools.cache
+def _jitted(network):
+    return jax.jit(lambda cfg, state, rollout: pqn.make(cfg, SPEC, network).update(state, rollout, KEY))
+
+
+def update(cfg, state, rollout, network=NETWORK):
+    """(state, metrics); one compilation for all values of the floats."""
+    state, aux = _jitted(network)(jax.tree.map(jnp.float32, cfg), state, rollout)
+    return state, aux.metrics
+
+
+def setting(cfg, seed=0):
+    """A state away from its start, and a rollout that it made."""
+    algo = pqn.make(cfg, SPEC, NETWORK)
+    state = fakes.perturbed(algo.init(jax.random.key(0)))
+    return state, fakes.rollout(algo, SPEC, algo.actor(state), T=T, seed=seed)
+
+
+def q_values(params, obs):
+    return networks.build(SPEC, NETWORK, {"q": networks.Head(SPEC.action.n)}).apply(params, obs, "q")[0]
+
+
+# ---------------------------------------------------------------- the reference
+
+
+def reference_targets(cfg, reward, terminated, truncated, best):
+    """Peng's Q(lambda), backwards, one environment after the other; best [T + 1, B] is max_a Q."""
+    target = np.zeros(reward.shape)
+    for b in range(reward.shape[1]):
+        after = best[-1, b]
+        for t in reversed(range(reward.shape[0])):
+            if terminated[t, b]:
+                target[t, b] = reward[t, b]
+            elif truncated[t, b]:
+                target[t, b] = reward[t, b] + cfg.gamma * best[t + 1, b]
+            else:
+                mixed = (1 - cfg.q_lambda) * best[t + 1, b] + cfg.q_lambda * after
+                target[t, b] = reward[t, b] + cfg.gamma * mixed
+            after = target[t, b]
+    return target
+
+
+def reference_update(cfg, state, rollout, reward_scale=1.0):
+    """(params, mean loss) after one step over all rows of the rollout that count."""
+    best = np.asarray(q_values(state.params, jnp.concatenate([rollout.obs, rollout.last_obs[None]])), np.float64).max(
+        -1
+    )
+    reward = np.asarray(rollout.reward, np.float64) * reward_scale
+    target = reference_targets(cfg, reward, np.asarray(rollout.terminated), np.asarray(rollout.truncated), best)
+    rows = np.argwhere(np.asarray(rollout.mask))
+    obs, action = rollout.obs[tuple(rows.T)], rollout.action[tuple(rows.T)]
+    target = jnp.asarray(target[tuple(rows.T)], jnp.float32)
+
+    def loss(params):
+        error = q_values(params, obs)[jnp.arange(len(rows)), action] - target
+        small = jnp.abs(error) <= 1.0
+        huber = jnp.where(small, 0.5 * error**2, jnp.abs(error) - 0.5)
+        return jnp.mean(huber if cfg.loss == "huber" else 0.5 * error**2)
+
+    value, gradient = jax.value_and_grad(loss)(state.params)
+    if cfg.max_grad_norm is not None:
+        norm = np.sqrt(sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(gradient)))
+        gradient = jax.tree.map(lambda g: g * min(1.0, cfg.max_grad_norm / norm), gradient)
+    step = lambda p, g: p - cfg.lr * g / (jnp.abs(g) + cfg.adam_eps)
+    return jax.tree.map(step, state.params, gradient), value
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"gamma": 0.7, "q_lambda": 0.0}, {"q_lambda": 1.0}, {"loss": "huber"}, {"max_grad_norm": 0.1}],
+    ids=str,
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_an_update_is_that_of_the_reference(changes, seed):
+    cfg = dataclasses.replace(WHOLE, **changes)
+    state, rollout = setting(cfg, seed)
+    assert rollout.terminated.any() and rollout.truncated.any() and not rollout.mask.all()
+    after, metrics = update(cfg, state, rollout)
+    params, loss = reference_update(cfg, state, rollout)
+    assert_close(after.params, params, atol=2e-6, rtol=1e-5)
+    np.testing.assert_allclose(metrics["loss/q"], loss, rtol=1e-5)
+    assert differ(state.params, params)
+
+
+def test_targets_by_hand():
+    """One column: three steps, the last at a time limit, its reset row, a true end, its reset row, two more steps."""
+    cfg = dataclasses.replace(WHOLE, gamma=0.5, q_lambda=0.5)
+    state, rollout = setting(cfg)
+    best = [1.0, 2.0, 4.0, 8.0, 16.0, 2.0, 4.0, 6.0]  # max_a Q(obs_t); row 3 is the final observation of the first
+    last = float(q_values(state.params, rollout.last_obs).max(-1)[0])
+    by_hand = {
+        0: 1 + 0.5 * (0.5 * 2 + 0.5 * 3.25),
+        1: 1 + 0.5 * (0.5 * 4 + 0.5 * 5.0),  # 3.25
+        2: 1 + 0.5 * 8.0,  # time limit: from its final observation
+        4: 1.0,  # true end
+        6: 1 + 0.5 * (0.5 * 6 + 0.5 * (1 + 0.5 * last)),
+        7: 1 + 0.5 * last,  # the rollout's last row: from the observation after it
+    }
+    column = lambda *rows: jnp.zeros((T, B), bool).at[jnp.asarray(rows), 0].set(True)
+    for row, target in by_hand.items():
+        one = rollout.replace(
+            reward=jnp.ones((T, B)).at[3].set(jnp.nan).at[5].set(jnp.nan),
+            terminated=column(4),
+            truncated=column(2),
+            mask=column(row),  # the metric is then the target of this row alone
+            extras={"value": jnp.broadcast_to(jnp.asarray(best)[:, None], (T, B))},
+        )
+        _, metrics = update(cfg, state, one)
+        np.testing.assert_allclose(metrics["value/target"], target, rtol=1e-5, err_msg=f"row {row}")
+
+
+def test_what_acting_stored_is_what_a_second_pass_gives():
+    state, rollout = setting(WHOLE)
+    np.testing.assert_allclose(
+        rollout.extras["value"], q_values(state.params, rollout.obs).max(-1), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_rewards_are_divided_by_the_deviation_of_the_return():
+    cfg = dataclasses.replace(WHOLE, normalize_reward=True)
+    state, rollout = setting(cfg)
+    returns = np.asarray(rollout.extras["running_return"], np.float64)[np.asarray(rollout.mask)]
+    params, _ = reference_update(cfg, state, rollout, reward_scale=1 / returns.std())
+    after, _ = update(cfg, state, rollout)
+    assert_close(after.params, params, atol=2e-6, rtol=1e-5)
+    np.testing.assert_allclose(after.return_stats.mean, returns.mean(), rtol=1e-4, atol=1e-5)
+    assert pqn.make(cfg, SPEC).running_return_gamma == cfg.gamma
+    assert pqn.make(WHOLE, SPEC).running_return_gamma is None
+
+
+def test_each_row_is_learned_from_once_an_epoch(monkeypatch):
+    """With a vanishing step size the mean of the minibatches' losses is the loss over all rows."""
+    cfg = dataclasses.replace(WHOLE, lr=0.0, num_epochs=3, num_minibatches=4)
+    state, rollout = setting(cfg)
+    after, metrics = update(cfg, state, rollout)
+    np.testing.assert_allclose(metrics["loss/q"], update(WHOLE, state, rollout)[1]["loss/q"], rtol=1e-5)
+    assert not differ(state.params, after.params)
+    taken = []
+    shuffle = minibatch.shuffle
+    monkeypatch.setattr(minibatch, "shuffle", lambda *a, **k: taken.append(shuffle(*a, **k)) or taken[-1])
+    with jax.disable_jit():
+        pqn.make(cfg, SPEC, NETWORK).update(state, rollout, KEY)
+    assert len(taken) == 3
+    for index in taken:
+        np.testing.assert_array_equal(np.sort(np.ravel(index)), np.arange(T * B))
+    assert differ(taken[0], taken[1])
+
+
+def test_a_gradient_in_chunks_is_the_same(monkeypatch):
+    state, rollout = setting(WHOLE)
+    whole, _ = pqn.make(WHOLE, SPEC, NETWORK).update(state, rollout, KEY)
+    monkeypatch.setattr(minibatch, "chunk_rows", lambda rows, row_bytes, limit=None: 16)
+    chunked, _ = pqn.make(WHOLE, SPEC, NETWORK).update(state, rollout, KEY)
+    assert_close(whole.params, chunked.params, atol=1e-6)
+
+
+def test_the_step_size_follows_its_schedule():
+    cfg = dataclasses.replace(WHOLE, lr=((0, 0.1), (1000, 0.0)))
+    state, rollout = setting(cfg)
+    late = state.replace(env_steps=jnp.uint32(500))
+    steps = [update(cfg, s, rollout) for s in (state, late, state.replace(env_steps=jnp.uint32(1000)))]
+    np.testing.assert_allclose([m["train/lr"] for _, m in steps], [0.1, 0.05, 0.0], rtol=1e-6)
+    move = lambda s: jax.tree.map(lambda a, b: a - b, s.params, state.params)
+    assert_close(jax.tree.map(lambda x: 0.5 * x, move(steps[0][0])), move(steps[1][0]), atol=1e-6)
+    assert not differ(steps[2][0].params, state.params)
+    assert int(steps[1][0].env_steps) == 500 + int(rollout.mask.sum())
+
+
+# ---------------------------------------------------------------- acting
+
+
+def test_acting_is_greedy_without_exploration_and_follows_the_schedule_with_it():
+    cfg = pqn.Config(exploration=EpsilonGreedy(epsilon=((0, 1.0), (1000, 0.0))))
+    algo = pqn.make(cfg, SPEC, NETWORK)
+    state = fakes.perturbed(algo.init(KEY))
+    obs = jnp.asarray(fakes.observations(np.random.default_rng(0), SPEC.observation, (5000,)))
+    best = np.argmax(q_values(state.params, obs), -1)
+
+    def share(env_steps, explore=True):
+        actor = algo.actor(state.replace(env_steps=jnp.uint32(env_steps)))
+        out = algo.act(actor, obs, algo.carry(5000), KEY, explore=explore)
+        np.testing.assert_allclose(out.extras["value"], q_values(state.params, obs).max(-1), rtol=1e-5)
+        return (np.asarray(out.action) == best).mean()
+
+    assert share(0, explore=False) == 1.0
+    np.testing.assert_allclose([share(0), share(500), share(1000)], [1 / 3, 2 / 3, 1.0], atol=0.03)
+
+
+@pytest.mark.parametrize("chosen", [SoftQ(temperature=0.5), EpsilonGreedy(ladder=True)], ids=lambda cfg: cfg.name)
+def test_other_explorations_act(chosen):
+    algo = pqn.make(pqn.Config(exploration=chosen), SPEC, NETWORK)
+    state = algo.init(KEY)
+    rollout = fakes.rollout(algo, SPEC, algo.actor(state), T=64)
+    assert set(np.unique(rollout.action)) == {0, 1, 2}
+
+
+class Sweep:
+    """Takes one action after the other in each episode."""
+
+    def carry(self, batch_size):
+        return jnp.zeros((batch_size,), jnp.int32)
+
+    def __call__(self, q, key, env_steps, carry):
+        return carry % q.shape[-1], carry + 1
+
+
+def test_the_state_of_an_exploration_starts_anew_with_each_episode():
+    env = build(
+        Definition(
+            observation=Box((1,)),
+            action=Discrete(4),
+            max_episode_steps=None,
+            num_draws=1,
+            reset=lambda draws: jnp.zeros_like(draws[0]),
+            step=lambda time, action, draws: (time + 1.0, jnp.zeros_like(time), time + 1.0 >= 3.0),
+            observe=lambda time: time[:, None],
+        ),
+        2,
+    )
+    algo = pqn.make(pqn.Config(exploration=Custom(path=f"{__name__}:Sweep")), env.spec, NETWORK)
+    collect = unroll.make(env, algo.act, length=7, carry=algo.carry)
+    state, first, _ = collect.step(collect.init(KEY), algo.actor(algo.init(KEY)), KEY)
+    _, second, _ = collect.step(state, algo.actor(algo.init(KEY)), KEY)
+    action, mask = (np.concatenate([getattr(r, name)[:, 0] for r in (first, second)]) for name in ("action", "mask"))
+    np.testing.assert_array_equal(np.flatnonzero(~mask), [3, 7, 11])
+    np.testing.assert_array_equal(action[mask], [0, 1, 2] * 3 + [0, 1])
+
+
+# ---------------------------------------------------------------- faults
+
+
+def test_faulty_values():
+    assert pqn.Config().validate() == []
+    cfg = pqn.Config(gamma=1.5, num_epochs=0, max_grad_norm=0.0, exploration=EpsilonGreedy(epsilon=2.0))
+    assert cfg.validate() == [
+        "gamma must be in 0..1, not 1.5",
+        "num_epochs must be greater than 0, not 0",
+        "max_grad_norm must be greater than 0, not 0.0",
+        "exploration.epsilon must be in 0..1, not 2.0",
+    ]
+
+
+def test_spaces_and_explorations_that_do_not_fit():
+    with pytest.raises(InputError, match=r"pqn needs a Discrete action space, not .*: use ppo"):
+        pqn.make(pqn.Config(), fakes.spec(Box((2,))))
+    with pytest.raises(InputError, match=r"gaussian does not fit .* choose one of epsilon_greedy, soft_q, custom"):
+        pqn.make(pqn.Config(exploration=Gaussian()), SPEC)
+
+
+def test_the_optimizer_is_that_of_the_others():
+    """One flat vector of moments, clipped as PPO's."""
+    state, _ = setting(WHOLE)
+    expected = parts.adam(WHOLE).init(state.params)
+    assert jax.tree.structure(expected) == jax.tree.structure(state.opt_state)

@@ -1,0 +1,542 @@
+"""SAC against a slow reference that spells everything out, and each of its options by hand."""
+
+import dataclasses
+import functools
+import itertools
+import math
+
+import fakes
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fakes import assert_close, assert_same, differ
+from scipy import stats
+
+from jrl.algos import critics, sac
+from jrl.algos.exploration import Custom, Stochastic
+from jrl.distributions import TanhGaussian
+from jrl.errors import InputError
+from jrl.networks import NetworkConfig
+from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete
+
+KEY = jax.random.key(2)
+BOX = Box((2,), low=-1.0, high=1.0)
+# a large adam_eps makes the first step lr * g / (|g| + eps): the gradient itself is seen, not only its sign
+BASE = sac.Config(lr=0.1, actor_lr=0.2, ent_coef_lr=0.3, ent_coef=0.7, adam_eps=1.0, gamma=0.9, tau=0.1)
+N = 32
+
+
+def setting(cfg=BASE, action=BOX, observation=fakes.VECTOR, seed=0, network=fakes.NETWORK):
+    """(algo, state, batch), the state away from its start and its targets away from the critics."""
+    env_spec = fakes.spec(action, observation)
+    algo = sac.make(cfg, env_spec, network)
+    state = fakes.perturbed(jax.jit(algo.init)(jax.random.key(0)))
+    moved = fakes.perturbed(state.replace(params=state.target_critic), 0.5).params
+    state = state.replace(target_critic=moved)
+    return algo, state, fakes.batch(algo, env_spec, algo.actor(state), N=N, seed=seed)
+
+
+@functools.cache
+def _jitted(static, action):
+    """The update with the config's floats as an argument: one compilation for all of their values."""
+    env_spec = fakes.spec(action)
+    fill = lambda cfg: dataclasses.replace(cfg, **dict(static))
+    return jax.jit(lambda cfg, *args: sac.make(fill(cfg), env_spec, fakes.NETWORK).update(*args))
+
+
+def update(cfg, state, batch, key=KEY, action=BOX):
+    static = {f.name: getattr(cfg, f.name) for f in dataclasses.fields(cfg) if f.type in (int, bool, int | None)}
+    static["actor_q"] = cfg.actor_q
+    return _jitted(tuple(static.items()), action)(jax.tree.map(jnp.float32, cfg), state, batch, key)
+
+
+# ---------------------------------------------------------------- the reference
+
+
+def forward(params, x):
+    """One network of two tanh layers, from a tree of its own (no axis of critics)."""
+    layers = params.get("layers") or params.get("value_torso") or params["policy_torso"]
+    head = params.get("head") or params.get("value_head") or params["policy_head"]
+    for name in ("Dense_0", "Dense_1"):
+        x = jnp.tanh(x @ layers[name]["kernel"] + layers[name]["bias"][None])
+    return x @ head["kernel"] + head["bias"][None]
+
+
+def one(params, i):
+    return jax.tree.map(lambda x: x[i], params)
+
+
+def reference(cfg, state, batch, key, action):
+    """(params, target_critic, metrics, priority) after one update with Adam's first step."""
+    discrete, weight = isinstance(action, Discrete), batch.weight
+    mean = lambda x: jnp.sum(weight * x) / N
+    both = np.asarray(critics.noise(key, N, (2, *action.shape), None)) if not discrete else None
+    ent_coef = jnp.exp(state.params["log_ent_coef"]) if cfg.learn_ent_coef else cfg.ent_coef
+
+    def q_of(critic, obs, action):  # [C, N], or [C, N, A]
+        x = obs if discrete else jnp.concatenate([obs, action], -1)
+        values = jnp.stack([forward(one(critic, i), x) for i in range(cfg.num_critics)])
+        return values if discrete else values[..., 0]
+
+    def policy(params, obs, noise):
+        """(action, log_prob, probabilities)"""
+        out = forward(params, obs)
+        if discrete:
+            prob = jnp.exp(out) / jnp.exp(out).sum(-1, keepdims=True)
+            return None, jnp.log(prob), prob
+        mean, std = out[:, :2], jnp.exp(jnp.clip(out[:, 2:], -20, 2))
+        before = mean + std * noise
+        density = jnp.exp(-0.5 * ((before - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))
+        squashed = jnp.tanh(before)
+        return squashed, jnp.log(density / (1 - squashed**2)).sum(-1), None
+
+    def soft(critic, params, obs, noise, over):
+        """(E[q], E[log_prob])"""
+        chosen, log_prob, prob = policy(params, obs, noise)
+        q = over(q_of(critic, obs, chosen), 0)
+        return (q, log_prob) if prob is None else ((prob * q).sum(-1), (prob * log_prob).sum(-1))
+
+    noise = (None, None) if discrete else (both[:, 0], both[:, 1])
+    q, log_prob = soft(state.target_critic, state.params["actor"], batch.next_obs, noise[0], jnp.min)
+    target = np.asarray(batch.reward + batch.discount * (q - ent_coef * log_prob))  # a constant
+
+    def values(critic):
+        if discrete:
+            return q_of(critic, batch.obs, None)[:, np.arange(N), batch.action]
+        return q_of(critic, batch.obs, batch.action)
+
+    def critic_loss(critic):
+        return sum(mean(0.5 * (values(critic)[i] - target) ** 2) for i in range(cfg.num_critics))
+
+    def adam(params, gradient, lr):
+        return jax.tree.map(lambda p, g: p - lr * g / (jnp.abs(g) + cfg.adam_eps), params, gradient)
+
+    params = dict(state.params)
+    params["critic"] = adam(params["critic"], jax.grad(critic_loss)(params["critic"]), cfg.lr)
+
+    def actor_loss(actor):
+        over = jnp.mean if cfg.actor_q == "mean" else jnp.min
+        q, log_prob = soft(params["critic"], actor, batch.obs, noise[1], over)
+        return mean(ent_coef * log_prob - q), log_prob
+
+    (loss, log_prob), gradient = jax.value_and_grad(actor_loss, has_aux=True)(params["actor"])
+    params["actor"] = adam(params["actor"], gradient, cfg.actor_lr)
+    if cfg.learn_ent_coef:
+        goal = cfg.target_entropy
+        goal = goal if goal is not None else 0.98 * math.log(action.n) if discrete else -2.0
+        excess = np.asarray(log_prob) + goal
+        temperature_loss = lambda log_ent_coef: -mean(jnp.exp(log_ent_coef) * excess)
+        gradient = jax.grad(temperature_loss)(params["log_ent_coef"])
+        params["log_ent_coef"] = adam(params["log_ent_coef"], gradient, cfg.ent_coef_lr)
+    target_critic = jax.tree.map(lambda t, p: (1 - cfg.tau) * t + cfg.tau * p, state.target_critic, params["critic"])
+    before = values(state.params["critic"])
+    metrics = {
+        "loss/value": critic_loss(state.params["critic"]) / cfg.num_critics,
+        "loss/policy": loss,
+        "policy/entropy": -mean(log_prob),
+        "value/q": mean(before.mean(0)),
+        "value/target": mean(target),
+        "policy/ent_coef": jnp.exp(params["log_ent_coef"]) if cfg.learn_ent_coef else cfg.ent_coef,
+        "train/lr": cfg.lr,
+    }
+    priority = np.where(weight > 0, np.abs(before - target[None]).mean(0), 0.0)
+    return params, target_critic, metrics, priority
+
+
+CASES = {
+    "default": {},
+    "goal": {"target_entropy": -0.5, "actor_q": "mean", "num_critics": 3},
+    "fixed temperature": {"learn_ent_coef": False, "num_critics": 1},
+}
+
+
+@pytest.mark.parametrize("action", [BOX, Discrete(3)], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_one_update_by_hand(case, action):
+    """Targets are constants there, so that a gradient through them would be seen."""
+    cfg = dataclasses.replace(BASE, **CASES[case])
+    _, state, batch = setting(cfg, action)
+    assert 4 < int((batch.weight == 0).sum()) < N / 2
+    after, aux = update(cfg, state, batch, action=action)
+    params, target_critic, metrics, priority = reference(cfg, state, batch, KEY, action)
+    assert_close(dict(after.params), params, atol=2e-6, rtol=2e-5)
+    assert_close(after.target_critic, target_critic, atol=2e-6, rtol=2e-5)
+    assert set(aux.metrics) == set(metrics)
+    for name, want in metrics.items():
+        np.testing.assert_allclose(aux.metrics[name], want, rtol=1e-4, atol=1e-5, err_msg=name)
+    np.testing.assert_allclose(aux.priority, priority, rtol=1e-4, atol=1e-5)
+    assert int(after.updates) == 1
+
+
+def test_td_gradient_with_numbers():
+    """Two critics q = a x: 0.5 mean(w (a x - y)^2), summed; d/da = mean(w (a x - y) x)."""
+    x, target, weight = jnp.array([1.0, 2.0]), jnp.array([3.0, 1.0]), jnp.array([0.5, 1.5])
+    q = lambda a: a[:, None] * x[None]
+    gradient, metrics, priority = critics.td_gradient(q, jnp.array([1.0, 2.0]), target, weight, None)
+    # errors [[-2, 1], [-1, 3]]
+    np.testing.assert_allclose(gradient, [(0.5 * -2 * 1 + 1.5 * 1 * 2) / 2, (0.5 * -1 * 1 + 1.5 * 3 * 2) / 2])
+    np.testing.assert_allclose(priority, [1.5, 2.0])
+    np.testing.assert_allclose(metrics["loss/value"], (0.5 * (0.5 * 4 + 1.5 * 1) + 0.5 * (0.5 * 1 + 1.5 * 9)) / 4)
+    np.testing.assert_allclose(metrics["value/q"], (0.5 * 1.5 + 1.5 * 3) / 2)
+    np.testing.assert_allclose(metrics["value/target"], (0.5 * 3 + 1.5 * 1) / 2)
+
+    def through_the_target(a):
+        return critics.td_gradient(q, jnp.array([1.0, 2.0]), a * target, weight, None)[0].sum()
+
+    assert float(jax.grad(through_the_target)(1.0)) == 0
+
+
+# ---------------------------------------------------------------- the policy
+
+
+def test_samples_are_those_of_the_distribution():
+    rng = np.random.default_rng(0)
+    dist = TanhGaussian(*(jnp.asarray(rng.normal(size=(50, 2)), jnp.float32) for _ in range(2)))
+    noise = jnp.asarray(rng.normal(size=(50, 2)), jnp.float32)
+    action, log_prob = sac.sample_and_log_prob(dist, noise)
+    before = np.asarray(dist.mean, np.float64) + np.exp(np.asarray(dist.log_std, np.float64)) * np.asarray(noise)
+    density = stats.norm.logpdf(before, dist.mean, np.exp(np.asarray(dist.log_std, np.float64)))
+    want = (density - np.log1p(-(np.tanh(before) ** 2))).sum(-1)
+    np.testing.assert_allclose(action, np.tanh(before), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(log_prob, want, rtol=1e-4, atol=1e-4)
+    far = TanhGaussian(jnp.full((1, 2), 40.0), jnp.full((1, 2), 2.0))
+    far_action, far_log_prob = sac.sample_and_log_prob(far, noise[:1])
+    assert (far_action == 1).all()  # the nearest float32
+    assert np.isfinite(far_log_prob).all()
+
+
+def test_actions_stay_within_bounds_and_deviations_too():
+    """Whatever the network puts out: the deviation is in exp(-20) .. exp(2)."""
+    algo, state, batch = setting()
+    for scale in (1e3, -1e3):
+        head = jax.tree.map(lambda x, s=scale: s * jnp.ones_like(x), state.params["actor"]["policy_head"])
+        params = {**state.params, "actor": {**state.params["actor"], "policy_head": head}}
+        wild = state.replace(params=params)
+        for explore in (False, True):
+            action = algo.act(algo.actor(wild), batch.obs, (), KEY, explore=explore).action
+            assert (np.abs(action) <= 1).all()
+        after, aux = update(BASE, wild, batch)
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves((after, aux)))
+    still = state.params["actor"] | {"policy_head": jax.tree.map(jnp.zeros_like, state.params["actor"]["policy_head"])}
+    deviation = lambda algo: np.arctanh(
+        np.stack([algo.act(sac.Actor(still, jnp.uint32(0)), batch.obs, (), key).action for key in KEYS])
+    ).std()
+    np.testing.assert_allclose(deviation(algo), 1.0, rtol=0.1)
+    narrow = setting(network=dataclasses.replace(fakes.NETWORK, log_std_init=-1.5))[0]
+    np.testing.assert_allclose(deviation(narrow), math.exp(-1.5), rtol=0.1)
+
+
+KEYS = jax.random.split(KEY, 20)
+
+
+def test_the_first_policy_is_nearly_the_same_everywhere():
+    for action, spread in ((BOX, 0.05), (Discrete(3), 0.05)):
+        algo, _, batch = setting(action=action)
+        state = algo.init(KEY)
+        if action == BOX:
+            assert np.abs(algo.act(algo.actor(state), batch.obs, (), KEY, explore=False).action).max() < spread
+        else:
+            _, aux = update(BASE, state, batch, action=action)
+            np.testing.assert_allclose(aux.metrics["policy/entropy"], math.log(3), atol=spread)
+
+
+def test_without_exploration_the_mode_is_taken():
+    algo, state, batch = setting()
+    best = algo.act(algo.actor(state), batch.obs, (), KEY, explore=False).action
+    assert_same(best, algo.act(algo.actor(state), batch.obs, (), jax.random.key(0), explore=False).action)
+    np.testing.assert_allclose(np.arctanh(best), forward(state.params["actor"], batch.obs)[:, :2], rtol=1e-3, atol=1e-4)
+
+
+def test_random_actions_at_the_start():
+    """They count environment steps, not gradient steps, and do not look at the observation."""
+    cfg = dataclasses.replace(BASE, exploration=Stochastic(random_timesteps=50))
+    algo, state, batch = setting(cfg)
+    act = lambda state, obs: algo.act(algo.actor(state), obs, algo.carry(N), KEY).action
+    assert_same(act(state, batch.obs), act(state, 2 * batch.obs))
+    rollout = fakes.rollout(algo, fakes.spec(BOX), algo.actor(state))
+    steps = int(rollout.mask.sum())
+    assert 0 < steps < 50 < 2 * steps
+    for _ in range(2):
+        state = algo.ingest(state, rollout)
+    assert int(state.env_steps) == 2 * steps
+    assert differ(act(state, batch.obs), act(state, 2 * batch.obs))
+
+
+def halve(dist, key, env_steps, carry):
+    return 0.5 * dist.mode(), carry
+
+
+def test_a_custom_exploration_gets_the_distribution():
+    cfg = dataclasses.replace(BASE, exploration=Custom(path=f"{__name__}:halve"))
+    algo, state, batch = setting(cfg)
+    best = algo.act(algo.actor(state), batch.obs, (), KEY, explore=False).action
+    np.testing.assert_allclose(algo.act(algo.actor(state), batch.obs, (), KEY).action, best / 2, rtol=1e-6)
+
+
+# ---------------------------------------------------------------- the temperature
+
+
+@pytest.mark.parametrize("action", [BOX, Discrete(3)], ids=str)
+def test_the_temperature_moves_towards_the_target_entropy(action):
+    _, state, batch = setting(action=action)
+    entropy = float(update(BASE, state, batch, action=action)[1].metrics["policy/entropy"])
+    for goal, sign in ((entropy + 1.0, 1), (entropy - 1.0, -1)):
+        cfg = dataclasses.replace(BASE, target_entropy=goal)
+        after, aux = update(cfg, state, batch, action=action)
+        change = float(after.params["log_ent_coef"] - state.params["log_ent_coef"])
+        assert change * sign > 0.01, goal  # too little entropy: a higher weight
+        np.testing.assert_allclose(aux.metrics["policy/ent_coef"], np.exp(after.params["log_ent_coef"]), rtol=1e-6)
+
+
+def test_the_temperature_starts_at_ent_coef():
+    algo = sac.make(sac.Config(ent_coef=0.2), fakes.spec(BOX), fakes.NETWORK)
+    np.testing.assert_allclose(np.exp(algo.init(KEY).params["log_ent_coef"]), 0.2, rtol=1e-6)
+
+
+def test_a_fixed_temperature_may_be_a_schedule():
+    cfg = dataclasses.replace(BASE, learn_ent_coef=False, ent_coef=((0, 0.5), (100, 0.1)))
+    _, state, batch = setting(cfg)
+    assert "log_ent_coef" not in state.params
+    for env_steps, want in ((0, 0.5), (50, 0.3), (200, 0.1)):
+        now = state.replace(env_steps=jnp.uint32(env_steps))
+        after, aux = update(cfg, now, batch)
+        np.testing.assert_allclose(aux.metrics["policy/ent_coef"], want, rtol=1e-6)
+        fixed = dataclasses.replace(BASE, learn_ent_coef=False, ent_coef=want)
+        assert_close(after.params, update(fixed, now, batch)[0].params)
+
+
+def test_learning_rates_are_schedules_and_separate():
+    names = {"actor": "actor_lr", "critic": "lr", "log_ent_coef": "ent_coef_lr"}
+    _, state, batch = setting()
+    frozen = dict.fromkeys(names.values(), ((0, 0.0), (10, 0.0), (10, 0.1), (20, 0.1)))
+    for moves, field in names.items():
+        cfg = dataclasses.replace(BASE, **{**frozen, field: ((0, 0.1), (20, 0.1))})
+        still, _ = update(cfg, state, batch)
+        assert {name for name in names if differ(still.params[name], state.params[name])} == {moves}
+        late, _ = update(cfg, state.replace(env_steps=jnp.uint32(2**31)), batch)
+        assert {name for name in names if differ(late.params[name], state.params[name])} == set(names)
+    # null: that of the critics
+    same = dataclasses.replace(BASE, actor_lr=None, ent_coef_lr=None)
+    spelt = dataclasses.replace(BASE, actor_lr=BASE.lr, ent_coef_lr=BASE.lr)
+    assert_same(update(same, state, batch), update(spelt, state, batch))
+
+
+# ---------------------------------------------------------------- options
+
+
+def test_policy_every():
+    cfg = dataclasses.replace(BASE, policy_every=3)
+    _, state, _ = setting(cfg)
+    for i in range(1, 8):
+        _, _, batch = setting(cfg, seed=i)
+        after, aux = update(cfg, state, batch, jax.random.fold_in(KEY, i))
+        moved = {name for name in after.params if differ(after.params[name], state.params[name])}
+        assert moved == ({"actor", "critic", "log_ent_coef"} if i % 3 == 0 else {"critic"}), i
+        assert differ(after.target_critic, state.target_critic)
+        assert differ(after.policy_metrics, state.policy_metrics) == (i % 3 == 0)
+        np.testing.assert_array_equal(aux.metrics["loss/policy"], after.policy_metrics["loss/policy"])
+        if i % 3 == 0:  # as without the delay
+            each, aux_each = update(BASE, state, batch, jax.random.fold_in(KEY, i))
+            assert_close(after, each, atol=1e-6)
+            assert_close(aux.metrics, aux_each.metrics)
+        state = after
+
+
+def test_targets_of_a_random_few_critics():
+    """Each target is that of some pair, and every pair comes up."""
+    few = dataclasses.replace(BASE, num_critics=4, target_critics=2)
+    two = dataclasses.replace(BASE, num_critics=2)
+    _, state, batch = setting(dataclasses.replace(BASE, num_critics=4))
+    # without reward and noise to tell apart: the policy's noise depends on the key
+    head = state.params["actor"]["policy_head"]
+    quiet = {"kernel": head["kernel"].at[:, 2:].set(0.0), "bias": head["bias"].at[2:].set(-20.0)}
+    state = state.replace(params={**state.params, "actor": {**state.params["actor"], "policy_head": quiet}})
+    state.params["log_ent_coef"] = jnp.float32(-20.0)
+    pairs = {}
+    for pair in itertools.combinations(range(4), 2):
+        at = lambda tree, pair=pair: jax.tree.map(lambda x: x[jnp.array(pair)], tree)
+        small = state.replace(params={**state.params, "critic": at(state.params["critic"])})
+        opt_state = {**state.opt_state, "critic": setting(two)[1].opt_state["critic"]}
+        small = small.replace(target_critic=at(state.target_critic), opt_state=opt_state)
+        pairs[pair] = float(update(two, small, batch)[1].metrics["value/target"])
+    values = np.array(list(pairs.values()))
+    assert np.abs(values[:, None] - values[None])[~np.eye(6, dtype=bool)].min() > 1e-3
+    seen = []
+    for i in range(60):
+        target = float(update(few, state, batch, jax.random.fold_in(KEY, i))[1].metrics["value/target"])
+        distance = np.abs(values - target)
+        assert distance.min() < 1e-4
+        seen.append(int(distance.argmin()))
+    assert set(seen) == set(range(6))
+    assert np.bincount(seen).max() < 25
+
+
+def test_all_of_the_critics_are_a_choice_too():
+    every = dataclasses.replace(BASE, target_critics=2)
+    _, state, batch = setting()
+    head = jax.tree.map(jnp.zeros_like, state.params["actor"]["policy_head"])
+    head["bias"] = head["bias"].at[2:].set(-20.0)
+    state = state.replace(params={**state.params, "actor": {**state.params["actor"], "policy_head": head}})
+    state.params["log_ent_coef"] = jnp.float32(-20.0)
+    targets = [update(cfg, state, batch)[1].metrics["value/target"] for cfg in (every, BASE)]
+    np.testing.assert_allclose(*targets, rtol=1e-5)
+
+
+def test_max_grad_norm():
+    cfg = dataclasses.replace(BASE, max_grad_norm=1e-3)
+    _, state, batch = setting(cfg)
+    after, _ = update(cfg, state, batch)
+    for name, lr in (("actor", BASE.actor_lr), ("critic", BASE.lr), ("log_ent_coef", BASE.ent_coef_lr)):
+        steps = jax.tree.leaves(jax.tree.map(jnp.subtract, after.params[name], state.params[name]))
+        norm = math.sqrt(sum(float(jnp.sum(x**2)) for x in steps))
+        np.testing.assert_allclose(norm, lr * 1e-3, rtol=0.01)  # g / (|g| + 1) is g
+
+
+def test_discrete_expectations_are_those_of_samples():
+    """value/target of reward 0 and discount 1 is E[min Q(a) - ent_coef log pi(a)] over the policy's actions."""
+    action = Discrete(3)
+    algo, state, batch = setting(action=action)
+    batch = batch.replace(reward=jnp.zeros(N), discount=jnp.ones(N), weight=jnp.ones(N))
+    _, aux = update(BASE, state, batch, action=action)
+    prob = jax.nn.softmax(forward(state.params["actor"], batch.next_obs))
+    q = jnp.stack([forward(one(state.target_critic, i), batch.next_obs) for i in range(2)]).min(0)
+    soft = np.asarray(q - jnp.exp(state.params["log_ent_coef"]) * jnp.log(prob))
+    act = jax.jit(jax.vmap(lambda key: algo.act(algo.actor(state), batch.next_obs, (), key).action))
+    taken = np.asarray(act(jax.random.split(KEY, 2000)))  # [2000, N]
+    values = soft[np.arange(N), taken].mean(1)
+    error = values.std() / math.sqrt(len(values))
+    np.testing.assert_allclose(aux.metrics["value/target"], values.mean(), atol=4 * error)
+    assert error < 0.02
+
+
+# ---------------------------------------------------------------- void rows, devices, vmap
+
+
+def test_void_rows_change_nothing():
+    _, state, batch = setting()
+    void = batch.weight == 0
+    before, aux = update(BASE, state, batch)
+    assert (np.asarray(aux.priority)[void] == 0).all()
+    for value in (3.0, 1e30, np.inf, np.nan):
+        spoil = lambda x, v=value: jnp.where(jnp.expand_dims(void, tuple(range(1, x.ndim))), v, x)
+        changed = {name: spoil(getattr(batch, name)) for name in ("obs", "action", "reward", "discount", "next_obs")}
+        assert_same((before, aux), update(BASE, state, batch.replace(**changed)), f"{value}: ")
+
+
+@pytest.mark.parametrize("action", [BOX, Discrete(3)], ids=str)
+def test_four_devices_learn_as_one(action):
+    cfg = dataclasses.replace(BASE, num_critics=3, target_critics=2, policy_every=2, max_grad_norm=1.0)
+    algo, state, _ = setting(cfg, action)
+    mapped = sac.make(cfg, fakes.spec(action), fakes.NETWORK, axis_name="d").update
+    four = jax.pmap(mapped, axis_name="d", in_axes=(0, 0, None))
+    alone, stacked = state, jax.tree.map(lambda x: jnp.stack([x] * 4), state)
+    for i in range(2):
+        key, batch = jax.random.fold_in(KEY, i), setting(cfg, action, seed=i)[2]
+        shards = jax.tree.map(lambda x: x.reshape(4, -1, *x.shape[1:]), batch)
+        alone, aux = jax.jit(algo.update)(alone, batch, key)
+        stacked, aux_four = jax.block_until_ready(four(stacked, shards, key))
+    for device in range(4):
+        assert_close(fakes.part(stacked, device), alone, atol=1e-5, rtol=1e-4)
+        assert_close(fakes.part(aux_four.metrics, device), aux.metrics, atol=1e-5, rtol=1e-4)
+    assert_close(aux_four.priority.reshape(-1), aux.priority, atol=1e-5, rtol=1e-4)
+
+
+def test_noise_of_a_device_is_its_part_of_the_whole():
+    whole = critics.noise(KEY, 12, (2, 3), None)
+    part = jax.pmap(lambda key: critics.noise(key, 3, (2, 3), "d"), axis_name="d")(jnp.stack([KEY] * 4))
+    np.testing.assert_array_equal(np.asarray(part).reshape(12, 2, 3), whole)
+    np.testing.assert_allclose([np.mean(critics.noise(KEY, 999, (7,), None)), 1], [0, 1], atol=0.05)
+
+
+def test_vmap_over_seeds_and_hyper_parameters():
+    cfgs = [BASE, dataclasses.replace(jax.tree.map(lambda x: 0.5 * x, BASE), target_entropy=-1.0)]
+    cfgs[0] = dataclasses.replace(cfgs[0], target_entropy=-2.0)
+    _, _, batch = setting()
+    env_spec, keys = fakes.spec(BOX), jax.random.split(KEY, 2)
+
+    def run(cfg, key):
+        algo = sac.make(cfg, env_spec, fakes.NETWORK)
+        return algo.update(algo.init(key), batch, key)[0]
+
+    stacked = jax.tree.map(lambda *x: jnp.asarray(x, jnp.float32), *cfgs)
+    together = jax.jit(jax.vmap(run))(stacked, keys)
+    for i, cfg in enumerate(cfgs):
+        alone = jax.jit(run)(jax.tree.map(jnp.float32, cfg), keys[i])
+        assert_close(fakes.part(together, i), alone, atol=1e-5, rtol=1e-4)
+
+
+# ---------------------------------------------------------------- spaces and settings
+
+INTEGERS = Box((2,), "int32", 0, 5)
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (MultiDiscrete((3, 2)), r"cannot act in the action space .*: use ppo"),
+        (INTEGERS, "no algorithm handles a Box of integers"),
+        (Box((2,), low=-2.0, high=2.0), r"env\.normalize_actions=true"),
+        (Box((2,), low=(-1.0, -2.0), high=1.0), r"env\.normalize_actions=true"),
+        (Box((2,)), "finite bounds"),
+    ],
+    ids=str,
+)
+def test_action_spaces_that_are_refused(action, message):
+    with pytest.raises(InputError, match=message) as e:
+        sac.make(BASE, fakes.spec(action), fakes.NETWORK)
+    assert "action space" in str(e.value)
+
+
+def test_a_shared_torso_is_refused():
+    with pytest.raises(InputError, match=r"network\.shared"):
+        sac.make(BASE, fakes.spec(BOX), NetworkConfig(shared=True))
+
+
+@pytest.mark.parametrize("observation", [Discrete(5), Box((9, 9, 2), "uint8", 0, 255)], ids=str)
+def test_spaces(observation):
+    """Discrete actions are the contract suite's."""
+    action = Box((2, 2), low=-1.0, high=1.0)
+    network = NetworkConfig(hidden=(8,), torso="impala") if len(observation.shape) == 3 else fakes.NETWORK
+    algo, _, batch = setting(sac.Config(), action, observation, network=network)
+    state = algo.init(KEY)
+    assert batch.action.shape == (N, *action.shape)
+    after, aux = jax.jit(algo.update)(state, batch, KEY)
+    for name in ("actor", "critic", "log_ent_coef"):
+        assert differ(state.params[name], after.params[name])
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((after, aux)))
+
+
+def test_config_says_what_is_wrong():
+    assert sac.Config().validate() == []
+    wrong = sac.Config(gamma=1.5, tau=-0.1, num_critics=0, target_critics=3, policy_every=0, max_grad_norm=-1.0)
+    messages = [m.split()[0] for m in wrong.validate()]
+    assert sorted(messages) == ["gamma", "max_grad_norm", "num_critics", "policy_every", "target_critics", "tau"]
+    for cfg in (sac.Config(ent_coef=0.0), sac.Config(ent_coef=((0, 1.0), (9, 0.1)))):
+        assert any("learn_ent_coef" in m for m in cfg.validate())
+        assert dataclasses.replace(cfg, learn_ent_coef=False).validate() == []
+    assert any("random_timesteps" in m for m in sac.Config(exploration=Stochastic(random_timesteps=-1)).validate())
+
+
+def test_it_learns_a_bandit():
+    """Reward -(action - obs)^2, one step: the policy's mode comes to obs, its entropy to the target."""
+    env_spec = EnvSpec(Box((1,)), Box((1,), low=-1.0, high=1.0), 1)
+    cfg = sac.Config(lr=1e-2, ent_coef_lr=3e-2, ent_coef=0.1, target_entropy=-1.5)
+    algo = sac.make(cfg, env_spec, NetworkConfig(hidden=(32, 32)))
+
+    @jax.jit
+    def run(state):
+        def step(state, key):
+            obs = jax.random.uniform(key, (64, 1), minval=-0.7, maxval=0.7)
+            action = algo.act(algo.actor(state), obs, (), key).action
+            reward = -jnp.sum((action - obs) ** 2, -1)
+            batch = fakes.Batch(obs, action, reward, jnp.zeros(64), obs, jnp.ones(64), jnp.arange(64))
+            state, aux = algo.update(state, batch, jax.random.fold_in(key, 1))
+            return state, aux.metrics
+
+        return jax.lax.scan(step, state, jax.random.split(KEY, 1500))
+
+    state, metrics = run(algo.init(KEY))
+    obs = jnp.array([[-0.5], [0.0], [0.5]])
+    np.testing.assert_allclose(algo.act(algo.actor(state), obs, (), KEY, explore=False).action, obs, atol=0.1)
+    np.testing.assert_allclose(metrics["policy/entropy"][-300:].mean(), -1.5, atol=0.1)

@@ -1,0 +1,331 @@
+"""TD3 and DDPG against a slow reference that spells everything out, and each option by hand."""
+
+import dataclasses
+import functools
+
+import fakes
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fakes import assert_close, assert_same, differ
+
+from jrl.algos import critics, td3
+from jrl.algos.exploration import Gaussian, OrnsteinUhlenbeck, Stochastic
+from jrl.errors import InputError
+from jrl.networks import NetworkConfig
+from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete
+
+KEY = jax.random.key(2)
+BOX = Box((2,), low=-1.0, high=1.0)
+SPEC = fakes.spec(BOX)
+# a large adam_eps makes the first step lr * g / (|g| + eps): the gradient itself is seen, not only its sign
+BASE = td3.Config(
+    lr=0.1, actor_lr=0.2, adam_eps=1.0, gamma=0.9, tau=0.1, policy_every=1, target_noise=0.6, target_noise_clip=0.4
+)
+DDPG = dataclasses.replace(BASE, num_critics=1, target_noise=0.0)
+N = 32
+
+
+def setting(cfg=BASE, seed=0, network=fakes.NETWORK, spec=SPEC):
+    """(algo, state, batch), the state away from its start and its targets away from the networks."""
+    algo = td3.make(cfg, spec, network)
+    state = fakes.perturbed(jax.jit(algo.init)(jax.random.key(0)))
+    state = state.replace(target_params=fakes.perturbed(state.replace(params=state.target_params), 0.5).params)
+    return algo, state, fakes.batch(algo, spec, algo.actor(state), N=N, seed=seed)
+
+
+@functools.cache
+def _jitted(num_critics, policy_every, smooth):
+    """The update with the config's floats as an argument: one compilation for all of their values."""
+    static = {"num_critics": num_critics, "policy_every": policy_every} | ({} if smooth else {"target_noise": 0})
+    fill = lambda cfg: dataclasses.replace(cfg, **static)
+    return jax.jit(lambda cfg, *args: td3.make(fill(cfg), SPEC, fakes.NETWORK).update(*args))
+
+
+def update(cfg, state, batch, key=KEY):
+    fn = _jitted(cfg.num_critics, cfg.policy_every, cfg.target_noise != 0)
+    return fn(jax.tree.map(jnp.float32, cfg), state, batch, key)
+
+
+# ---------------------------------------------------------------- the reference
+
+
+def forward(params, x):
+    """One network of two tanh layers, from a tree of its own (no axis of critics)."""
+    layers, head = params.get("layers") or params["policy_torso"], params.get("head") or params["policy_head"]
+    for name in ("Dense_0", "Dense_1"):
+        x = jnp.tanh(x @ layers[name]["kernel"] + layers[name]["bias"][None])
+    return x @ head["kernel"] + head["bias"][None]
+
+
+def q_of(cfg, critic, obs, action):
+    x = jnp.concatenate([obs, action], -1)
+    return jnp.stack([forward(jax.tree.map(lambda p, i=i: p[i], critic), x)[:, 0] for i in range(cfg.num_critics)])
+
+
+def reference(cfg, state, batch, key):
+    """(params, target_params, metrics, priority) after one update with Adam's first step, the policy's included."""
+    weight, mean = batch.weight, lambda x: jnp.sum(batch.weight * x) / N
+    noise = cfg.target_noise * np.asarray(critics.noise(key, N, (2,), None))
+    noise = np.minimum(np.maximum(noise, -cfg.target_noise_clip), cfg.target_noise_clip)
+    after = np.tanh(forward(state.target_params["actor"], batch.next_obs)) + noise
+    after = np.minimum(np.maximum(after, -1), 1)
+    least = q_of(cfg, state.target_params["critic"], batch.next_obs, after).min(0)
+    target = np.asarray(batch.reward + batch.discount * least)  # a constant
+
+    def critic_loss(critic):
+        q = q_of(cfg, critic, batch.obs, batch.action)
+        return sum(mean(0.5 * (q[i] - target) ** 2) for i in range(cfg.num_critics))
+
+    adam = lambda params, gradient, lr: jax.tree.map(
+        lambda p, g: p - lr * g / (jnp.abs(g) + cfg.adam_eps), params, gradient
+    )
+    params = dict(state.params)
+    params["critic"] = adam(params["critic"], jax.grad(critic_loss)(params["critic"]), cfg.lr)
+
+    def actor_loss(actor):
+        return -mean(q_of(cfg, params["critic"], batch.obs, jnp.tanh(forward(actor, batch.obs)))[0])
+
+    loss, gradient = jax.value_and_grad(actor_loss)(params["actor"])
+    params["actor"] = adam(params["actor"], gradient, cfg.actor_lr)
+    target_params = jax.tree.map(lambda t, p: (1 - cfg.tau) * t + cfg.tau * p, state.target_params, params)
+    q = q_of(cfg, state.params["critic"], batch.obs, batch.action)
+    metrics = {
+        "loss/value": critic_loss(state.params["critic"]) / cfg.num_critics,
+        "loss/policy": loss,
+        "value/q": mean(q.mean(0)),
+        "value/target": mean(target),
+        "train/lr": cfg.lr,
+    }
+    return params, target_params, metrics, np.where(weight > 0, np.abs(q - target[None]).mean(0), 0.0)
+
+
+@pytest.mark.parametrize("cfg", [BASE, DDPG, dataclasses.replace(BASE, num_critics=3)], ids=["td3", "ddpg", "three"])
+def test_one_update_by_hand(cfg):
+    """Targets are constants there, so that a gradient through them would be seen."""
+    _, state, batch = setting(cfg)
+    assert 4 < int((batch.weight == 0).sum()) < N / 2
+    after, aux = update(cfg, state, batch)
+    params, target_params, metrics, priority = reference(cfg, state, batch, KEY)
+    assert_close(dict(after.params), params, atol=2e-6, rtol=2e-5)
+    assert_close(dict(after.target_params), target_params, atol=2e-6, rtol=2e-5)
+    assert set(aux.metrics) == set(metrics)
+    for name, want in metrics.items():
+        np.testing.assert_allclose(aux.metrics[name], want, rtol=1e-4, atol=1e-5, err_msg=name)
+    np.testing.assert_allclose(aux.priority, priority, rtol=1e-4, atol=1e-5)
+    assert int(after.updates) == 1
+
+
+def test_target_noise_is_clipped():
+    """Of deviation 0 the target is that of the policy's own action; a clip of 0 undoes any noise."""
+    _, state, batch = setting()
+    target = lambda cfg, key=KEY: float(update(cfg, state, batch, key)[1].metrics["value/target"])
+    quiet = target(dataclasses.replace(BASE, target_noise=0.0))
+    np.testing.assert_allclose(target(dataclasses.replace(BASE, target_noise_clip=0.0)), quiet, rtol=1e-5)
+    np.testing.assert_allclose(target(dataclasses.replace(BASE, target_noise=1e-6)), quiet, rtol=1e-4)
+    assert abs(target(BASE) - quiet) > 1e-3
+    assert target(BASE) != target(BASE, jax.random.key(9))
+    # so large a noise that every element of the action is at an end
+    wild = dataclasses.replace(BASE, target_noise=1e6, target_noise_clip=1e6)
+    ends = np.sign(np.asarray(critics.noise(KEY, N, (2,), None)))
+    q = q_of(BASE, state.target_params["critic"], batch.next_obs, jnp.asarray(ends)).min(0)
+    want = float(jnp.mean(batch.weight * (batch.reward + batch.discount * q)))
+    np.testing.assert_allclose(target(wild), want, rtol=1e-4)
+
+
+def test_policy_and_targets_every_few_steps():
+    cfg = dataclasses.replace(BASE, policy_every=3)
+    _, state, _ = setting(cfg)
+    for i in range(1, 8):
+        batch, key = setting(cfg, seed=i)[2], jax.random.fold_in(KEY, i)
+        after, aux = update(cfg, state, batch, key)
+        assert differ(after.params["critic"], state.params["critic"])
+        for old, new in (
+            (state.params["actor"], after.params["actor"]),
+            (state.target_params["actor"], after.target_params["actor"]),
+            (state.target_params["critic"], after.target_params["critic"]),
+            (state.opt_state["actor"], after.opt_state["actor"]),
+            (state.policy_loss, after.policy_loss),
+        ):
+            assert differ(old, new) == (i % 3 == 0), i
+        np.testing.assert_array_equal(aux.metrics["loss/policy"], after.policy_loss)
+        if i % 3 == 0:  # as without the delay
+            assert_close(after, update(BASE, state, batch, key)[0], atol=1e-6)
+        state = after
+
+
+def test_the_policy_follows_the_first_critic():
+    _, state, batch = setting()
+    frozen = dataclasses.replace(BASE, lr=0.0)  # so that both runs have the critics that they start with
+    want = update(frozen, state, batch)[0].params["actor"]
+    for i, same in ((0, False), (1, True)):
+        critic = jax.tree.map(lambda x, i=i: x.at[i].add(0.3), state.params["critic"])
+        after = update(frozen, state.replace(params={**state.params, "critic": critic}), batch)[0]
+        assert differ(after.params["actor"], want) != same
+
+
+def test_learning_rates_are_schedules_and_separate():
+    _, state, batch = setting()
+    late_only, on = ((0, 0.0), (10, 0.0), (10, 0.1), (20, 0.1)), ((0, 0.1), (20, 0.1))
+    for moves, lr, actor_lr in (("critic", on, late_only), ("actor", late_only, on)):
+        cfg = dataclasses.replace(BASE, lr=lr, actor_lr=actor_lr)
+        now, _ = update(cfg, state, batch)
+        assert {name for name in now.params if differ(now.params[name], state.params[name])} == {moves}
+        late, _ = update(cfg, state.replace(env_steps=jnp.uint32(2**31)), batch)
+        assert all(differ(late.params[name], state.params[name]) for name in late.params)
+    same, spelt = dataclasses.replace(BASE, actor_lr=None), dataclasses.replace(BASE, actor_lr=BASE.lr)
+    assert_same(update(same, state, batch), update(spelt, state, batch))
+
+
+# ---------------------------------------------------------------- acting
+
+
+def test_actions():
+    """tanh of the network; noise of the given deviation, clipped; nothing random without exploration."""
+    algo, state, batch = setting(dataclasses.replace(BASE, exploration=Gaussian(std=0.3)))
+    act = jax.jit(algo.act, static_argnames="explore")
+    best = act(algo.actor(state), batch.obs, (), KEY, explore=False).action
+    np.testing.assert_allclose(best, np.tanh(forward(state.params["actor"], batch.obs)), rtol=1e-5, atol=1e-6)
+    assert_same(best, act(algo.actor(state), batch.obs, (), jax.random.key(9), explore=False).action)
+    taken = np.stack([act(algo.actor(state), batch.obs, (), key).action for key in jax.random.split(KEY, 200)])
+    assert np.abs(taken).max() <= 1
+    inside = np.abs(np.asarray(best)) < 0.2
+    assert inside.sum() > 3
+    np.testing.assert_allclose((taken - best[None])[:, inside].std(), 0.3, rtol=0.1)
+    huge = jax.tree.map(lambda x: 1e4 * x, state.params["actor"])
+    assert np.abs(act(td3.Actor(huge, state.env_steps), batch.obs, (), KEY).action).max() <= 1
+
+
+def test_the_first_actions_are_near_0():
+    algo, _, batch = setting()
+    assert np.abs(algo.act(algo.actor(algo.init(KEY)), batch.obs, (), KEY, explore=False).action).max() < 0.05
+
+
+def test_noise_that_is_correlated_in_time_is_carried():
+    algo, state, batch = setting(dataclasses.replace(DDPG, exploration=OrnsteinUhlenbeck(sigma=0.1)))
+    carry = algo.carry(N)
+    assert_same(carry, jnp.zeros((N, 2)))
+    best = algo.act(algo.actor(state), batch.obs, carry, KEY, explore=False)
+    assert_same(best.carry, carry)
+    out = algo.act(algo.actor(state), batch.obs, carry, KEY)
+    assert differ(out.carry, carry)
+    np.testing.assert_allclose(out.action, np.clip(best.action + out.carry, -1, 1), rtol=1e-5, atol=1e-6)
+
+
+def test_random_actions_at_the_start():
+    """They count environment steps, not gradient steps, and do not look at the observation."""
+    cfg = dataclasses.replace(BASE, exploration=Gaussian(random_timesteps=50))
+    algo, state, batch = setting(cfg)
+    act = lambda state, obs: algo.act(algo.actor(state), obs, algo.carry(N), KEY).action
+    assert_same(act(state, batch.obs), act(state, 2 * batch.obs))
+    rollout = fakes.rollout(algo, SPEC, algo.actor(state))
+    steps = int(rollout.mask.sum())
+    assert 0 < steps < 50 < 2 * steps
+    for _ in range(2):
+        state = algo.ingest(state, rollout)
+    assert int(state.env_steps) == 2 * steps
+    assert differ(act(state, batch.obs), act(state, 2 * batch.obs))
+
+
+# ---------------------------------------------------------------- void rows, devices, vmap
+
+
+@pytest.mark.parametrize("cfg", [BASE, DDPG], ids=["td3", "ddpg"])
+def test_void_rows_change_nothing(cfg):
+    _, state, batch = setting(cfg)
+    void = batch.weight == 0
+    before, aux = update(cfg, state, batch)
+    assert (np.asarray(aux.priority)[void] == 0).all()
+    for value in (3.0, 1e30, np.inf, np.nan):
+        spoil = lambda x, v=value: jnp.where(jnp.expand_dims(void, tuple(range(1, x.ndim))), v, x)
+        changed = {name: spoil(getattr(batch, name)) for name in ("obs", "action", "reward", "discount", "next_obs")}
+        assert_same((before, aux), update(cfg, state, batch.replace(**changed)), f"{value}: ")
+
+
+def test_four_devices_learn_as_one():
+    cfg = dataclasses.replace(BASE, policy_every=2, max_grad_norm=1.0)
+    algo, state, _ = setting(cfg)
+    four = jax.pmap(td3.make(cfg, SPEC, fakes.NETWORK, axis_name="d").update, axis_name="d", in_axes=(0, 0, None))
+    alone, stacked = state, jax.tree.map(lambda x: jnp.stack([x] * 4), state)
+    for i in range(2):
+        key, batch = jax.random.fold_in(KEY, i), setting(cfg, seed=i)[2]
+        shards = jax.tree.map(lambda x: x.reshape(4, -1, *x.shape[1:]), batch)
+        alone, aux = jax.jit(algo.update)(alone, batch, key)
+        stacked, aux_four = jax.block_until_ready(four(stacked, shards, key))
+    for device in range(4):
+        assert_close(fakes.part(stacked, device), alone, atol=1e-5, rtol=1e-4)
+        assert_close(fakes.part(aux_four.metrics, device), aux.metrics, atol=1e-5, rtol=1e-4)
+    assert_close(aux_four.priority.reshape(-1), aux.priority, atol=1e-5, rtol=1e-4)
+
+
+def test_vmap_over_seeds_and_hyper_parameters():
+    cfgs = [BASE, jax.tree.map(lambda x: 0.5 * x, BASE)]
+    _, _, batch = setting()
+    keys = jax.random.split(KEY, 2)
+
+    def run(cfg, key):
+        algo = td3.make(cfg, SPEC, fakes.NETWORK)
+        return algo.update(algo.init(key), batch, key)[0]
+
+    stacked = jax.tree.map(lambda *x: jnp.asarray(x, jnp.float32), *cfgs)
+    together = jax.jit(jax.vmap(run))(stacked, keys)
+    for i, cfg in enumerate(cfgs):
+        assert_close(fakes.part(together, i), jax.jit(run)(jax.tree.map(jnp.float32, cfg), keys[i]), rtol=1e-4)
+
+
+# ---------------------------------------------------------------- spaces and settings
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (Discrete(3), r"cannot act in the action space .*: use ppo, dqn, pqn or sac"),
+        (MultiDiscrete((3, 2)), r"cannot act in the action space .*: use ppo"),
+        (Box((2,), "int32", 0, 5), "no algorithm handles a Box of integers"),
+        (Box((2,), low=-2.0, high=2.0), r"env\.normalize_actions=true"),
+        (Box((2,)), "finite bounds"),
+    ],
+    ids=str,
+)
+def test_action_spaces_that_are_refused(action, message):
+    with pytest.raises(InputError, match=message) as e:
+        td3.make(BASE, fakes.spec(action), fakes.NETWORK)
+    assert "action space" in str(e.value)
+
+
+def test_settings_that_are_refused():
+    with pytest.raises(InputError, match=r"network\.shared"):
+        td3.make(BASE, SPEC, NetworkConfig(shared=True))
+    with pytest.raises(InputError, match=r"stochastic does not fit .* gaussian, ornstein_uhlenbeck, custom"):
+        td3.make(dataclasses.replace(BASE, exploration=Stochastic()), SPEC)
+
+
+def test_config_says_what_is_wrong():
+    assert td3.Config().validate() == []
+    assert DDPG.validate() == []
+    wrong = td3.Config(gamma=1.5, tau=-0.1, num_critics=0, policy_every=0, target_noise=-1.0, max_grad_norm=-1.0)
+    messages = [m.split()[0] for m in wrong.validate()]
+    assert sorted(messages) == ["gamma", "max_grad_norm", "num_critics", "policy_every", "target_noise", "tau"]
+    assert any("std" in m for m in td3.Config(exploration=Gaussian(std=-1.0)).validate())
+
+
+@pytest.mark.parametrize("cfg", [td3.Config(lr=1e-2), td3.Config(lr=1e-2, num_critics=1, policy_every=1)])
+def test_it_learns_a_bandit(cfg):
+    """Reward -(action - obs)^2, one step: the policy comes to obs."""
+    spec = EnvSpec(Box((1,)), Box((1,), low=-1.0, high=1.0), 1)
+    algo = td3.make(dataclasses.replace(cfg, exploration=Gaussian(std=0.3)), spec, NetworkConfig(hidden=(32, 32)))
+
+    @jax.jit
+    def run(state):
+        def step(state, key):
+            obs = jax.random.uniform(key, (64, 1), minval=-0.7, maxval=0.7)
+            action = algo.act(algo.actor(state), obs, (), key).action
+            reward = -jnp.sum((action - obs) ** 2, -1)
+            batch = fakes.Batch(obs, action, reward, jnp.zeros(64), obs, jnp.ones(64), jnp.arange(64))
+            return algo.update(state, batch, jax.random.fold_in(key, 1))[0], None
+
+        return jax.lax.scan(step, state, jax.random.split(KEY, 600))[0]
+
+    state, obs = run(algo.init(KEY)), jnp.array([[-0.5], [0.0], [0.5]])
+    np.testing.assert_allclose(algo.act(algo.actor(state), obs, (), KEY, explore=False).action, obs, atol=0.1)

@@ -1,0 +1,151 @@
+"""Stacked critics against one network after the other, on every kind of observation and action."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl import networks
+from jrl.errors import InputError
+from jrl.networks import Head, NetworkConfig
+from jrl.networks.critics import build_critics
+from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete
+
+KEY = jax.random.key(3)
+ACTION = Box((2,), low=-1.0, high=1.0)
+CFG = NetworkConfig(hidden=(8, 6))
+
+
+def spec(observation=None, action=ACTION):
+    return EnvSpec(observation or Box((4,)), action, 1)
+
+
+def some(shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def by_hand(params, i, x):
+    """Critic i of a tanh network in float64, row by row."""
+    kernel = lambda p: np.asarray(p["kernel"][i], np.float64)
+    out = []
+    for row in np.asarray(x, np.float64):
+        for layer in ("Dense_0", "Dense_1"):
+            p = params["layers"][layer]
+            row = np.tanh(row @ kernel(p) + np.asarray(p["bias"][i]))
+        out.append((row @ kernel(params["head"]) + np.asarray(params["head"]["bias"][i]))[0])
+    return np.array(out)
+
+
+@pytest.mark.parametrize("num_critics", [1, 2, 5])
+def test_each_critic_is_a_network_of_observation_and_action(num_critics):
+    critics = build_critics(spec(), CFG, num_critics)
+    params = jax.tree.map(lambda x: x + 0.1 * some(x.shape), critics.init(KEY))
+    obs, action = some((7, 4), 1), some((7, 2), 2)
+    q = critics.apply(params, obs, action)
+    assert (q.shape, q.dtype) == ((num_critics, 7), jnp.float32)
+    for i in range(num_critics):
+        want = by_hand(params, i, np.concatenate([obs, action], -1))
+        np.testing.assert_allclose(q[i], want, rtol=1e-5, atol=1e-6)
+    assert {x.shape[0] for x in jax.tree.leaves(params)} == {num_critics}
+
+
+def test_critics_start_apart():
+    q = build_critics(spec(), CFG, 3)
+    values = q.apply(q.init(KEY), some((5, 4)), some((5, 2)))
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert np.abs(values[i] - values[j]).min() > 1e-3
+    assert np.abs(values - q.apply(q.init(jax.random.key(4)), some((5, 4)), some((5, 2)))).min() > 1e-4
+
+
+def test_a_gradient_reaches_its_own_critic_only():
+    critics = build_critics(spec(), CFG, 3)
+    obs, action = some((5, 4)), some((5, 2))
+    gradient = jax.grad(lambda params: critics.apply(params, obs, action)[1].sum())(critics.init(KEY))
+    for leaf in jax.tree.leaves(gradient):
+        assert np.abs(leaf[1]).max() > 0
+        assert (np.asarray(leaf)[[0, 2]] == 0).all()
+
+
+@pytest.mark.parametrize("num_critics", [1, 3])
+def test_discrete_actions_have_a_value_each(num_critics):
+    env_spec = spec(action=Discrete(3))
+    critics = build_critics(env_spec, CFG, num_critics)
+    params, obs = critics.init(KEY), some((7, 4))
+    q = critics.apply(params, obs)
+    assert (q.shape, q.dtype) == ((num_critics, 7, 3), jnp.float32)
+    network = networks.build(env_spec, CFG, {"value": Head(3)})
+    for i in range(num_critics):
+        one = network.apply(jax.tree.map(lambda x, i=i: x[i], params), obs, "value")[0]
+        np.testing.assert_allclose(q[i], one, rtol=1e-5, atol=1e-6)
+
+
+IMAGE = Box((9, 9, 2), "uint8", 0, 255)
+OBSERVATIONS = [
+    (Box((4, 2)), CFG, ACTION),
+    (Box((4,)), CFG, Box((2, 2), low=-1.0, high=1.0)),
+    (Box((6,), "uint8", 0, 255), CFG, ACTION),
+    (Discrete(5), CFG, ACTION),
+    (MultiDiscrete((3, 2)), CFG, ACTION),
+    (IMAGE, NetworkConfig(hidden=(8,), torso="impala"), ACTION),
+    (IMAGE, NetworkConfig(hidden=(8,), torso="mlp"), ACTION),
+    (Box((36, 36, 1), "uint8", 0, 255), NetworkConfig(hidden=(8,)), ACTION),
+]
+
+
+@pytest.mark.parametrize(("observation", "cfg", "action"), OBSERVATIONS, ids=str)
+def test_observation_and_action_both_count(observation, cfg, action):
+    critics = build_critics(spec(observation, action), cfg, 2)
+    rng = np.random.default_rng(0)
+    high = {"Discrete": lambda s: s.n, "MultiDiscrete": lambda s: s.nvec}.get(type(observation).__name__)
+    integers = high is not None or observation.dtype == "uint8"
+    draw = lambda: rng.integers(0, 256 if high is None else high(observation), (6, *observation.shape))
+    obs = jnp.asarray(draw() if integers else rng.normal(size=(6, *observation.shape)), observation.dtype)
+    if isinstance(observation, Discrete):
+        obs = jnp.arange(6, dtype=jnp.int32) % 5
+    params, actions = critics.init(KEY), some((6, *action.shape))
+    apply = jax.jit(critics.apply)
+    q = np.asarray(apply(params, obs, actions))
+    assert q.shape == (2, 6)
+    assert np.isfinite(q).all()
+    slope = jax.jit(jax.grad(lambda action: critics.apply(params, obs, action).sum()))(actions)
+    assert np.abs(slope).min() > 0  # every element of every action
+    assert np.abs(q - np.asarray(apply(params, jnp.roll(obs, 1, 0), actions))).max() > 1e-4
+
+
+def test_bytes_are_scaled():
+    critics = build_critics(spec(Box((6,), "uint8", 0, 255)), CFG, 2)
+    floats = build_critics(spec(Box((6,))), CFG, 2)
+    params, obs, action = critics.init(KEY), np.arange(0, 240, 10).reshape(4, 6), some((4, 2))
+    want = floats.apply(params, jnp.asarray(obs / 255, jnp.float32), action)
+    np.testing.assert_allclose(critics.apply(params, jnp.asarray(obs, jnp.uint8), action), want, rtol=1e-5, atol=1e-6)
+
+
+def test_layer_norm_and_dtype():
+    cfg = NetworkConfig(hidden=(8, 6), layer_norm=True, dtype="bfloat16")
+    critics = build_critics(spec(), cfg, 2)
+    params = critics.init(KEY)
+    assert sorted(params["layers"]) == ["Dense_0", "Dense_1", "LayerNorm_0", "LayerNorm_1"]
+    assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    assert critics.apply(params, some((5, 4)), some((5, 2))).dtype == jnp.float32
+    plain = build_critics(spec(), CFG, 2).apply({**params, "layers": _dense(params)}, some((5, 4)), some((5, 2)))
+    assert np.abs(plain - critics.apply(params, some((5, 4)), some((5, 2)))).max() > 1e-2
+
+
+def _dense(params):
+    return {name: p for name, p in params["layers"].items() if name.startswith("Dense")}
+
+
+def test_vmap_over_seeds():
+    critics = build_critics(spec(), CFG, 2)
+    keys, obs, action = jax.random.split(KEY, 3), some((5, 4)), some((5, 2))
+    together = jax.jit(jax.vmap(lambda key: critics.apply(critics.init(key), obs, action)))(keys)
+    for i in range(3):
+        np.testing.assert_allclose(together[i], critics.apply(critics.init(keys[i]), obs, action), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("action", [ACTION, Discrete(3)], ids=str)
+def test_a_torso_that_does_not_fit(action):
+    with pytest.raises(InputError, match=r"network\.torso impala"):
+        build_critics(spec(action=action), NetworkConfig(torso="impala"), 2)
+    with pytest.raises(InputError, match="36 x 36"):
+        build_critics(spec(IMAGE, action), NetworkConfig(), 2)

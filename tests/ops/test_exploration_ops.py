@@ -1,0 +1,125 @@
+"""Exploration against the distributions and numbers it claims."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from jrl.ops import exploration
+
+N = 100_000
+KEY = jax.random.key(3)
+Q = jnp.asarray([0.1, -0.4, 0.7, 0.2], jnp.float32)  # the best is action 2
+
+
+def chi_square(actions, probabilities):
+    probabilities = np.asarray(probabilities, np.float64)
+    expected = len(actions) * probabilities / probabilities.sum()
+    return stats.chisquare(np.bincount(actions, minlength=len(expected)), expected).pvalue
+
+
+@pytest.mark.parametrize("epsilon", (0.3, 1.0))
+def test_epsilon_greedy_frequencies(epsilon):
+    actions = exploration.epsilon_greedy(jnp.broadcast_to(Q, (N, 4)), KEY, epsilon)
+    assert (actions.shape, actions.dtype) == ((N,), jnp.int32)
+    expected = np.full(4, epsilon / 4) + (1 - epsilon) * (np.arange(4) == 2)
+    assert chi_square(actions, expected) > 1e-3
+    assert chi_square(actions, np.roll(expected, 1) if epsilon < 1 else [0.24, 0.25, 0.25, 0.26]) < 1e-3
+
+
+def test_epsilon_zero_is_greedy_and_each_environment_has_its_own_epsilon():
+    q = jax.random.normal(KEY, (N, 4))
+    best = np.argmax(q, -1)
+    np.testing.assert_array_equal(exploration.epsilon_greedy(q, KEY, 0.0), best)
+    epsilon = jnp.where(jnp.arange(N) % 2 == 0, 0.0, 0.8)
+    same = np.asarray(exploration.epsilon_greedy(q, KEY, epsilon)) == best
+    assert same[::2].all()
+    assert abs(same[1::2].mean() - (0.2 + 0.8 / 4)) < 0.01
+
+
+def test_whether_and_what_to_explore_are_independent():
+    """Only rows that explore (epsilon 0.5) can take another action than the best, and those do so evenly."""
+    actions = np.asarray(exploration.epsilon_greedy(jnp.broadcast_to(Q, (N, 4)), KEY, 0.5))
+    others = actions[actions != 2]
+    assert chi_square(np.searchsorted([0, 1, 3], others), np.full(3, 1 / 3)) > 1e-3
+
+
+def test_epsilon_ladder_by_hand():
+    # 0.4 ** (1 + 7 i / 7), i = 0 .. 7
+    by_hand = [0.4, 0.16, 0.064, 0.0256, 0.01024, 0.004096, 0.0016384, 0.00065536]
+    np.testing.assert_allclose(exploration.epsilon_ladder(0.4, 7.0, 8), by_hand, rtol=1e-5)
+    np.testing.assert_allclose(exploration.epsilon_ladder(0.4, 7.0, 3), [0.4, 0.4**4.5, 0.4**8], rtol=1e-5)
+    np.testing.assert_allclose(exploration.epsilon_ladder(0.4, 7.0, 1), [0.4])
+
+
+@pytest.mark.parametrize("temperature", (0.2, 1.0, 5.0))
+def test_soft_q_frequencies(temperature):
+    actions = exploration.soft_q(jnp.broadcast_to(Q, (N, 4)), KEY, temperature)
+    assert (actions.shape, actions.dtype) == ((N,), jnp.int32)
+    assert chi_square(actions, jax.nn.softmax(Q / temperature)) > 1e-3
+    assert chi_square(actions, jax.nn.softmax(Q / (1.3 * temperature))) < 1e-3
+
+
+def test_soft_q_at_temperature_zero_is_greedy():
+    q = jax.random.normal(KEY, (N, 4))
+    np.testing.assert_array_equal(exploration.soft_q(q, KEY, 0.0), np.argmax(q, -1))
+
+
+def test_gaussian_moments_and_bounds():
+    near, edge = (exploration.gaussian(jnp.full((N, 2), x), KEY, 0.2) for x in (-0.1, 0.95))
+    assert (near.shape, near.dtype) == ((N, 2), jnp.float32)
+    assert stats.kstest(np.ravel(near), stats.norm(-0.1, 0.2).cdf).pvalue > 1e-3
+    assert np.asarray(edge).max() == 1.0
+    assert abs((np.asarray(edge) == 1.0).mean() - stats.norm.sf(0.05 / 0.2)) < 0.005
+    np.testing.assert_array_equal(exploration.gaussian(near, KEY, 0.0), near)
+
+
+def test_ornstein_uhlenbeck_step_by_hand():
+    noise = jnp.asarray([[1.0, -2.0]])
+    still = exploration.ornstein_uhlenbeck(noise, KEY, theta=0.5, sigma=0.0, dt=0.1)
+    np.testing.assert_allclose(still, [[0.95, -1.9]], rtol=1e-6)
+    step = exploration.ornstein_uhlenbeck(jnp.zeros((N,)), KEY, theta=0.5, sigma=2.0, dt=0.25)
+    assert stats.kstest(np.asarray(step), stats.norm(0, 1.0).cdf).pvalue > 1e-3
+
+
+def test_ornstein_uhlenbeck_variance_and_correlation():
+    theta, sigma, dt = 0.3, 0.5, 0.5
+
+    def step(noise, key):
+        noise = exploration.ornstein_uhlenbeck(noise, key, theta=theta, sigma=sigma, dt=dt)
+        return noise, noise
+
+    path = np.asarray(jax.lax.scan(step, jnp.zeros((2000,)), jax.random.split(KEY, 200))[1])[60:]
+    variance = sigma**2 / (theta * (2 - theta * dt))
+    np.testing.assert_allclose(path.var(), variance, rtol=0.03)
+    np.testing.assert_allclose((path[1:] * path[:-1]).mean() / path.var(), 1 - theta * dt, rtol=0.02)
+
+
+def test_uniform_actions():
+    one = exploration.uniform_action(KEY, (N,), 5)
+    assert one.dtype == jnp.int32
+    assert chi_square(one, np.full(5, 0.2)) > 1e-3
+    two = np.asarray(exploration.uniform_action(KEY, (N, 2), (3, 2)))
+    joint = two[:, 0] * 2 + two[:, 1]
+    assert two.dtype == np.int32
+    assert chi_square(joint, np.full(6, 1 / 6)) > 1e-3
+    box = exploration.uniform_action(KEY, (N, 2), None)
+    assert box.dtype == jnp.float32
+    assert stats.kstest(np.ravel(box), stats.uniform(-1, 2).cdf).pvalue > 1e-3
+
+
+def test_scalars_can_be_traced_and_vmapped():
+    q = jnp.broadcast_to(Q, (1000, 4))
+    scalars = jnp.asarray([0.0, 0.5, 1.0])
+    action = jnp.zeros((1000, 2))
+    for explore in (
+        lambda x: exploration.epsilon_greedy(q, KEY, x),
+        lambda x: exploration.epsilon_greedy(q, KEY, exploration.epsilon_ladder(x, 7.0 * x, 1000)),
+        lambda x: exploration.soft_q(q, KEY, x),
+        lambda x: exploration.gaussian(action, KEY, x),
+        lambda x: exploration.ornstein_uhlenbeck(action, KEY, theta=x, sigma=x, dt=x),
+    ):
+        together = jax.jit(jax.vmap(explore))(scalars)
+        for i, x in enumerate((0.0, 0.5, 1.0)):
+            np.testing.assert_allclose(together[i], explore(x), rtol=1e-6)

@@ -44,8 +44,8 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        kernel: Any = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
+        bias: Any = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
         x, kernel, bias = (a.astype(self.dtype) for a in (x, kernel, bias))
         return linear(x, kernel) + bias[None]
 

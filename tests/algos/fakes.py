@@ -49,6 +49,14 @@ LOADED = {
         "max_grad_norm": 0.5,
         "lr": ((0, 3e-4), (200, 1e-4)),
     },
+    "sac": {
+        "num_critics": 3,
+        "target_critics": 2,
+        "policy_every": 2,
+        "max_grad_norm": 0.5,
+        "lr": ((0, 3e-4), (200, 1e-4)),
+    },
+    "td3": {"num_critics": 3, "policy_every": 1, "max_grad_norm": 0.5, "lr": ((0, 3e-4), (200, 1e-4))},
     "pqn": {"normalize_reward": True, "max_leaf_norm": 1.0, "lr": ((0, 3e-4), (200, 1e-4))},
 }
 

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 
 from jrl import learner, networks
 from jrl.algos import actor_critic
-from jrl.algos.exploration import EpsilonGreedy
+from jrl.algos.exploration import EpsilonGreedy, Gaussian
 from jrl.envs.graph import Definition, build
 from jrl.networks import NetworkConfig
+from jrl.networks.critics import build_critics
 from jrl.replay import ring
 from jrl.rollout import unroll
 from jrl.types import Box, Discrete, element
@@ -93,6 +94,8 @@ HYPER = {
     "ppo": {"lr": 1e-2, "num_epochs": 4, "num_minibatches": 2, "gamma": 0.9, "adam_eps": 1e-5},
     "dqn": {"lr": 3e-3, "gamma": 0.9, "target_update_every": 16, "exploration": EpsilonGreedy(epsilon=0.2)},
     "pqn": {"lr": 1e-2, "num_epochs": 4, "num_minibatches": 2, "gamma": 0.9, "exploration": EpsilonGreedy(epsilon=0.2)},
+    "sac": {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "learn_ent_coef": False, "ent_coef": 0.02},
+    "td3": {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "exploration": Gaussian(std=0.5)},
 }
 REPLAY = {"updates": 16, "batch_size": 64, "capacity": 4 * NUM_ENVS * LENGTH}  # of algorithms that learn from one
 
@@ -170,5 +173,22 @@ def _best_action_value_shared(spec, state, obs):
     return network.apply(state.params, obs, "q")[0].max(-1)
 
 
+def _best_of_critics(spec, state, obs):
+    critics = build_critics(spec, NETWORK, 2)
+    return critics.apply(state.params["critic"], obs).min(0).max(-1)
+
+
+def _critics_of_policy(spec, state, obs):
+    algo = fakes.make("td3", spec, NETWORK)
+    action = algo.act(algo.actor(state), obs, algo.carry(len(obs)), None, explore=False).action
+    return build_critics(spec, NETWORK, 2).apply(state.params["critic"], obs, action).min(0)
+
+
 # how to read an algorithm's value of an observation
-_VALUES = {"ppo": _state_value, "pqn": _best_action_value, "dqn": _best_action_value_shared}
+_VALUES = {
+    "ppo": _state_value,
+    "pqn": _best_action_value,
+    "dqn": _best_action_value_shared,
+    "sac": _best_of_critics,
+    "td3": _critics_of_policy,
+}

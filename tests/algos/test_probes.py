@@ -50,7 +50,7 @@ def test_obs_and_action_dependent_reward(name):
 
 @pytest.mark.parametrize("name", [n for n in NAMES if Box in fakes.SUPPORTS[n]])
 def test_continuous_action(name):
-    _, act = train(name, probes.continuous_action(), iterations=80)
+    _, act = train(name, probes.continuous_action(), iterations=160)
     np.testing.assert_allclose(act([-1.0, 1.0])[:, 0], [-0.5, 0.5], atol=0.12)
 
 

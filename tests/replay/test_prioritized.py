@@ -139,7 +139,7 @@ def test_beta_follows_environment_steps_on_all_devices():
 def test_the_step_counter_saturates():
     buffer = small()
     state = buffer.init()
-    steps = jnp.uint32(2**32 - 3)
+    steps = np.uint32(2**32 - 3)
     state = state.replace(priorities=state.priorities.replace(steps=steps))
     for _ in range(2):
         state = buffer.add(state, plain(2))

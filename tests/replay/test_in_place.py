@@ -1,0 +1,199 @@
+"""No program copies the buffer: its memory, its aliases, and the address of its arrays before and after."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from replay_oracle import struct
+
+from jrl import parallel
+from jrl.replay import memory, prioritized, ring, sequences
+from jrl.types import Rollout
+
+B, T, FRAME = 4, 3, (4, 20, 20)
+SIZES = {"capacity": 8000, "num_envs": B, "batch_size": 8}
+
+
+def spaces():
+    return {"image": struct(FRAME, "uint8"), "vector": struct((100,))}, struct((), "int32")
+
+
+BUFFERS = {
+    "ring": lambda: ring.make(*spaces(), gamma=0.9, n_step=3, **SIZES),
+    "stack": lambda: ring.make(*spaces(), gamma=0.9, frame_stack=ring.FrameStack(4), **SIZES),
+    "prioritized": lambda: prioritized.make(*spaces(), gamma=0.9, alpha=0.6, beta=0.4, **SIZES),
+    "sequences": lambda: sequences.make(*spaces(), length=4, burn_in=2, alpha=0.6, **SIZES),
+}
+
+
+def rollout_of(T):
+    obs = lambda *lead: jax.tree.map(lambda x: jnp.ones((*lead, *x.shape), x.dtype), spaces()[0])
+    no = jnp.zeros((T, B), bool)
+    reward = jnp.ones((T, B))
+    return Rollout(obs(T, B), obs(B), jnp.ones((T, B), jnp.int32), reward, no, no, ~no, ~no[0], {}, ())
+
+
+def add(buffer):
+    return lambda state, rollout, count: (buffer.add(state, rollout), 0.0)
+
+
+def learn(buffer):
+    """As the learner does: add, then `count` times sample, use, and set priorities."""
+
+    def body(i, carry):
+        state, total = carry
+        sample = buffer.sample(state, jax.random.fold_in(jax.random.key(0), i))
+        rows = sample if hasattr(sample, "reward") else sample.rollout
+        value = rows.obs["vector"].mean() * sample.weight + rows.reward.sum()
+        if buffer.set_priority is not None:
+            state = buffer.set_priority(state, sample.index, jnp.abs(value))
+        return state, total + value.sum()
+
+    def step(state, rollout, count):
+        state = buffer.add(state, rollout)
+        count = jnp.where(buffer.can_sample(state), count, 0)
+        return jax.lax.fori_loop(0, count, body, (state, 0.0))
+
+    return step
+
+
+def branch(buffer):
+    """Adds or not."""
+
+    def step(state, rollout, count):
+        return jax.lax.cond(count > 0, lambda s: buffer.add(s, rollout), lambda s: s, state), 0.0
+
+    return step
+
+
+def scanned(buffer):
+    """As the fused program does: several iterations, each of which adds and learns."""
+    step = learn(buffer)
+
+    def run(state, rollout, count):
+        return jax.lax.scan(lambda s, _: step(s, rollout, count), state, length=3)
+
+    return run
+
+
+def on_a_device(buffer):
+    """As the loop does: the state has a leading device axis, which the body takes off and puts on."""
+    step, mesh = scanned(buffer), parallel.make_mesh(1)
+
+    def body(state, rollout, count):
+        state, total = step(jax.tree.map(lambda x: x[0], state), rollout, count)
+        return jax.tree.map(lambda x: x[None], state), total
+
+    specs = (parallel.PER_DEVICE, parallel.ROLLOUT, parallel.REPLICATED)
+    return parallel.pmap(body, mesh, specs, (parallel.PER_DEVICE, parallel.REPLICATED), donate_argnums=(0,))
+
+
+def faults(program, state, rollout):
+    """What is wrong with how a program with a donated buffer treats it."""
+    size = sum(x.nbytes for x in jax.tree.leaves(state))
+    largest = max(x.nbytes for x in jax.tree.leaves(state))
+    smallest = min(x.nbytes for x in jax.tree.leaves(state) if x.ndim > 1)
+    assert smallest > 30_000  # so that a copy of even the least array of the ring would show
+    compiled = program.lower(state, rollout, jnp.int32(0)).compile()
+    found, analysis = [], compiled.memory_analysis()
+    # what a program needs beside the buffer: samples and rollouts, whatever the buffer's size
+    allowed = 8 * sum(x.nbytes for x in jax.tree.leaves(rollout)) + 25_000
+    assert allowed < largest / 10
+    if analysis.temp_size_in_bytes > allowed:
+        found.append(f"temporary: {analysis.temp_size_in_bytes} of {size}")
+    if analysis.alias_size_in_bytes < size:
+        found.append(f"alias: {analysis.alias_size_in_bytes} of {size}")
+    text = compiled.as_text()
+    if "input_output_alias" not in text:
+        found.append("no input_output_alias")
+    shapes = {f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(state) if x.nbytes > 30_000}
+    names = {"float32": "f32", "int32": "s32", "uint8": "u8"}
+    for shape in shapes:
+        dtype, dims = shape.split("[")
+        dims = dims.replace(" ", "")
+        for line in text.splitlines():
+            if f"= {names[dtype]}[{dims}" in line and " copy(" in line:
+                found.append(line.strip()[:100])
+    address = lambda s: [x.unsafe_buffer_pointer() for x in jax.tree.leaves(s) if x.nbytes > 30_000]
+    before = address(state)
+    for count in (0, 2, 3):
+        state, _ = program(state, rollout, jnp.int32(count))
+        if address(state) != before:
+            found.append("another address")
+    return found
+
+
+PROGRAMS = {"add": add, "learn": learn, "branch": branch, "scanned": scanned}
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("length", [1, T])
+def test_in_place(name, program, length):
+    buffer = BUFFERS[name]()
+    program = jax.jit(PROGRAMS[program](buffer), donate_argnums=0)
+    assert faults(program, buffer.init(), rollout_of(length)) == []
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_in_place_with_a_device_axis(name):
+    buffer = BUFFERS[name]()
+    state = parallel.shard(jax.tree.map(lambda x: x[None], buffer.init()), parallel.make_mesh(1))
+    assert faults(on_a_device(buffer), state, rollout_of(T)) == []
+
+
+def test_a_copy_would_be_seen():
+    buffer = BUFFERS["prioritized"]()
+
+    def sample_first(state, rollout, count):
+        sample = buffer.sample(state, jax.random.key(0))
+        return buffer.add(state, rollout), sample.obs["vector"].sum()
+
+    found = faults(jax.jit(sample_first, donate_argnums=0), buffer.init(), rollout_of(T))
+    assert any(fault.startswith("temporary") for fault in found)
+    assert any(" copy(" in fault for fault in found)
+    found = faults(jax.jit(add(buffer)), buffer.init(), rollout_of(T))  # not donated
+    assert "no input_output_alias" in found
+    assert "another address" in found
+
+
+def test_each_device_has_its_own(four_devices):
+    """The same program on four devices: each adds its columns and samples from them."""
+    buffer = BUFFERS["prioritized"]()
+    columns = np.arange(4 * B, dtype=np.float32)[None]
+    whole = rollout_of(T)
+    wide = lambda x, axis: jnp.concatenate([x] * 4, axis)
+    rollout = Rollout(
+        obs=jax.tree.map(lambda x: wide(x, 1), whole.obs),
+        last_obs=jax.tree.map(lambda x: wide(x, 0), whole.last_obs),
+        action=wide(whole.action, 1),
+        reward=jnp.broadcast_to(columns, (T, 4 * B)),
+        terminated=wide(whole.terminated, 1),
+        truncated=wide(whole.truncated, 1),
+        mask=wide(whole.mask, 1),
+        contiguous=wide(whole.contiguous, 0),
+        extras={},
+        carry=(),
+    )
+
+    def body(state, rollout):
+        state = buffer.add(jax.tree.map(lambda x: x[0], state), rollout)
+        key = jax.random.fold_in(jax.random.key(0), jax.lax.axis_index(parallel.AXIS))
+        return jax.tree.map(lambda x: x[None], state), buffer.sample(state, key).reward[None]
+
+    specs = (parallel.PER_DEVICE, parallel.ROLLOUT)
+    program = parallel.pmap(body, four_devices, specs, (parallel.PER_DEVICE,) * 2, donate_argnums=(0,))
+    state = jax.tree.map(lambda x: jnp.stack([x] * 4), buffer.init())
+    state, reward = jax.block_until_ready(
+        program(parallel.shard(state, four_devices), parallel.shard(rollout, four_devices, parallel.ROLLOUT))
+    )
+    assert reward.shape == (4, SIZES["batch_size"])
+    for device in range(4):
+        assert set(np.asarray(reward[device])) == set(range(device * B, (device + 1) * B))
+
+
+def test_frame_stacks_are_stored_once():
+    whole, once = (memory.nbytes(BUFFERS[name]()) for name in ("ring", "stack"))
+    image, rest = 4 * 400, 100 * 4 + 4 + 4 + 1
+    assert abs(whole - 8000 * (image + rest)) < 100
+    assert abs(once - 8000 * (image / 4 + rest)) < 100

@@ -64,8 +64,8 @@ WORKS: dict[str, list[str]] = {  # name -> config and overrides; stop criteria b
     "G256": _graph(256, 4_000_000),
     "G2048": _graph(2048, 6_000_000),
     # replay: what a step costs with its gradient steps
-    "Q8": [*_DQN, "env.num_envs=8", "replay.train_every=32", "replay.updates_per_step=0.25", "stop.env_steps=300000"],
-    "Q10g": [
+    "W5": [*_DQN, "env.num_envs=8", "replay.train_every=32", "replay.updates_per_step=0.25", "stop.env_steps=300000"],
+    "D10": [
         *_DQN,
         "env.backend=graph",
         "env.num_envs=10",
@@ -74,9 +74,9 @@ WORKS: dict[str, list[str]] = {  # name -> config and overrides; stop criteria b
         "replay.capacity=10000",
         "stop.env_steps=600000",
     ],
-    "SP": [*_SAC, "env.id=Pendulum-v1", "stop.env_steps=6000"],
-    "SH": [*_SAC, "env.id=HalfCheetah-v5", "stop.env_steps=6000"],
-    "PQ64": ["configs/pqn.yaml", "env.num_envs=64", "stop.env_steps=2000000"],
+    "W6p": [*_SAC, "env.id=Pendulum-v1", "stop.env_steps=6000"],
+    "W6h": [*_SAC, "env.id=HalfCheetah-v5", "stop.env_steps=6000"],
+    "P64": ["configs/pqn.yaml", "env.num_envs=64", "stop.env_steps=2000000"],
 }
 LABELS = {
     "W1": "CartPole\nEnvPool, 8",
@@ -87,11 +87,11 @@ LABELS = {
     "G64": "CartPole\ngraph, 64",
     "G256": "CartPole\ngraph, 256",
     "G2048": "CartPole\ngraph, 2048",
-    "Q8": "DQN, EnvPool\n8, 1 update / 4",
-    "Q10g": "DQN, graph\n10, 1 / 10",
-    "SP": "SAC Pendulum\n1 / 1",
-    "SH": "SAC Cheetah\n1 / 1",
-    "PQ64": "PQN, EnvPool\n64",
+    "W5": "DQN, EnvPool\n8, 1 update / 4",
+    "D10": "DQN, graph\n10, 1 / 10",
+    "W6p": "SAC Pendulum\n1 / 1",
+    "W6h": "SAC Cheetah\n1 / 1",
+    "P64": "PQN, EnvPool\n64",
 }
 # seconds from process start: name -> (config and overrides, whether programs are in the compile cache already)
 STARTS: dict[str, tuple[list[str], bool]] = {
@@ -166,14 +166,14 @@ def plot(rows: list[dict[str, Any]], png: Path) -> None:
 
     found: dict[str, dict[str, list[float]]] = {name: {} for name in WORKS}
     for row in rows:
-        # a peer tells its work by our name for it, or by the number of its in-graph environments
+        # a peer tells its work by our name for it, or by algorithm and number of in-graph environments
         work = row["name"] if row["name"] in WORKS else row.get("work")
-        work = work if work in WORKS else f"G{row.get('envs')}"
+        work = {"ppo-gymnax": f"G{row.get('envs')}", "dqn-gymnax": f"D{row.get('envs')}"}.get(str(work), work)
         if work in found and row.get("steps_per_s"):
             found[work].setdefault(row.get("peer", "jrl"), []).append(row["steps_per_s"])
     works = [w for w in found if found[w]]
     peers = sorted({p for w in works for p in found[w]}, key=lambda p: (p != "jrl", p))
-    figure, axes = plt.subplots(figsize=(9, 3.6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(11, 3.6), layout="constrained")
     for i, name in enumerate(peers):
         height = [statistics.median(found[w].get(name, [0])) for w in works]
         bars = axes.bar([x + 0.27 * i for x in range(len(works))], height, 0.25, label=name)

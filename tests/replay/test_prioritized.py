@@ -143,7 +143,7 @@ def test_the_step_counter_saturates():
     state = state.replace(priorities=state.priorities.replace(steps=steps))
     for _ in range(2):
         state = buffer.add(state, plain(2))
-    assert state.priorities.steps == 2**32 - 1
+    assert int(state.priorities.steps) == 2**32 - 1
 
 
 def test_alpha_beta_and_eps_may_be_traced():

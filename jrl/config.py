@@ -68,7 +68,7 @@ class ReplayConfig:
     n_step: int | tuple[int, int] = 1  # steps summed up before bootstrapping; [2, 5]: a random number for each sample
     frame_stack: int | None = None  # images of an observation, stored once each; null: Atari's; 1: store stacks whole
     prioritized: bool = False  # sample in proportion to priority ** priority_alpha, not uniformly
-    priority_alpha: float = 0.6
+    priority_alpha: float = 0.6  # 0: uniform
     priority_beta: Schedule = 0.4  # exponent of the importance weights
     priority_eps: float = 1e-6  # added to each priority
 
@@ -199,11 +199,7 @@ def to_yaml(cfg: RunConfig, *, origins: Mapping[str, str] | None = None, algos: 
     """
     if origins is None:
         return schema.dump(to_dict(cfg, algos=algos))
-    docs = {f"algo.{k}": v for k, v in schema.docs(type(cfg.algo)).items()}
-    for field in dataclasses.fields(cfg):
-        section = getattr(cfg, field.name)
-        if field.name != "algo" and dataclasses.is_dataclass(section):
-            docs |= {f"{field.name}.{k}": v for k, v in schema.docs(type(section)).items()}
+    docs = schema.tree_docs(cfg)
     data = to_dict(cfg, algos=algos)
     comments = {k: "; ".join(filter(None, [origins.get(k, "default"), docs.get(k)])) for k in schema.flatten(data)}
     return schema.dump(data, comments)

@@ -429,3 +429,12 @@ def docs(cls: type) -> dict[str, str]:
                 if doc:
                     found[node.target.id] = doc
     return found
+
+
+def tree_docs(tree: Any, prefix: str = "") -> dict[str, str]:
+    """Dotted key -> comment, of a dataclass instance and of the sections within it."""
+    found = {prefix + name: doc for name, doc in docs(type(tree)).items()}
+    for field in dataclasses.fields(tree):
+        if dataclasses.is_dataclass(getattr(tree, field.name)):
+            found |= tree_docs(getattr(tree, field.name), f"{prefix}{field.name}.")
+    return found

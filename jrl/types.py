@@ -7,7 +7,7 @@ What lives on a device is a `flax.struct.dataclass`, changed with `.replace`; a 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, dataclass_transform
 
 import jax
 import numpy as np
@@ -21,6 +21,7 @@ Key = jax.Array
 Metrics = dict[str, Any]
 
 
+@dataclass_transform()
 def hyperparams(cls: type) -> type:
     """Class decorator: a frozen dataclass of hyper-parameters that is also a pytree.
 

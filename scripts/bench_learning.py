@@ -48,7 +48,9 @@ TASKS = (
     Task("ddpg-pendulum", "configs/ddpg.yaml"),
     Task("sac-cartpole", "configs/sac_discrete.yaml"),
     Task("ddpg-mountaincar", "configs/ddpg_mountaincar.yaml"),
-    Task("sac-halfcheetah", "configs/sac_mujoco.yaml", seeds=1),
+    Task(
+        "sac-halfcheetah", "configs/sac_mujoco.yaml", ("stop.env_steps=100000", "stop.evaluation/return=3000"), seeds=1
+    ),
 )
 
 

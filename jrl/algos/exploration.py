@@ -20,7 +20,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from jrl.hyper import Schedule
@@ -35,10 +34,9 @@ class EpsilonGreedy:
 
     name: Literal["epsilon_greedy"] = "epsilon_greedy"
     epsilon: Schedule = ((0, 1.0), (10_000, 0.05))  # probability of a random action
-    ladder: bool = False  # Ape-X: environment i of N (on its device) has ladder_base ** (1 + ladder_alpha i / (N - 1))
-    ladder_base: Schedule = (
-        0.4  # epsilon of the first environment; read with `ladder` only, which leaves epsilon unread
-    )
+    # instead of epsilon: environment i of N (on its device) has ladder_base ** (1 + ladder_alpha i / (N - 1)), as Ape-X
+    ladder: bool = False
+    ladder_base: Schedule = 0.4  # epsilon of the ladder's first environment
     ladder_alpha: float = 7.0  # how far the ladder reaches down
     random_timesteps: int = 0  # environment steps at the start with uniformly random actions
 
@@ -155,8 +153,8 @@ def make(cfg: Exploration, action_space: Space, kinds: tuple[str, ...]) -> Explo
 
     def sample_after_random_actions(output, key, env_steps, carry):
         action, carry = sample(output, key, env_steps, carry)
-        # a key of its own, since `sample` has used the other
-        anything = _random_action(action_space, jax.random.fold_in(key, 1), action.shape).astype(action.dtype)
+        # the same key will do: of the two actions only one is taken
+        anything = _random_action(action_space, key, action.shape).astype(action.dtype)
         return jnp.where(env_steps < cfg.random_timesteps, anything, action), carry
 
     return Explorer(carry, sample_after_random_actions if cfg.random_timesteps else sample, kind)

@@ -53,7 +53,7 @@ class Config:
     loss: Literal["mse", "huber"] = "mse"  # half the squared error, or huber
     normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
     # how actions are chosen while training
-    exploration: OverQ = EpsilonGreedy(epsilon=((0, 1.0), (100_000, 0.05)))  # type: ignore[call-arg]
+    exploration: OverQ = EpsilonGreedy(epsilon=((0, 1.0), (100_000, 0.05)))
     max_grad_norm: float | None = 10.0  # clips the global norm of the gradient; null: no clipping
     max_leaf_norm: float | None = None  # clips the norm of each parameter array's gradient
     max_grad_value: float | None = None  # clips each element of the gradient

@@ -73,8 +73,13 @@ def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critic
         return jax.jit(module.init)(key, obs, jnp.zeros((1, *action.shape), jnp.float32))["params"]
 
     def apply(params: PyTree, obs, action) -> Array:
-        one: Any = lambda params: module.apply({"params": params}, obs, action)
-        return jax.vmap(one)(params)[..., 0].astype(jnp.float32)
+        one: Any = lambda params, obs, action: module.apply({"params": params}, obs, action)
+        count = jax.tree.leaves(params)[0].shape[0]  # of all critics, or of some
+        repeat = lambda x: jnp.broadcast_to(x[None], (count, *x.shape))
+        # Vectors are repeated: a product of one input for all and a kernel for each is [N, C, width] and then transposed
+        each = (0, None, 0) if is_image(observation) else (0, 0, 0)
+        q = jax.vmap(one, each)(params, obs if is_image(observation) else repeat(obs), repeat(action))
+        return q[..., 0].astype(jnp.float32)
 
     return Critics(stacked(init), apply)
 

@@ -13,7 +13,7 @@ from flax import struct
 from jrl.ops import random, schedules
 from jrl.replay import storage, sum_tree
 from jrl.replay.storage import FrameStack as FrameStack
-from jrl.types import Array, Buffer, Key, PyTree
+from jrl.types import Array, Buffer, Key, PyTree, Rollout
 
 _LEAST = 1e-30  # weight of a row whose priority ** alpha is 0: one of 0 could never be drawn again
 
@@ -37,7 +37,9 @@ class Sampler(NamedTuple):
     """The functions of drawing by priority; rows are those of one storage."""
 
     init: Callable[[], Priorities]
-    enter: Callable[[Priorities, storage.State, int], Priorities]  # (priorities, rows after an add, steps added)
+    enter: Callable[
+        [Priorities, storage.State, Rollout], Priorities
+    ]  # (priorities, rows after the add, what was added)
     draw: Callable[[Priorities, Key], tuple[Array, Array, Array]]  # -> slot, column, weight [N]
     update: Callable[[Priorities, Array, Array], Priorities]  # (priorities, index [N], priority [N])
 
@@ -88,7 +90,7 @@ def buffer(rows: storage.Storage, by_priority: Sampler, read: Callable) -> Buffe
 
     def add(state: State, rollout) -> State:
         after = rows.add(state.rows, rollout)
-        return State(after, by_priority.enter(state.priorities, after, rollout.reward.shape[0]))
+        return State(after, by_priority.enter(state.priorities, after, rollout))
 
     def sample(state: State, key: Key):
         draw_key, window_key = jax.random.split(key)
@@ -128,8 +130,8 @@ def sampler(rows: storage.Storage, batch_size: int, *, alpha, beta, eps=1e-6, nu
         tree = sum_tree.init(rows.slots * rows.columns)
         return Priorities(tree, jnp.ones((), jnp.float32), jnp.zeros((), jnp.uint32))
 
-    def enter(priorities: Priorities, after: storage.State, steps: int) -> Priorities:
-        tree = priorities.tree
+    def enter(priorities: Priorities, after: storage.State, rollout: Rollout) -> Priorities:
+        tree, steps = priorities.tree, rollout.reward.shape[0]
         # counted from the head before the add: rows that can be drawn from now on, and before them the one row that the
         # add may have made void; then rows still too new, the head, and those whose frame stacks are lost
         entering = jnp.arange(-length, steps - length + 1)
@@ -138,9 +140,9 @@ def sampler(rows: storage.Storage, batch_size: int, *, alpha, beta, eps=1e-6, nu
         slot, column = jnp.broadcast_arrays(slots[:, None], jnp.arange(rows.columns)[None])
         index = slot * rows.columns + column
 
-        live = jnp.broadcast_to(entering[:, None] >= steps - after.length, index[: steps + 1].shape)
+        live = jnp.broadcast_to(entering[:, None] >= steps - after.length, (steps + 1, rows.columns))
         if length == 1:
-            live &= rows.valid(after, slot[: steps + 1], column[: steps + 1])
+            live &= jnp.concatenate([rollout.contiguous[None], rollout.mask])
         known = sum_tree.get(tree, index[:1])
         weight = jnp.concatenate([known, jnp.broadcast_to(priorities.highest, live[1:].shape)])
         weight = jnp.pad(jnp.where(live, weight, 0.0), [(0, len(leaving)), (0, 0)])

@@ -91,7 +91,7 @@ def on_a_device(buffer):
 def faults(program, state, rollout):
     """What is wrong with how a program with a donated buffer treats it."""
     size = sum(x.nbytes for x in jax.tree.leaves(state))
-    rings = lambda state: [x for x in jax.tree.leaves(state) if x.ndim > 0]
+    rings = lambda state: [x for x in jax.tree.leaves(state) if x.size > 1]
     # what a program needs beside the buffer: samples and rollouts, whatever the buffer's size
     allowed = 8 * sum(x.nbytes for x in jax.tree.leaves(rollout)) + 25_000
     assert allowed < min(x.nbytes for x in rings(state))  # so that a copy of the least array of the ring would show

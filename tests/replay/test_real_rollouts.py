@@ -1,0 +1,87 @@
+"""What real environments give, kept and sampled: EnvPool's frame stacks, and CartPole's ends of both kinds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl import envs
+from jrl.replay import ring, storage
+from jrl.rollout import unroll
+from jrl.types import ActOut
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium", "ignore:.*fork.*")
+
+
+def rollouts(env, length, count):
+    """Rollouts of random actions, on the host."""
+    n, B = env.spec.action.n, env.spec.num_envs
+    act = lambda actor, obs, carry, key, explore: ActOut(jax.random.randint(key, (B,), 0, n), carry, {})
+    program = unroll.make(env, act, length=length)
+    state, step = program.init(jax.random.key(0)), jax.jit(program.step)
+    for i in range(count):
+        state, rollout, _ = step(state, (), jax.random.key(i))
+        yield jax.device_get(rollout)
+
+
+def replayed(spec, parts, slots, **options):
+    """All rows of a full ring beside those of the rollouts that it holds: batch, rows [n, B, *], valid."""
+    like = lambda space: jax.ShapeDtypeStruct(space.shape, jnp.dtype(space.dtype))
+    B = spec.num_envs
+    rows = storage.make(like(spec.observation), like(spec.action), capacity=slots * B, num_envs=B, gamma=0.9, **options)
+    state, add = rows.init(), jax.jit(rows.add, donate_argnums=0)
+    for part in parts:
+        state = add(state, part)
+    total = sum(part.reward.shape[0] for part in parts)
+    first = total - int(state.length)
+    assert first > slots  # it went round
+    t, column = (x.reshape(-1) for x in np.mgrid[first:total, :B].astype(np.int32))
+    batch = jax.device_get(jax.jit(rows.transitions)(state, t % slots, column, np.ones(t.shape), jax.random.key(0)))
+    join = lambda name: np.concatenate([getattr(part, name) for part in parts])
+    obs, flags = join("obs"), {name: join(name) for name in ("reward", "terminated", "truncated", "mask")}
+    obs = np.concatenate([obs, parts[-1].last_obs[None]])
+    return batch, obs, flags, t, column
+
+
+def test_pong_stacks_are_rebuilt_to_the_last_bit():
+    env = envs.make("Pong-v5", num_envs=2, options={"max_episode_steps": 23})
+    parts = list(rollouts(env, length=10, count=16))
+    env.close()
+    n_step, stack = 3, ring.FrameStack(4)
+    batch, obs, flags, t, column = replayed(env.spec, parts, slots=64, n_step=n_step, frame_stack=stack)
+    assert obs.shape[2:] == (4, 84, 84)
+    live = flags["mask"][t, column]
+    assert flags["truncated"].sum() >= 10
+    assert 100 < live.sum() < len(live)
+    np.testing.assert_array_equal(batch.obs, obs[t, column])  # of void rows, too: they hold the final observation
+    done = flags["terminated"] | flags["truncated"]
+    for i in np.flatnonzero(live):
+        k = 0
+        while k < n_step and t[i] + k < len(done):
+            k += 1
+            if done[t[i] + k - 1, column[i]]:
+                break
+        np.testing.assert_array_equal(batch.next_obs[i], obs[t[i] + k, column[i]])
+        np.testing.assert_allclose(batch.discount[i], 0.9**k, rtol=1e-6)
+    stacked = obs[t, column]
+    repeated = (stacked[:, 0] == stacked[:, 1]).all((1, 2)) & (stacked[:, 1] != stacked[:, 3]).any((1, 2))
+    assert repeated.any()  # stacks of an episode's first steps were among them
+
+
+@pytest.mark.parametrize("backend", ["graph", "envpool"])
+def test_cartpole_bootstraps_at_time_limits_only(backend):
+    env = envs.make("CartPole-v1", backend=backend, num_envs=4, options={"max_episode_steps": 15})
+    parts = list(rollouts(env, length=32, count=6))
+    env.close()
+    batch, obs, flags, t, column = replayed(env.spec, parts, slots=70)
+    live = flags["mask"][t, column]
+    at = lambda name: flags[name][t, column][live]
+    assert at("terminated").sum() > 5
+    assert at("truncated").sum() > 5
+    np.testing.assert_array_equal(batch.obs[live], obs[t, column][live])
+    np.testing.assert_array_equal(batch.next_obs[live], obs[t + 1, column][live])
+    np.testing.assert_allclose(batch.discount[live], np.where(at("terminated"), 0.0, 0.9), rtol=1e-6)
+    np.testing.assert_array_equal(batch.reward[live], at("reward"))
+    # after a termination the pole lies beyond the limit; the observation of a new episode never stands in its place
+    fallen = np.abs(batch.next_obs[live][:, [0, 2]]) > [2.4, 12 * 2 * np.pi / 360]
+    np.testing.assert_array_equal(fallen.any(1), at("terminated"))

@@ -211,9 +211,14 @@ def _parts(state: "LoopState", cfg: config.RunConfig) -> dict[str, Any]:
 
 def _restored(saved: Path, cfg: config.RunConfig, state: "LoopState") -> "LoopState":
     """The state in a checkpoint; what it does not hold is as in `state`."""
+    import jax
+
     from jrl import checkpoint, loop
 
-    parts = {part: checkpoint.restore(saved, part, tree) for part, tree in _parts(state, cfg).items()}
+    wanted = _parts(state, cfg)
+    if jax.tree.leaves(wanted["replay"]) and not (saved / "replay").is_dir():
+        raise InputError(f"checkpoint: {saved} holds no replay: --set checkpoint.replay=none starts with an empty one")
+    parts = {part: checkpoint.restore(saved, part, tree) for part, tree in wanted.items()}
     if parts["replay"] == () and cfg.replay is not None:
         print("resume: checkpoint.replay is none: replay starts empty, learning waits until it is filled")
         parts["replay"] = state.replay

@@ -47,16 +47,21 @@ def rollout(obs, steps=1, count=None):
 
 def seconds(program, state, *args, calls, donate):
     """Of one call, and the state afterwards."""
+    out = None
     start = time.perf_counter()
     for _ in range(calls):
         out = program(state, *args)
-        state = out if donate else state
+        if donate:
+            state = out[0] if isinstance(out, tuple) else out
     jax.block_until_ready(out)
     return (time.perf_counter() - start) / calls, state
 
 
 class Work:
-    """One operation: a program of (state, *args), `per_call` of which it does per call; with `donate` it gives a state."""
+    """A program of (state, *args) that does an operation `per_call` times.
+
+    With `donate` it gives the new state, alone or before something else.
+    """
 
     def __init__(self, fn, *args, calls, donate, per_call=1):
         self.program = jax.jit(fn, donate_argnums=0 if donate else ())
@@ -169,7 +174,7 @@ def priorities(rounds):
     def times(fn, count=100):
         """`fn` (state, i) -> (state, number), `count` times in one program."""
         step = lambda i, carry: (lambda s, x: (s, carry[1] + x))(*fn(carry[0], i))
-        return lambda state: jax.lax.fori_loop(0, count, step, (state, 0.0))[0]
+        return lambda state: jax.lax.fori_loop(0, count, step, (state, 0.0))
 
     def sample(state, i):
         batch = buffer.sample(state, jax.random.fold_in(key, i))
@@ -192,11 +197,9 @@ def priorities(rounds):
         return state.replace(priorities=state.priorities.replace(tree=tree)), 0.0
 
     set_priority = lambda state, i: (buffer.set_priority(state, index ^ i, priority), 0.0)
-    state = whole()
-    call = lambda fn, *args: Work(fn, *args, donate=False, calls=300).best(lambda: state, rounds)
+    call = lambda fn, *args: Work(fn, *args, donate=False, calls=300).best(whole, rounds)
     tree_only = lambda s, u: sum_tree.find(s.priorities.tree, u * sum_tree.total(s.priorities.tree))
     report("prioritised sample of 256, call", "us", call(buffer.sample, key), call(tree_only, uniform), 50)
-    del state
     inside = lambda fn: Work(times(fn), calls=3, donate=True, per_call=100).best(whole, rounds)
     report("prioritised sample of 256, inside", "us", inside(sample), inside(find), 50)
     report("set 256 priorities, inside", "us", inside(set_priority), inside(tree_update), 310)

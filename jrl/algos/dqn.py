@@ -27,7 +27,7 @@ from flax import struct
 
 from jrl import networks
 from jrl.algos import exploration, parts, q_heads
-from jrl.algos.exploration import EpsilonGreedy, OverQ
+from jrl.algos.exploration import EpsilonGreedy, OverQ, SoftQ
 from jrl.hyper import Schedule
 from jrl.networks import Head, NetworkConfig
 from jrl.ops import schedules
@@ -40,6 +40,7 @@ from jrl.types import (
     EnvSpec,
     InputError,
     Key,
+    Metrics,
     PyTree,
     Rollout,
     UpdateAux,
@@ -215,7 +216,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         updates = state.updates + 1
         target_params = _move_target(cfg, state.target_params, params, updates)
         state = State(params, target_params, opt_state, state.env_steps, updates)
-        return state, UpdateAux(metrics | {"train/lr": lr}, priority)
+        return state, UpdateAux(metrics | {"train/lr": lr} | _exploration_metrics(cfg, state.env_steps), priority)
 
     def ingest(state: State, rollout: Rollout) -> State:
         return replace(state, env_steps=parts.count_steps(state.env_steps, rollout.mask, axis_name))
@@ -245,6 +246,15 @@ def _head(cfg: Config) -> q_heads.QHead:
     if cfg.head == "c51":
         return q_heads.categorical(cfg.num_atoms, cfg.v_min, cfg.v_max)
     return q_heads.quantiles(cfg.num_quantiles) if cfg.head == "qr" else q_heads.expected(cfg.loss)
+
+
+def _exploration_metrics(cfg: Config, env_steps: Array) -> Metrics:
+    match cfg.exploration:
+        case EpsilonGreedy(ladder=False, epsilon=epsilon):
+            return {"policy/epsilon": schedules.value(epsilon, env_steps)}
+        case SoftQ(temperature=temperature):
+            return {"policy/temperature": schedules.value(temperature, env_steps)}
+    return {}
 
 
 def _without_void(batch: Batch) -> Batch:

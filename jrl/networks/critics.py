@@ -76,7 +76,7 @@ def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critic
         one: Any = lambda params, obs, action: module.apply({"params": params}, obs, action)
         count = jax.tree.leaves(params)[0].shape[0]  # of all critics, or of some
         repeat = lambda x: jnp.broadcast_to(x[None], (count, *x.shape))
-        # Vectors are repeated: a product of one input for all and a kernel for each is [N, C, width] and then transposed
+        # vectors are repeated: the product of one input for all and a kernel for each would be transposed afterwards
         each = (0, None, 0) if is_image(observation) else (0, 0, 0)
         q = jax.vmap(one, each)(params, obs if is_image(observation) else repeat(obs), repeat(action))
         return q[..., 0].astype(jnp.float32)

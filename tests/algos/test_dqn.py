@@ -1,0 +1,481 @@
+"""DQN against a slow reference that spells everything out, and each of its options by hand."""
+
+import dataclasses
+import functools
+import math
+
+import fakes
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fakes import assert_close, assert_same, differ
+
+from jrl import networks
+from jrl.algos import dqn
+from jrl.algos.exploration import EpsilonGreedy, SoftQ
+from jrl.errors import InputError
+from jrl.networks import NetworkConfig
+from jrl.types import Batch, Box, Discrete, EnvSpec, MultiDiscrete
+
+KEY = jax.random.key(5)
+N, A = 32, 3
+GAMMA = 0.97
+LINEAR = NetworkConfig(hidden=(), orthogonal=False)
+BASE = dqn.Config(max_grad_norm=None, lr=1e-2, num_atoms=6, v_min=-3.0, v_max=2.0, num_quantiles=5)
+change = dataclasses.replace
+
+
+@functools.cache
+def _jitted(env_spec, network, hard):
+    """The gradient step with the config as an argument: one compilation for all values of the floats."""
+
+    def step(cfg, state, batch, key):
+        cfg = change(cfg, tau=1.0) if hard else cfg  # 1 as a Python number is a copy, bit for bit
+        return dqn.make(cfg, env_spec, network).update(state, batch, key)
+
+    return jax.jit(step)
+
+
+def update(cfg, state, batch, key=KEY, network=fakes.NETWORK, actions=A):
+    run = _jitted(fakes.spec(Discrete(actions)), network, cfg.tau == 1)
+    return run(jax.tree.map(jnp.float32, cfg), state, batch, key)
+
+
+@functools.cache
+def setting(cfg, network=fakes.NETWORK, seed=0):
+    """(algo, state, batch): target and online parameters differ, a quarter of the rows is void."""
+    env_spec = fakes.spec(Discrete(A))
+    algo = dqn.make(cfg, env_spec, network)
+    state = fakes.perturbed(algo.init(jax.random.key(seed)))
+    state = state.replace(target_params=fakes.perturbed(algo.init(jax.random.key(seed + 1))).params)
+    return algo, state, fakes.batch(algo, env_spec, algo.actor(state), N=N, seed=seed)
+
+
+# ---------------------------------------------------------------- the reference
+
+
+def size_of(cfg):
+    return {"expected": 1, "c51": cfg.num_atoms, "qr": cfg.num_quantiles}[cfg.head]
+
+
+def outputs_of(cfg, network, params, obs):
+    """[N, A, K] without noise."""
+    size, env_spec = size_of(cfg), fakes.spec(Discrete(A))
+    heads = {"value": size, "advantage": A * size} if cfg.dueling else {"q": A * size}
+    net = networks.build(env_spec, change(network, shared=True), {k: networks.Head(n) for k, n in heads.items()})
+    out = net.apply(params, obs)
+    if not cfg.dueling:
+        return out[0].reshape(-1, A, size)
+    value, advantage = out[0][:, None], out[1].reshape(-1, A, size)
+    return value + advantage - advantage.mean(1, keepdims=True)
+
+
+def mean_of(cfg, outputs):
+    """Expected returns [..., A] in numpy, float64."""
+    outputs = np.asarray(outputs, np.float64)
+    if cfg.head != "c51":
+        return outputs.mean(-1)
+    probs = np.exp(outputs - outputs.max(-1, keepdims=True))
+    return (probs / probs.sum(-1, keepdims=True)) @ np.linspace(cfg.v_min, cfg.v_max, cfg.num_atoms)
+
+
+def project(cfg, probs, atoms):
+    width = (cfg.v_max - cfg.v_min) / (cfg.num_atoms - 1)
+    out = np.zeros(cfg.num_atoms)
+    for p, z in zip(probs, atoms):
+        position = (min(max(z, cfg.v_min), cfg.v_max) - cfg.v_min) / width
+        for i in range(cfg.num_atoms):
+            out[i] += p * max(0.0, 1 - abs(position - i))
+    return out
+
+
+def reference_targets(cfg, network, state, batch):
+    """[N, K], one row after the other."""
+    of = lambda params, obs: outputs_of(cfg, network, params, obs)
+    after = np.asarray(of(state.target_params, batch.next_obs), np.float64)
+    q_after = mean_of(cfg, after)
+    q_online = mean_of(cfg, of(state.params, batch.next_obs))
+    q_now = mean_of(cfg, of(state.target_params, batch.obs))
+    tau, targets = cfg.munchausen_temperature, []
+    log_pi = lambda q: q / tau - (math.log(sum(math.exp((x - max(q)) / tau) for x in q)) + max(q) / tau)
+    support = np.linspace(cfg.v_min, cfg.v_max, cfg.num_atoms)
+    for n in range(len(q_after)):
+        reward, discount = float(batch.reward[n]), float(batch.discount[n])
+        policy, shift = np.zeros(A), np.zeros(A)
+        if cfg.munchausen:
+            now = tau * log_pi(q_now[n])[int(batch.action[n])]
+            reward += cfg.munchausen_alpha * min(max(now, cfg.munchausen_clip), 0.0)
+            policy, shift = np.exp(log_pi(q_after[n])), -tau * log_pi(q_after[n])
+        else:
+            policy[(q_online if cfg.double else q_after)[n].argmax()] = 1.0
+        if cfg.head == "c51":
+            probs, atoms = [], []
+            for a in range(A):
+                p = np.exp(after[n, a] - after[n, a].max())
+                probs += list(policy[a] * p / p.sum())
+                atoms += list(reward + discount * (support + shift[a]))
+            targets.append(project(cfg, probs, atoms))
+        else:
+            targets.append(reward + discount * (policy[:, None] * (after[n] + shift[:, None])).sum(0))
+    return np.asarray(targets)
+
+
+def row_loss(cfg, outputs, target):
+    """Of one row, outputs and target [K]."""
+    if cfg.head == "c51":
+        log_probs = outputs - jax.scipy.special.logsumexp(outputs)
+        return jnp.sum(jax.scipy.special.xlogy(target, target)) - jnp.sum(target * log_probs)
+    huber = lambda u: jnp.where(jnp.abs(u) <= 1, 0.5 * u**2, jnp.abs(u) - 0.5)
+    if cfg.head == "qr":
+        total = 0.0
+        for i in range(cfg.num_quantiles):
+            u = target - outputs[i]
+            total += jnp.mean(jnp.abs((i + 0.5) / cfg.num_quantiles - (u < 0)) * huber(u))
+        return total
+    return huber(target[0] - outputs[0]) if cfg.loss == "huber" else 0.5 * (target[0] - outputs[0]) ** 2
+
+
+def reference_step(cfg, network, state, batch):
+    """(gradient, metrics, |TD error| or loss of each row): void rows are absent."""
+    target = reference_targets(cfg, network, state, batch)
+    weight, action = np.asarray(batch.weight), np.asarray(batch.action)
+    counts = np.flatnonzero(weight)
+
+    @jax.jit
+    def loss(params):
+        outputs = outputs_of(cfg, network, params, batch.obs)
+        rows = [row_loss(cfg, outputs[n, action[n]], jnp.float32(target[n])) for n in counts]
+        return sum(weight[n] * x for n, x in zip(counts, rows)) / N, jnp.stack(rows)
+
+    (value, rows), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)
+    q = mean_of(cfg, outputs_of(cfg, network, state.params, batch.obs))[np.arange(N), action]
+    target_q = target @ np.linspace(cfg.v_min, cfg.v_max, cfg.num_atoms) if cfg.head == "c51" else target.mean(-1)
+    metrics = {"loss/value": value, "value/q": (weight * q).mean(), "value/target": (weight * target_q).mean()}
+    priority = np.zeros(N)
+    priority[counts] = rows if cfg.head == "c51" else np.abs(target_q - q)[counts]
+    return gradient, metrics, priority
+
+
+def first_adam_step(cfg, params, gradient):
+    """Adam's first step has the size lr, but for eps."""
+    return jax.tree.map(lambda p, g: p - cfg.lr * g / (jnp.abs(g) + cfg.adam_eps), params, gradient)
+
+
+OPTIONS = {
+    "huber": {},
+    "mse": {"loss": "mse"},
+    "double": {"double": True},
+    "dueling": {"dueling": True, "double": True},
+    "munchausen": {"munchausen": True, "munchausen_temperature": 0.3},
+    "c51": {"head": "c51"},
+    "c51 all": {"head": "c51", "double": True, "dueling": True},
+    "c51 munchausen": {"head": "c51", "munchausen": True, "munchausen_temperature": 0.3},
+    "qr": {"head": "qr", "double": True},
+    "qr munchausen": {"head": "qr", "munchausen": True, "dueling": True, "munchausen_temperature": 0.3},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_against_the_reference(name):
+    # a large eps makes Adam's first step proportional to the gradient where that is small
+    cfg = change(BASE, adam_eps=1e-2, **OPTIONS[name])
+    network = change(fakes.NETWORK, head_hidden=(8,)) if cfg.dueling else fakes.NETWORK
+    _, state, batch = setting(cfg, network)
+    gradient, metrics, priority = reference_step(cfg, network, state, batch)
+    after, aux = update(cfg, state, batch, network=network)
+    for key, want in metrics.items():
+        np.testing.assert_allclose(aux.metrics[key], want, rtol=1e-4, atol=1e-5, err_msg=key)
+    np.testing.assert_allclose(aux.priority, priority, rtol=1e-3, atol=1e-5)
+    assert_close(after.params, first_adam_step(cfg, state.params, gradient), atol=1e-5)
+    assert differ(after.params, state.params)
+    assert int(after.updates) == 1 and int(after.env_steps) == 0
+
+
+# ---------------------------------------------------------------- by hand
+
+
+def by_hand(obs, next_obs, *, action=0, reward=1.0, discount=0.5):
+    """One transition; observations are one-hot, so that a linear network is a table."""
+    one_hot = lambda i: jnp.eye(4)[jnp.array([i])]
+    return Batch(
+        obs=one_hot(obs),
+        action=jnp.array([action], jnp.int32),
+        reward=jnp.array([reward]),
+        discount=jnp.array([discount]),
+        next_obs=one_hot(next_obs),
+        weight=jnp.ones(1),
+        index=jnp.zeros(1, jnp.int32),
+    )
+
+
+def table(values, bias=None):
+    """Parameters of the linear network whose Q is values [4, A]."""
+    values = jnp.asarray(values, jnp.float32)
+    return {"q_head": {"kernel": values, "bias": jnp.zeros(values.shape[1])}}
+
+
+def with_tables(cfg, online, target):
+    state = dqn.make(cfg, fakes.spec(Discrete(2)), LINEAR).init(KEY)
+    return state.replace(params=table(online), target_params=table(target))
+
+
+ONLINE = [[2.0, 0.0], [1.0, 4.0], [0, 0], [0, 0]]
+TARGET = [[0.0, 3.0], [5.0, 3.0], [0, 0], [0, 0]]
+
+
+def target_of(cfg, batch):
+    state = with_tables(cfg, ONLINE, TARGET)
+    return float(update(cfg, state, batch, network=LINEAR, actions=2)[1].metrics["value/target"])
+
+
+def test_double_values_the_online_networks_choice():
+    step, end = by_hand(0, 1), by_hand(0, 1, discount=0.0)
+    assert target_of(BASE, step) == 1 + 0.5 * 5  # the target network's best
+    assert target_of(change(BASE, double=True), step) == 1 + 0.5 * 3  # the online network's best is action 1
+    assert target_of(BASE, end) == target_of(change(BASE, double=True), end) == 1
+
+
+def test_munchausen_by_hand():
+    """Temperature 1, at s Q = (0, 3), at s' Q = (5, 3)."""
+    cfg = change(BASE, munchausen=True, munchausen_temperature=1.0, munchausen_alpha=0.5, munchausen_clip=-2.0)
+    soft = math.log(math.exp(5) + math.exp(3))  # sum of pi (Q - log pi) is log sum exp Q
+    log_pi = [-math.log(1 + math.exp(3)), 3 - math.log(1 + math.exp(3))]
+    assert log_pi[0] < -2 < log_pi[1]
+    np.testing.assert_allclose(target_of(cfg, by_hand(0, 1, action=0)), 1 - 0.5 * 2 + 0.5 * soft, rtol=1e-6)
+    np.testing.assert_allclose(target_of(cfg, by_hand(0, 1, action=1)), 1 + 0.5 * log_pi[1] + 0.5 * soft, rtol=1e-6)
+    # an end has the bonus of its own action, and nothing of s'
+    end = by_hand(0, 1, action=1, discount=0.0)
+    np.testing.assert_allclose(target_of(cfg, end), 1 + 0.5 * log_pi[1], rtol=1e-6)
+    cold = change(cfg, munchausen_temperature=0.01)  # log pi of the worse action is -300, the clip holds it
+    np.testing.assert_allclose(target_of(cold, by_hand(0, 1, action=0)), 1 - 0.5 * 2 + 0.5 * 5, rtol=1e-5)
+
+
+def test_the_gradient_is_that_of_q_at_the_action_taken_only():
+    """Semi-gradient: with obs and next_obs different states of a table, the row of next_obs does not move."""
+    cfg = change(BASE, loss="mse", adam_eps=1.0, double=True)
+    state = with_tables(cfg, ONLINE, TARGET)
+    after, aux = update(cfg, state, by_hand(0, 1, action=1), network=LINEAR, actions=2)
+    moved = np.asarray(after.params["q_head"]["kernel"]) - np.float32(ONLINE)
+    error = (1 + 0.5 * 3) - 0.0
+    want = np.zeros((4, 2))
+    want[0, 1] = 1e-2 * error / (error + 1.0)  # Adam's first step with eps 1
+    np.testing.assert_allclose(moved, want, atol=1e-6)
+    np.testing.assert_allclose(aux.priority, [error], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["double", "munchausen", "c51", "qr"])
+def test_no_gradient_flows_into_targets(name):
+    cfg = change(BASE, **OPTIONS[name])
+    algo, state, batch = setting(cfg)
+
+    def value_loss(target_params, next_obs):
+        _, aux = algo.update(state.replace(target_params=target_params), batch.replace(next_obs=next_obs), KEY)
+        return aux.metrics["loss/value"]
+
+    for leaf in jax.tree.leaves(jax.grad(value_loss, (0, 1))(state.target_params, batch.next_obs)):
+        assert not leaf.any()
+
+
+def test_dueling_has_the_stated_size_and_mean():
+    network = NetworkConfig(hidden=(256, 256))
+    cfg = change(BASE, dueling=True)
+    params = dqn.make(cfg, fakes.spec(Discrete(2)), network).init(KEY).params
+    assert set(params) == {"torso", "value_head", "advantage_head"}
+    assert networks.parameter_count({k: params[k] for k in ("torso", "value_head")}) == 67_329
+    # the mean of Q over actions is V: moving all advantages changes nothing
+    algo, state, batch = setting(change(cfg, loss="mse"))
+    moved = jax.tree.map(lambda x: x, state.params)
+    moved["advantage_head"] = {**moved["advantage_head"], "bias": moved["advantage_head"]["bias"] + 5.0}
+    first, second = (algo.update(state.replace(params=p), batch, KEY)[1] for p in (state.params, moved))
+    np.testing.assert_allclose(first.metrics["value/q"], second.metrics["value/q"], rtol=1e-4)
+
+
+# ---------------------------------------------------------------- target network
+
+
+def run(cfg, count):
+    """(params, target_params) after 0 .. count gradient steps."""
+    _, state, batch = setting(cfg)
+    seen = [(state.params, state.target_params)]
+    for i in range(count):
+        state, _ = update(cfg, state, batch, jax.random.fold_in(KEY, i))
+        seen.append((state.params, state.target_params))
+    return seen
+
+
+def test_hard_updates_copy():
+    seen = run(change(BASE, target_update_every=3), 7)
+    for i in range(1, 8):
+        if i % 3 == 0:
+            assert_same(seen[i][1], seen[i][0])
+        else:
+            assert_same(seen[i][1], seen[i - 1][1])
+            assert differ(seen[i][1], seen[i][0])
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_polyak_averaging(every):
+    seen = run(change(BASE, target_update_every=every, tau=0.25), 4)
+    for i in range(1, 5):
+        want = seen[i - 1][1]
+        if i % every == 0:
+            want = jax.tree.map(lambda t, p: 0.75 * t + 0.25 * p, want, seen[i][0])
+        assert_close(seen[i][1], want, atol=1e-6)
+
+
+# ---------------------------------------------------------------- noise and exploration
+
+
+def test_noise_explores_and_is_silent_without_exploration():
+    cfg = change(BASE, noisy=True, noisy_sigma=2.0, exploration=EpsilonGreedy(epsilon=0.0))
+    algo, state, batch = setting(cfg)
+    act = jax.jit(algo.act, static_argnames="explore")
+    actor, keys = algo.actor(state), jax.random.split(KEY, 20)
+    quiet = [act(actor, batch.obs, (), key, explore=False).action for key in keys]
+    noisy = np.stack([act(actor, batch.obs, (), key).action for key in keys])
+    assert_same(quiet[0], quiet[1])
+    assert (noisy.std(0) > 0).mean() > 0.5
+    mean_params = jax.tree.map(lambda x: x, state.params)
+    for head in [k for k in mean_params if k.endswith("_head")]:
+        mean_params[head] = {k: v for k, v in mean_params[head].items() if "sigma" not in k}
+    np.testing.assert_array_equal(quiet[0], outputs_of(cfg, fakes.NETWORK, mean_params, batch.obs)[..., 0].argmax(-1))
+
+
+def test_each_use_of_a_network_has_noise_of_its_own():
+    """Where s' is s, the discount 1, the reward 0 and the target a copy, one noise would give TD errors of 0."""
+    for double in (False, True):
+        cfg = change(BASE, noisy=True, double=double)
+        _, state, batch = setting(cfg)
+        state = state.replace(target_params=state.params)
+        batch = batch.replace(next_obs=batch.obs, reward=jnp.zeros(N), discount=jnp.ones(N), weight=jnp.ones(N))
+        smallest = []
+        for action in range(A):  # one of them is greedy
+            _, aux = update(cfg, state, batch.replace(action=jnp.full(N, action)))
+            smallest.append(aux.priority)
+        assert (np.min(smallest, 0) > 1e-4).mean() > 0.9
+        silent = jax.tree_util.tree_map_with_path(
+            lambda path, x: x * 0 if "sigma" in jax.tree_util.keystr(path) else x, state.params
+        )
+        state = state.replace(params=silent, target_params=silent)
+        smallest = [update(cfg, state, batch.replace(action=jnp.full(N, a)))[1].priority for a in range(A)]
+        np.testing.assert_allclose(np.min(smallest, 0), 0, atol=1e-5)
+
+
+def test_each_update_has_noise_of_its_own():
+    cfg = change(BASE, noisy=True)
+    _, state, batch = setting(cfg)
+    assert differ(update(cfg, state, batch, KEY)[0].params, update(cfg, state, batch, jax.random.key(0))[0].params)
+    _, state, batch = setting(BASE)
+    assert_same(update(BASE, state, batch, KEY)[0], update(BASE, state, batch, jax.random.key(0))[0])
+
+
+@pytest.mark.parametrize("head", ["expected", "c51"])
+def test_noise_is_learned(head):
+    cfg = change(BASE, noisy=True, dueling=True, head=head, noisy_sigma=0.3)
+    _, state, batch = setting(cfg, change(fakes.NETWORK, head_hidden=(8,)))
+    after, _ = update(cfg, state, batch, network=change(fakes.NETWORK, head_hidden=(8,)))
+    layers = {"value_hidden_0", "value_head", "advantage_hidden_0", "advantage_head"}
+    assert set(state.params) == layers | {"torso"}
+    for layer in layers:
+        assert set(state.params[layer]) == {"kernel", "kernel_sigma", "bias", "bias_sigma"}
+        for name in state.params[layer]:
+            assert differ(state.params[layer][name], after.params[layer][name]), (layer, name)
+
+
+def test_exploration_reads_environment_steps():
+    cfg = change(BASE, exploration=EpsilonGreedy(epsilon=((0, 1.0), (100, 0.0))))
+    algo, state, batch = setting(cfg)
+    act = jax.jit(algo.act, static_argnames="explore")
+    greedy = act(algo.actor(state), batch.obs, (), KEY, explore=False).action
+    same = []
+    for steps in (0, 50, 100):
+        actor = algo.actor(state.replace(env_steps=jnp.uint32(steps)))
+        actions = np.stack([act(actor, batch.obs, (), key).action for key in jax.random.split(KEY, 100)])
+        same.append((actions == np.asarray(greedy)[None]).mean())
+    np.testing.assert_allclose(same, [1 / 3, 2 / 3, 1.0], atol=0.03)
+    assert same[2] == 1.0
+
+
+def test_soft_q_takes_better_actions_more_often():
+    cfg = change(BASE, exploration=SoftQ(temperature=2.0))
+    algo = dqn.make(cfg, fakes.spec(Discrete(2)), LINEAR)
+    actor = algo.actor(with_tables(cfg, ONLINE, TARGET))
+    obs = jnp.eye(4)[jnp.zeros(4000, jnp.int32)]
+    actions = algo.act(actor, obs, (), KEY).action
+    np.testing.assert_allclose(actions.mean(), 1 / (1 + math.exp(1)), atol=0.03)
+
+
+def test_exploration_is_reported():
+    steps = jnp.uint32(50)
+    for explore, key, want in (
+        (EpsilonGreedy(epsilon=((0, 1.0), (100, 0.0))), "policy/epsilon", 0.5),
+        (SoftQ(temperature=3.0), "policy/temperature", 3.0),
+    ):
+        cfg = change(BASE, exploration=explore, lr=((0, 1e-2), (100, 0.0)))
+        _, state, batch = setting(cfg)
+        _, aux = update(cfg, state.replace(env_steps=steps), batch)
+        np.testing.assert_allclose(aux.metrics[key], want, rtol=1e-6)
+        np.testing.assert_allclose(aux.metrics["train/lr"], 5e-3, rtol=1e-6)
+
+
+# ---------------------------------------------------------------- rows and counters
+
+
+@pytest.mark.parametrize("name", [*OPTIONS, "noisy"])
+def test_whatever_stands_on_void_rows(name):
+    cfg = change(BASE, **OPTIONS.get(name, {"noisy": True, "double": True}))
+    network = change(fakes.NETWORK, head_hidden=(8,)) if cfg.dueling else fakes.NETWORK
+    _, state, batch = setting(cfg, network)
+    void = batch.weight == 0
+    assert 3 < int(void.sum()) < N
+    before = update(cfg, state, batch, network=network)
+    assert not before[1].priority[void].any()
+    for value in (1.0, 1e38, np.inf, np.nan):
+        fill = lambda x, value=value: jnp.where(jnp.expand_dims(void, tuple(range(1, x.ndim))), value, x)
+        spoiled = batch.replace(
+            obs=fill(batch.obs),
+            next_obs=fill(batch.next_obs),
+            reward=fill(batch.reward),
+            discount=fill(batch.discount),
+            action=jnp.where(void, 2**30, batch.action),
+        )
+        assert_same(before, update(cfg, state, spoiled, network=network), f"{name} {value}: ")
+
+
+def test_ingest_counts_environment_steps():
+    algo, state, _ = setting(BASE)
+    env_spec = fakes.spec(Discrete(A))
+    rollout = fakes.rollout(algo, env_spec, algo.actor(state))
+    after = jax.jit(algo.ingest)(state, rollout)
+    assert int(after.env_steps) == int(rollout.mask.sum()) < rollout.mask.size
+    assert_same(after.params, state.params)
+
+
+# ---------------------------------------------------------------- what cannot be
+
+
+@pytest.mark.parametrize("action", [Box((2,)), MultiDiscrete((2, 2))])
+def test_action_spaces_that_are_not_supported(action):
+    with pytest.raises(InputError, match=r"dqn needs a Discrete action space.*ppo"):
+        dqn.make(BASE, EnvSpec(fakes.VECTOR, action, 4))
+
+
+def test_config_says_what_is_wrong():
+    assert dqn.Config().validate() == []
+    assert change(BASE, noisy=True, dueling=True, double=True, head="c51").validate() == []
+    wrong = {
+        "gamma must be in 0..1": {"gamma": 1.5},
+        "tau must be": {"tau": 0.0},
+        "target_update_every must be greater than 0": {"target_update_every": 0},
+        "munchausen_clip must be below 0": {"munchausen_clip": 0.0},
+        "num_atoms must be at least 2": {"num_atoms": 1},
+        "v_min 10.0 must be below v_max 10.0": {"v_min": 10.0, "v_max": 10.0},
+        "double picks the greedy action": {"double": True, "munchausen": True},
+        "loss mse is for head expected": {"loss": "mse", "head": "qr"},
+        "exploration.epsilon must be": {"exploration": EpsilonGreedy(epsilon=2.0)},
+    }
+    for message, values in wrong.items():
+        errors = dqn.Config(**values).validate()
+        assert len(errors) == 1, errors
+        assert message in errors[0]

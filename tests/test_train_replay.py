@@ -1,0 +1,120 @@
+"""python -m jrl.train with algorithms that learn from replay, and every config that was not tried elsewhere."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jrl import algos, checkpoint, config, evaluate, train
+from jrl.metrics import loggers
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+NAMES = sorted(p.stem for p in CONFIGS.glob("*.yaml") if not p.stem.startswith("ppo"))
+SMALL = [
+    "--set=env.backend=graph", "--set=env.num_envs=4", "--set=network.hidden=[8]", "--set=replay.batch_size=16",
+    "--set=replay.learning_starts=64", "--set=replay.capacity=400", "--set=replay.train_every=8",
+    "--set=replay.updates_per_step=0.25", "--set=rollout.iterations_per_call=4", "--set=run.log=[jsonl]",
+    "--set=run.compile_cache=false", "--set=run.report_every=100",
+]  # fmt: skip
+TASKS = {"dqn": "CartPole-v1", "sac": "Pendulum-v1", "td3": "Pendulum-v1"}
+
+
+def run(name, *args, out):
+    return train.main(["--algo", name, "--env", TASKS[name], *SMALL, "--out", str(out), *args])
+
+
+def parts_of(directory, *parts):
+    """The arrays of a run's latest checkpoint, without knowing their structure."""
+    import orbax.checkpoint as ocp
+
+    with ocp.StandardCheckpointer() as reader:
+        return jax.tree.leaves([reader.restore(checkpoint.locate(directory) / part) for part in parts])
+
+
+def test_the_tasks_are_all_that_learn_from_replay():
+    assert set(TASKS) == {n for n in algos.names() if getattr(algos.get_config_class(n), "uses_replay", False)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_config_trains(name, tmp_path):
+    cfg = config.load(CONFIGS / f"{name}.yaml")
+    small = ["network.head_hidden=[]", "env.num_envs=2", "evaluation.every=null", "run.log=[jsonl]"]
+    if cfg.replay is None:
+        small += ["rollout.length=8", "algo.num_minibatches=2", "network.hidden=[8]"]
+    else:
+        small += ["replay.capacity=400", "replay.batch_size=4", "replay.learning_starts=16", "replay.train_every=8"]
+        small += ["replay.updates_per_step=0.25", "network.hidden=[8]"]
+    settings = [f"--set={s}" for s in small]
+    stop = ["--stop=env_steps=60", *(f"--stop={c}=1e9" for c in cfg.stop if c != "env_steps")]
+    assert train.main([str(CONFIGS / f"{name}.yaml"), *settings, *stop, "--out", str(tmp_path / "a")]) == 0
+    last = loggers.read_rows(tmp_path / "a" / "result.jsonl")[-1]
+    assert last["env_steps"] >= 60 and last["updates"] >= 8
+    losses = [k for k in last if k.startswith("loss/")]
+    assert losses and all(np.isfinite(last[k]) for k in losses)
+
+
+@pytest.mark.parametrize(("name", "prioritized"), [("dqn", True), ("dqn", False), ("sac", False), ("td3", True)])
+def test_a_resumed_run_equals_an_uninterrupted_one(name, prioritized, tmp_path, capsys):
+    options = [f"--set=replay.prioritized={str(prioritized).lower()}"]
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    assert run(name, "--stop=env_steps=900", *options, out=whole) == 0
+    assert run(name, "--stop=env_steps=400", *options, out=halves) == 0
+    assert run(name, "--stop=env_steps=900", *options, "--resume=auto", out=halves) == 0
+    assert "resume continues exactly" in capsys.readouterr().out
+    parts = ("learner", "replay", "source")
+    for a, b in zip(parts_of(whole, *parts), parts_of(halves, *parts), strict=True):
+        np.testing.assert_array_equal(a, b)
+    a, b = (loggers.read_rows(d / "result.jsonl")[-1] for d in (whole, halves))
+    assert a["updates"] == b["updates"] > 0
+
+
+def test_learning_begins_with_enough_data_and_counts_its_updates(tmp_path, capsys):
+    assert run("dqn", "--stop=env_steps=400", "--set=replay.learning_starts=200", out=tmp_path / "a") == 0
+    rows = loggers.read_rows(tmp_path / "a" / "result.jsonl")
+    assert rows[0]["updates"] == 0 and rows[0]["loss/value"] is None  # a key from the first row on
+    assert rows[-1]["loss/value"] is not None
+    # 4 environments x 2 steps, 2 updates: from 200 rows on
+    assert rows[-1]["updates"] == 2 * (rows[-1]["iteration"] - 200 // 8 + 1)
+    out = capsys.readouterr().out
+    assert "2 updates per iteration on 16 rows from replay, once it holds 200 of at most 400" in out
+    assert "replay: 400 transitions take" in out
+
+
+def test_without_the_replay_a_resumed_run_fills_it_anew(tmp_path, capsys):
+    none = "--set=checkpoint.replay=none"
+    assert run("dqn", "--stop=env_steps=300", none, out=tmp_path / "a") == 0
+    assert not (checkpoint.locate(tmp_path / "a") / "replay").exists()
+    updates = loggers.read_rows(tmp_path / "a" / "result.jsonl")[-1]["updates"]
+    assert run("dqn", "--stop=env_steps=600", none, "--resume=auto", out=tmp_path / "a") == 0
+    assert "replay starts empty, learning waits until it is filled" in capsys.readouterr().out
+    assert loggers.read_rows(tmp_path / "a" / "result.jsonl")[-1]["updates"] > updates
+    assert evaluate.main([str(tmp_path / "a"), "--episodes", "3"]) == 0
+    # and one that is asked for where there is none is told of
+    assert run("dqn", "--stop=env_steps=900", "--resume=auto", out=tmp_path / "a") == 2
+    assert "checkpoint.replay=none" in capsys.readouterr().err
+
+
+def test_a_replay_that_does_not_fit_is_refused_before_anything_is_made(tmp_path, capsys):
+    assert run("dqn", "--stop=env_steps=900", "--set=replay.capacity=1000000000000", out=tmp_path / "a") == 2
+    assert "would fit" in capsys.readouterr().err
+    assert not (tmp_path / "a" / "config.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--set=replay.train_every=10"], "replay.train_every 10 is not divisible by env.num_envs 4: 8 or 12"),
+        (["--set=replay.frame_stack=4"], "replay.frame_stack 4: observations (4,) are no stacks of 4 images: use 1"),
+        (
+            ["--set=algo.exploration.name=gaussian"],
+            "algo.exploration.name: expected one of epsilon_greedy, soft_q, custom",
+        ),
+        (["--set=algo.exploration={name: custom, path: no.such:thing}"], "no.such cannot be imported"),
+        (["--env=Pendulum-v1"], "dqn needs a Discrete action space"),
+        (["--set=algo.num_atom=3"], "unknown key algo.num_atom: did you mean algo.num_atoms?"),
+    ],
+)
+def test_bad_input_exits_with_2(args, message, tmp_path, capsys):
+    assert run("dqn", "--stop=env_steps=100", *args, out=tmp_path / "a") == 2
+    assert message in capsys.readouterr().err

@@ -117,8 +117,11 @@ class DiagGaussian:
         return self._standard_log_prob((action - self.mean) * jnp.exp(-log_std), log_std)
 
     def sample_and_log_prob(self, key) -> tuple[jax.Array, jax.Array]:
+        return self.from_noise(random.normal(key, self.mean.shape))
+
+    def from_noise(self, noise) -> tuple[jax.Array, jax.Array]:
+        """The sample that standard normal numbers of the shape of `mean` make, and its log-probability."""
         log_std = self._log_std()
-        noise = random.normal(key, self.mean.shape)
         return self.mean + jnp.exp(log_std) * noise, self._standard_log_prob(noise, log_std)
 
     def entropy(self) -> jax.Array:
@@ -167,7 +170,11 @@ class TanhGaussian:
 
     def sample_and_log_prob(self, key) -> tuple[jax.Array, jax.Array]:
         """The log-probability is computed from the sample before tanh, exact however near to +-1 it lies."""
-        before, log_prob = self._base().sample_and_log_prob(key)
+        return self.from_noise(random.normal(key, self.mean.shape))
+
+    def from_noise(self, noise) -> tuple[jax.Array, jax.Array]:
+        """The sample that standard normal numbers of the shape of `mean` make, and its log-probability."""
+        before, log_prob = self._base().from_noise(noise)
         return jnp.tanh(before), log_prob - self._log_slope(before)
 
     def kl(self, other: "TanhGaussian") -> jax.Array:

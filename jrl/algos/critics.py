@@ -1,7 +1,6 @@
 """What the algorithms with critics of (obs, action) share: SAC, TD3 and DDPG."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -12,7 +11,7 @@ import optax
 from jrl.algos import parts
 from jrl.networks import NetworkConfig
 from jrl.ops import random
-from jrl.types import Array, Batch, Box, Discrete, InputError, Key, Metrics, MultiDiscrete, PyTree, Space
+from jrl.types import Array, Box, Discrete, InputError, Key, Metrics, MultiDiscrete, PyTree, Space
 
 
 class Policy(NamedTuple):
@@ -60,13 +59,6 @@ def check_network(name: str, network: NetworkConfig) -> None:
     """Raises InputError where policy and critics would share a torso."""
     if network.shared:
         raise InputError(f"network.shared: {name} keeps policy and critics apart: set it to false")
-
-
-def without_void(batch: Batch) -> Batch:
-    """Zeros on rows of weight 0, whatever stood there: 0 * nan would not be 0."""
-    valid = batch.weight > 0
-    clear = lambda x: jnp.where(jnp.expand_dims(valid, tuple(range(1, x.ndim))), x, jnp.zeros_like(x))
-    return replace(jax.tree.map(clear, batch), weight=batch.weight, index=batch.index)
 
 
 def noise(key: Key, num_rows: int, shape: tuple[int, ...], axis_name: str | None) -> Array:

@@ -86,20 +86,18 @@ class Config:
 
     def validate(self) -> list[str]:
         """What is wrong with the values, each with its mend."""
-        errors = [
-            f"{name} must be in 0..1, not {getattr(self, name)}"
-            for name in ("gamma", "tau", "munchausen_alpha")
-            if not 0 <= getattr(self, name) <= 1
-        ]
-        positive = (
-            "noisy_sigma", "munchausen_temperature", "num_quantiles", "target_update_every", "tau", "max_grad_norm",
-            "max_leaf_norm", "max_grad_value", "adam_eps",
-        )  # fmt: skip
-        errors += [
-            f"{name} must be greater than 0, not {getattr(self, name)}"
-            for name in positive
-            if getattr(self, name) is not None and getattr(self, name) <= 0
-        ]
+        errors = parts.out_of_range(
+            self,
+            unit=("gamma", "tau", "munchausen_alpha"),
+            positive=(
+                "noisy_sigma",
+                "munchausen_temperature",
+                "num_quantiles",
+                "target_update_every",
+                "tau",
+                *parts.CLIPPING,
+            ),
+        )
         if self.munchausen_clip >= 0:
             errors.append(f"munchausen_clip must be below 0, not {self.munchausen_clip}: the paper has -1")
         if self.num_atoms < 2:
@@ -120,14 +118,6 @@ class State:
     opt_state: PyTree
     env_steps: Array  # [] u32, environment steps ingested, over all devices
     updates: Array  # [] u32, gradient steps
-
-
-@struct.dataclass
-class Actor:
-    """What acting needs of the State."""
-
-    params: PyTree
-    env_steps: Array  # [] u32, for schedules of the exploration
 
 
 def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *, axis_name: str | None = None) -> Algo:
@@ -170,10 +160,10 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
             updates=jnp.zeros((), jnp.uint32),
         )
 
-    def actor(state: State) -> Actor:
-        return Actor(state.params, state.env_steps)
+    def actor(state: State) -> parts.Actor:
+        return parts.Actor(state.params, state.env_steps)
 
-    def act(actor: Actor, obs, carry, key: Key, explore: bool = True) -> ActOut:
+    def act(actor: parts.Actor, obs, carry, key: Key, explore: bool = True) -> ActOut:
         noise_key, key = jax.random.split(key) if cfg.noisy and explore else (None, key)
         q = head.mean(outputs(actor.params, obs, noise_key))
         if not explore:
@@ -206,7 +196,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         return metrics["loss/value"], (metrics, jnp.where(batch.weight > 0, priority, 0.0))
 
     def update(state: State, batch: Batch, key: Key) -> tuple[State, UpdateAux]:
-        batch = _without_void(batch)
+        batch = parts.without_void(batch)
         keys = jax.random.split(key, 3) if cfg.noisy else (None, None, None)  # a draw of noise for each network's use
         target = jax.lax.stop_gradient(backup(state, batch, keys[0], keys[1]))
         gradient, (metrics, priority) = jax.grad(loss, has_aux=True)(state.params, batch, target, keys[2])
@@ -257,14 +247,6 @@ def _exploration_metrics(cfg: Config, env_steps: Array) -> Metrics:
     return {}
 
 
-def _without_void(batch: Batch) -> Batch:
-    """Zeros on rows of weight 0, whatever stood there: 0 * nan would not be 0."""
-    valid = batch.weight > 0
-
-    clear = lambda x: jnp.where(jnp.expand_dims(valid, tuple(range(1, x.ndim))), x, jnp.zeros_like(x))
-    return replace(jax.tree.map(clear, batch), weight=batch.weight, index=batch.index)
-
-
 def _move_target(cfg: Config, target: PyTree, params: PyTree, updates: Array) -> PyTree:
     hard = isinstance(cfg.tau, float | int) and cfg.tau == 1  # then bit for bit
     moved = params if hard else parts.move_target(target, params, cfg.tau)
@@ -274,4 +256,4 @@ def _move_target(cfg: Config, target: PyTree, params: PyTree, updates: Array) ->
     return jax.tree.map(lambda old, new: jnp.where(due, new, old), target, moved)
 
 
-__all__ = ["Actor", "Config", "State", "make"]
+__all__ = ["Config", "State", "make"]

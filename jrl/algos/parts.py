@@ -1,12 +1,15 @@
 """What several algorithms are made of: gradient clipping with Adam, reductions over devices, counters, targets."""
 
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax import struct
 
-from jrl.types import Array, PyTree
+from jrl.types import Array, Batch, PyTree
 
 _SATURATED = 2**32 - 1  # environment steps are counted in uint32 on the device and stay there, should they get that far
 
@@ -18,6 +21,9 @@ class Clipping(Protocol):
     max_leaf_norm: float | None
     max_grad_value: float | None
     adam_eps: float
+
+
+CLIPPING = ("max_grad_norm", "max_leaf_norm", "max_grad_value", "adam_eps")  # its fields
 
 
 def adam(cfg: Clipping) -> optax.GradientTransformation:
@@ -55,3 +61,30 @@ def count_steps(env_steps: Array, mask: Array, axis_name: str | None) -> Array:
 def move_target(target: PyTree, params: PyTree, tau) -> PyTree:
     """Polyak averaging: target + tau (params - target)."""
     return jax.tree.map(lambda t, p: t + tau * (p - t), target, params)
+
+
+@struct.dataclass
+class Actor:
+    """What acting needs of a State where only the exploration changes with time."""
+
+    params: PyTree
+    env_steps: Array  # [] u32, for schedules of the exploration
+
+
+def without_void(batch: Batch) -> Batch:
+    """Zeros on rows of weight 0, whatever stood there: 0 * nan would not be 0."""
+    valid = batch.weight > 0
+    clear = lambda x: jnp.where(jnp.expand_dims(valid, tuple(range(1, x.ndim))), x, jnp.zeros_like(x))
+    return replace(jax.tree.map(clear, batch), weight=batch.weight, index=batch.index)
+
+
+def out_of_range(cfg: Any, *, unit: Sequence[str] = (), positive: Sequence[str] = ()) -> list[str]:
+    """A message for each field of a Config that is not in 0..1 (`unit`), or not above 0 (`positive`; None is fine)."""
+    values = lambda names: [(name, getattr(cfg, name)) for name in names]
+    errors = [f"{name} must be in 0..1, not {value}" for name, value in values(unit) if not 0 <= value <= 1]
+    errors += [
+        f"{name} must be greater than 0, not {value}"
+        for name, value in values(positive)
+        if value is not None and value <= 0
+    ]
+    return errors

@@ -52,25 +52,19 @@ class Config:
 
     def validate(self) -> list[str]:
         """What is wrong with the values, each with its mend."""
-        errors = [
-            f"{name} must be in {low}..{high}, not {getattr(self, name)}"
-            for name, low, high in (("gamma", 0, 1), ("gae_lambda", 0, 1))
-            if not low <= getattr(self, name) <= high
-        ]
-        positive: tuple[str, ...] = (
-            "num_epochs",
-            "num_minibatches",
-            "max_grad_norm",
-            "max_leaf_norm",
-            "max_grad_value",
-            "adam_eps",
+        errors = parts.out_of_range(
+            self,
+            unit=("gamma", "gae_lambda"),
+            positive=(
+                "num_epochs",
+                "num_minibatches",
+                "value_clip_eps",
+                "target_kl",
+                "kl_target",
+                "microbatch_size",
+                *parts.CLIPPING,
+            ),
         )
-        positive += ("value_clip_eps", "target_kl", "kl_target", "microbatch_size")
-        errors += [
-            f"{name} must be greater than 0, not {getattr(self, name)}"
-            for name in positive
-            if getattr(self, name) is not None and getattr(self, name) <= 0
-        ]
         if self.kl_target is not None and self.kl_coef <= 0:
             errors.append("kl_target adapts kl_coef, which must then start above 0: try 0.2")
         return errors

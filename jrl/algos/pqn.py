@@ -61,17 +61,11 @@ class Config:
 
     def validate(self) -> list[str]:
         """What is wrong with the values, each with its mend."""
-        errors = [
-            f"{name} must be in 0..1, not {getattr(self, name)}"
-            for name in ("gamma", "q_lambda")
-            if not 0 <= getattr(self, name) <= 1
-        ]
-        positive = ("num_epochs", "num_minibatches", "adam_eps", "max_grad_norm", "max_leaf_norm", "max_grad_value")
-        errors += [
-            f"{name} must be greater than 0, not {getattr(self, name)}"
-            for name in positive
-            if getattr(self, name) is not None and getattr(self, name) <= 0
-        ]
+        errors = parts.out_of_range(
+            self,
+            unit=("gamma", "q_lambda"),
+            positive=("num_epochs", "num_minibatches", *parts.CLIPPING),
+        )
         return errors + exploration.validate(self.exploration)
 
 
@@ -81,14 +75,6 @@ class State:
     opt_state: PyTree
     return_stats: PyTree  # normalize.RunningStats of the discounted return, or () without normalize_reward
     env_steps: Array  # [] u32, environment steps learned from, over all devices
-
-
-@struct.dataclass
-class Actor:
-    """What acting needs of the State."""
-
-    params: PyTree
-    env_steps: Array  # [] u32, for schedules of the exploration
 
 
 @struct.dataclass
@@ -127,10 +113,10 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         return_stats = normalize.init(()) if cfg.normalize_reward else ()
         return State(params, optimizer.init(params), return_stats, jnp.zeros((), jnp.uint32))
 
-    def actor(state: State) -> Actor:
-        return Actor(state.params, state.env_steps)
+    def actor(state: State) -> parts.Actor:
+        return parts.Actor(state.params, state.env_steps)
 
-    def act(actor: Actor, obs, carry, key: Key, explore: bool = True) -> ActOut:
+    def act(actor: parts.Actor, obs, carry, key: Key, explore: bool = True) -> ActOut:
         q = net.apply(actor.params, obs, "q")[0]
         extras = {"value": jnp.max(q, -1)}
         if explore:
@@ -205,4 +191,4 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
     )
 
 
-__all__ = ["Actor", "Config", "State", "make"]
+__all__ = ["Config", "State", "make"]

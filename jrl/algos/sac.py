@@ -59,16 +59,11 @@ class Config:
 
     def validate(self) -> list[str]:
         """What is wrong with the values, each with its mend."""
-        errors = [
-            f"{name} must be in 0..1, not {getattr(self, name)}"
-            for name in ("gamma", "tau")
-            if not 0 <= getattr(self, name) <= 1
-        ]
-        errors += [
-            f"{name} must be greater than 0, not {getattr(self, name)}"
-            for name in ("num_critics", "target_critics", "policy_every", "max_grad_norm", "adam_eps")
-            if getattr(self, name) is not None and getattr(self, name) <= 0
-        ]
+        errors = parts.out_of_range(
+            self,
+            unit=("gamma", "tau"),
+            positive=("num_critics", "target_critics", "policy_every", "max_grad_norm", "adam_eps"),
+        )
         if self.target_critics is not None and self.target_critics > self.num_critics:
             errors.append(f"target_critics {self.target_critics} must be at most num_critics {self.num_critics}")
         if self.learn_ent_coef and (isinstance(self.ent_coef, tuple) or self.ent_coef <= 0):
@@ -84,14 +79,6 @@ class State:
     policy_metrics: dict[str, Array]  # of the policy's latest step
     env_steps: Array  # [] u32, environment steps ingested, over all devices
     updates: Array  # [] u32, gradient steps
-
-
-@struct.dataclass
-class Actor:
-    """What acting needs of the State."""
-
-    params: PyTree
-    env_steps: Array  # [] u32, for schedules of the exploration
 
 
 def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *, axis_name: str | None = None) -> Algo:
@@ -132,10 +119,10 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
             updates=jnp.zeros((), jnp.uint32),
         )
 
-    def actor(state: State) -> Actor:
-        return Actor(state.params["actor"], state.env_steps)
+    def actor(state: State) -> parts.Actor:
+        return parts.Actor(state.params["actor"], state.env_steps)
 
-    def act(actor: Actor, obs, carry, key: Key, explore: bool = True) -> ActOut:
+    def act(actor: parts.Actor, obs, carry, key: Key, explore: bool = True) -> ActOut:
         dist = policy.apply(actor.params, obs)
         if not explore:
             return ActOut(dist.mode(), carry, {})
@@ -150,7 +137,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
             prob = jnp.exp(log_prob)
             q = over(critic.apply(critic_params, obs), 0)
             return jnp.sum(prob * q, -1), jnp.sum(prob * log_prob, -1)
-        action, log_prob = sample_and_log_prob(dist, noise)
+        action, log_prob = dist.from_noise(noise)
         return over(critic.apply(critic_params, obs, action), 0), log_prob
 
     def q_taken(critic_params, batch: Batch) -> Array:
@@ -201,7 +188,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         return replace(state, policy_metrics={"loss/policy": value, "policy/entropy": -log_prob})
 
     def update(state: State, batch: Batch, key: Key) -> tuple[State, UpdateAux]:
-        batch = critics.without_void(batch)
+        batch = parts.without_void(batch)
         noise_key, choice_key = jax.random.split(key) if cfg.target_critics is not None else (key, key)
         noise: Any = (None, None)
         if isinstance(spec.action, Box):
@@ -226,22 +213,6 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
     return Algo(init, actor, explorer.carry, act, update, on_policy=False, ingest=ingest)
 
 
-def sample_and_log_prob(dist: distributions.TanhGaussian, noise) -> tuple[jax.Array, jax.Array]:
-    """What `dist.sample_and_log_prob` gives, for standard normal numbers that were drawn elsewhere.
-
-    Args:
-      dist: of actions [N, *].
-      noise: [N, *] f32.
-    Returns:
-      action [N, *] in [-1, 1] and its log-probability [N] f32, both with gradient to the distribution's parameters.
-    """
-    before = dist.mean + jnp.exp(dist.log_std) * noise
-    # log N(before) - log(1 - tanh(before)^2), the latter in a form that neither overflows nor rounds to log(0)
-    normal = -0.5 * jnp.square(noise) - dist.log_std - 0.5 * math.log(2.0 * math.pi)
-    slope = 2.0 * (math.log(2.0) - before - jax.nn.softplus(-2.0 * before))
-    return jnp.tanh(before), jnp.sum(normal - slope, tuple(range(-dist.event_ndim, 0)))
-
-
 def _policy(spec: EnvSpec, network: NetworkConfig) -> critics.Policy:
     """Squashed Gaussian or Categorical; the first one is nearly the same for all observations."""
     action = distributions.action_distribution(spec.action, squash=True)
@@ -264,4 +235,4 @@ def _target_entropy(spec: EnvSpec) -> float:
     return -float(math.prod(spec.action.shape))
 
 
-__all__ = ["Actor", "Config", "State", "make", "sample_and_log_prob"]
+__all__ = ["Config", "State", "make"]

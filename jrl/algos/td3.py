@@ -49,20 +49,15 @@ class Config:
 
     def validate(self) -> list[str]:
         """What is wrong with the values, each with its mend."""
-        errors = [
-            f"{name} must be in 0..1, not {getattr(self, name)}"
-            for name in ("gamma", "tau")
-            if not 0 <= getattr(self, name) <= 1
-        ]
+        errors = parts.out_of_range(
+            self,
+            unit=("gamma", "tau"),
+            positive=("num_critics", "policy_every", "max_grad_norm", "adam_eps"),
+        )
         errors += [
             f"{name} must be at least 0, not {getattr(self, name)}"
             for name in ("target_noise", "target_noise_clip")
             if getattr(self, name) < 0
-        ]
-        errors += [
-            f"{name} must be greater than 0, not {getattr(self, name)}"
-            for name in ("num_critics", "policy_every", "max_grad_norm", "adam_eps")
-            if getattr(self, name) is not None and getattr(self, name) <= 0
         ]
         return errors + exploration.validate(self.exploration)
 
@@ -75,14 +70,6 @@ class State:
     policy_loss: Array  # [] f32, of the policy's latest step
     env_steps: Array  # [] u32, environment steps ingested, over all devices
     updates: Array  # [] u32, gradient steps
-
-
-@struct.dataclass
-class Actor:
-    """What acting needs of the State."""
-
-    params: PyTree
-    env_steps: Array  # [] u32, for schedules of the exploration
 
 
 def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *, axis_name: str | None = None) -> Algo:
@@ -119,10 +106,10 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
             updates=jnp.zeros((), jnp.uint32),
         )
 
-    def actor(state: State) -> Actor:
-        return Actor(state.params["actor"], state.env_steps)
+    def actor(state: State) -> parts.Actor:
+        return parts.Actor(state.params["actor"], state.env_steps)
 
-    def act(actor: Actor, obs, carry, key: Key, explore: bool = True) -> ActOut:
+    def act(actor: parts.Actor, obs, carry, key: Key, explore: bool = True) -> ActOut:
         action = policy.apply(actor.params, obs)
         if explore:
             action, carry = explorer.sample(action, key, actor.env_steps, carry)
@@ -156,7 +143,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         return replace(state, target_params=target_params, policy_loss=value)
 
     def update(state: State, batch: Batch, key: Key) -> tuple[State, UpdateAux]:
-        batch = critics.without_void(batch)
+        batch = parts.without_void(batch)
         gradient, metrics, priority = critics.td_gradient(
             lambda params: critic.apply(params, batch.obs, batch.action),
             state.params["critic"],
@@ -191,4 +178,4 @@ def _policy(spec: EnvSpec, network: NetworkConfig) -> critics.Policy:
     return critics.Policy(net.init, apply)
 
 
-__all__ = ["Actor", "Config", "State", "make"]
+__all__ = ["Config", "State", "make"]

@@ -145,8 +145,9 @@ def reference_step(cfg, network, state, batch):
     @jax.jit
     def loss(params):
         outputs = outputs_of(cfg, network, params, batch.obs)
-        rows = [row_loss(cfg, outputs[n, action[n]], jnp.float32(target[n])) for n in counts]
-        return sum(weight[n] * x for n, x in zip(counts, rows)) / N, jnp.stack(rows)
+        taken = outputs[counts, action[counts]]
+        rows = jax.vmap(functools.partial(row_loss, cfg))(taken, jnp.float32(target[counts]))
+        return jnp.sum(weight[counts] * rows) / N, rows
 
     (value, rows), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)
     q = mean_of(cfg, outputs_of(cfg, network, state.params, batch.obs))[np.arange(N), action]
@@ -273,7 +274,8 @@ def test_no_gradient_flows_into_targets(name):
         _, aux = algo.update(state.replace(target_params=target_params), batch.replace(next_obs=next_obs), KEY)
         return aux.metrics["loss/value"]
 
-    for leaf in jax.tree.leaves(jax.grad(value_loss, (0, 1))(state.target_params, batch.next_obs)):
+    gradient = jax.jit(jax.grad(value_loss, (0, 1)))(state.target_params, batch.next_obs)
+    for leaf in jax.tree.leaves(gradient):
         assert not leaf.any()
 
 
@@ -287,7 +289,8 @@ def test_dueling_has_the_stated_size_and_mean():
     algo, state, batch = setting(change(cfg, loss="mse"))
     moved = jax.tree.map(lambda x: x, state.params)
     moved["advantage_head"] = {**moved["advantage_head"], "bias": moved["advantage_head"]["bias"] + 5.0}
-    first, second = (algo.update(state.replace(params=p), batch, KEY)[1] for p in (state.params, moved))
+    step = jax.jit(algo.update)
+    first, second = (step(state.replace(params=p), batch, KEY)[1] for p in (state.params, moved))
     np.testing.assert_allclose(first.metrics["value/q"], second.metrics["value/q"], rtol=1e-4)
 
 

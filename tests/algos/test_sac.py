@@ -13,7 +13,7 @@ import pytest
 from fakes import assert_close, assert_same, differ
 from scipy import stats
 
-from jrl.algos import critics, sac
+from jrl.algos import critics, parts, sac
 from jrl.algos.exploration import Custom, Stochastic
 from jrl.distributions import TanhGaussian
 from jrl.errors import InputError
@@ -194,14 +194,14 @@ def test_samples_are_those_of_the_distribution():
     rng = np.random.default_rng(0)
     dist = TanhGaussian(*(jnp.asarray(rng.normal(size=(50, 2)), jnp.float32) for _ in range(2)))
     noise = jnp.asarray(rng.normal(size=(50, 2)), jnp.float32)
-    action, log_prob = sac.sample_and_log_prob(dist, noise)
+    action, log_prob = dist.from_noise(noise)
     before = np.asarray(dist.mean, np.float64) + np.exp(np.asarray(dist.log_std, np.float64)) * np.asarray(noise)
     density = stats.norm.logpdf(before, dist.mean, np.exp(np.asarray(dist.log_std, np.float64)))
     want = (density - np.log1p(-(np.tanh(before) ** 2))).sum(-1)
     np.testing.assert_allclose(action, np.tanh(before), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(log_prob, want, rtol=1e-4, atol=1e-4)
     far = TanhGaussian(jnp.full((1, 2), 40.0), jnp.full((1, 2), 2.0))
-    far_action, far_log_prob = sac.sample_and_log_prob(far, noise[:1])
+    far_action, far_log_prob = far.from_noise(noise[:1])
     assert (far_action == 1).all()  # the nearest float32
     assert np.isfinite(far_log_prob).all()
 
@@ -220,7 +220,7 @@ def test_actions_stay_within_bounds_and_deviations_too():
         assert all(np.isfinite(x).all() for x in jax.tree.leaves((after, aux)))
     still = state.params["actor"] | {"policy_head": jax.tree.map(jnp.zeros_like, state.params["actor"]["policy_head"])}
     deviation = lambda algo: np.arctanh(
-        np.stack([algo.act(sac.Actor(still, jnp.uint32(0)), batch.obs, (), key).action for key in KEYS])
+        np.stack([algo.act(parts.Actor(still, jnp.uint32(0)), batch.obs, (), key).action for key in KEYS])
     ).std()
     np.testing.assert_allclose(deviation(algo), 1.0, rtol=0.1)
     narrow = setting(network=dataclasses.replace(fakes.NETWORK, log_std_init=-1.5))[0]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fakes import assert_close, assert_same, differ
 
-from jrl.algos import critics, td3
+from jrl.algos import critics, parts, td3
 from jrl.algos.exploration import Gaussian, OrnsteinUhlenbeck, Stochastic
 from jrl.errors import InputError
 from jrl.networks import NetworkConfig
@@ -194,7 +194,7 @@ def test_actions():
     assert inside.sum() > 3
     np.testing.assert_allclose((taken - best[None])[:, inside].std(), 0.3, rtol=0.1)
     huge = jax.tree.map(lambda x: 1e4 * x, state.params["actor"])
-    assert np.abs(act(td3.Actor(huge, state.env_steps), batch.obs, (), KEY).action).max() <= 1
+    assert np.abs(act(parts.Actor(huge, state.env_steps), batch.obs, (), KEY).action).max() <= 1
 
 
 def test_the_first_actions_are_near_0():

@@ -231,52 +231,6 @@ def test_random_actions_at_the_start():
 # ---------------------------------------------------------------- void rows, devices, vmap
 
 
-@pytest.mark.parametrize("cfg", [BASE, DDPG], ids=["td3", "ddpg"])
-def test_void_rows_change_nothing(cfg):
-    _, state, batch = setting(cfg)
-    void = batch.weight == 0
-    before, aux = update(cfg, state, batch)
-    assert (np.asarray(aux.priority)[void] == 0).all()
-    for value in (3.0, 1e30, np.inf, np.nan):
-        spoil = lambda x, v=value: jnp.where(jnp.expand_dims(void, tuple(range(1, x.ndim))), v, x)
-        changed = {name: spoil(getattr(batch, name)) for name in ("obs", "action", "reward", "discount", "next_obs")}
-        assert_same((before, aux), update(cfg, state, batch.replace(**changed)), f"{value}: ")
-
-
-def test_four_devices_learn_as_one():
-    cfg = dataclasses.replace(BASE, policy_every=2, max_grad_norm=1.0)
-    algo, state, _ = setting(cfg)
-    four = jax.pmap(td3.make(cfg, SPEC, fakes.NETWORK, axis_name="d").update, axis_name="d", in_axes=(0, 0, None))
-    alone, stacked = state, jax.tree.map(lambda x: jnp.stack([x] * 4), state)
-    for i in range(2):
-        key, batch = jax.random.fold_in(KEY, i), setting(cfg, seed=i)[2]
-        shards = jax.tree.map(lambda x: x.reshape(4, -1, *x.shape[1:]), batch)
-        alone, aux = jax.jit(algo.update)(alone, batch, key)
-        stacked, aux_four = jax.block_until_ready(four(stacked, shards, key))
-    for device in range(4):
-        assert_close(fakes.part(stacked, device), alone, atol=1e-5, rtol=1e-4)
-        assert_close(fakes.part(aux_four.metrics, device), aux.metrics, atol=1e-5, rtol=1e-4)
-    assert_close(aux_four.priority.reshape(-1), aux.priority, atol=1e-5, rtol=1e-4)
-
-
-def test_vmap_over_seeds_and_hyper_parameters():
-    cfgs = [BASE, jax.tree.map(lambda x: 0.5 * x, BASE)]
-    _, _, batch = setting()
-    keys = jax.random.split(KEY, 2)
-
-    def run(cfg, key):
-        algo = td3.make(cfg, SPEC, fakes.NETWORK)
-        return algo.update(algo.init(key), batch, key)[0]
-
-    stacked = jax.tree.map(lambda *x: jnp.asarray(x, jnp.float32), *cfgs)
-    together = jax.jit(jax.vmap(run))(stacked, keys)
-    for i, cfg in enumerate(cfgs):
-        assert_close(fakes.part(together, i), jax.jit(run)(jax.tree.map(jnp.float32, cfg), keys[i]), rtol=1e-4)
-
-
-# ---------------------------------------------------------------- spaces and settings
-
-
 @pytest.mark.parametrize(
     ("action", "message"),
     [

@@ -49,7 +49,7 @@ class LoopState:
     """All that changes from call to call."""
 
     learner: PyTree  # replicated over devices
-    replay: PyTree  # each device's own, [D, ...]; () without
+    replay: PyTree  # each device's own, [D * n, ...] of leaves [n, ...] and [D] of scalars; () without
     source: PyTree  # graph environments, [D, ...]; () where they live outside the program
 
 
@@ -101,10 +101,10 @@ def fused(learner: Learner, unroll: Unroll, mesh: Mesh, *, iterations: int, rows
         return LoopState(learned, replay, source), (metrics, report)
 
     def body(state: LoopState, root, iteration):
-        state = LoopState(state.learner, _mine(state.replay), _mine(state.source))
+        state = LoopState(state.learner, _own_replay(state.replay, learner), _mine(state.source))
         counters = iteration + jnp.arange(iterations, dtype=jnp.uint32)
         state, (metrics, reports) = jax.lax.scan(lambda s, i: one(s, root, i), state, counters)
-        state = LoopState(state.learner, _stacked(state.replay), _stacked(state.source))
+        state = LoopState(state.learner, _joined_replay(state.replay), _stacked(state.source))
         return state, jax.tree.map(_over_iterations, metrics), _stacked(_sum_up(reports))
 
     specs = LoopState(parallel.REPLICATED, parallel.PER_DEVICE, parallel.PER_DEVICE)
@@ -128,8 +128,8 @@ def staged(learner: Learner, make_source: Callable[[Key], Source], mesh: Mesh, *
     """
 
     def body(state, replay, rollout, key):
-        state, replay, metrics = learner.step(state, _mine(replay), rollout, key)
-        return state, _stacked(replay), metrics
+        state, replay, metrics = learner.step(state, _own_replay(replay, learner), rollout, key)
+        return state, _joined_replay(replay), metrics
 
     specs = (parallel.REPLICATED, parallel.PER_DEVICE, parallel.ROLLOUT, parallel.REPLICATED)
     out_specs = (parallel.REPLICATED, parallel.PER_DEVICE, parallel.REPLICATED)
@@ -208,8 +208,22 @@ def run(
         uncounted = report
 
 
+# The replays of D devices are one array behind the other, not stacked along a new axis: a device sees its part as is.
+# With an axis to take off and put back on, XLA copies the buffer several times.
+
+
 def _empty_replay(learner: Learner, devices: int) -> PyTree:
-    return jax.tree.map(lambda x: jnp.broadcast_to(x[None], (devices, *x.shape)), learner.init_replay())
+    repeat = lambda x: jnp.broadcast_to(x[None], (devices, *x.shape)).reshape(-1, *x.shape[1:])
+    return jax.tree.map(repeat, learner.init_replay())
+
+
+def _own_replay(replay: PyTree, learner: Learner) -> PyTree:
+    """This device's part inside a mapped program, as the learner knows it."""
+    return jax.tree.map(lambda x, like: x.reshape(like.shape), replay, jax.eval_shape(learner.init_replay))
+
+
+def _joined_replay(replay: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: x[None] if x.ndim == 0 else x, replay)
 
 
 def _place(state: LoopState, mesh: Mesh) -> LoopState:

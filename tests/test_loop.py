@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from jrl import hooks, learner, loop, parallel
-from jrl.algos import ppo
+from jrl.algos import dqn, ppo
 from jrl.envs import classic
 from jrl.envs.graph import build
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.networks import NetworkConfig
+from jrl.replay import prioritized, ring
 from jrl.rollout import unroll
 from jrl.rollout.sources import GraphSource
-from jrl.types import Episodes, StepInfo
+from jrl.types import Episodes, StepInfo, element
 
 T, B, SEED = 16, 8, 5
 CONFIG = ppo.Config(num_epochs=2, num_minibatches=2, lr=1e-2, normalize_obs=True)
@@ -327,3 +328,56 @@ def test_every_seconds(monkeypatch):
     for now[0] in (5.0, 11.0, 12.0, 20.0, 21.5):
         hook(info_of(0, 10, 1))
     assert called == [11.0, 21.5]
+
+
+class Spy:
+    """A jitted function that remembers how it was lowered."""
+
+    def __init__(self, fn):
+        self.fn, self.lowered = fn, None
+
+    def lower(self, *args):
+        self.lowered = self.fn.lower(*args)
+        return self.lowered
+
+    def __call__(self, *args):
+        self.lower(*args)
+        return self.fn(*args)
+
+
+@pytest.mark.parametrize("how", ["fused", "staged"])
+@pytest.mark.parametrize("room", [ring, prioritized])
+def test_the_replay_is_never_copied(how, room, monkeypatch):
+    """Neither within the program nor at its border."""
+    spies = []
+    pmap = parallel.pmap
+    monkeypatch.setattr(parallel, "pmap", lambda *args, **kw: spies.append(Spy(pmap(*args, **kw))) or spies[-1])
+    env = build(classic.cartpole(), 4)
+    algo = dqn.make(dqn.Config(), env.spec, NetworkConfig(hidden=(8,)), axis_name=parallel.AXIS)
+    options = {"alpha": 0.6, "beta": 0.4} if room is prioritized else {}
+    buffer = room.make(
+        element(env.spec.observation),
+        element(env.spec.action),
+        capacity=400_000,
+        num_envs=4,
+        batch_size=8,
+        gamma=0.9,
+        **options,
+    )
+    learn = learner.off_policy(algo, buffer, updates=2, learning_starts=4, axis_name=parallel.AXIS)
+    if how == "fused":
+        program = loop.fused(learn, unroll.make(env, algo.act, length=1), parallel.make_mesh(1), iterations=2, rows=4)
+    else:
+        source = lambda key: GraphSource(env, algo.act, key=key, length=1)
+        program = loop.staged(learn, source, parallel.make_mesh(1), rows=4, timers=Timers())
+    state = program.init(0)
+    size = sum(x.nbytes for x in jax.tree.leaves(state.replay))
+    pointers = lambda: [x.unsafe_buffer_pointer() for x in jax.tree.leaves(state.replay) if x.size > 1]
+    before = pointers()
+    for i in range(3):
+        state, metrics, _ = program.advance(state, 0, 2 * i)
+    assert int(metrics["train/updates"]) > 0
+    assert pointers() == before
+    memory = spies[0].lowered.compile().memory_analysis()
+    assert size > 10e6 and memory.temp_size_in_bytes < size / 20
+    program.close()

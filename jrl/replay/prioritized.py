@@ -137,9 +137,7 @@ def sampler(rows: storage.Storage, batch_size: int, *, alpha, beta, eps=1e-6, nu
         entering = jnp.arange(-length, steps - length + 1)
         leaving = jnp.arange(max(0, steps - length + 1), steps + rows.spare)
         slots = (after.head - steps + jnp.concatenate([entering, leaving])) % rows.slots
-        slot, column = jnp.broadcast_arrays(slots[:, None], jnp.arange(rows.columns)[None])
-        index = slot * rows.columns + column
-
+        index = slots[:, None] * rows.columns + jnp.arange(rows.columns)[None]
         live = jnp.broadcast_to(entering[:, None] >= steps - after.length, (steps + 1, rows.columns))
         if length == 1:
             live &= jnp.concatenate([rollout.contiguous[None], rollout.mask])

@@ -282,8 +282,7 @@ def _flags(rollout: Rollout, age, oldest: int):
     """
     bit = lambda x, value: jnp.where(x, jnp.uint8(value), jnp.uint8(0))
     flags = bit(rollout.mask, _MASK) | bit(rollout.terminated, _TERMINATED) | bit(rollout.truncated, _TRUNCATED)
-    after = bit(~(rollout.terminated[-1:] | rollout.truncated[-1:]), _MASK)  # void if it is a reset row
-    flags = jnp.concatenate([flags, after])
+    flags = jnp.concatenate([flags, jnp.full_like(flags[:1], _MASK)])  # until the next row comes
     if oldest:
         first = jnp.concatenate([~rollout.contiguous[None], ~rollout.mask])  # an episode begins after a reset row
         row = jnp.arange(first.shape[0], dtype=jnp.int32)[:, None]

@@ -347,6 +347,7 @@ def test_noise_explores_and_is_silent_without_exploration():
 
 def test_each_use_of_a_network_has_noise_of_its_own():
     """Where s' is s, the discount 1, the reward 0 and the target a copy, one noise would give TD errors of 0."""
+    targets = []
     for double in (False, True):
         cfg = change(BASE, noisy=True, double=double)
         _, state, batch = setting(cfg)
@@ -356,6 +357,7 @@ def test_each_use_of_a_network_has_noise_of_its_own():
         for action in range(A):  # one of them is greedy
             _, aux = update(cfg, state, batch.replace(action=jnp.full(N, action)))
             smallest.append(aux.priority)
+        targets.append(aux.metrics["value/target"])
         assert (np.min(smallest, 0) > 1e-4).mean() > 0.9
         silent = jax.tree_util.tree_map_with_path(
             lambda path, x: x * 0 if "sigma" in jax.tree_util.keystr(path) else x, state.params
@@ -363,6 +365,7 @@ def test_each_use_of_a_network_has_noise_of_its_own():
         state = state.replace(params=silent, target_params=silent)
         smallest = [update(cfg, state, batch.replace(action=jnp.full(N, a)))[1].priority for a in range(A)]
         np.testing.assert_allclose(np.min(smallest, 0), 0, atol=1e-5)
+    assert targets[1] < targets[0]  # with a noise of its own, the choice is not always the best
 
 
 def test_each_update_has_noise_of_its_own():

@@ -174,15 +174,19 @@ def plot(rows: list[dict[str, Any]], png: Path) -> None:
     works = [w for w in found if found[w]]
     peers = sorted({p for w in works for p in found[w]}, key=lambda p: (p != "jrl", p))
     figure, axes = plt.subplots(figsize=(11, 3.6), layout="constrained")
-    for i, name in enumerate(peers):
-        height = [statistics.median(found[w].get(name, [0])) for w in works]
-        bars = axes.bar([x + 0.27 * i for x in range(len(works))], height, 0.25, label=name)
-        axes.bar_label(bars, [f"{h / 1000:,.3g}k" if h else "" for h in height], fontsize=7)
-    axes.set_xticks([x + 0.27 for x in range(len(works))], [f"{w}\n{LABELS[w]}" for w in works], fontsize=7)
+    for i, work in enumerate(works):  # the bars of a work side by side, whoever made it
+        mine = [p for p in peers if p in found[work]]
+        for k, name in enumerate(mine):
+            height = statistics.median(found[work][name])
+            at = i + 0.27 * (k - (len(mine) - 1) / 2)
+            bar = axes.bar(at, height, 0.25, color=f"C{peers.index(name)}", label=name)
+            axes.bar_label(bar, [f"{height / 1000:,.3g}k"], fontsize=6)
+    axes.set_xticks(range(len(works)), [f"{w}\n{LABELS[w]}" for w in works], fontsize=7)
     axes.set_yscale("log")
     axes.set_ylabel("environment steps / s, learning included")
-    axes.set_ylim(top=1.5e6)
-    axes.legend(ncols=3, loc="upper center")
+    axes.set_ylim(top=8e6)
+    labels = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))  # one entry per name
+    axes.legend(labels.values(), labels.keys(), ncols=len(labels), loc="upper center")
     axes.spines[["top", "right"]].set_visible(False)
     png.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(png, dpi=150)

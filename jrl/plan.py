@@ -70,9 +70,10 @@ def faults(cfg: Any) -> Iterator[Fault]:
         value = getattr(getattr(cfg, section), name, None)
         if value is not None and value < least:
             yield (key,), f"{key}: expected at least {least}, got {value}"
-    for width in cfg.network.hidden:
-        if width < 1:
-            yield ("network.hidden",), f"network.hidden: expected widths of at least 1, got {width}"
+    for name in ("hidden", "head_hidden"):
+        for width in getattr(cfg.network, name):
+            if width < 1:
+                yield (f"network.{name}",), f"network.{name}: expected widths of at least 1, got {width}"
 
     steps = cfg.stop.get("env_steps")
     if steps is None:

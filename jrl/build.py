@@ -146,10 +146,17 @@ def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> 
         algo,
         buffer(replay.capacity),
         updates=batch_plan(cfg).updates or 1,
-        learning_starts=min(replay.learning_starts, replay.capacity - cfg.env.num_envs),
+        learning_starts=min(replay.learning_starts, _most_held(cfg, spec)),
         axis_name=parallel.AXIS,
     )
     return learn, size
+
+
+def _most_held(cfg: RunConfig, spec: EnvSpec) -> int:
+    """Rows that a full buffer can be sampled from: all but the head and those whose frame stacks are incomplete."""
+    assert cfg.replay is not None
+    stack = _frame_stack(cfg, spec)
+    return (cfg.replay.capacity // cfg.env.num_envs - (stack.size if stack else 1)) * cfg.env.num_envs
 
 
 def _frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:

@@ -10,14 +10,10 @@ from jrl import algos, envs, learner, loop, parallel
 from jrl.config import RunConfig, algo_name
 from jrl.errors import InputError
 from jrl.metrics.timers import Timers
-from jrl.plan import batch_plan, rollout_length
+from jrl.plan import batch_plan, iterations_per_call
 from jrl.replay import memory, prioritized, ring
 from jrl.rollout import sources, unroll
 from jrl.types import Algo, Buffer, Env, EnvSpec, GraphEnv, Key, element
-
-# graph environments: rows, and updates from replay, per compiled call, so that Python's share is under a percent
-_STEPS_PER_CALL = 16_384
-_UPDATES_PER_CALL = 256
 
 
 class Run(NamedTuple):
@@ -81,9 +77,10 @@ def run(cfg: RunConfig, *, timers: Timers | None = None, restarts: int = 0) -> R
     devices = mesh.devices.size
     if cfg.env.num_envs % devices:
         raise InputError(f"env.num_envs {cfg.env.num_envs} is not divisible by {devices} devices")
-    rows = cfg.env.num_envs * rollout_length(cfg)
+    rows = batch_plan(cfg).rows
     # a pure environment is part of the program, one set per device; another is stepped once, for all devices
-    pure = cfg.env.backend == "graph" or envs.resolve(cfg.env.id, cfg.env.backend) == "graph"
+    backend = envs.resolve(cfg.env.id, cfg.env.backend)
+    pure = backend == "graph"
     num_envs = cfg.env.num_envs // devices if pure else cfg.env.num_envs
     env = environment(cfg, num_envs=num_envs, index=restarts)
     try:
@@ -95,18 +92,19 @@ def run(cfg: RunConfig, *, timers: Timers | None = None, restarts: int = 0) -> R
         env.close()
         raise
     options = {
-        "length": rollout_length(cfg),
+        "length": rows // cfg.env.num_envs,
         "carry": algo.carry,
         "reward_transform": envs.reward_transform(cfg.env.clip_rewards, is_atari=envs.is_atari(cfg.env.id)),
         "running_return_gamma": algo.running_return_gamma,
     }
-    if isinstance(env, GraphEnv) and env.pure:
-        most = _STEPS_PER_CALL // rows
-        if not algo.on_policy:
-            most = min(most, _UPDATES_PER_CALL // (batch_plan(cfg).updates or 1))
-        iterations = cfg.rollout.iterations_per_call or max(1, most)
-        program = loop.fused(learn, unroll.make(env, algo.act, **options), mesh, iterations=iterations, rows=rows)
-        return Run(env.spec, algo, program, f"graph, {iterations} iterations per call", replay, resumable=True)
+    # EnvPool too, where one process steps it for one device and an iteration is short: with a rollout of a few rows and
+    # a few gradient steps, dispatching two programs takes a quarter of the time
+    if isinstance(env, GraphEnv) and (env.pure or (devices == 1 and not algo.on_policy)):
+        iterations = iterations_per_call(cfg)
+        collect = unroll.make(env, algo.act, **options)
+        program = loop.fused(learn, collect, mesh, iterations=iterations, rows=rows, close=env.close)
+        backend = f"{backend}, {iterations} iterations per call"
+        return Run(env.spec, algo, program, backend, replay, resumable=env.pure)
     timers = timers or Timers()
 
     def source(key: Key) -> sources.Source:
@@ -114,8 +112,7 @@ def run(cfg: RunConfig, *, timers: Timers | None = None, restarts: int = 0) -> R
 
     program = loop.staged(learn, source, mesh, rows=rows, timers=timers)
     how = "inside a program" if isinstance(env, GraphEnv) else "from the host"
-    backend = f"{envs.resolve(cfg.env.id, cfg.env.backend)}, {how}"
-    return Run(env.spec, algo, program, backend, replay, resumable=False)
+    return Run(env.spec, algo, program, f"{backend}, {how}", replay, resumable=False)
 
 
 def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> tuple[learner.Learner, str]:

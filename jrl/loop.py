@@ -21,7 +21,7 @@ from jrl import parallel
 from jrl.learner import Learner
 from jrl.metrics import episodes as episode_metrics
 from jrl.metrics.timers import Timers
-from jrl.rollout.sources import Source
+from jrl.rollout.sources import Source, outside_compile_cache
 from jrl.rollout.unroll import Unroll
 from jrl.types import Episodes, Key, Metrics, PyTree, StepInfo
 
@@ -65,32 +65,40 @@ class Program(NamedTuple):
     close: Callable[[], None]
 
 
-def fused(learner: Learner, unroll: Unroll, mesh: Mesh, *, iterations: int, rows: int) -> Program:
+def fused(
+    learner: Learner, unroll: Unroll, mesh: Mesh, *, iterations: int, rows: int, close: Callable[[], None] | None = None
+) -> Program:
     """Collect and learn in one program, `iterations` times per call, on every device of the mesh.
 
     Args:
       learner: made with axis_name=parallel.AXIS.
-      unroll: over the environments of one device.
+      unroll: over the environments of one device; not pure, only of the single device that there is.
       mesh: the devices.
       iterations: per call; Python is out of the way in between.
       rows: T * B over all devices.
+      close: ends the environments.
     """
     devices = mesh.devices.size
+    if devices > 1 and not unroll.pure:
+        raise ValueError("environments that are not pure are stepped once, not once per device: use staged")
+
+    def environments(root):
+        keys = jax.random.split(role_key(root, Role.ENV), devices)
+        return jax.tree.map(lambda *x: jnp.stack(x), *map(unroll.init, keys))
 
     def init(seed: int) -> LoopState:
-        def start(root):
-            keys = jax.random.split(role_key(root, Role.ENV), devices)
-            source = jax.tree.map(lambda *x: jnp.stack(x), *map(unroll.init, keys))
-            return LoopState(learner.init(role_key(root, Role.INIT)), _empty_replay(learner, devices), source)
+        def start(root, source):
+            source = environments(root) if unroll.pure else source
+            return LoopState(learner.init(role_key(root, Role.INIT)), _empty_replay(learner, devices), source), root
 
-        if not program:  # compiles while the state is made
-            root, counter = jax.random.key(seed), jnp.zeros((), jnp.uint32)
-            shapes = (jax.eval_shape(start, root), jax.eval_shape(lambda: root), jax.eval_shape(lambda: counter))
+        root = jax.random.key(seed)
+        source = () if unroll.pure else environments(root)  # from the host, not while tracing
+        if not program and unroll.pure:  # compiles while the state is made
+            shapes = (*jax.eval_shape(start, root, source), jax.ShapeDtypeStruct((), jnp.uint32))
             program.append(parallel.compile_ahead(mapped, shapes, mesh, in_specs))
-        state, root = parallel.place_outputs(lambda r: (start(r), r), mesh, (specs, parallel.REPLICATED))(
-            jax.random.key(seed)
-        )
-        roots[seed] = root
+        elif not program:
+            program.append(outside_compile_cache(mapped))
+        state, roots[seed] = parallel.place_outputs(start, mesh, (specs, parallel.REPLICATED))(root, source)
         return state
 
     def one(state: LoopState, seed, iteration):
@@ -118,7 +126,7 @@ def fused(learner: Learner, unroll: Unroll, mesh: Mesh, *, iterations: int, rows
         return program[0](state, roots[seed], np.uint32(iteration))
 
     actor = lambda s: parallel.first(learner.actor(s.learner))
-    return Program(init, advance, lambda s: _place(s, mesh), actor, iterations, rows, lambda: None)
+    return Program(init, advance, lambda s: _place(s, mesh), actor, iterations, rows, close or (lambda: None))
 
 
 def staged(learner: Learner, make_source: Callable[[Key], Source], mesh: Mesh, *, rows: int, timers: Timers) -> Program:

@@ -9,6 +9,10 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+# rows, and updates from replay, in one call of a fused program
+_ROWS_PER_CALL = 16_384
+_UPDATES_PER_CALL = 256
+
 Fault = tuple[tuple[str, ...], str]  # the keys that were read, the message
 
 
@@ -43,6 +47,21 @@ def batch_plan(cfg: Any) -> BatchPlan:
         updates=minibatches * getattr(cfg.algo, "num_epochs", 1) if minibatches else None,
         iterations=iterations,
     )
+
+
+def report_every(cfg: Any) -> int:
+    """Environment steps between two result rows."""
+    return cfg.run.report_every or max(1, int(cfg.stop["env_steps"]) // 100)
+
+
+def iterations_per_call(cfg: Any) -> int:
+    """Iterations of a fused program: so many that Python does not count, and no more than its user wants to wait for."""
+    plan = batch_plan(cfg)
+    wanted = (report_every(cfg), cfg.evaluation.every, cfg.checkpoint.every)
+    most = min(_ROWS_PER_CALL, *(steps for steps in wanted if steps)) // plan.rows
+    if cfg.replay is not None:
+        most = min(most, _UPDATES_PER_CALL // (plan.updates or 1))
+    return cfg.rollout.iterations_per_call or max(1, most)
 
 
 def lines(cfg: Any) -> Iterator[str]:

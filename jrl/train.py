@@ -155,7 +155,7 @@ def _run(
         if saved and meta:
             for line in checkpoint.differences(meta["config"], cfg):
                 print("resume: changed since the checkpoint:", line)
-            state = run.program.place(_restored(saved, cfg, state))
+            state = run.program.place(_restored(saved, cfg, run, state))
             print(f"resume: from {saved} at {meta['env_steps']:,} steps")
         # not before the checkpoint was found to fit: nothing in the directory changes until then
         (directory / "config.yaml").write_text(config.to_yaml(cfg))
@@ -169,7 +169,7 @@ def _run(
             sinks.append(_print_stages)
         reporter = hooks.Reporter(
             sinks,
-            every=cfg.run.report_every or max(1, total // 100),
+            every=plan.report_every(cfg),
             updates_per_iteration=plan.batch_plan(cfg).updates or 1,
             env_steps=counters["env_steps"],
             time_s=meta["time_s"] if meta else 0.0,
@@ -178,7 +178,7 @@ def _run(
         def save(info: "StepInfo") -> None:
             counts = {"iteration": info.iteration, "env_steps": info.env_steps_after(), "time_s": reporter.seconds()}
             stored = checkpoint.meta(cfg, counters=counts, environment_state=run.resumable)
-            checkpoints.save(info.iteration, _parts(info.state, cfg), stored)
+            checkpoints.save(info.iteration, _parts(info.state, cfg, run), stored)
 
         after: list[Hook] = [reporter]
         if cfg.checkpoint.every is None:
@@ -203,25 +203,27 @@ def _run(
     return reason
 
 
-def _parts(state: "LoopState", cfg: config.RunConfig) -> dict[str, Any]:
+def _parts(state: "LoopState", cfg: config.RunConfig, run: "Run") -> dict[str, Any]:
     """What of the state a checkpoint holds."""
     replay = state.replay if cfg.checkpoint.replay == "full" else ()
-    return {"learner": state.learner, "replay": replay, "source": state.source}
+    return {"learner": state.learner, "replay": replay, "source": state.source if run.resumable else ()}
 
 
-def _restored(saved: Path, cfg: config.RunConfig, state: "LoopState") -> "LoopState":
+def _restored(saved: Path, cfg: config.RunConfig, run: "Run", state: "LoopState") -> "LoopState":
     """The state in a checkpoint; what it does not hold is as in `state`."""
     import jax
 
     from jrl import checkpoint, loop
 
-    wanted = _parts(state, cfg)
+    wanted = _parts(state, cfg, run)
     if jax.tree.leaves(wanted["replay"]) and not (saved / "replay").is_dir():
         raise InputError(f"checkpoint: {saved} holds no replay: --set checkpoint.replay=none starts with an empty one")
     parts = {part: checkpoint.restore(saved, part, tree) for part, tree in wanted.items()}
     if parts["replay"] == () and cfg.replay is not None:
         print("resume: checkpoint.replay is none: replay starts empty, learning waits until it is filled")
         parts["replay"] = state.replay
+    if not run.resumable:
+        parts["source"] = state.source
     return loop.LoopState(**parts)
 
 

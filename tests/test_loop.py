@@ -231,6 +231,13 @@ def test_every_device_and_iteration_has_a_key_of_its_own(four_devices):
         np.testing.assert_array_equal(update[0][1 + i], jax.random.key_data(key))
 
 
+def test_environments_outside_the_program_are_not_stepped_once_per_device(four_devices):
+    env, algo = parts(B)
+    collect = unroll.make(env._replace(pure=False), algo.act, length=T)
+    with pytest.raises(ValueError, match="use staged"):
+        loop.fused(learner.on_policy(algo), collect, four_devices, iterations=1, rows=T * B)
+
+
 def test_staged_on_four_devices_learns_as_on_one(programs, eight):
     """The same rollouts, their columns split: the same learning."""
     state, infos = play(staged(devices=4), 3)

@@ -119,3 +119,19 @@ def test_the_mends_that_are_offered_can_be_run():
         assert plan.batch_plan(made(replay=replay)).updates == round(
             replay["updates_per_step"] * replay.get("train_every", 8)
         )
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 125),  # 100_000 steps in 100 reports, 8 rows each
+        ({"replay": {"updates_per_step": 4}}, 8),  # 32 updates an iteration
+        ({"evaluation": {"every": 80}}, 10),
+        ({"checkpoint": {"every": 40}}, 5),
+        ({"run": {"report_every": 4}}, 1),
+        ({"rollout": {"iterations_per_call": 3}}, 3),
+        ({"algo": {"name": "ppo"}, "stop": {"env_steps": 10**9}}, 16),  # 1024 rows each
+    ],
+)
+def test_a_call_is_no_longer_than_what_is_to_happen_between_two(changes, expected):
+    assert plan.iterations_per_call(made(**changes)) == expected

@@ -175,12 +175,15 @@ def test_the_config_of_every_family_trains(name, tmp_path):
     assert rows[-1]["env_steps"] >= 30 and all(np.isfinite(rows[-1][k]) for k in rows[-1] if k.startswith("loss/"))
 
 
-def test_envpool_programs_stay_out_of_the_compile_cache(tmp_path):
+@pytest.mark.parametrize(
+    ("algo", "setting"), [("ppo", "--set=rollout.length=16"), ("dqn", "--set=replay.learning_starts=64")]
+)
+def test_envpool_programs_stay_out_of_the_compile_cache(algo, setting, tmp_path):
     """Their keys hold an address: every process would add an entry that none can use."""
     counts = []
     for i in range(2):
-        command = [sys.executable, "-m", "jrl.train", "--algo=ppo", "--env=CartPole-v1", "--stop=env_steps=200"]
-        settings = ["--set=rollout.length=16", "--set=network.hidden=[8]", "--out", str(tmp_path / f"run{i}")]
+        command = [sys.executable, "-m", "jrl.train", f"--algo={algo}", "--env=CartPole-v1", "--stop=env_steps=200"]
+        settings = [setting, "--set=network.hidden=[8]", "--out", str(tmp_path / f"run{i}")]
         environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
         subprocess.run([*command, *settings], check=True, env=environment, capture_output=True)
         counts.append(len(list((tmp_path / "cache").glob("*-cache"))))

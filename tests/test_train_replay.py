@@ -69,6 +69,19 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name, prioritized, tmp_path, 
     assert a["updates"] == b["updates"] > 0
 
 
+def test_envpool_trains_in_one_program_and_its_runs_continue(tmp_path, capsys):
+    envpool = ("--set=env.backend=envpool", "--set=run.compile_cache=true")
+    assert run("dqn", "--stop=env_steps=300", *envpool, out=tmp_path / "a") == 0
+    assert "(envpool, 4 iterations per call)" in capsys.readouterr().out
+    saved = checkpoint.locate(tmp_path / "a")
+    assert not (saved / "source").exists() and (saved / "replay").is_dir()  # no address of a pool in a checkpoint
+    assert run("dqn", "--stop=env_steps=600", *envpool, "--resume=auto", out=tmp_path / "a") == 0
+    assert "the environments start anew, with other seeds" in capsys.readouterr().out
+    rows = loggers.read_rows(tmp_path / "a" / "result.jsonl")
+    assert rows[-1]["updates"] == 2 * (rows[-1]["iteration"] - 64 // 8 + 1)
+    assert rows[-1]["env_steps"] >= 600 and rows[-1]["episode/length"] > 5
+
+
 def test_learning_begins_with_enough_data_and_counts_its_updates(tmp_path, capsys):
     assert run("dqn", "--stop=env_steps=400", "--set=replay.learning_starts=200", out=tmp_path / "a") == 0
     rows = loggers.read_rows(tmp_path / "a" / "result.jsonl")

@@ -1,7 +1,6 @@
 """Where the loop's rollouts come from: `next(actor, key) -> (Rollout, Episodes)`, `reset(key)` and `close()`."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 import jax
@@ -29,16 +28,14 @@ class GraphSource:
     def __init__(self, env: GraphEnv, act: Callable[..., ActOut], *, key: Key, **options):
         functions = unroll.make(env, act, **options)
         self._env = env
-        self._step = jax.jit(functions.step, donate_argnums=0)
+        step = jax.jit(functions.step, donate_argnums=0)
+        self._step = step if env.pure else outside_compile_cache(step)
         self._init = functions.init
         self._state: unroll.UnrollState
         self.reset(key)
-        self._compiled = env.pure  # a pure environment's program may go into the persistent cache
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
-        with contextlib.nullcontext() if self._compiled else outside_compile_cache():
-            self._state, rollout, episodes = self._step(self._state, actor, key)
-        self._compiled = True
+        self._state, rollout, episodes = self._step(self._state, actor, key)
         return rollout, episodes
 
     def reset(self, key: Key) -> None:
@@ -49,19 +46,28 @@ class GraphSource:
         self._env.close()
 
 
-@contextlib.contextmanager
-def outside_compile_cache() -> Iterator[None]:
-    """Programs compiled inside are not written to the persistent cache.
+def outside_compile_cache(fn: Callable) -> Callable:
+    """`fn`, jitted, whose program is compiled at the first call and not written to the persistent cache.
 
     An EnvPool program holds the address of its pool: no other process could ever use the entry.
     """
     name = "jax_persistent_cache_min_compile_time_secs"
-    before = getattr(jax.config, name)
-    jax.config.update(name, float("inf"))
-    try:
-        yield
-    finally:
-        jax.config.update(name, before)
+    compiled = False
+
+    def call(*args):
+        nonlocal compiled
+        if compiled:
+            return fn(*args)
+        before = getattr(jax.config, name)
+        jax.config.update(name, float("inf"))
+        try:
+            out = fn(*args)
+        finally:
+            jax.config.update(name, before)
+        compiled = True
+        return out
+
+    return call
 
 
 def make(

@@ -31,6 +31,7 @@ class UnrollState:
 class Unroll(NamedTuple):
     init: Callable[[Key], UnrollState]
     step: Callable[[UnrollState, PyTree, Key], tuple[UnrollState, Rollout, Episodes]]  # (state, actor, key)
+    pure: bool = True  # as GraphEnv.pure
 
 
 def make(
@@ -86,7 +87,7 @@ def make(
         )
         return UnrollState(env_state, obs, done, jnp.ones_like(done), memory, columns), rollout, report
 
-    return Unroll(init, step)
+    return Unroll(init, step, env.pure)
 
 
 def reset_where(reset, initial: PyTree, carry: PyTree) -> PyTree:

@@ -53,7 +53,8 @@ class RolloutConfig:
     # steps per environment and iteration; null: 128, or what replay.train_every asks for
     length: int | None = None
     collector: Literal["auto", "graph", "host"] = "auto"  # graph: inside the compiled program; host: from Python
-    iterations_per_call: int | None = None  # iterations in one call, where the environment is in the program; null: by size
+    # iterations in one call, where environments and learning are one program; null: chosen by size
+    iterations_per_call: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

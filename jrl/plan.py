@@ -55,7 +55,7 @@ def report_every(cfg: Any) -> int:
 
 
 def iterations_per_call(cfg: Any) -> int:
-    """Iterations of a fused program: so many that Python does not count, and no more than its user wants to wait for."""
+    """Iterations of a fused program: so many that Python does not count, no more than its user wants to wait for."""
     plan = batch_plan(cfg)
     wanted = (report_every(cfg), cfg.evaluation.every, cfg.checkpoint.every)
     most = min(_ROWS_PER_CALL, *(steps for steps in wanted if steps)) // plan.rows

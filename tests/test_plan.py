@@ -124,7 +124,7 @@ def test_the_mends_that_are_offered_can_be_run():
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, 125),  # 100_000 steps in 100 reports, 8 rows each
+        ({"replay": {"updates_per_step": 0.125}}, 125),  # 100_000 steps in 100 reports, 8 rows each
         ({"replay": {"updates_per_step": 4}}, 8),  # 32 updates an iteration
         ({"evaluation": {"every": 80}}, 10),
         ({"checkpoint": {"every": 40}}, 5),

@@ -1,19 +1,28 @@
 """From a RunConfig to the parts of a run: environments, algorithm, program."""
 
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import jax
 
-from jrl import algos, envs, learner, loop, parallel
+from jrl import algos, envs, learner, loop, parallel, watch
 from jrl.config import RunConfig, algo_name
 from jrl.errors import InputError
 from jrl.metrics.timers import Timers
 from jrl.plan import batch_plan, iterations_per_call
 from jrl.replay import memory, prioritized, ring
 from jrl.rollout import sources, unroll
-from jrl.types import Algo, Buffer, Env, EnvSpec, GraphEnv, Key, element
+from jrl.types import Algo, Buffer, Env, EnvSpec, GraphEnv, Key, PyTree, element
+
+GUARANTEES = {
+    "bitwise": "resume continues exactly: the environments are part of a checkpoint",
+    "restarted": "resume continues exactly: at each checkpoint the environments start anew, interrupted or not",
+    "learner": "resume continues the learner exactly; the environments start anew, with other seeds",
+    "refilled": "resume continues the learner exactly; the replay is filled anew",
+}
 
 
 class Run(NamedTuple):
@@ -23,8 +32,9 @@ class Run(NamedTuple):
     algo: Algo
     program: loop.Program
     backend: str  # how the environments are stepped, in words
+    in_program: bool  # whether they are stepped inside a compiled program
     replay: str  # what the replay buffer takes, in words; "" without
-    resumable: bool  # whether the environments' state is part of a checkpoint
+    guarantee: str  # what a resumed run has in common with one that was never interrupted: a key of GUARANTEES
 
 
 def environment(cfg: RunConfig, *, num_envs: int, role: str = "train", index: int = 0) -> GraphEnv | Env:
@@ -85,8 +95,10 @@ def run(cfg: RunConfig, *, timers: Timers | None = None, restarts: int = 0) -> R
     env = environment(cfg, num_envs=num_envs, index=restarts)
     try:
         algo = algorithm(cfg, env.spec, axis_name=parallel.AXIS)
-        learn, replay = learner.on_policy(algo), ""
-        if not algo.on_policy:
+        if algo.on_policy:
+            like = unroll.rollout_like(env.spec, algo, length=rows // cfg.env.num_envs, num_envs=cfg.env.num_envs)
+            learn, replay = _watched(cfg, algo, like, learner.on_policy), ""
+        else:
             learn, replay = _replay_learner(cfg, algo, env.spec, devices)
     except InputError:
         env.close()
@@ -97,22 +109,32 @@ def run(cfg: RunConfig, *, timers: Timers | None = None, restarts: int = 0) -> R
         "reward_transform": envs.reward_transform(cfg.env.clip_rewards, is_atari=envs.is_atari(cfg.env.id)),
         "running_return_gamma": algo.running_return_gamma,
     }
+    refilled = cfg.replay is not None and cfg.checkpoint.replay == "none"
     # EnvPool too, where one process steps it for one device and an iteration is short: with a rollout of a few rows and
-    # a few gradient steps, dispatching two programs takes a quarter of the time
-    if isinstance(env, GraphEnv) and (env.pure or (devices == 1 and not algo.on_policy)):
+    # a few gradient steps, dispatching two programs takes a quarter of the time. A pool is a constant of its program:
+    # where pools are made anew, the program that holds one is a small one
+    short = devices == 1 and not algo.on_policy and not cfg.checkpoint.exact
+    if isinstance(env, GraphEnv) and (env.pure or short):
         iterations = iterations_per_call(cfg)
         collect = unroll.make(env, algo.act, **options)
         program = loop.fused(learn, collect, mesh, iterations=iterations, rows=rows, close=env.close)
         backend = f"{backend}, {iterations} iterations per call"
-        return Run(env.spec, algo, program, backend, replay, resumable=env.pure)
+        guarantee = "refilled" if refilled else "bitwise" if env.pure else "learner"
+        return Run(env.spec, algo, program, backend, True, replay, guarantee)
     timers = timers or Timers()
 
     def source(key: Key) -> sources.Source:
         return sources.make(env, algo.act, key=key, timers=timers, **options)
 
-    program = loop.staged(learn, source, mesh, rows=rows, timers=timers)
+    def remake(key: Key, count: int) -> sources.Source:
+        env = environment(cfg, num_envs=num_envs, index=count)
+        return sources.make(env, algo.act, key=key, timers=timers, **options)
+
+    exact = cfg.checkpoint.exact
+    program = loop.staged(learn, source, mesh, rows=rows, timers=timers, remake=remake if exact else None)
     how = "inside a program" if isinstance(env, GraphEnv) else "from the host"
-    return Run(env.spec, algo, program, f"{backend}, {how}", replay, resumable=False)
+    guarantee = "refilled" if refilled else "restarted" if exact else "learner"
+    return Run(env.spec, algo, program, f"{backend}, {how}", isinstance(env, GraphEnv), replay, guarantee)
 
 
 def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> tuple[learner.Learner, str]:
@@ -139,14 +161,25 @@ def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> 
         return make(element(spec.observation), element(spec.action), capacity=capacity // devices, **options)
 
     size = memory.check_fits(buffer, replay.capacity, devices=devices)
-    learn = learner.off_policy(
-        algo,
-        buffer(replay.capacity),
+    held = buffer(replay.capacity)
+    of_all = lambda x: jax.ShapeDtypeStruct((x.shape[0] * devices, *x.shape[1:]), x.dtype)
+    like = jax.tree.map(of_all, jax.eval_shape(lambda: held.sample(held.init(), jax.random.key(0))))
+    make_learner = functools.partial(
+        learner.off_policy,
+        buffer=held,
         updates=batch_plan(cfg).updates or 1,
         learning_starts=min(replay.learning_starts, _most_held(cfg, spec)),
         axis_name=parallel.AXIS,
     )
-    return learn, size
+    return _watched(cfg, algo, like, make_learner), size
+
+
+def _watched(cfg: RunConfig, algo: Algo, like: PyTree, make: Callable[[Algo], learner.Learner]) -> learner.Learner:
+    """The learner of `algo`, with a watch over updates that are not finite unless the config says to ignore them."""
+    if cfg.run.on_nonfinite == "ignore":
+        return make(algo)
+    learn = make(watch.watched(algo, like, axis_name=parallel.AXIS))
+    return learn._replace(keep=lambda state: state.state, resume=lambda kept: watch.fresh(kept, like))
 
 
 def _most_held(cfg: RunConfig, spec: EnvSpec) -> int:

@@ -89,8 +89,14 @@ class CheckpointConfig:
     """What is kept to resume from."""
 
     every: int | None = None  # environment steps between checkpoints; null: every 5 minutes. The end has one
-    keep_last: int = 3  # older ones are deleted
+    keep_last: int = 3  # older ones are deleted, but those that the next three keys name
+    keep_every: int | None = None  # environment steps; of each such stretch the first checkpoint stays
+    keep_best_by: str | None = None  # metric of the result rows, e.g. evaluation/return; the best checkpoint stays
+    keep_best: Literal["max", "min"] = "max"  # which value of it is best
     replay: Literal["full", "none"] = "full"  # whether the replay buffer is kept; none: it is filled anew
+    # environments that cannot be stored start anew at each checkpoint, so that a resumed run is the same as one that
+    # was never interrupted; needs `every`
+    exact: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +110,12 @@ class RunSettings:
     compile_cache: bool = True  # keep compiled programs on disk for the next run
     log: tuple[Literal["jsonl", "csv", "tensorboard"], ...] = ("jsonl", "csv", "tensorboard")  # where rows go
     disable_jit: bool = False  # run operation by operation, so that breakpoint() stops inside a loss
+    # a loss or parameter that is not finite; stop: the run ends with a bundle for jrl.debug; rollback: it goes on from
+    # the last checkpoint with a smaller algo.lr; ignore: nothing looks
+    on_nonfinite: Literal["stop", "rollback", "ignore"] = "stop"
+    max_rollbacks: int = 3  # then it stops
+    rollback_lr: float = 0.5  # factor of algo.lr at each
+    stall_seconds: float | None = 300.0  # without progress until all stacks are printed; null: never
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

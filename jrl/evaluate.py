@@ -13,6 +13,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line. Neither jax nor an environment library is imported for it."""
     p = argparse.ArgumentParser(prog="python -m jrl.evaluate", description="Play episodes with a trained policy.")
     p.add_argument("checkpoint", help="run directory, or a checkpoint inside it")
+    p.add_argument("--best", action="store_true", help="the run's best checkpoint by checkpoint.keep_best_by")
     p.add_argument("--episodes", type=int, default=100, help="exactly so many (default 100)")
     p.add_argument("--envs", type=int, help="environments at once (default: up to 16)")
     p.add_argument("--seed", type=int, help="of the environments (default: the run's, never those of training)")
@@ -41,7 +42,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, float | str]:
     from jrl import build, checkpoint, config, loop
     from jrl.rollout.evaluate import evaluator
 
-    found = checkpoint.locate(Path(args.checkpoint))
+    found = checkpoint.locate(Path(args.checkpoint), best=args.best)
     meta = checkpoint.read_meta(found)
     seed = [] if args.seed is None else [f"run.seed={args.seed}"]
     cfg = config.override(meta["config"], [*args.overrides, *seed])

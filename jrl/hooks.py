@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jrl.metrics import episodes as episode_metrics
-from jrl.types import StepInfo
+from jrl.types import NOT_FINITE, StepInfo
 
 Hook = Callable[[StepInfo], str | None]  # returns why the run should end, or None
 Sink = Callable[[dict[str, Any]], str | None]  # takes a result row
@@ -52,6 +52,31 @@ class Reporter:
         self._pending.append(info._replace(state=None))  # the state will be donated
         return reason
 
+    def state(self) -> dict[str, Any]:
+        """What the next row depends on, as JSON. Waits for the device."""
+        pending = None
+        if self._pending:
+            last = self._pending[-1]
+            merged = episode_metrics.merge([info.episodes for info in self._pending])
+            pending = {
+                "iteration": last.iteration,
+                "env_steps": last.env_steps,
+                "metrics": {name: np.asarray(x).item() for name, x in last.metrics.items()},
+                "episodes": {name: np.asarray(x).tolist() for name, x in vars(merged).items()},
+            }
+        return {"env_steps": self._marks[-1][1], "extra": dict(self.extra), "pending": pending}
+
+    def restore(self, state: Mapping[str, Any], timers: Any) -> None:
+        """Continues from what `state` returned."""
+        number = lambda x: float(x) if isinstance(x, str) else x  # numbers that are not finite
+        self._marks = collections.deque([(self._clock(), state["env_steps"])], maxlen=2)
+        self.extra.update({name: number(x) for name, x in state["extra"].items()})
+        if state["pending"] is not None:
+            p = state["pending"]
+            report = episode_metrics.from_lists(p["episodes"])
+            metrics = {name: number(x) for name, x in p["metrics"].items()}
+            self._pending = [StepInfo(None, metrics, report, p["iteration"], p["env_steps"], timers)]
+
     def flush(self) -> str | None:
         """A row for what is still pending. Waits for the device."""
         return self._write(self._pending[-1].env_steps_after()) if self._pending else None
@@ -64,7 +89,7 @@ class Reporter:
         last = self._pending[-1]
         now, (then, steps_then) = self._clock(), self._marks[0]
         log_start = time.perf_counter()
-        metrics = dict(last.metrics)
+        metrics = {name: value for name, value in last.metrics.items() if name != NOT_FINITE}
         # replay-based learners, which begin late, count their gradient steps
         updates = metrics.pop("train/updates", last.iteration * self._updates)
         self.row = {
@@ -85,6 +110,11 @@ class Reporter:
         reasons = [sink(self.row) for sink in self._sinks]
         last.timers.add("log", time.perf_counter() - log_start)
         return next(filter(None, reasons), None)
+
+
+def not_finite(info: StepInfo) -> bool:
+    """Whether an update of the call was not finite: see `jrl.watch`. Waits for the call."""
+    return bool(np.asarray(info.metrics.get(NOT_FINITE, 0.0)) > 0)
 
 
 _STAGES = ("time/env", "time/act", "time/transfer", "time/collect", "time/update", "time/log")

@@ -20,6 +20,9 @@ class Learner(NamedTuple):
     actor: Callable[[PyTree], PyTree]  # state -> Actor
     # (state, replay, rollout, key) -> (state, replay, metrics)
     step: Callable[[PyTree, PyTree, Rollout, Key], tuple[PyTree, PyTree, Metrics]]
+    # what of the state outlives the process, and a state from it; the rest begins anew
+    keep: Callable[[PyTree], PyTree] = lambda state: state
+    resume: Callable[[PyTree], PyTree] = lambda kept: kept
 
 
 def on_policy(algo: Algo) -> Learner:

@@ -6,6 +6,7 @@
 Every random number follows from the seed and a counter: `fold_in(fold_in(key(seed), role), counter)`.
 """
 
+import dataclasses
 import enum
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from jrl.learner import Learner
 from jrl.metrics import episodes as episode_metrics
 from jrl.metrics.timers import Timers
 from jrl.rollout.sources import Source, outside_compile_cache
-from jrl.rollout.unroll import Unroll
+from jrl.rollout.unroll import Unroll, UnrollState
 from jrl.types import Episodes, Key, Metrics, PyTree, StepInfo
 
 _TIMED_EVERY = 16  # calls between two whose stages are timed
@@ -50,7 +51,7 @@ class LoopState:
 
     learner: PyTree  # replicated over devices
     replay: PyTree  # each device's own, [D * n, ...] of leaves [n, ...] and [D] of scalars; () without
-    source: PyTree  # graph environments, [D, ...]; () where they live outside the program
+    source: PyTree  # environments in the program, [D, ...]; of others their episode statistics
 
 
 class Program(NamedTuple):
@@ -58,11 +59,14 @@ class Program(NamedTuple):
 
     init: Callable[[int], LoopState]  # seed -> state
     advance: Callable[[LoopState, int, int], tuple[LoopState, Metrics, Episodes]]  # (state, seed, iteration)
-    place: Callable[[LoopState], LoopState]  # a state from a checkpoint onto the devices
+    keep: Callable[[LoopState], LoopState]  # what of a state a checkpoint can hold
+    place: Callable[[LoopState], LoopState]  # what was kept, onto the devices; after `init`
     actor: Callable[[LoopState], PyTree]  # on one device, for evaluation
     iterations: int
     rows: int  # rows per iteration (T * B over all devices), reset rows included
     close: Callable[[], None]
+    # environments that cannot be kept are made anew for a count, between two calls; None where they can
+    restart: Callable[[int], None] | None = None
 
 
 def fused(
@@ -99,6 +103,7 @@ def fused(
         elif not program:
             program.append(outside_compile_cache(mapped))
         state, roots[seed] = parallel.place_outputs(start, mesh, (specs, parallel.REPLICATED))(root, source)
+        begun[:] = [] if unroll.pure else [state.source]
         return state
 
     def one(state: LoopState, seed, iteration):
@@ -121,16 +126,44 @@ def fused(
     mapped = parallel.pmap(body, mesh, in_specs, out_specs, donate_argnums=(0,))
     program: list[Callable] = []
     roots: dict[int, Key] = {}
+    begun: list[UnrollState] = []  # environments that are not pure, as they were made
 
     def advance(state, seed, iteration):
         return program[0](state, roots[seed], np.uint32(iteration))
 
+    def keep(state: LoopState) -> LoopState:
+        source = state.source if unroll.pure else state.source.columns
+        return LoopState(learner.keep(state.learner), state.replay, source)
+
+    def place(state: LoopState) -> LoopState:
+        source = state.source
+        if not unroll.pure:
+            source = dataclasses.replace(begun[0], columns=episode_metrics.restarted(source))
+        learned = parallel.replicate(learner.resume(state.learner), mesh)
+        return LoopState(learned, parallel.shard(state.replay, mesh), parallel.shard(source, mesh))
+
     actor = lambda s: parallel.first(learner.actor(s.learner))
-    return Program(init, advance, lambda s: _place(s, mesh), actor, iterations, rows, close or (lambda: None))
+    return Program(init, advance, keep, place, actor, iterations, rows, close or (lambda: None))
 
 
-def staged(learner: Learner, make_source: Callable[[Key], Source], mesh: Mesh, *, rows: int, timers: Timers) -> Program:
+def staged(
+    learner: Learner,
+    make_source: Callable[[Key], Source],
+    mesh: Mesh,
+    *,
+    rows: int,
+    timers: Timers,
+    remake: Callable[[Key, int], Source] | None = None,
+) -> Program:
     """Collect and learn as two programs: for environments that are not part of one.
+
+    Args:
+      learner: made with axis_name=parallel.AXIS.
+      make_source: over all environments, for `init`.
+      mesh: the devices.
+      rows: T * B over all devices.
+      timers: where stages are timed.
+      remake: (key, count) -> a source with new environments, for `Program.restart`.
 
     The stages of every 16th call are timed, which means waiting for each; the others run without a wait.
     """
@@ -144,6 +177,7 @@ def staged(learner: Learner, make_source: Callable[[Key], Source], mesh: Mesh, *
     learn = parallel.pmap(body, mesh, specs, out_specs, donate_argnums=(0, 1))
     keys = jax.jit(lambda root, i: (role_key(root, Role.COLLECT, i), role_key(root, Role.UPDATE, i)))
     source: list[Source] = []
+    keys_made: list[Key] = []  # of the source
     root: dict[int, Key] = {}
 
     def init(seed: int) -> LoopState:
@@ -153,8 +187,9 @@ def staged(learner: Learner, make_source: Callable[[Key], Source], mesh: Mesh, *
 
         out_specs = (parallel.REPLICATED, parallel.PER_DEVICE, parallel.REPLICATED)
         state, replay, key = parallel.place_outputs(start, mesh, out_specs)(jax.random.key(seed))
-        source[:] = [make_source(parallel.first(key))]
-        return LoopState(state, replay, ())
+        keys_made[:] = [parallel.first(key)]
+        source[:] = [make_source(keys_made[0])]
+        return LoopState(state, replay, source[0].columns)
 
     def advance(state: LoopState, seed: int, iteration: int):
         timed = iteration % _TIMED_EVERY == 1
@@ -174,14 +209,29 @@ def staged(learner: Learner, make_source: Callable[[Key], Source], mesh: Mesh, *
             jax.block_until_ready(learned)
             timers.add("collect", (collected - start) * _TIMED_EVERY)
             timers.add("update", (time.perf_counter() - collected) * _TIMED_EVERY)
-        return LoopState(learned, replay, ()), metrics, report
+        return LoopState(learned, replay, source[0].columns), metrics, report
+
+    def keep(state: LoopState) -> LoopState:
+        return LoopState(learner.keep(state.learner), state.replay, state.source)
+
+    def place(state: LoopState) -> LoopState:
+        source[0].columns = episode_metrics.restarted(state.source)
+        learned = parallel.replicate(learner.resume(state.learner), mesh)
+        return LoopState(learned, parallel.shard(state.replay, mesh), source[0].columns)
+
+    def restart(count: int) -> None:
+        assert remake is not None
+        columns = jax.device_get(source[0].columns)
+        source[0].close()
+        source[0] = remake(jax.random.fold_in(keys_made[0], count), count)
+        source[0].columns = episode_metrics.restarted(columns)
 
     def close() -> None:
         for s in source:
             s.close()
 
     actor = lambda s: parallel.first(learner.actor(s.learner))
-    return Program(init, advance, lambda s: _place(s, mesh), actor, 1, rows, close)
+    return Program(init, advance, keep, place, actor, 1, rows, close, restart if remake else None)
 
 
 def run(
@@ -232,12 +282,6 @@ def _own_replay(replay: PyTree, learner: Learner) -> PyTree:
 
 def _joined_replay(replay: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x[None] if x.ndim == 0 else x, replay)
-
-
-def _place(state: LoopState, mesh: Mesh) -> LoopState:
-    """A state from the host, such as a checkpoint's, onto the devices."""
-    replay, source = parallel.shard((state.replay, state.source), mesh)
-    return LoopState(parallel.replicate(state.learner, mesh), replay, source)
 
 
 def _mine(tree: PyTree) -> PyTree:

@@ -113,6 +113,14 @@ def faults(cfg: Any) -> Iterator[Fault]:
     own = getattr(cfg.algo, "validate", None)
     for message in own() if callable(own) else ():
         yield ("algo",), f"algo: {message}"
+    if cfg.run.stall_seconds is not None and cfg.run.stall_seconds <= 0:
+        yield ("run.stall_seconds",), f"run.stall_seconds: expected more than 0, or null, got {cfg.run.stall_seconds}"
+    if cfg.checkpoint.exact and cfg.checkpoint.every is None:
+        yield (
+            ("checkpoint.exact",),
+            "checkpoint.exact needs checkpoint.every: checkpoints by the clock are never twice at the same step: "
+            f"set it, e.g. checkpoint.every={max(1, int(steps or 0) // 10)}",
+        )
     yield from _batch_faults(cfg)
     if cfg.replay is not None:
         yield from _replay_faults(cfg)
@@ -123,7 +131,7 @@ _LEAST = {
     "evaluation.episodes": 1, "evaluation.num_envs": 1, "checkpoint.every": 1, "checkpoint.keep_last": 1,
     "run.seed": 0, "run.devices": 0, "run.report_every": 1, "replay.capacity": 1, "replay.batch_size": 1,
     "replay.learning_starts": 0, "replay.train_every": 1, "replay.frame_stack": 1, "replay.priority_alpha": 0,
-    "replay.priority_eps": 0,
+    "replay.priority_eps": 0, "checkpoint.keep_every": 1, "run.max_rollbacks": 0, "run.rollback_lr": 0,
 }  # fmt: skip
 
 

@@ -2,24 +2,40 @@
 
 import argparse
 import contextlib
+import dataclasses
 import datetime
-import signal
+import errno
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jrl import config, plan
+from jrl import config, faults, plan
 from jrl.errors import InputError
 
 if TYPE_CHECKING:
     from jrl.build import Run
     from jrl.hooks import Hook
-    from jrl.loop import LoopState
     from jrl.types import StepInfo
 
 
 _SECONDS_BETWEEN_CHECKPOINTS = 300.0  # unless checkpoint.every says otherwise
+_COMPILATION = 900.0  # seconds that the first call may take beyond run.stall_seconds
+
+
+class _Start(NamedTuple):
+    """Where training begins."""
+
+    saved: Path | None = None  # checkpoint to continue from
+    weights: Path | None = None  # of a run whose weights are taken over
+    rows_until: int | None = None  # env_steps of the last result row that counts; None: there are none yet
+
+
+class _End(NamedTuple):
+    """Why training ended."""
+
+    reason: str | None  # the criterion that was met
+    fault: Path | None = None  # bundle of an update that was not finite
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,18 +52,27 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--out", help="run directory")
     p.add_argument("--resume", metavar="auto|PATH", help="continue a run: its directory, a checkpoint, or the latest")
+    p.add_argument("--init-from", metavar="PATH", help="begin with the weights of another run or checkpoint")
     p.add_argument("-v", "--verbose", action="count", default=0, help="tell where the time goes; -vv: all of jax's log")
     p.add_argument("--as-test", action="store_true", help="exit with 1 unless a stop criterion beside env_steps is met")
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0, 1 when --as-test was not met, 2 for bad input, 130 after Ctrl-C."""
+    """Exit status: 0; 1 when --as-test was not met or an update was not finite; 2 for bad input; 130 or 143 after a
+    signal.
+    """
     args = parser().parse_args(argv)
     try:
         return _train(args)
     except InputError as e:
         print(*(f"error: {line}" for line in e.errors), sep="\n", file=sys.stderr)
+        return 2
+    except OSError as e:
+        if e.errno not in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
+            raise
+        where = e.filename or "the run directory"
+        print(f"error: cannot write to {where}: {e.strerror}: free space, then continue with --resume", file=sys.stderr)
         return 2
 
 
@@ -58,25 +83,50 @@ def _train(args: argparse.Namespace) -> int:
     criteria = [name for name in cfg.stop if name != "env_steps"]
     if args.as_test and not criteria:
         raise InputError("--as-test needs a criterion beside env_steps: for example --stop episode/return=475")
+    if args.resume and args.init_from:
+        raise InputError("--resume continues a run, --init-from begins one: give one of them")
     directory, saved = _directory(args, cfg)
     from jrl import envs
 
     errors = envs.check(cfg.env.id, cfg.env.backend, cfg.env.options)
     if errors:
         raise InputError(*errors)
-    with _signals() as interrupted:
-        reason = _run(cfg, directory, saved, verbose=args.verbose, interrupted=interrupted)
-    met = reason is not None and not interrupted
-    if interrupted:
-        print("interrupted: the checkpoint is saved; continue with --resume", directory)
+    # a run that was killed before its first checkpoint begins anew: its rows do not count
+    start = _Start(saved, Path(args.init_from) if args.init_from else None, 0 if args.resume else None)
+    with faults.signals() as interrupted, faults.stacks_on_request():
+        end = _run(cfg, directory, start, verbose=args.verbose, interrupted=interrupted)
+        for count in range(1, cfg.run.max_rollbacks + 1):
+            if end.fault is None or cfg.run.on_nonfinite != "rollback":
+                break
+            cfg, start = _rolled_back(cfg, directory, start, count)
+            end = _run(cfg, directory, start, verbose=args.verbose, interrupted=interrupted)
+    if end.fault:
+        print(f"ended by an update that was not finite; python -m jrl.debug {end.fault} tells why", file=sys.stderr)
+    elif interrupted:
+        print("interrupted: continue with --resume", directory)
     else:
-        print("stopped:", reason or f"env_steps reached {cfg.stop['env_steps']:,}")
-        if args.as_test and not met:
+        print("stopped:", end.reason or f"env_steps reached {cfg.stop['env_steps']:,}")
+        if args.as_test and not end.reason:
             print(f"not met within the step budget: {', '.join(f'{c} {cfg.stop[c]:g}' for c in criteria)}")
     print(f"run: {directory}    evaluate: python -m jrl.evaluate {directory} --episodes 100")
     if interrupted:
-        return 130
-    return 1 if args.as_test and not met else 0
+        return interrupted.exit_status or 1
+    return 1 if end.fault or (args.as_test and not end.reason) else 0
+
+
+def _rolled_back(cfg: config.RunConfig, directory: Path, start: _Start, count: int) -> tuple[config.RunConfig, _Start]:
+    """The run from its last checkpoint on, or from its beginning where there is none, with smaller step sizes."""
+    from jrl import checkpoint
+
+    with contextlib.suppress(InputError):
+        start = start._replace(saved=checkpoint.locate(directory))
+    factor = cfg.run.rollback_lr
+    smaller = lambda lr: tuple((n, v * factor) for n, v in lr) if isinstance(lr, tuple) else lr * factor
+    names = [f.name for f in dataclasses.fields(cfg.algo) if f.name == "lr" or f.name.endswith("_lr")]
+    rates = {name: smaller(rate) for name in names if (rate := getattr(cfg.algo, name)) is not None}
+    where = start.saved or "the beginning"
+    print(f"rollback {count} of {cfg.run.max_rollbacks}: from {where}, with", *(f"{n}={r}" for n, r in rates.items()))
+    return dataclasses.replace(cfg, algo=dataclasses.replace(cfg.algo, **rates)), start._replace(rows_until=0)
 
 
 def _directory(args: argparse.Namespace, cfg: config.RunConfig) -> tuple[Path, Path | None]:
@@ -102,31 +152,11 @@ def _directory(args: argparse.Namespace, cfg: config.RunConfig) -> tuple[Path, P
     return Path(cfg.run.out or own), found
 
 
-@contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """A list that SIGINT or SIGTERM fills; the loop ends at the next call. A second Ctrl-C ends the process at once."""
-    received: list[int] = []
-
-    def handle(number: int, frame: Any) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
-
-
-def _run(
-    cfg: config.RunConfig, directory: Path, saved: Path | None, *, verbose: int, interrupted: list[int]
-) -> str | None:
-    """Trains; returns the criterion that ended the run, None if it was the step budget or a signal."""
+def _run(cfg: config.RunConfig, directory: Path, start: _Start, *, verbose: int, interrupted: faults.Signals) -> _End:
+    """Trains until a criterion, the step budget, a signal or an update that is not finite."""
     import jax
 
-    from jrl import build, checkpoint, hooks, loop
+    from jrl import build, checkpoint, hooks, loop, resume
     from jrl.metrics import loggers, progress, report, timers
 
     if verbose > 1:
@@ -135,7 +165,7 @@ def _run(
         jax.config.update("jax_disable_jit", True)
     if cfg.run.compile_cache:
         build.enable_compile_cache()
-    meta = checkpoint.read_meta(saved) if saved else None
+    meta = checkpoint.read_meta(start.saved) if start.saved else None
     counters = {name: meta[name] if meta else 0 for name in ("iteration", "env_steps")}
     total = int(cfg.stop["env_steps"])
     if counters["env_steps"] >= total:
@@ -145,22 +175,27 @@ def _run(
         )
     stages = timers.Timers()
     run = build.run(cfg, timers=stages, restarts=counters["iteration"])
+    devices = cfg.run.devices or len(jax.devices())
     with contextlib.ExitStack() as stack:
+        watchdog = stack.enter_context(faults.Watchdog(cfg.run.stall_seconds, pulse=lambda: stages.latest))
         stack.callback(run.program.close)
-        checkpoints = stack.enter_context(
-            checkpoint.Checkpointer(directory / "checkpoints", keep_last=cfg.checkpoint.keep_last)
-        )
-        print(*_introduction(cfg, run, directory), sep="\n")
+        checkpoints = stack.enter_context(checkpoint.Checkpointer(directory / "checkpoints", cfg.checkpoint))
+        print(*_introduction(cfg, run, devices), sep="\n")
         state = run.program.init(cfg.run.seed)
-        if saved and meta:
-            for line in checkpoint.differences(meta["config"], cfg):
-                print("resume: changed since the checkpoint:", line)
-            state = run.program.place(_restored(saved, cfg, run, state))
-            print(f"resume: from {saved} at {meta['env_steps']:,} steps")
+        if start.saved and meta:
+            for note in resume.notes(start.saved, cfg, devices):
+                print("resume:", note)
+            state = run.program.place(resume.restore(start.saved, cfg, run.program.keep(state), devices))
+            print(f"resume: from {start.saved} at {meta['env_steps']:,} steps")
+        elif start.weights:
+            kept = run.program.keep(state)
+            learner, lines = resume.weights(start.weights, jax.device_get(kept.learner))
+            print(*(f"init-from: {line}" for line in lines), sep="\n")
+            state = run.program.place(dataclasses.replace(kept, learner=learner))
         # not before the checkpoint was found to fit: nothing in the directory changes until then
         (directory / "config.yaml").write_text(config.to_yaml(cfg))
         report.write_env_json(directory, devices=[str(d) for d in jax.devices()])
-        log = loggers.open_loggers(directory, cfg.run.log, counters["env_steps"] if meta else None)
+        log = loggers.open_loggers(directory, cfg.run.log, meta["rows"]["env_steps"] if meta else start.rows_until)
         stack.callback(log.close)
         display = progress.open_progress(total)
         stack.callback(display.close)
@@ -175,71 +210,91 @@ def _run(
             time_s=meta["time_s"] if meta else 0.0,
         )
 
-        def save(info: "StepInfo") -> None:
+        def described(info: "StepInfo") -> dict[str, Any]:
+            """What stands beside the arrays of a state."""
             counts = {"iteration": info.iteration, "env_steps": info.env_steps_after(), "time_s": reporter.seconds()}
-            stored = checkpoint.meta(cfg, counters=counts, environment_state=run.resumable)
-            checkpoints.save(info.iteration, _parts(info.state, cfg, run), stored)
+            more = {
+                "counted": info.env_steps,
+                "rows": reporter.state(),
+                "metrics": {**(reporter.row or {}), **reporter.extra},
+            }
+            return checkpoint.meta(cfg, run.spec, counters=counts, devices=devices, guarantee=run.guarantee, **more)
 
+        def save(info: "StepInfo") -> None:
+            watchdog.beat("checkpoint", grace=60.0)
+            checkpoints.save(info.iteration, resume.parts(run.program.keep(info.state), cfg), described(info))
+            if run.program.restart:
+                run.program.restart(info.iteration)
+
+        # in this order: a checkpoint knows of what the others did before it
         after: list[Hook] = [reporter]
+        counted = meta["counted"] if meta else 0
+        if cfg.evaluation.every:
+            evaluate = _evaluation(cfg, run, reporter.extra, stack)
+            after.append(hooks.every(cfg.evaluation.every, evaluate, counted))
         if cfg.checkpoint.every is None:
             after.append(hooks.every_seconds(_SECONDS_BETWEEN_CHECKPOINTS, save))
         else:
-            after.append(hooks.every(cfg.checkpoint.every, save, counters["env_steps"]))
-        if cfg.evaluation.every:
-            evaluate = _evaluation(cfg, run, reporter.extra, stack)
-            after.append(hooks.every(cfg.evaluation.every, evaluate, counters["env_steps"]))
-        reason = None
+            after.append(hooks.every(cfg.checkpoint.every, save, counted))
+        if meta:
+            reporter.restore(meta["rows"], stages)
+        reason, before = None, None
+        hint = faults.IN_A_PROGRAM if run.in_program else faults.FROM_THE_HOST
+        watchdog.beat("compilation and the first steps", grace=_COMPILATION, hint=hint)
         for info in loop.run(run.program, state, seed=cfg.run.seed, total_env_steps=total, timers=stages, **counters):
-            reason = next(filter(None, [hook(info) for hook in after]), None)
-            if reason or interrupted:
+            watchdog.beat("result rows and evaluation", grace=60.0)  # the first evaluation compiles
+            if interrupted or (before is not None and hooks.not_finite(before)):
                 break
-        reason = reporter.flush() or reason
-        if checkpoints.last_saved != info.iteration:
-            save(info)
+            before = info._replace(state=None)  # looked at when the next call is under way
+            reason = next(filter(None, [hook(info) for hook in after]), None)
+            if reason:
+                break
+            watchdog.beat("environment steps and update", hint=hint)
+        watchdog.beat("the end of the run", grace=60.0)
+        if hooks.not_finite(info):
+            bundle = _bundle(directory, info, described(info))
+            reporter.flush()
+            return _End(None, bundle)
+        if not interrupted:  # a row of its own would be one that an uninterrupted run does not have
+            reason = reporter.flush() or reason
+        if checkpoints.last_saved != info.iteration and not (interrupted and run.program.restart):
+            checkpoints.save(info.iteration, resume.parts(run.program.keep(info.state), cfg), described(info))
         checkpoints.wait()
     report.plot_learning_curve(
         directory / "result.jsonl", directory / "learning_curve.png", title=f"{config.algo_name(cfg)} on {cfg.env.id}"
     )
-    return reason
+    return _End(reason)
 
 
-def _parts(state: "LoopState", cfg: config.RunConfig, run: "Run") -> dict[str, Any]:
-    """What of the state a checkpoint holds."""
-    replay = state.replay if cfg.checkpoint.replay == "full" else ()
-    return {"learner": state.learner, "replay": replay, "source": state.source if run.resumable else ()}
-
-
-def _restored(saved: Path, cfg: config.RunConfig, run: "Run", state: "LoopState") -> "LoopState":
-    """The state in a checkpoint; what it does not hold is as in `state`."""
+def _bundle(directory: Path, info: "StepInfo", meta: dict[str, Any]) -> Path:
+    """Writes what `jrl.debug` needs to repeat an update that was not finite."""
     import jax
 
-    from jrl import checkpoint, loop
+    from jrl import checkpoint
+    from jrl.types import Rollout
 
-    wanted = _parts(state, cfg, run)
-    if jax.tree.leaves(wanted["replay"]) and not (saved / "replay").is_dir():
-        raise InputError(f"checkpoint: {saved} holds no replay: --set checkpoint.replay=none starts with an empty one")
-    parts = {part: checkpoint.restore(saved, part, tree) for part, tree in wanted.items()}
-    if parts["replay"] == () and cfg.replay is not None:
-        print("resume: checkpoint.replay is none: replay starts empty, learning waits until it is filled")
-        parts["replay"] = state.replay
-    if not run.resumable:
-        parts["source"] = state.source
-    return loop.LoopState(**parts)
+    state = jax.device_get(info.state.learner)
+    fault = state.fault
+    found = [name for name, flag in (("loss", fault.in_loss), ("params", fault.in_params)) if flag]
+    kind = "rollout" if isinstance(fault.batch, Rollout) else "batch"
+    note = {"iteration": info.iteration, "key": fault.key.tolist(), "kind": kind, "found": found}
+    path = directory / "nonfinite" / str(info.iteration)
+    checkpoint.write(path, {"learner": state.state, "batch": fault.batch}, {**meta, "nonfinite": note})
+    print(f"not finite: {' and '.join(found)}, before iteration {info.iteration}: the last good state is in {path}")
+    return path
 
 
-def _introduction(cfg: config.RunConfig, run: "Run", directory: Path) -> Iterator[str]:
+def _introduction(cfg: config.RunConfig, run: "Run", devices: int) -> Iterator[str]:
     import jax
 
-    device = jax.devices()[0]
-    count = cfg.run.devices or len(jax.devices())
-    yield f"{config.algo_name(cfg)} on {cfg.env.id} ({run.backend}), {count} x {device.device_kind}"
+    from jrl import build
+
+    kind = jax.devices()[0].device_kind
+    yield f"{config.algo_name(cfg)} on {cfg.env.id} ({run.backend}), {devices} x {kind}"
     yield from plan.lines(cfg)
     if run.replay:
         yield run.replay
-    if run.resumable:
-        yield "resume continues exactly: the environments are part of a checkpoint"
-    else:
-        yield "resume continues the learner exactly; the environments start anew, with other seeds"
+    yield build.GUARANTEES[run.guarantee]
 
 
 def _evaluation(cfg: config.RunConfig, run: "Run", extra: dict[str, Any], stack: contextlib.ExitStack):
@@ -248,15 +303,22 @@ def _evaluation(cfg: config.RunConfig, run: "Run", extra: dict[str, Any], stack:
     from jrl.rollout.evaluate import evaluator
 
     num_envs = cfg.evaluation.num_envs or min(cfg.evaluation.episodes, 16)
-    env = build.environment(cfg, num_envs=num_envs, role="eval")
-    stack.callback(env.close)
-    evaluate = evaluator(
-        env, run.algo.act, num_episodes=cfg.evaluation.episodes, carry=run.algo.carry, explore=cfg.evaluation.explore
-    )
+    episodes, explore = cfg.evaluation.episodes, cfg.evaluation.explore
+
+    def player(index: int = 0):
+        env = build.environment(cfg, num_envs=num_envs, role="eval", index=index)
+        return env, evaluator(env, run.algo.act, num_episodes=episodes, carry=run.algo.carry, explore=explore)
+
+    env, evaluate = player()
+    stack.callback(lambda: env.close())
     names = ("return", "return_std", "return_min", "return_max", "length", "episodes")
     extra.update({f"evaluation/{name}": float("nan") for name in names})  # every row has every key
 
     def action(info: "StepInfo") -> None:
+        nonlocal env, evaluate
+        if run.program.restart:  # environments that would go on where they were the last time
+            env.close()
+            env, evaluate = player(info.iteration)
         actor = run.program.actor(info.state)
         found = evaluate(actor, loop.role_key(cfg.run.seed, loop.Role.EVALUATE, info.iteration)).summary()
         extra.update({f"evaluation/{name}": value for name, value in found.items()})

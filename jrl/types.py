@@ -97,6 +97,7 @@ class EnvSpec(NamedTuple):
     action: Space
     num_envs: int
     max_episode_steps: int | None = None
+    env_action: Space | None = None  # the environment's own action space, where the policy acts in another one
 
 
 # ---------------------------------------------------------------- environments
@@ -198,6 +199,9 @@ class ActOut(NamedTuple):
     action: PyTree  # [B, *]
     carry: PyTree  # [B, ...]
     extras: dict[str, PyTree]  # name -> [B, ...]: log_prob, value, ...
+
+
+NOT_FINITE = "train/not_finite"  # metric: the share of updates that were refused; absent where nobody looks
 
 
 class UpdateAux(NamedTuple):

@@ -364,7 +364,7 @@ def test_show_tells_the_origin_of_each_value_and_loads_again(ppo_yaml, tmp_path,
 def test_show_after_another_algo_names_no_dropped_origin(ppo_yaml, registry, capsys):
     assert config.main(["show", str(ppo_yaml), "--algo", "dqn"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert [line.split("# ")[1] for line in shown if "lr: " in line] == ["default"]
+    assert [line.split("# ")[1] for line in shown if line.strip().startswith("lr: ")] == ["default"]
     assert [line.split("# ")[1] for line in shown if "name: " in line] == ["--algo"]
 
 

@@ -14,7 +14,7 @@ PACKAGE = Path(jrl.__file__).parent if jrl.__file__ else Path(next(iter(jrl.__pa
 ANY = {"*"}
 # room -> rooms of jrl it may import, by first name below jrl; its own room always
 ARROWS = {
-    "": set(),
+    "": {"policy"},
     "ops": set(),
     "errors": set(),
     "hyper": set(),
@@ -28,7 +28,13 @@ ARROWS = {
     "metrics": {"types", "errors"},
     "learner": {"types", "ops"},
     "parallel": {"types", "errors"},
+    "watch": {"types"},
+    "faults": set(),
     "loop": {"types", "parallel", "metrics", "learner", "rollout"},
+    "provenance": set(),
+    "debug": {"types", "errors", "provenance", "checkpoint", "config", "build"},
+    "resume": {"types", "checkpoint", "config", "errors", "loop", "replay"},
+    "policy": {"build", "checkpoint", "config", "envs", "rollout", "types"},
     "hooks": {"types", "metrics", "checkpoint", "rollout"},
     "schema": {"errors", "hyper"},  # hyper: what a Schedule is
     "plan": set(),
@@ -36,6 +42,8 @@ ARROWS = {
     "checkpoint": {"types", "config", "errors", "schema"},
     "build": {"*", "-api", "-train"},
     "train": {"*", "-api"},
+    "export": {"*", "-api", "-train"},
+    "record": {"*", "-api", "-train"},
     "evaluate": {"*", "-api"},
     "api": ANY,
 }
@@ -43,7 +51,7 @@ ARROWS = {
 LAZY_ARROWS = {"config": {"algos", "envs"}}
 
 # libraries of a room, beside the standard library; the rooms that are not listed may import any of `REQUIRED`
-STDLIB_ONLY = {"errors", "hyper"}
+STDLIB_ONLY = {"errors", "hyper", "faults"}
 THIRD_PARTY = {
     "ops": {"jax", "flax"},  # flax.struct makes a pytree of a dataclass
     "types": {"jax", "flax", "numpy"},
@@ -175,7 +183,7 @@ def loaded(code: str) -> set[str]:
 HEAVY = {"jax", "jaxlib", "flax", "optax", "envpool", "gymnasium", "orbax", "ray", "matplotlib", "tensorboardX", "rich"}
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "debug", "export", "record"])
 def test_help_loads_neither_jax_nor_an_environment_library(command):
     code = f"""
 import contextlib, io, runpy, sys

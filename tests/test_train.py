@@ -134,7 +134,7 @@ def test_a_run_is_never_overwritten(finished, capsys):
 def test_a_damaged_checkpoint_is_refused(tmp_path, capsys):
     out = tmp_path / "g"
     run("--stop=env_steps=100", out=out)
-    (checkpoint.locate(out) / "meta" / "metadata").write_text("{")
+    (checkpoint.locate(out) / "checkpoint.json").write_text("{")
     assert evaluate.main([str(out)]) == 2
     assert "damaged or not made by jrl" in capsys.readouterr().err
 

@@ -184,7 +184,7 @@ def make(
     space, fn = action_transform(env.spec.action, normalize=normalize_actions, clip=clip_actions)
     if isinstance(env, GraphEnv):
         return _acting_in(env, space, fn) if fn else env
-    return _Transformed(env, env.spec._replace(action=space), fn) if fn else env
+    return _Transformed(env, env.spec._replace(action=space, env_action=env.spec.action), fn) if fn else env
 
 
 def _acting_in(env: GraphEnv, space: Space, fn: Callable[[Array], Array]) -> GraphEnv:
@@ -194,7 +194,7 @@ def _acting_in(env: GraphEnv, space: Space, fn: Callable[[Array], Array]) -> Gra
         check_action(space, env.spec.num_envs, action)  # before the transform, which would broadcast it
         return env.step(state, fn(action), key)
 
-    return env._replace(spec=env.spec._replace(action=space), step=step)
+    return env._replace(spec=env.spec._replace(action=space, env_action=env.spec.action), step=step)
 
 
 class _Transformed:

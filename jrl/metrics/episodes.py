@@ -1,6 +1,7 @@
 """Episode statistics, computed on the device from what a rollout recorded."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -39,6 +40,17 @@ def init(num_envs: int, window: int = WINDOW) -> Columns:
     zeros = jnp.zeros((num_envs,), jnp.float32)
     # copies: each leaf is donated, and no buffer may be donated twice
     return Columns(zeros, jnp.zeros((num_envs,), jnp.int32), jnp.copy(zeros), nothing, jnp.copy(nothing), jnp.int32(0))
+
+
+def restarted(columns: Columns) -> Columns:
+    """With no episode in flight, as after a reset of the environments; those that have ended still count."""
+    clear = lambda x: jnp.zeros(x.shape, x.dtype)
+    return dataclasses.replace(
+        columns,
+        episode_return=clear(columns.episode_return),
+        length=clear(columns.length),
+        running_return=clear(columns.running_return),
+    )
 
 
 def track(columns: Columns, reward, done, mask, gamma=None, learned=None) -> tuple[Columns, Tracked]:
@@ -131,6 +143,27 @@ def summary(reports: list[Episodes]) -> dict[str, Any]:
         "episode/return_min": float(min(r.return_min.min() for r in reports)) if count else float("nan"),
         "episode/return_max": float(max(r.return_max.max() for r in reports)) if count else float("nan"),
     }
+
+
+def merge(reports: list[Episodes]) -> Episodes:
+    """Several reports, oldest first, as one, on the host; `steps` and windows are those of the last."""
+    reports = [jax.tree.map(np.asarray, r) for r in reports]
+    over = lambda fn, name: fn(np.stack([getattr(r, name) for r in reports]), 0)
+    total = lambda name: over(np.sum, name).astype(getattr(reports[-1], name).dtype)
+    return dataclasses.replace(
+        reports[-1],
+        count=total("count"),
+        return_sum=total("return_sum"),
+        length_sum=total("length_sum"),
+        return_min=over(np.min, "return_min"),
+        return_max=over(np.max, "return_max"),
+    )
+
+
+def from_lists(found: Mapping[str, Any]) -> Episodes:
+    """A report from what `tolist` made of its arrays; numbers that are not finite may be strings."""
+    whole = ("count", "length_sum", "steps")
+    return Episodes(**{n: np.asarray(x, np.int32 if n in whole else np.float32) for n, x in found.items()})
 
 
 def steps(reports: PyTree) -> int:

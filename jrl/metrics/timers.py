@@ -20,6 +20,7 @@ class Timers:
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
         self._lock = threading.Lock()
+        self.latest: tuple[str, float] | None = None  # the stage that was begun last, and when, by time.monotonic
 
     def __call__(self, name: str) -> "_Stage":
         """A context manager that adds the time of its body, also when the body raises."""
@@ -45,6 +46,7 @@ class _Stage:
 
     def __enter__(self) -> None:
         self._start = time.perf_counter()
+        self._timers.latest = (self._name, time.monotonic())
 
     def __exit__(self, *_: object) -> None:
         self._timers.add(self._name, time.perf_counter() - self._start)

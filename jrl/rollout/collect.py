@@ -39,7 +39,7 @@ class HostCollector:
         self._initial_carry = carry(env.spec.num_envs)
         self._obs: PyTree
         self._carry: PyTree
-        self._columns: episodes.Columns
+        self.columns: episodes.Columns
         self._done: np.ndarray
         self._started: np.ndarray
         self.reset()
@@ -84,7 +84,7 @@ class HostCollector:
         self._obs, self._carry = obs, carry
         observed, actions, extras = buffer
         rows: Any = (observed, actions, reward, terminated, truncated, mask, extras)
-        self._columns, rollout, report = self._finish(self._columns, rows, obs, first_carry, self._started)
+        self.columns, rollout, report = self._finish(self.columns, rows, obs, first_carry, self._started)
         self._started = np.ones_like(self._started)
         return rollout, report
 
@@ -93,7 +93,7 @@ class HostCollector:
         num_envs = self._env.spec.num_envs
         self._obs, self._carry = self._env.reset(), self._initial_carry
         self._done, self._started = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
-        self._columns = episodes.init(num_envs)
+        self.columns = episodes.init(num_envs)
 
     def close(self) -> None:
         self._env.close()

@@ -1,10 +1,12 @@
 """Where the loop's rollouts come from: `next(actor, key) -> (Rollout, Episodes)`, `reset(key)` and `close()`."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Protocol
 
 import jax
 
+from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout import unroll
 from jrl.rollout.collect import HostCollector
@@ -13,6 +15,8 @@ from jrl.types import ActOut, Env, Episodes, GraphEnv, Key, PyTree, Rollout
 
 class Source(Protocol):
     """Yields rollouts of the same columns, one after the other."""
+
+    columns: episodes.Columns  # episode statistics
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]: ...
 
@@ -34,9 +38,17 @@ class GraphSource:
         self._state: unroll.UnrollState
         self.reset(key)
 
+    @property
+    def columns(self) -> episodes.Columns:
+        return self._state.columns
+
+    @columns.setter
+    def columns(self, columns: episodes.Columns) -> None:
+        self._state = dataclasses.replace(self._state, columns=jax.device_put(columns, jax.local_devices()[0]))
+
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
-        self._state, rollout, episodes = self._step(self._state, actor, key)
-        return rollout, episodes
+        self._state, rollout, report = self._step(self._state, actor, key)
+        return rollout, report
 
     def reset(self, key: Key) -> None:
         # committed to the device, as the outputs of a step will be: another kind of input is another compilation

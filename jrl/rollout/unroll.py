@@ -6,14 +6,14 @@ state, rollout, episodes = jax.jit(unroll.step)(state, actor, key)
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from jrl.metrics import episodes
-from jrl.types import ActOut, Array, Episodes, GraphEnv, Key, PyTree, Rollout
+from jrl.types import ActOut, Algo, Array, EnvSpec, Episodes, GraphEnv, Key, PyTree, Rollout, element
 
 
 @struct.dataclass
@@ -88,6 +88,28 @@ def make(
         return UnrollState(env_state, obs, done, jnp.ones_like(done), memory, columns), rollout, report
 
     return Unroll(init, step, env.pure)
+
+
+def rollout_like(spec: EnvSpec, algo: Algo, *, length: int, num_envs: int) -> Rollout:
+    """Shapes and dtypes of the rollouts [T, B] that `algo` gets, whoever collects them."""
+    rows = lambda x: jax.ShapeDtypeStruct((length, *x.shape), x.dtype)
+    scalar: Any = lambda dtype: jax.ShapeDtypeStruct((length, num_envs), jnp.dtype(dtype))
+    obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_envs, *x.shape), x.dtype), element(spec.observation))
+
+    def first(key: Key):
+        carry = algo.carry(num_envs)
+        return algo.act(
+            algo.actor(algo.init(key)), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), obs), carry, key
+        )
+
+    out = jax.eval_shape(first, jax.random.key(0))
+    extras = {name: jax.tree.map(rows, x) for name, x in out.extras.items()}
+    if algo.running_return_gamma is not None:
+        extras["running_return"] = scalar("float32")
+    no = scalar(bool)
+    contiguous: Any = jax.ShapeDtypeStruct((num_envs,), jnp.dtype(bool))
+    action = jax.tree.map(rows, out.action)
+    return Rollout(jax.tree.map(rows, obs), obs, action, scalar("float32"), no, no, no, contiguous, extras, out.carry)
 
 
 def reset_where(reset, initial: PyTree, carry: PyTree) -> PyTree:

@@ -264,7 +264,7 @@ def test_save_restore_continue(name, loaded, tmp_path):
     for i, data in enumerate(batches):
         if i == 2:
             with checkpoint.Checkpointer(tmp_path / "checkpoints") as checkpoints:
-                checkpoints.save(i, {"learner": straight}, {"format": checkpoint.FORMAT})
+                checkpoints.save(i, {"learner": straight}, {"format": checkpoint.FORMAT, "env_steps": i})
         straight, _ = m.update(straight, data, jax.random.fold_in(KEY, i))
     template = jax.eval_shape(m.algo.init, KEY)
     resumed = checkpoint.restore(checkpoint.locate(tmp_path), "learner", template)

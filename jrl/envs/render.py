@@ -1,0 +1,271 @@
+"""One environment with pictures of what happens: drawn by EnvPool or Gymnasium, or the observations themselves."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from jrl.envs.envpool_env import EnvPoolEnv, family
+from jrl.envs.gym_env import GymnasiumEnv
+from jrl.envs.make import backends_of, resolve, seed_range
+from jrl.envs.make import make as make_env
+from jrl.types import Array, Box, Env, EnvSpec, GraphEnv, InputError, PyTree, Space, StepResult
+
+# they draw without OpenGL; MuJoCo's renderer ends the process where OpenGL is missing, so others are tried in a child
+_SOFTWARE = ("envpool.atari", "envpool.box2d", "envpool.classic_control", "envpool.minigrid", "envpool.toy_text")
+_LONGER_SIDE = 256  # pixels that an observation is enlarged to, by a whole factor
+_FPS = 30.0  # where nobody says
+_PROBE = "import json, sys; from jrl.envs import render; render.probe(*json.loads(sys.argv[1]))"
+
+
+class Drawn(Env, Protocol):
+    """One environment (B = 1) in its own action space, and its pictures."""
+
+    how: str  # what draws, in words
+    fps: float  # steps per second at which it looks natural
+
+    def render(self) -> np.ndarray:
+        """[H, W, 3] u8, the state that the latest observation shows."""
+        ...
+
+
+def make(
+    id: str, spec: EnvSpec, *, backend: str = "auto", seed: int = 0, options: dict[str, Any] | None = None
+) -> Drawn:
+    """An environment that a policy can be watched in, the first of these that can be made and drawn:
+
+    the backend of the run; EnvPool or Gymnasium, where one has the same id; the backend of the run with its
+    observations as pictures, if they are images (the newest of a stack).
+
+    Args:
+      id, backend, seed, options: as `envs.make`; the seeds are those of the role eval. Another backend than the run's
+        takes none of the options but `max_episode_steps`.
+      spec: of the policy; the environment's observations and actions must be the same.
+    Raises:
+      InputError: nothing can draw it, with what each of them said.
+    """
+    own, options = resolve(id, backend), dict(options or {})
+    first = seed_range(seed, "eval")
+    errors = []
+    for name in sorted(backends_of(id), key=lambda b: b != own):
+        if name not in _RENDERERS:
+            continue
+        kept = options if name == own else {k: v for k, v in options.items() if k == "max_episode_steps"}
+        try:
+            env = _started(_RENDERERS[name], id, first, kept, spec)
+        except _CannotDraw as e:
+            errors.append(f"{name}: {e}")
+            continue
+        if kept.keys() != options.keys():
+            env.how += f" (without the options {', '.join(k for k in options if k not in kept)})"
+        return env
+    draw = picture(spec.observation)
+    if draw is not None:
+        plain = make_env(
+            id, backend=own, num_envs=1, seed=seed, role="eval", options=options, host=True, **_OWN_ACTIONS
+        )
+        return _Observed(plain, draw, first)
+    raise InputError(f"env {id} cannot be drawn: {'; '.join(errors) or 'neither EnvPool nor Gymnasium has it'}")
+
+
+_OWN_ACTIONS: dict[str, Any] = {"normalize_actions": False, "clip_actions": False}
+
+
+class _CannotDraw(Exception):
+    """Why, and the mend, if the library says one."""
+
+
+def _started(renderer: Callable[..., Any], id: str, seed: int, options: dict[str, Any], spec: EnvSpec) -> Drawn:
+    """One that has drawn its first picture. Raises _CannotDraw."""
+    try:
+        env = renderer(id, seed, options)
+    except InputError as e:
+        raise _CannotDraw("; ".join(e.errors)) from e
+    try:
+        for what, space, wanted in (
+            ("observations", env.spec.observation, spec.observation),
+            ("actions", env.spec.action, spec.env_action or spec.action),
+        ):
+            if _kind(space) != _kind(wanted):
+                raise _CannotDraw(f"its {what} are {_kind(space)}, the policy's {_kind(wanted)}")
+        env.reset()
+        frame = env.render()
+        if not (isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3):
+            raise _CannotDraw(f"its render() gives {type(frame).__name__}, no picture")
+    except Exception as e:  # whatever a library raises
+        env.close()
+        if isinstance(e, _CannotDraw):
+            raise
+        raise _CannotDraw(_last_line(str(e)) or type(e).__name__) from e
+    return env
+
+
+def _kind(space: Space) -> tuple:
+    return (type(space).__name__, space.shape, space.dtype, getattr(space, "n", None), getattr(space, "nvec", None))
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1].strip()[:300] if lines else ""
+
+
+# ---------------------------------------------------------------- EnvPool
+
+
+class _EnvPool(EnvPoolEnv):
+    how = "EnvPool"
+
+    def __init__(self, id: str, seed: int, options: dict[str, Any]):
+        super().__init__(id, num_envs=1, seed=seed, options=options)
+        self._pool._render_mode = "rgb_array"  # all that `envpool.make(render_mode=...)` does with it
+        self.fps = 60.0 / self._pool.config.get("frame_skip", 4) if _is_atari(id) else _native_fps(id)
+
+    def render(self) -> np.ndarray:
+        return self._pool.render()[0]
+
+
+def _envpool(id: str, seed: int, options: dict[str, Any]) -> _EnvPool:
+    if not family(id).startswith(_SOFTWARE):
+        reason = _probe(id, options)
+        if reason:
+            raise InputError(f"its renderer fails here: {reason}")
+    return _EnvPool(id, seed, options)
+
+
+def _probe(id: str, options: dict[str, Any]) -> str:
+    """Why EnvPool cannot draw it, "" if it can; found out by a child, which may die of it."""
+    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # it needs no accelerator, and must not take its memory
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-c", _PROBE, json.dumps([id, options])]
+    with tempfile.TemporaryDirectory() as scratch:  # MuJoCo leaves a log in the current directory
+        child = subprocess.run(
+            command, cwd=scratch, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    return (_last_line(child.stdout) or f"it ends with status {child.returncode}") if child.returncode else ""
+
+
+def probe(id: str, options: dict[str, Any]) -> None:
+    """Draws one picture by EnvPool. May end the process: call it in a child."""
+    env = _EnvPool(id, 0, options)
+    env.reset()
+    env.render()
+
+
+def _is_atari(id: str) -> bool:
+    return family(id).startswith("envpool.atari")
+
+
+def _native_fps(id: str) -> float:
+    """What Gymnasium's environment of the same id says of itself, if there is one."""
+    import gymnasium
+
+    try:
+        creator: Any = gymnasium.envs.registration.load_env_creator(gymnasium.spec(id).entry_point)  # type: ignore[arg-type]
+        return float(creator.metadata["render_fps"])
+    except Exception:  # no such id, its module needs what is not installed, it does not say
+        return _FPS
+
+
+# ---------------------------------------------------------------- Gymnasium
+
+
+class _Gymnasium(GymnasiumEnv):
+    how = "Gymnasium"
+
+    def __init__(self, id: str, seed: int, options: dict[str, Any]):
+        options = {k: v for k, v in options.items() if k != "vectorization"}
+        if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo would look for a screen
+        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame would look for a loudspeaker
+        super().__init__(id, num_envs=1, seed=seed, options={**options, "render_mode": "rgb_array"})
+        self.fps = float(self._vector.metadata.get("render_fps") or _FPS)
+
+    def render(self) -> np.ndarray:
+        frames: Any = self._vector.render()
+        return frames[0]
+
+
+_RENDERERS: dict[str, Callable[..., Any]] = {"envpool": _envpool, "gymnasium": _Gymnasium}
+
+
+# ---------------------------------------------------------------- observations as pictures
+
+
+def picture(space: Space) -> Callable[[np.ndarray], np.ndarray] | None:
+    """The function from an observation to a picture [H, W, 3] u8, its longer side 256 or more; None if it is no image.
+
+    Images have two axes, or a third for channels, the smaller of the first and the last: 3 are colours; of others the
+    last is shown, which is the newest of a stack of frames. Floats are images where the bounds are two finite numbers;
+    then a stack is not told from layers that mean different things, and only 1 or 3 channels are.
+    """
+    if not isinstance(space, Box) or len(space.shape) not in (2, 3) or min(space.shape) < 1:
+        return None
+    low, high = (float(b.min()) for b in space.bounds())
+    pixels = space.dtype == "uint8"
+    if not pixels and not (math.isfinite(low) and math.isfinite(high) and low < high):
+        return None
+    first = len(space.shape) == 3 and space.shape[0] < space.shape[-1]
+    channels = 1 if len(space.shape) == 2 else space.shape[0 if first else -1]
+    if not pixels and channels not in (1, 3):
+        return None
+
+    def draw(obs: np.ndarray) -> np.ndarray:
+        image = obs if pixels else np.clip((obs - low) / (high - low), 0, 1) * 255
+        if image.ndim == 2:
+            image = image[:, :, None]
+        elif first:
+            image = np.moveaxis(image, 0, -1)
+        if channels != 3:
+            image = np.repeat(image[:, :, -1:], 3, -1)
+        factor = max(1, math.ceil(_LONGER_SIDE / max(image.shape[:2])))
+        return image.astype(np.uint8).repeat(factor, 0).repeat(factor, 1)
+
+    return draw
+
+
+class _Observed:
+    """An environment of any backend, drawn by its own observations."""
+
+    how, fps = "its own observations", 10.0
+
+    def __init__(self, env: GraphEnv | Env, draw: Callable[[np.ndarray], np.ndarray], seed: int):
+        self.spec, self._env, self._draw = env.spec, env, draw
+        self._key, self._count = jax.random.key(seed), 0
+        self._obs: PyTree = None
+        if isinstance(env, GraphEnv):
+            self._state: PyTree = None
+            self._graph_reset, self._graph_step = jax.jit(env.reset), jax.jit(env.step)
+
+    def reset(self) -> PyTree:
+        if isinstance(self._env, GraphEnv):
+            self._state, self._obs = self._graph_reset(self._next_key())
+        else:
+            self._obs = self._env.reset()
+        return self._obs
+
+    def step(self, action: Array) -> StepResult:
+        if isinstance(self._env, GraphEnv):
+            self._state, result = self._graph_step(self._state, action, self._next_key())
+        else:
+            result = self._env.step(action)
+        self._obs = result.obs
+        return result
+
+    def render(self) -> np.ndarray:
+        return self._draw(np.asarray(self._obs)[0])
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _next_key(self) -> jax.Array:
+        self._count += 1
+        return jax.random.fold_in(self._key, self._count)

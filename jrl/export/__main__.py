@@ -1,0 +1,66 @@
+"""python -m jrl.export CHECKPOINT --format npz|stablehlo|onnx --out DIR: a policy as files that run without jrl."""
+
+import argparse
+import importlib.util
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jrl.errors import InputError
+from jrl.export.directory import check_free
+
+FORMATS = ("npz", "stablehlo", "onnx")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line. Neither jax nor an environment library is imported for it."""
+    p = argparse.ArgumentParser(
+        prog="python -m jrl.export",
+        description="Write a trained policy as files that run without jrl. Actions are the deterministic ones, in the "
+        "environment's own units; observation statistics and preprocessing are part of the policy.",
+    )
+    p.add_argument("checkpoint", help="run directory, or a checkpoint inside it")
+    p.add_argument("--format", choices=FORMATS, default="npz", help="npz (needs numpy alone; default), stablehlo, onnx")
+    p.add_argument("--best", action="store_true", help="of a run directory, the best by checkpoint.keep_best_by")
+    p.add_argument("--out", required=True, help="directory to make; an earlier export in it is replaced")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints one JSON object; exit status 0, or 2 for bad input."""
+    args = parser().parse_args(argv)
+    try:
+        print(json.dumps(export(args)))
+    except InputError as e:
+        print(*(f"error: {line}" for line in e.errors), sep="\n", file=sys.stderr)
+        return 2
+    return 0
+
+
+def export(args: argparse.Namespace) -> dict[str, Any]:
+    """Writes the directory; what was written, and the share of random observations on which it acts as jrl does.
+
+    Raises:
+      InputError: bad input, or a policy that the format cannot express.
+    """
+    out = Path(args.out)
+    check_free(out)
+    if args.format == "onnx":
+        check_onnx()
+    from jrl.export import formats, source
+
+    policy = source.load(Path(args.checkpoint), best=args.best)
+    return formats.export(policy, format=args.format, out=out)
+
+
+def check_onnx() -> None:
+    """Raises InputError unless the libraries of the `onnx` extra are there."""
+    missing = [name for name in ("jax2onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(f"--format onnx needs {' and '.join(missing)}: pip install 'jrl[onnx]', or use --format npz")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""The directory of an export: files written beside each other, and nothing of anybody else's overwritten."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from jrl.errors import InputError
+
+ABOUT = "policy.json"  # names the other files of an export
+KIND = "jrl policy"  # its mark
+
+
+def check_free(out: Path) -> None:
+    """Raises InputError if `out` cannot be made, or holds anything that is not an earlier export."""
+    try:
+        if out.exists() and not out.is_dir():
+            raise InputError(f"--out: {out} is a file: name a directory")
+        foreign = sorted(_names(out) - set(_exported(out)))
+        there = next(p for p in (out, *out.absolute().parents) if p.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            raise InputError(f"--out: cannot write to {there}: name another directory")
+    except OSError as e:
+        raise InputError(f"--out: cannot write to {out}: {e.strerror}: name another directory") from e
+    if foreign:
+        raise InputError(f"--out: {out} holds {_some(foreign)}, which is no export of jrl's: name another directory")
+
+
+def write(out: Path, files: Mapping[str, bytes]) -> None:
+    """Puts `files`, ABOUT among them, in place of an earlier export.
+
+    All are written before the first one takes its name; ABOUT comes last, so that a directory with it is whole.
+
+    Raises:
+      InputError: as `check_free`, or the disk is full; then the earlier export is still there.
+    """
+    check_free(out)
+    partial = {name: out / f"{name}.partial" for name in sorted(files, key=lambda name: name == ABOUT)}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        try:
+            for name, path in partial.items():
+                path.write_bytes(files[name])
+            for name in _exported(out):
+                (out / name).unlink(missing_ok=True)
+            for name, path in partial.items():
+                path.replace(out / name)
+        finally:
+            for path in partial.values():
+                path.unlink(missing_ok=True)
+    except OSError as e:
+        raise InputError(f"--out: cannot write to {out}: {e.strerror}: name another directory") from e
+
+
+def _names(out: Path) -> set[str]:
+    """What lies in it, but for what Python leaves where a module is imported."""
+    return {p.name for p in out.iterdir()} - {"__pycache__"} if out.exists() else set()
+
+
+def _exported(out: Path) -> list[str]:
+    """The files of an earlier export, ABOUT first; none if there is not one."""
+    try:
+        about = json.loads((out / ABOUT).read_text())
+        files = about["files"]
+        if about["kind"] != KIND or any(Path(name).name != name for name in files):
+            return []
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [ABOUT, *files]
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,172 @@
+"""Runs a policy that was exported as npz. Needs numpy alone, knows nothing of jax or jrl.
+
+`program.json` lists the operations: each has a name in OPERATIONS, the numbers of its inputs and of its output, the
+dtype of the output and its attributes. Number 0 is the observations [N, *]; the next ones are the arrays of
+`weights.npz`. A size "n" in an attribute stands for N.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+CONV_ROWS = 32  # images whose windows are laid out at once: those of 84 x 84 x 4 take half a megabyte each
+
+
+def load(directory: str | Path) -> Callable[[np.ndarray], np.ndarray]:
+    """The function obs [N, *] -> action [N, *] that lies in a directory.
+
+    Raises:
+      OSError: a file is missing.
+      ValueError: a file is damaged, or of a later version.
+    """
+    directory = Path(directory)
+    program = json.loads((directory / "program.json").read_text())
+    if program["version"] != 1:
+        raise ValueError(f"{directory}: program version {program['version']}, this file reads version 1")
+    with np.load(directory / "weights.npz", allow_pickle=False) as weights:
+        constants = [weights[str(i)] for i in range(1, program["constants"] + 1)]
+    operations = [_operation(**op) for op in program["operations"]]
+
+    start: list[Any] = [None, *constants, *[None] * len(operations)]
+
+    def forward(obs: np.ndarray) -> np.ndarray:
+        values = start.copy()
+        values[0] = obs
+        with np.errstate(all="ignore"):  # exp of a large number is inf, as in jax
+            for run, inputs, output, unused in operations:
+                values[output] = run([values[i] for i in inputs], len(obs))
+                for i in unused:
+                    values[i] = None  # a layer's activations are freed before the next one's
+        return values[program["output"]]
+
+    for (_, _, _, unused), last in zip(operations, _last_uses(operations, program["output"])):
+        unused.extend(i for i in last if i > len(constants))
+    return forward
+
+
+def _operation(name: str, inputs: Sequence[int], output: int, dtype: str, attributes: dict[str, Any]) -> tuple:
+    """(inputs and N -> value, numbers of the inputs, number of the output, values not needed afterwards)."""
+    function = OPERATIONS[name]
+    kind = np.dtype(dtype)
+    symbolic = "n" in attributes.get("shape", ())
+
+    def run(values: list[np.ndarray], n: int) -> np.ndarray:
+        sized = {**attributes, "shape": [n if d == "n" else d for d in attributes["shape"]]} if symbolic else attributes
+        return np.asarray(function(*values, **sized)).astype(kind, copy=False)
+
+    return run, list(inputs), output, []
+
+
+def _last_uses(operations: Sequence[tuple], output: int) -> list[list[int]]:
+    """For each operation the values that no later one reads."""
+    seen, result = {output}, []
+    for _, inputs, _, _ in reversed(operations):
+        result.append(sorted(set(inputs) - seen))
+        seen.update(inputs)
+    return result[::-1]
+
+
+# ---------------------------------------------------------------- operations, named as in jax.lax
+
+
+def _broadcast_in_dim(x, shape, dimensions):
+    full = [1] * len(shape)
+    for size, axis in zip(x.shape, dimensions):
+        full[axis] = size
+    return np.broadcast_to(x.reshape(full), shape)
+
+
+def _iota(shape, dimension):
+    full = [1] * len(shape)
+    full[dimension] = shape[dimension]
+    return np.broadcast_to(np.arange(shape[dimension]).reshape(full), shape)
+
+
+def _slice(x, start, stop, step):
+    return x[tuple(map(slice, start, stop, step))]
+
+
+def _dot_general(x, y, contract, batch):
+    """Sums over the axes `contract` of both; the axes `batch` come first in the result, then those of x and of y."""
+    if x.ndim == y.ndim == 2 and contract == [[1], [0]]:
+        return x @ y
+    rest_x = [a for a in range(x.ndim) if a not in (*contract[0], *batch[0])]
+    rest_y = [a for a in range(y.ndim) if a not in (*contract[1], *batch[1])]
+    common, rows, columns = ([v.shape[a] for a in axes] for v, axes in ((x, batch[0]), (x, rest_x), (y, rest_y)))
+    inner = int(np.prod([x.shape[a] for a in contract[0]], dtype=int))
+    flat = lambda sizes: int(np.prod(sizes, dtype=int))
+    x = x.transpose(*batch[0], *rest_x, *contract[0]).reshape(*common, flat(rows), inner)
+    y = y.transpose(*batch[1], *contract[1], *rest_y).reshape(*common, inner, flat(columns))
+    return np.matmul(x, y).reshape(*common, *rows, *columns)
+
+
+def _conv2d(x, kernel, strides, padding, layout):
+    """`layout`: the axes of x in the order NHWC, of the kernel in HWIO, and of NHWC in the result's order."""
+    x = np.pad(x.transpose(layout[0]), [(0, 0), *padding, (0, 0)])
+    kernel = kernel.transpose(layout[1])
+    height, width, _, features = kernel.shape
+    flat = kernel.reshape(-1, features)
+    windows = sliding_window_view(x, (height, width), (1, 2))[:, :: strides[0], :: strides[1]]  # [N, H, W, C, h, w]
+    out = np.empty((*windows.shape[:3], features), x.dtype)
+    for i in range(0, len(x), CONV_ROWS):
+        some = windows[i : i + CONV_ROWS]
+        out[i : i + CONV_ROWS] = (some.transpose(0, 1, 2, 4, 5, 3).reshape(-1, len(flat)) @ flat).reshape(
+            *some.shape[:3], features
+        )
+    return out.transpose(layout[2])
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "abs": np.abs,
+    "add": np.add,
+    "and": np.bitwise_and,
+    "argmax": lambda x, axis: np.argmax(x, axis),
+    "argmin": lambda x, axis: np.argmin(x, axis),
+    "broadcast_in_dim": _broadcast_in_dim,
+    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
+    "concatenate": lambda *parts, axis: np.concatenate(parts, axis),
+    "conv2d": _conv2d,
+    "convert": lambda x: x,  # to the dtype of the output
+    "div": np.divide,
+    "dot_general": _dot_general,
+    "eq": np.equal,
+    "exp": np.exp,
+    "expm1": np.expm1,
+    "floor": np.floor,
+    "ge": np.greater_equal,
+    "gt": np.greater,
+    "integer_pow": lambda x, y: np.power(x, y),
+    "iota": _iota,
+    "le": np.less_equal,
+    "log": np.log,
+    "log1p": np.log1p,
+    "logistic": lambda x: 0.5 * np.tanh(0.5 * x) + 0.5,
+    "lt": np.less,
+    "max": np.maximum,
+    "min": np.minimum,
+    "mul": np.multiply,
+    "ne": np.not_equal,
+    "neg": np.negative,
+    "not": np.invert,
+    "or": np.bitwise_or,
+    "pow": np.power,
+    "reduce_max": lambda x, axes: x.max(tuple(axes)),
+    "reduce_min": lambda x, axes: x.min(tuple(axes)),
+    "reduce_sum": lambda x, axes: x.sum(tuple(axes)),
+    "reshape": lambda x, shape: x.reshape(shape),
+    "round": np.rint,  # to even
+    "rsqrt": lambda x: 1.0 / np.sqrt(x),
+    "select_n": lambda which, *cases: np.where(which, cases[1], cases[0]),
+    "sign": np.sign,
+    "slice": _slice,
+    "sqrt": np.sqrt,
+    "square": np.square,
+    "squeeze": lambda x, axes: x.squeeze(tuple(axes)),
+    "sub": np.subtract,
+    "tanh": np.tanh,
+    "transpose": lambda x, axes: x.transpose(axes),
+}

@@ -1,0 +1,170 @@
+"""A program as JSON and an .npz, for `interpreter.py`."""
+
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+from jax.lax import RoundingMethod
+
+from jrl.export.interpreter import OPERATIONS
+from jrl.export.program import Operation, Program
+from jrl.types import InputError
+
+Types = list[jax.ShapeDtypeStruct]
+Attributes = dict[str, Any]
+
+
+def files(program: Program) -> dict[str, bytes]:
+    """`program.json` and `weights.npz`.
+
+    Raises:
+      InputError: the program has operations that the interpreter does not know, which are named.
+    """
+    numbers = {program.input: 0}
+    numbers |= {i: k for k, i in enumerate(program.constants, 1)}
+    operations: list[dict[str, Any]] = []
+    unknown: list[str] = []
+    for op in program.operations:
+        encoded = _encode(op, [program.types[i] for i in op.inputs], [program.types[i] for i in op.outputs])
+        if encoded is None:
+            unknown.append(op.primitive.name)
+            continue
+        for output, (name, attributes) in zip(op.outputs, encoded):
+            numbers[output] = len(program.constants) + 1 + len(operations)
+            operations.append(
+                {
+                    "name": name,
+                    "inputs": [numbers.get(i, -1) for i in op.inputs],
+                    "output": numbers[output],
+                    "dtype": _kind(program.types[output].dtype).name,
+                    "attributes": attributes,
+                }
+            )
+    if unknown:
+        raise InputError(
+            f"--format npz: the policy uses {', '.join(sorted(set(unknown)))}, which the numpy interpreter does not "
+            "have in this form: use --format stablehlo or onnx"
+        )
+    weights = {str(k): x.astype(_kind(x.dtype)) for k, x in enumerate(program.constants.values(), 1)}
+    listing = {
+        "version": 1,
+        "constants": len(weights),
+        "output": numbers[program.output],
+        "operations": operations,
+    }
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **weights)
+    return {"program.json": json.dumps(listing, indent=1).encode(), "weights.npz": buffer.getvalue()}
+
+
+def _kind(dtype: np.dtype) -> np.dtype:
+    """numpy alone has no bfloat16: float32 holds its numbers, and XLA rounds to it only now and then, too."""
+    return np.dtype(np.float32) if dtype.name == "bfloat16" else dtype
+
+
+def _encode(op: Operation, inputs: Types, outputs: Types) -> list[tuple[str, Attributes]] | None:
+    """(name in OPERATIONS, attributes) for each output; None where the interpreter cannot."""
+    name, params = op.primitive.name, op.params
+    if name in ("copy", "copy_p", "stop_gradient", "convert_element_type"):
+        return [("convert", {})]
+    if name == "split":
+        ends = np.cumsum(params["sizes"]).tolist()
+        starts = [0, *ends[:-1]]
+        return [("slice", _part(inputs[0].shape, params["axis"], *span)) for span in zip(starts, ends)]
+    if name == "conv_general_dilated":
+        return _conv(params, inputs)
+    if name not in OPERATIONS:
+        return None
+    if name in _ATTRIBUTES:
+        attributes = _ATTRIBUTES[name](params, inputs, outputs)
+        return None if attributes is None else [(name, attributes)]
+    # no attribute: only those whose parameters change nothing here, such as `accuracy`
+    return [(name, {})]
+
+
+def _shape(shape: tuple[Any, ...]) -> list[int | str]:
+    return ["n" if export.is_symbolic_dim(size) else int(size) for size in shape]
+
+
+def _part(shape: tuple[Any, ...], axis: int, start: int, stop: int) -> Attributes:
+    whole = [None] * len(shape)
+    return {
+        "start": [start if a == axis else None for a in range(len(shape))],
+        "stop": [stop if a == axis else None for a in range(len(shape))],
+        "step": whole,
+    }
+
+
+def _slice(params: dict[str, Any], inputs: Types, outputs: Types) -> Attributes | None:
+    stops = [None if stop == size else stop for stop, size in zip(params["limit_indices"], inputs[0].shape)]
+    steps = params["strides"] or [1] * len(stops)
+    if any(export.is_symbolic_dim(x) for x in (*params["start_indices"], *filter(None, stops), *steps)):
+        return None
+    return {"start": list(params["start_indices"]), "stop": stops, "step": list(steps)}
+
+
+def _dot_general(params: dict[str, Any], inputs: Types, outputs: Types) -> Attributes:
+    contract, batch = params["dimension_numbers"]
+    return {"contract": [list(map(int, axes)) for axes in contract], "batch": [list(map(int, axes)) for axes in batch]}
+
+
+def _select(params: dict[str, Any], inputs: Types, outputs: Types) -> Attributes | None:
+    return {} if len(inputs) == 3 and inputs[0].dtype == bool else None
+
+
+def _reduce(params: dict[str, Any], inputs: Types, outputs: Types) -> Attributes:
+    return {"axes": list(params["axes"])}
+
+
+def _arg(params: dict[str, Any], inputs: Types, outputs: Types) -> Attributes:
+    (axis,) = params["axes"]
+    return {"axis": axis}
+
+
+def _conv(params: dict[str, Any], inputs: Types) -> list[tuple[str, Attributes]] | None:
+    dilated = any(d != 1 for d in (*params["lhs_dilation"], *params["rhs_dilation"]))
+    grouped = params["feature_group_count"] != 1 or params["batch_group_count"] != 1
+    if dilated or grouped or len(inputs[0].shape) != 4 or any(p < 0 for pair in params["padding"] for p in pair):
+        return None
+    x, kernel, out = params["dimension_numbers"]  # (N, C, H, W), (O, I, H, W) and (N, C, H, W): where each axis is
+    nhwc = [x[0], x[2], x[3], x[1]]
+    hwio = [kernel[2], kernel[3], kernel[1], kernel[0]]
+    back = [0] * 4
+    for position, axis in enumerate((out[0], out[2], out[3], out[1])):
+        back[axis] = position
+    attributes = {
+        "strides": list(params["window_strides"]),
+        "padding": [list(map(int, pair)) for pair in params["padding"]],
+        "layout": [nhwc, hwio, back],
+    }
+    return [("conv2d", attributes)]
+
+
+_ATTRIBUTES: dict[str, Callable[[dict[str, Any], Types, Types], Attributes | None]] = {
+    "argmax": _arg,
+    "argmin": _arg,
+    "broadcast_in_dim": lambda params, inputs, outputs: {
+        "shape": _shape(params["shape"]),
+        "dimensions": list(params["broadcast_dimensions"]),
+    },
+    "concatenate": lambda params, inputs, outputs: {"axis": params["dimension"]},
+    "div": lambda params, inputs, outputs: {} if np.issubdtype(outputs[0].dtype, np.floating) else None,
+    "dot_general": _dot_general,
+    "integer_pow": lambda params, inputs, outputs: {"y": params["y"]},
+    "iota": lambda params, inputs, outputs: {"shape": _shape(params["shape"]), "dimension": params["dimension"]},
+    "reduce_max": _reduce,
+    "reduce_min": _reduce,
+    "reduce_sum": _reduce,
+    "reshape": lambda params, inputs, outputs: {"shape": _shape(params["new_sizes"])},
+    "round": lambda params, inputs, outputs: (
+        {} if params["rounding_method"] == RoundingMethod.TO_NEAREST_EVEN else None
+    ),
+    "select_n": _select,
+    "slice": _slice,
+    "squeeze": lambda params, inputs, outputs: {"axes": list(params["dimensions"])},
+    "transpose": lambda params, inputs, outputs: {"axes": list(params["permutation"])},
+}

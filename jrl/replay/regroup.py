@@ -1,0 +1,61 @@
+"""A replay that was kept on some number of devices, for another number of them."""
+
+import jax
+import numpy as np
+
+from jrl.replay.prioritized import Priorities
+from jrl.replay.storage import State
+from jrl.types import PyTree
+
+
+def regroup(state: PyTree, old: int, new: int) -> PyTree:
+    """Deals the columns of `old` devices out to `new` ones, on the host.
+
+    Args:
+      state: of a buffer of `jrl.replay`, the devices' parts one behind the other: rings [old * C, B / old, *].
+      old, new: number of devices.
+    Returns:
+      The same of `new` devices: rings [new * C, B / new, *]. Every row keeps its place in its column, and its priority.
+    """
+    if old == new:
+        return state
+    rings = [x for x in jax.tree.leaves(state, is_leaf=_is_part) if isinstance(x, State)]
+    slots, columns = rings[0].reward.shape[0] // old, rings[0].reward.shape[1] * old
+
+    def ring(x):
+        if x.ndim == 1:  # the head and what else counts steps: the same on all devices
+            return np.resize(x, new)
+        by_column = np.moveaxis(x.reshape(old, slots, columns // old, *x.shape[2:]), 1, 0)
+        dealt = by_column.reshape(slots, new, columns // new, *x.shape[2:])
+        return np.moveaxis(dealt, 1, 0).reshape(new * slots, columns // new, *x.shape[2:])
+
+    def priorities(found: Priorities) -> Priorities:
+        trees = found.tree.reshape(old, -1)
+        size = slots * columns // old
+        leaves = ring(trees[:, trees.shape[1] // 2 :][:, :size].reshape(old * slots, columns // old))
+        built = np.stack([_tree(part.reshape(-1)) for part in leaves.reshape(new, slots, -1)])
+        highest = np.resize(found.highest.max(), new).astype(found.highest.dtype)
+        return Priorities(built.reshape(-1), highest, np.resize(found.steps, new))
+
+    def part(x):
+        return priorities(x) if isinstance(x, Priorities) else jax.tree.map(ring, x)
+
+    return jax.tree.map(part, state, is_leaf=_is_part)
+
+
+def _is_part(x) -> bool:
+    return isinstance(x, State | Priorities)
+
+
+def _tree(leaves: np.ndarray) -> np.ndarray:
+    """As `sum_tree.init` and one update of every leaf."""
+    level = np.zeros(1 << max(len(leaves) - 1, 0).bit_length(), np.float32)
+    level[: len(leaves)] = leaves
+    levels = [level]
+    while levels[0].size > 1:
+        pairs = levels[0].reshape(-1, 2)
+        levels.insert(0, pairs[:, 0] + pairs[:, 1])
+    return np.concatenate([np.zeros(1, np.float32), *levels])
+
+
+__all__ = ["regroup"]

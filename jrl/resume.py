@@ -1,0 +1,115 @@
+"""From a checkpoint to the state that a run continues with, or to the weights that a new one begins with."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrl import checkpoint
+from jrl.config import RunConfig
+from jrl.errors import InputError
+from jrl.loop import LoopState
+from jrl.replay.regroup import regroup
+from jrl.types import PyTree
+
+_NOT_WEIGHTS = ("opt_state", "env_steps", "updates")  # of an algorithm's State
+
+
+def parts(state: LoopState, cfg: RunConfig) -> dict[str, PyTree]:
+    """What a checkpoint holds of the state that `Program.keep` gave."""
+    replay = state.replay if cfg.checkpoint.replay == "full" else ()
+    return {"learner": state.learner, "replay": replay, "source": state.source}
+
+
+def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int) -> LoopState:
+    """The state of a checkpoint, on the host.
+
+    Args:
+      saved: from `checkpoint.locate`.
+      cfg: of the run that continues.
+      template: what `Program.keep` gives of its fresh state; where the checkpoint keeps no replay, its replay is taken.
+      devices: that the run has; the checkpoint may come from another number of them.
+    Raises:
+      InputError: the checkpoint does not hold what the run needs.
+    """
+    wanted, before = parts(template, cfg), checkpoint.read_meta(saved)["devices"]
+    if jax.tree.leaves(wanted["replay"]) and not (saved / "replay").is_dir():
+        raise InputError(f"checkpoint: {saved} holds no replay: --set checkpoint.replay=none starts with an empty one")
+    found = {"learner": checkpoint.restore(saved, "learner", wanted["learner"])}
+    for name, deal in (("replay", regroup), ("source", _regroup_source)):
+        if before == devices or not jax.tree.leaves(wanted[name]):
+            found[name] = checkpoint.restore(saved, name, wanted[name])
+        else:
+            like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), wanted[name])
+            dealt = deal(checkpoint.read(saved, name, like), before, devices)
+            found[name] = checkpoint.fitting(saved, name, dealt, like)
+    if found["replay"] == ():
+        found["replay"] = template.replay
+    return LoopState(**found)
+
+
+def notes(saved: Path, cfg: RunConfig, devices: int) -> Iterator[str]:
+    """What a user should know of continuing from there with this config."""
+    meta = checkpoint.read_meta(saved)
+    for line in checkpoint.differences(meta["config"], cfg):
+        yield f"changed since the checkpoint: {line}"
+    if meta["devices"] != devices:
+        yield f"from {meta['devices']} devices to {devices}: the columns are dealt out anew"
+    if cfg.replay is not None and cfg.checkpoint.replay == "none":
+        yield "checkpoint.replay is none: replay starts empty, learning waits until it is filled"
+
+
+def _regroup_source(source: PyTree, old: int, new: int) -> PyTree:
+    """Graph environments [old, B / old, *] as [new, B / new, *]; of what each device has once, every old / new-th."""
+    num_envs = max(x.shape[1] for x in jax.tree.leaves(source.done)) * old if hasattr(source, "done") else 0
+
+    def deal(x):
+        if x.ndim > 1 and x.shape[1] * old == num_envs:
+            return x.reshape(new, num_envs // new, *x.shape[2:])
+        return x[np.arange(new) * old // new]
+
+    if not num_envs:  # statistics of environments that are not part of the checkpoint, and not split
+        return source
+    columns = source.columns
+    window = {name: getattr(columns, name) for name in ("window_return", "window_length", "window_next")}
+    dealt = jax.tree.map(deal, source)
+    once = {name: x[np.arange(new) * old // new] for name, x in window.items()}
+    return dealt.replace(columns=dealt.columns.replace(**once))
+
+
+def weights(path: Path, state: PyTree) -> tuple[PyTree, list[str]]:
+    """Takes over parameters and statistics, for fine-tuning: what has the same name and shape in a checkpoint.
+
+    Args:
+      path: a run directory or a checkpoint.
+      state: of the algorithm, fresh; optimizer and counters stay as they are.
+    Returns:
+      The state, and what was done in words.
+    Raises:
+      InputError: no checkpoint, or nothing in it fits.
+    """
+    saved = checkpoint.locate(path)
+    found = _named(checkpoint.read(saved, "learner"))
+    mine = {name: x for name, x in _named(state).items() if not name.startswith(_NOT_WEIGHTS)}
+    fits = {n for n, x in mine.items() if n in found and (found[n].shape, found[n].dtype) == (x.shape, x.dtype)}
+    if not any(mine[name].ndim > 1 for name in fits):  # a bias of an output is no likeness
+        raise InputError(f"--init-from: {saved} holds no weights that fit: the network must have the same layers")
+    lines = [f"{len(fits)} of {len(mine)} arrays from {saved}"]
+    for name, x in mine.items():
+        if name not in fits:
+            there = f"{list(found[name].shape)} there" if name in found else "not there"
+            lines.append(f"not taken: {name} ({list(x.shape)} here, {there})")
+    unused = [n for n in found if n not in mine and not n.startswith(_NOT_WEIGHTS)]
+    lines += [f"not used: {name} ({list(found[name].shape)})" for name in unused]
+
+    def take(path: Any, x):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        return found[name] if name in fits else x
+
+    return jax.tree.map_with_path(take, state), lines
+
+
+def _named(tree: PyTree) -> dict[str, Any]:
+    return {jax.tree_util.keystr(p, simple=True, separator="."): x for p, x in jax.tree.leaves_with_path(tree)}

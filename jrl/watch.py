@@ -1,0 +1,107 @@
+"""Stops learning at the update whose loss or parameters are not finite, and keeps what is needed to repeat it.
+
+    algo = watch.watched(algo, batch_like)      # an Algo whose State is a Watched
+
+The check is part of the program: nobody waits for it. After a bad update the state stays the last good one, and whoever
+drives the algorithm reads `state.fault.found`, or the metric NOT_FINITE, when it suits.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jrl.types import NOT_FINITE, Algo, Array, Key, PyTree, Rollout, UpdateAux
+
+
+@struct.dataclass
+class Fault:
+    """The first update that was not finite; empty until there is one."""
+
+    found: Array  # [] bool
+    in_loss: Array  # [] bool, a loss was not finite
+    in_params: Array  # [] bool, a new parameter was not finite
+    key: Array  # [2] u32, data of the key of the update
+    batch: PyTree  # what was learned from: a Batch or a Rollout, of all devices
+
+
+@struct.dataclass
+class Watched:
+    state: PyTree  # the algorithm's State; the last good one once `fault.found`
+    fault: Fault
+
+    @property
+    def updates(self) -> Array:
+        return self.state.updates
+
+
+def watched(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
+    """`algo` with a watch over its updates.
+
+    Args:
+      algo: any; its State has `params`.
+      like: shapes and dtypes of what it learns from, a Batch [N] or a Rollout [T, B], over all devices.
+      axis_name: of the mapped axis over devices; None outside of one.
+    Returns:
+      An Algo with the State Watched.
+    """
+
+    def init(key: Key) -> Watched:
+        return fresh(algo.init(key), like)
+
+    def update(state: Watched, batch: PyTree, key: Key) -> tuple[Watched, UpdateAux]:
+        new, aux = algo.update(state.state, batch, key)
+        bad_loss = ~_finite({k: v for k, v in aux.metrics.items() if k.startswith("loss/")})
+        bad_params = ~_finite(new.params)
+        if axis_name is not None:  # all devices refuse the update, or none
+            bad_loss, bad_params = (jax.lax.pmax(b.astype(jnp.int32), axis_name) > 0 for b in (bad_loss, bad_params))
+        fault, bad = state.fault, bad_loss | bad_params
+
+        def note(fault: Fault) -> Fault:
+            data = jax.random.key_data(key)
+            return Fault(jnp.ones((), bool), bad_loss, bad_params, data, _of_all_devices(batch, axis_name))
+
+        first = bad & ~fault.found
+        fault = jax.lax.cond(first, note, lambda fault: fault, fault)
+        state = jax.tree.map(lambda old, new: jnp.where(fault.found, old, new), state.state, new)
+        metrics = aux.metrics | {NOT_FINITE: fault.found.astype(jnp.float32)}
+        return Watched(state, fault), aux._replace(metrics=metrics)
+
+    def ingest(state: Watched, rollout: Rollout) -> Watched:
+        assert algo.ingest is not None
+        return Watched(algo.ingest(state.state, rollout), state.fault)
+
+    return algo._replace(
+        init=init,
+        actor=lambda state: algo.actor(state.state),
+        update=update,
+        ingest=ingest if algo.ingest else None,
+    )
+
+
+def fresh(state: PyTree, like: PyTree) -> Watched:
+    """A state in which nothing was found yet."""
+    no = lambda: jnp.zeros((), bool)
+    batch = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+    return Watched(state, Fault(no(), no(), no(), jnp.zeros((2,), jnp.uint32), batch))
+
+
+def _finite(tree: PyTree) -> Array:
+    """Whether all floats are; of one that is not, a multiple of 0 is NaN."""
+    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.isfinite(sum((jnp.sum(x * 0, dtype=jnp.float32) for x in floats), jnp.zeros(())))
+
+
+def _of_all_devices(batch: PyTree, axis_name: str | None) -> PyTree:
+    if axis_name is None:
+        return batch
+    gather: Any = lambda axis: lambda x: jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
+    if not isinstance(batch, Rollout):
+        return jax.tree.map(gather(0), batch)
+    columns_first = {name: getattr(batch, name) for name in ("last_obs", "contiguous", "carry")}
+    rows_first = {name: x for name, x in vars(batch).items() if name not in columns_first}
+    return Rollout(**jax.tree.map(gather(0), columns_first), **jax.tree.map(gather(1), rows_first))
+
+
+__all__ = ["Fault", "Watched", "fresh", "watched"]

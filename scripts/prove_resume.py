@@ -1,0 +1,119 @@
+"""Is a run that was killed and resumed the same as one that was not? To the last bit.
+
+    python scripts/prove_resume.py configs/ppo.yaml --set env.backend=graph --stop env_steps=40000
+    python scripts/prove_resume.py configs/dqn.yaml --set checkpoint.exact=true --stop env_steps=20000 --kills 3
+
+Trains once without interruption, and once more with `--resume auto` after every SIGKILL: at random moments, every other
+one while a checkpoint is being written. Then compares the arrays of the last checkpoints (learner, replay,
+environments) and the result rows, times aside. Prints one JSON line; exits with 1 if anything differs.
+
+Where environments cannot be stored (EnvPool, Gymnasium) it takes `checkpoint.exact=true` to be the same.
+"""
+
+import argparse
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jrl import checkpoint, config
+from jrl.metrics.loggers import read_rows
+
+_TIMES = ("time", "perf/")  # what may differ
+
+
+def command(args: argparse.Namespace, out: Path) -> list[str]:
+    """The training command of both runs."""
+    some = "checkpoint.every=1"  # checkpoint.exact asks for one
+    total = int(config.load(args.config, [some, *args.overrides], stop=args.stop).stop["env_steps"])
+    settings = [f"checkpoint.every={max(1, total // 12)}", f"run.report_every={max(1, total // 40)}", "run.log=[jsonl]"]
+    settings = [f"--set={s}" for s in (*settings, *args.overrides)]
+    limits = [f"--stop={s}" for s in args.stop]
+    return [sys.executable, "-m", "jrl.train", args.config, *settings, *limits, "--resume", "auto", "--out", str(out)]
+
+
+def progress(out: Path) -> int:
+    """Environment steps in the latest result row."""
+    rows = read_rows(out / "result.jsonl")
+    return rows[-1]["env_steps"] if rows else 0
+
+
+def run_until(process: subprocess.Popen, out: Path, steps: float, *, in_save: bool) -> bool:
+    """Waits for so many steps, then for a save to be under way if asked; False if the process ends before."""
+    while process.poll() is None:
+        if progress(out) >= steps and (not in_save or any((out / "checkpoints").glob("*.unfinished"))):
+            return True
+        time.sleep(0.002)
+    return False
+
+
+def interrupted(args: argparse.Namespace, out: Path, total: int, rng: random.Random) -> list[dict[str, Any]]:
+    """Kills and resumes, then lets the run end; returns where it was killed."""
+    kills = []
+    for i in range(args.kills):
+        steps, in_save = total * (i + rng.random()) / (args.kills + 1), i % 2 == 1
+        process = subprocess.Popen(command(args, out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        killed = run_until(process, out, steps, in_save=in_save)
+        process.send_signal(signal.SIGKILL)
+        error = process.communicate()[1].decode()
+        if not killed:
+            raise SystemExit(f"the run ended before it was killed: give it more steps\n{error[-2000:]}")
+        kills.append({"env_steps": progress(out), "in_save": in_save})
+    subprocess.run(command(args, out), check=True, stdout=subprocess.DEVNULL)
+    return kills
+
+
+def differences(a: Path, b: Path) -> list[str]:
+    """What differs between two complete runs."""
+    found = []
+    ends = [checkpoint.locate(run) for run in (a, b)]
+    metas = [checkpoint.read_meta(end) for end in ends]
+    for name in ("iteration", "env_steps", "counted", "rows"):
+        if metas[0][name] != metas[1][name]:
+            found.append(f"{name}: {metas[0][name]} and {metas[1][name]}"[:300])
+    for part in metas[0]["checksums"].keys() | metas[1]["checksums"].keys():
+        x, y = (dict(jax.tree.leaves_with_path(checkpoint.read(end, part))) for end in ends)
+        same = x.keys() == y.keys()
+        names = [k for k in x if not same or x[k].tobytes() != y[k].tobytes()]
+        found += [f"{part}: {jax.tree_util.keystr(k)}" for k in names]
+    rows = [[{k: v for k, v in row.items() if not k.startswith(_TIMES)} for row in map(dict, read_rows(run))]
+            for run in (a / "result.jsonl", b / "result.jsonl")]  # fmt: skip
+    if len(rows[0]) != len(rows[1]):
+        found.append(f"{len(rows[0])} and {len(rows[1])} result rows")
+    for p, q in zip(*rows):
+        if p != q:
+            keys = [k for k in p.keys() | q.keys() if p.get(k) != q.get(k)]
+            found.append(f"row at {p['env_steps']}: " + ", ".join(f"{k} {p.get(k)} and {q.get(k)}" for k in keys))
+    return found
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("config", help="YAML file")
+    p.add_argument("--set", action="append", default=[], metavar="a.b=v", dest="overrides")
+    p.add_argument("--stop", action="append", default=[], metavar="metric=v", help="e.g. env_steps=20000")
+    p.add_argument("--kills", type=int, default=5)
+    p.add_argument("--seed", type=int, default=0, help="of the moments")
+    p.add_argument("--out", type=Path, help="keep the two runs there")
+    args = p.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        out = args.out or Path(temporary)
+        whole, killed = out / "whole", out / "killed"
+        subprocess.run(command(args, whole), check=True, stdout=subprocess.DEVNULL)
+        end = checkpoint.read_meta(checkpoint.locate(whole))
+        kills = interrupted(args, killed, end["env_steps"], random.Random(args.seed))
+        found = differences(whole, killed)
+    verdict = {"config": args.config, "overrides": args.overrides, "guarantee": end["guarantee"], "kills": kills}
+    print(json.dumps({**verdict, "identical": not found, "differences": found[:20]}))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

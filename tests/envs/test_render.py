@@ -1,0 +1,166 @@
+"""Environments to be watched: who draws them, what is shown when nobody does, what is said when nothing can be."""
+
+import gymnasium
+import numpy as np
+import pytest
+from painted import Painted
+
+from jrl import envs
+from jrl.envs import render
+from jrl.types import Box, Discrete, EnvSpec, GraphEnv, InputError
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium", "ignore:.*fork.*")
+
+
+class Unpainted(Painted):
+    def __init__(self):
+        super().__init__()
+
+
+class Screen(Painted):
+    """Observes an image, and does not draw."""
+
+    def __init__(self, render_mode: str | None = None):
+        super().__init__(render_mode, draws=False)
+        self.observation_space = gymnasium.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+
+    def reset(self, **kwargs):
+        super().reset(**kwargs)
+        return np.full((8, 8, 3), 7, np.uint8), {}
+
+
+ONE = EnvSpec(Box((1,), "float32", 0.0, 10.0), Discrete(2), 1)
+
+
+def spec_of(id, backend):
+    env = envs.make(id, backend=backend, num_envs=1, host=True)
+    env.close()
+    return env.spec
+
+
+def error(*args, **kwargs):
+    with pytest.raises(InputError) as caught:
+        render.make(*args, **kwargs).close()
+    return str(caught.value)
+
+
+def test_gymnasium_draws():
+    env = render.make("painted:Painted", ONE, options={"shade": 9, "vectorization": "async"})
+    assert env.how == "Gymnasium"
+    assert env.fps == 25
+    assert env.reset().tolist() == [[0]]
+    result = env.step(np.zeros(1, np.int32))
+    assert result.obs.tolist() == [[1]]
+    assert result.reward.tolist() == [1.5]
+    frame = env.render()
+    assert frame.shape == (31, 40, 3)
+    assert frame[0, 0].tolist() == [50, 9, 0]
+    env.close()
+
+
+@pytest.mark.parametrize("backend", ["envpool", "graph"])
+def test_envpool_draws_its_own_and_the_graph_environments(backend):
+    spec = spec_of("Pendulum-v1", backend)
+    env = render.make("Pendulum-v1", spec, backend=backend, seed=3)
+    assert env.how == "EnvPool"
+    assert env.fps == 30  # as Gymnasium's
+    assert env.spec.action == spec.env_action  # the environment's own units
+    env.reset()
+    before = env.render()
+    assert before.shape[2] == 3
+    assert before.dtype == np.uint8
+    for _ in range(5):
+        result = env.step(np.full((1, 1), 2.0, np.float32))
+    assert result.reward.shape == (1,)
+    assert (env.render() != before).any()
+    env.close()
+
+
+def test_seeds():
+    spec = spec_of("CartPole-v1", "envpool")
+
+    def first(seed):
+        env = render.make("CartPole-v1", spec, seed=seed)
+        obs = env.reset().copy()
+        env.close()
+        return obs
+
+    np.testing.assert_array_equal(first(1), first(1))
+    assert (first(1) != first(2)).any()
+
+
+def test_options_that_another_backend_does_not_take_are_named():
+    options = {"max_episode_steps": 2, "delay": 1}
+    spec = spec_of("CartPole-v1", "envpool")
+    own = render.make("CartPole-v1", spec, backend="envpool", options={"max_episode_steps": 2})
+    assert own.how == "EnvPool"
+    other = render.make("CartPole-v1", spec, backend="graph", options=options)
+    assert other.how == "EnvPool (without the options delay)"
+    for env in (own, other):
+        env.reset()
+        ends = [bool(env.step(np.zeros(1, np.int32)).truncated[0]) for _ in range(2)]
+        assert ends == [False, True]
+        env.close()
+
+
+def test_an_image_that_nobody_draws_is_shown_as_it_is():
+    env = render.make("test_render:Screen", EnvSpec(Box((8, 8, 3), "uint8", 0.0, 255.0), Discrete(2), 1))
+    assert env.how == "its own observations"
+    env.reset()
+    assert (env.render() == 7).all()
+    env.close()
+
+
+def test_a_graph_environment_shown_by_its_observations():
+    spec = spec_of("Catch-v0", "graph")
+    assert isinstance(envs.make("Catch-v0", backend="graph", num_envs=1), GraphEnv)
+    env = render.make("Catch-v0", spec, backend="graph")  # EnvPool has it, and does not draw it
+    assert env.how == "its own observations"
+    obs = np.asarray(env.reset())[0]
+    frame = env.render()
+    assert frame.shape == (260, 130, 3)
+    np.testing.assert_array_equal(frame[13::26, 13::26, 0], 255 * obs)
+    total = sum(float(env.step(np.ones(1, np.int32)).reward[0]) for _ in range(9))
+    assert total in (-1, 1)
+    env.close()
+
+
+def test_errors_say_what_each_library_said():
+    neither = error("StatelessCartPole-v1", spec_of("StatelessCartPole-v1", "graph"))
+    assert neither == "env StatelessCartPole-v1 cannot be drawn: neither EnvPool nor Gymnasium has it"
+    assert "unexpected keyword argument 'render_mode'" in error("test_render:Unpainted", ONE)
+    assert "gymnasium: its render() gives NoneType" in error("painted:Painted", ONE, options={"draws": False})
+    other = ONE._replace(observation=Box((2,)))
+    assert "its observations are ('Box', (1,)" in error("painted:Painted", other)
+    other = ONE._replace(env_action=Discrete(3))
+    assert "its actions are ('Discrete', (), 'int32', 2" in error("painted:Painted", other)
+
+
+def test_a_renderer_is_tried_in_a_child(monkeypatch):
+    assert render._probe("CartPole-v1", {}) == ""
+    assert "render not implemented" in render._probe("FrozenLake-v1", {})
+    monkeypatch.setattr(render, "_PROBE", "import os; os._exit(3)")
+    assert render._probe("HalfCheetah-v4", {}) == "it ends with status 3"
+    spec = spec_of("HalfCheetah-v4", "envpool")
+    monkeypatch.setitem(render._RENDERERS, "gymnasium", lambda *args: pytest.fail("EnvPool has no time limit of 9"))
+    monkeypatch.setattr(render, "backends_of", lambda id: ("envpool",))
+    assert "envpool: its renderer fails here: it ends with status 3" in error("HalfCheetah-v4", spec)
+
+
+def test_pictures():
+    stack = render.picture(Box((4, 64, 128), "uint8", 0.0, 255.0))
+    obs = np.arange(4, dtype=np.uint8)[:, None, None] * np.ones((4, 64, 128), np.uint8)
+    assert stack(obs).shape == (128, 256, 3)
+    assert (stack(obs) == 3).all()  # the newest frame
+    last = render.picture(Box((300, 200, 4), "uint8", 0.0, 255.0))
+    assert last(np.zeros((300, 200, 4), np.uint8)).shape == (300, 200, 3)
+    colours = np.zeros((3, 2, 2), np.uint8)
+    colours[1] = 200
+    for space, obs in ((Box((3, 256, 256), "uint8", 0.0, 255.0), colours.repeat(128, 1).repeat(128, 2)),):
+        assert render.picture(space)(obs)[5, 5].tolist() == [0, 200, 0]
+    grey = render.picture(Box((2, 4), "float32", -1.0, 1.0))
+    frame = grey(np.array([[-1, 0, 1, 5], [1, 1, 1, 1]], np.float32))
+    assert frame.shape == (128, 256, 3)
+    assert frame[0, ::64, 0].tolist() == [0, 127, 255, 255]
+    for space in (Box((4,)), Discrete(3), Box((8, 8)), Box((10, 10, 4), "float32", 0.0, 1.0), Box((0, 2), "uint8")):
+        assert render.picture(space) is None

@@ -1,0 +1,155 @@
+"""Every format, for every algorithm: jrl's own actions, in a process that cannot import jrl."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from export_helpers import CONTINUOUS, NORMAL, OWN, VECTOR, load, run_bare, trained
+from saved import save
+
+import jrl
+from jrl import algos
+from jrl.export import formats, source
+from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete
+
+NUM = 1000
+PIXELS = Box((4, 36, 40), "uint8", 0.0, 255.0)
+COLOURS = Box((14, 16, 3), "uint8", 0.0, 255.0)
+
+CASES = {
+    "ppo": ("ppo", EnvSpec(VECTOR, Discrete(3), 1), ["algo.normalize_obs=true"]),
+    "ppo_integers": (
+        "ppo",
+        EnvSpec(MultiDiscrete((2, 5)), MultiDiscrete((3, 4)), 1),
+        ["network.shared=true", "network.layer_norm=true", "network.activation=elu"],
+    ),
+    "ppo_continuous": (
+        "ppo",
+        CONTINUOUS,
+        ["algo.normalize_obs=true", "network.activation=silu", "network.state_dependent_std=true"],
+    ),
+    "ppo_nature": ("ppo", EnvSpec(PIXELS, Discrete(6), 1), []),
+    "pqn": ("pqn", EnvSpec(Discrete(50), Discrete(4), 1), ["network.activation=gelu"]),
+    "dqn_rainbow": (
+        "dqn",
+        EnvSpec(VECTOR, Discrete(7), 1),
+        ["algo.dueling=true", "algo.noisy=true", "algo.head=c51", "network.head_hidden=[8]"],
+    ),
+    "dqn_quantiles": ("dqn", EnvSpec(VECTOR, Discrete(5), 1), ["algo.head=qr", "network.activation=relu"]),
+    "sac": ("sac", CONTINUOUS, []),
+    "sac_discrete": ("sac", EnvSpec(VECTOR, Discrete(3), 1), []),
+    # whose exploration has a state, which deterministic actions do not read
+    "td3": ("td3", CONTINUOUS, ["algo.exploration.name=ornstein_uhlenbeck"]),
+    "td3_impala": ("td3", EnvSpec(COLOURS, NORMAL, 1, None, OWN), ["network.torso=impala"]),
+}
+BLOCKED = {"npz": "jrl,jax,jaxlib,flax,ml_dtypes", "stablehlo": "jrl,flax,optax,orbax", "onnx": "jrl,jax,jaxlib,flax"}
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory):
+    """name -> (run directory, observations, jrl's actions)."""
+    root, found = tmp_path_factory.mktemp("runs"), {}
+    for name, (algo, spec, overrides) in CASES.items():
+        save(root / name, algo, spec, *overrides, change=trained)
+        obs = observations(spec.observation)
+        found[name] = root / name, obs, jrl.load(root / name).act(obs)
+    return found
+
+
+def observations(space):
+    rng = np.random.default_rng(1)
+    obs = formats.random_observations(rng, space, NUM)
+    if space.dtype == "uint8":  # images that differ in more than noise
+        obs = (obs * rng.random((NUM, *[n if n < 5 else 1 for n in space.shape]))).astype(np.uint8)
+    return obs
+
+
+@pytest.fixture(scope="module", params=["npz", "stablehlo", "onnx"])
+def exported(request, policies, tmp_path_factory):
+    """(format, directory of each policy, with what a bare process made of it beside it)."""
+    root = tmp_path_factory.mktemp(request.param)
+    for name, (run, obs, _) in policies.items():
+        np.save(root / f"{name}.obs.npy", obs)
+        if request.param != "onnx":
+            result = formats.export(source.load(run), format=request.param, out=root / name)
+            assert result["agreement"] == 1.0
+    if request.param == "onnx":
+        convert([(run, root / name) for name, (run, _, _) in policies.items()])
+    run_bare(BLOCKED[request.param], *(root / name for name in policies))
+    return request.param, root
+
+
+def convert(runs):
+    """To ONNX in a process of its own: jax2onnx replaces functions of jax.numpy for good."""
+    for library in ("jax2onnx", "onnxruntime"):
+        if importlib.util.find_spec(library) is None:
+            pytest.skip(f"the onnx extra is not installed: no {library}")
+    code = f"""
+from pathlib import Path
+from jrl.export import formats, source
+for run, out in {[(str(run), str(out)) for run, out in runs]}:
+    assert formats.export(source.load(Path(run)), format="onnx", out=Path(out))["agreement"] == 1.0
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_cases_are_of_every_algorithm():
+    assert {algo for algo, _, _ in CASES.values()} == set(algos.names())
+
+
+@pytest.mark.parametrize("batch", ["32", "1"])
+@pytest.mark.parametrize("name", CASES)
+def test_actions_are_those_of_jrl(exported, policies, name, batch):
+    _, root = exported
+    found, expected = np.load(root / f"{name}.{batch}.npy"), policies[name][2]
+    assert found.shape == expected.shape and found.dtype == expected.dtype
+    assert len(np.unique(found, axis=0)) > 1  # otherwise nothing here says that the observation counts
+    if found.dtype == np.int32:
+        np.testing.assert_array_equal(found, expected)
+    else:
+        np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+
+
+def test_the_directory_says_what_it_is(exported):
+    format, root = exported
+    about = json.loads((root / "td3" / "policy.json").read_text())
+    assert about["format"] == format and about["version"] == 1
+    assert (about["algorithm"], about["env"], about["env_steps"]) == ("td3", "CartPole-v1", 77)
+    assert about["observation"]["shape"] == [4]
+    assert (about["action"]["low"], about["action"]["high"]) == ([-2.0, 0.0], [2.0, 1.0])
+    assert sorted([*about["files"], "policy.json"]) == sorted(p.name for p in (root / "td3").iterdir() if p.is_file())
+
+
+@pytest.mark.parametrize(
+    ("name", "obs", "message"),
+    [
+        ("ppo", np.zeros(5, np.float32), r"expected float32 \(4,\) or \(N, \*\(4,\)\), got float32 \(5,\)"),
+        ("ppo", np.zeros((2, 2, 4), np.float32), r"got float32 \(2, 2, 4\)"),
+        ("ppo", np.float32(1.0), r"got float32 \(\)"),
+        ("ppo_nature", np.zeros((4, 36, 40), np.float32), r"expected uint8 .* got float32"),
+        ("pqn", np.zeros((2, 1), np.int32), r"got int32 \(2, 1\)"),
+    ],
+)
+def test_observations_of_another_kind_are_refused(exported, name, obs, message):
+    with pytest.raises(ValueError, match=message):
+        load(exported[1] / name).act(obs)
+
+
+def test_other_precisions_lists_and_odd_batches_are_taken(exported, policies):
+    pi, (_, obs, expected) = load(exported[1] / "ppo"), policies["ppo"]
+    np.testing.assert_array_equal(pi.act(obs[:7].astype(np.float64)), expected[:7])
+    np.testing.assert_array_equal(pi.act(obs[:7].tolist()), expected[:7])
+    assert pi.act(obs[3].tolist()) == expected[3]
+
+
+def test_bfloat16_networks(tmp_path):
+    """numpy has no such type: what it computes with is float32, from the rounded parameters."""
+    save(tmp_path / "run", "ppo", CONTINUOUS, "network.dtype=bfloat16", "network.layer_norm=true", change=trained)
+    obs = formats.random_observations(np.random.default_rng(1), VECTOR, NUM)
+    for format in ("npz", "stablehlo"):
+        formats.export(source.load(tmp_path / "run"), format=format, out=tmp_path / format)
+        np.testing.assert_allclose(load(tmp_path / format).act(obs), jrl.load(tmp_path / "run").act(obs), atol=0.02)

@@ -1,0 +1,242 @@
+"""Checkpoints: what is kept, what a damaged or foreign one says, and what stays when a save fails."""
+
+import dataclasses
+import json
+import math
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl import checkpoint, config
+from jrl.errors import InputError
+from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete
+
+FIXTURES = Path(__file__).parent / "fixtures"
+CFG = config.load(None, [], algo="ppo", env="CartPole-v1", stop=["env_steps=1000"])
+SPEC = EnvSpec(Box((4,)), Discrete(2), 8, 500)
+TREE = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.uint32(7), "b": jnp.ones((3,), jnp.bfloat16)}
+
+
+def keep(**changes):
+    return dataclasses.replace(CFG.checkpoint, **changes)
+
+
+def save_all(directory, steps, policy=None, metrics=None):
+    """One checkpoint per entry of `steps`; iteration i has 100 i environment steps."""
+    with checkpoint.Checkpointer(directory, policy) as checkpoints:
+        for i in steps:
+            counters = {"iteration": i, "env_steps": 100 * i, "time_s": 0.0}
+            more = {"metrics": {"episode/return": metrics[i]}} if metrics else {}
+            checkpoints.save(i, {"learner": TREE}, checkpoint.meta(CFG, SPEC, counters=counters, **more))
+
+
+def names(directory):
+    return sorted(int(p.name) for p in directory.iterdir())
+
+
+def test_a_checkpoint_gives_back_what_was_saved(tmp_path):
+    save_all(tmp_path, [3])
+    found = checkpoint.locate(tmp_path)
+    restored = checkpoint.restore(found, "learner", TREE)
+    for a, b in zip(jax.tree.leaves(TREE), jax.tree.leaves(restored), strict=True):
+        assert np.asarray(a).dtype == b.dtype
+        np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+    meta = checkpoint.read_meta(found)
+    assert (meta["format"], meta["jax"], meta["iteration"]) == (1, jax.__version__, 3)
+    assert len(meta["config_hash"]) == 16 and meta["config"]["env"]["id"] == "CartPole-v1"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SPEC,
+        EnvSpec(Box((84, 84, 4), "uint8", 0, 255), MultiDiscrete((3, 2)), 8),
+        EnvSpec(
+            Box((3,)), Box((2,), low=-1.0, high=1.0), 2, 200, Box((2,), low=(-2.0, -math.inf), high=(2.0, math.inf))
+        ),
+    ],
+)
+def test_spaces_survive(spec, tmp_path):
+    meta = checkpoint.meta(CFG, spec, counters={"env_steps": 0})
+    checkpoint.write(tmp_path / "1", {"learner": TREE}, meta)
+    text = (tmp_path / "1" / "checkpoint.json").read_text()
+    json.loads(text, parse_constant=lambda x: pytest.fail(f"{x} is no JSON"))
+    assert checkpoint.spec(checkpoint.read_meta(tmp_path / "1")) == spec._replace(num_envs=1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ({}, [7, 8, 9]),
+        ({"keep_last": 1}, [9]),
+        ({"keep_last": 1, "keep_every": 300}, [1, 3, 6, 9]),
+        ({"keep_last": 2, "keep_best_by": "episode/return"}, [4, 8, 9]),
+        ({"keep_last": 1, "keep_best_by": "episode/return", "keep_best": "min"}, [2, 9]),
+        ({"keep_last": 1, "keep_best_by": "evaluation/return"}, [9]),
+    ],
+)
+def test_what_is_kept(policy, expected, tmp_path):
+    metrics = {1: math.nan, 2: -5.0, 3: 1.0, 4: 8.0, 5: 2.0, 6: 8.0, 7: 0.0, 8: math.inf, 9: 1.0}
+    save_all(tmp_path, range(1, 10), keep(**policy), metrics)
+    assert names(tmp_path) == expected
+
+
+def test_the_best_one_is_found_by_the_metric_of_the_run(tmp_path):
+    cfg = dataclasses.replace(CFG, checkpoint=keep(keep_best_by="episode/return"))
+    for i, value in enumerate([3.0, 9.0, 4.0]):
+        counters = {"iteration": i, "env_steps": i}
+        meta = checkpoint.meta(cfg, SPEC, counters=counters, metrics={"episode/return": value})
+        checkpoint.write(tmp_path / "checkpoints" / str(i), {"learner": TREE}, meta)
+    assert checkpoint.locate(tmp_path).name == "2"
+    assert checkpoint.locate(tmp_path, best=True).name == "1"
+    save_all(tmp_path / "other", [1])
+    with pytest.raises(InputError, match=r"not trained with checkpoint\.keep_best_by"):
+        checkpoint.locate(tmp_path / "other", best=True)
+
+
+def test_going_back_on_a_run_removes_what_it_had_become(tmp_path):
+    save_all(tmp_path, [1, 2, 3])
+    save_all(tmp_path, [2])
+    assert names(tmp_path) == [1, 2]
+
+
+def test_what_a_killed_process_left_is_no_checkpoint_and_goes(tmp_path):
+    save_all(tmp_path, [1])
+    shutil.copytree(tmp_path / "1", tmp_path / "2.unfinished")
+    (tmp_path / "3").mkdir()
+    shutil.copytree(tmp_path / "1" / "learner", tmp_path / "3" / "learner")
+    assert checkpoint.locate(tmp_path).name == "1"
+    with checkpoint.Checkpointer(tmp_path):
+        assert not (tmp_path / "2.unfinished").exists()
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("RESOURCE_EXHAUSTED: disk full")])
+def test_a_full_disk_is_one_clear_error_and_leaves_the_checkpoint_before(error, tmp_path, monkeypatch):
+    save_all(tmp_path, [1])
+
+    def fail(*args):
+        raise error
+
+    monkeypatch.setattr(checkpoint.os, "fsync", fail)
+    with pytest.raises(InputError, match=r"cannot write to .*(No space|disk full).*earlier checkpoints are complete"):
+        save_all(tmp_path, [2])
+    monkeypatch.undo()
+    assert names(tmp_path) == [1]
+    checkpoint.restore(checkpoint.locate(tmp_path), "learner", TREE)
+
+
+def test_a_disk_that_is_too_small_is_noticed_before_writing(tmp_path, monkeypatch):
+    save_all(tmp_path, [1])
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(InputError, match=r"cannot write to .*1.0 MB are needed, 0.0 MB are free"):
+        save_all(tmp_path, [2])
+    assert names(tmp_path) == [1]
+
+
+def test_a_directory_that_cannot_be_written_to(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"run.out: cannot write to .*choose another --out"):
+        checkpoint.Checkpointer(tmp_path / "file" / "checkpoints").__enter__()
+
+
+def files(directory):
+    return sorted(p for p in (directory / "learner").rglob("*") if p.is_file() and p.stat().st_size > 8)
+
+
+def test_every_truncated_file_is_noticed(tmp_path):
+    save_all(tmp_path, [1])
+    intact = tmp_path / "1"
+    refused = 0
+    for file in files(intact):
+        damaged = tmp_path / "damaged"
+        shutil.rmtree(damaged, ignore_errors=True)
+        shutil.copytree(intact, damaged)
+        target = damaged / file.relative_to(intact)
+        target.write_bytes(target.read_bytes()[: target.stat().st_size // 2])
+        try:
+            restored = checkpoint.restore(damaged, "learner", TREE)
+        except InputError as e:
+            assert "use another" in str(e).replace("the config.yaml of its run, or ", "") or "damaged" in str(e)
+            refused += 1
+        else:  # a file that reading does not need
+            jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), b), TREE, restored)
+    assert refused >= 2
+
+
+def test_other_numbers_than_those_written_are_noticed(tmp_path):
+    save_all(tmp_path, [1])
+    other = {**TREE, "w": TREE["w"] + 1}
+    checkpoint.write(tmp_path / "2", {"learner": other}, {"format": 1})
+    shutil.rmtree(tmp_path / "1" / "learner")
+    shutil.copytree(tmp_path / "2" / "learner", tmp_path / "1" / "learner")
+    with pytest.raises(InputError, match="is damaged: its learner is not what was written: use an earlier one"):
+        checkpoint.restore(tmp_path / "1", "learner", TREE)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ({**TREE, "w": np.zeros((2, 4), np.float32)}, r"w is float32\[2, 3\], not float32\[2, 4\]"),
+        ({"w": TREE["w"]}, "does not hold the learner state"),
+        ({**TREE, "more": TREE["w"]}, "does not hold the learner state"),
+    ],
+)
+def test_other_arrays_than_were_saved(template, message, tmp_path):
+    save_all(tmp_path, [1])
+    with pytest.raises(InputError, match=message):
+        checkpoint.restore(tmp_path / "1", "learner", template)
+    with pytest.raises(InputError, match=r"does not hold the replay state .*\(it holds learner\)"):
+        checkpoint.restore(tmp_path / "1", "replay", template)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "damaged or not made by jrl"),
+        ("[]", "damaged or not made by jrl"),
+        ('{"format": "1"}', "damaged or not made by jrl"),
+        ('{"format": 99}', "has format 99, this jrl reads up to 1: update jrl"),
+    ],
+)
+def test_what_jrl_did_not_write(text, message, tmp_path):
+    (tmp_path / "checkpoint.json").write_text(text)
+    with pytest.raises(InputError, match=message):
+        checkpoint.read_meta(checkpoint.locate(tmp_path))
+
+
+def test_nothing_to_find(tmp_path):
+    with pytest.raises(InputError, match="does not exist"):
+        checkpoint.locate(tmp_path / "no")
+    with pytest.raises(InputError, match="holds no complete checkpoint"):
+        checkpoint.locate(tmp_path)
+
+
+def test_nothing_is_pickled(tmp_path):
+    save_all(tmp_path, [1])
+    for file in (p for p in tmp_path.rglob("*") if p.is_file()):
+        head = file.read_bytes()[:2]
+        assert head[:1] != b"\x80" and head != b"PK", file  # pickle, and the archives that hold one
+
+
+@pytest.mark.parametrize("name", ["ppo_v1", "dqn_v1"])
+def test_checkpoints_of_format_1_stay_readable(name):
+    """Written by `python -m jrl.train` when the format was new; see tests/fixtures/README.md."""
+    from jrl import build
+
+    found = checkpoint.locate(FIXTURES / name)
+    meta = checkpoint.read_meta(found)
+    cfg = config.override(meta["config"], [])
+    algo = build.algorithm(cfg, checkpoint.spec(meta))
+    state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, jax.random.key(0)))
+    obs = jnp.asarray([[0.0, 0.1, 0.02, -0.3], [0.5, -0.1, -0.1, 0.9]])
+    action = algo.act(algo.actor(state), obs, (), jax.random.key(0), explore=False).action
+    expected = json.loads((FIXTURES / name / "expected.json").read_text())
+    assert action.tolist() == expected["action"]
+    assert float(jnp.concatenate([x.reshape(-1) for x in jax.tree.leaves(state.params)]).sum()) == pytest.approx(
+        expected["params_sum"], abs=1e-4
+    )

@@ -1,0 +1,249 @@
+"""A policy from a checkpoint: the algorithm's own actions, in the environment's units, for one observation or many."""
+
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from saved import save
+
+import jrl
+from jrl import build, checkpoint, config, train
+from jrl.ops import normalize
+from jrl.policy import Policy
+from jrl.types import ActOut, Algo, Box, Discrete, EnvSpec, InputError, MultiDiscrete
+
+VECTOR = Box((4,))
+PIXELS = Box((2, 36, 40), "uint8", 0.0, 255.0)
+NORMAL = Box((2,), "float32", -1.0, 1.0)
+OWN = Box((2,), "float32", (-2.0, 0.0), (2.0, 10.0))  # of the environment, where the policy acts in NORMAL
+CONTINUOUS = EnvSpec(VECTOR, NORMAL, 1, None, OWN)
+
+
+def observations(space, num, seed=0):
+    rng = np.random.default_rng(seed)
+    if space.dtype == "uint8":
+        light = rng.uniform(size=(num, *(1 for _ in space.shape)))
+        return (light * rng.integers(0, 256, (num, *space.shape))).astype(np.uint8)
+    return rng.normal(size=(num, *space.shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("algo", "spec"),
+    [
+        ("ppo", EnvSpec(VECTOR, Discrete(3), 1)),
+        ("ppo", EnvSpec(VECTOR, MultiDiscrete((2, 3)), 1)),
+        ("ppo", CONTINUOUS),
+        ("ppo", EnvSpec(PIXELS, Discrete(3), 1)),
+        ("pqn", EnvSpec(VECTOR, Discrete(3), 1)),
+        ("dqn", EnvSpec(PIXELS, Discrete(3), 1)),
+        ("sac", CONTINUOUS),
+        ("td3", CONTINUOUS),
+    ],
+)
+def test_actions_are_the_algorithms_own_in_the_environments_units(tmp_path, algo, spec):
+    made, state = save(tmp_path, algo, spec)
+    obs = observations(spec.observation, 16)
+    expected = np.asarray(made.act(made.actor(state), obs, made.carry(16), jax.random.key(0), False).action)
+    if spec.env_action:  # -1 .. 1 to -2 .. 2, and to 0 .. 10
+        assert np.abs(expected).max() <= 1
+        expected = expected * [[2.0, 5.0]] + [[0.0, 5.0]]
+    policy = jrl.load(tmp_path)
+    actions = policy.act(obs)
+    assert isinstance(actions, np.ndarray)
+    assert actions.dtype == ("float32" if isinstance(spec.action, Box) else "int32")
+    np.testing.assert_allclose(actions, expected, atol=1e-5)
+    assert len(np.unique(actions, axis=0)) > 1  # otherwise nothing above says that the observation counts
+    one = policy.act(obs[2])
+    assert one.shape == spec.action.shape
+    assert one.dtype == actions.dtype
+    np.testing.assert_allclose(one, expected[2], atol=1e-5)
+    assert policy.spec == spec
+    assert policy.env_steps == 77
+    assert config.algo_name(policy.config) == algo
+
+
+def test_observation_statistics_are_applied_and_stay(tmp_path):
+    mean, std = np.array([5.0, -3.0, 0.0, 100.0], np.float32), np.array([2.0, 0.5, 1.0, 10.0], np.float32)
+    stats = normalize.RunningStats(jnp.float32(10.0), jnp.asarray(mean), jnp.asarray(10.0 * std**2))
+    save(tmp_path / "plain", "ppo", CONTINUOUS, "algo.normalize_obs=false")
+    on = "algo.normalize_obs=true"
+    save(tmp_path / "stats", "ppo", CONTINUOUS, on, change=lambda state: state.replace(obs_stats=stats))
+    obs = observations(VECTOR, 6)
+    raw = obs * std[None] + mean[None]
+    policy, plain = jrl.load(tmp_path / "stats"), jrl.load(tmp_path / "plain")
+    first = policy.act(raw)
+    np.testing.assert_allclose(first, plain.act(obs), atol=1e-4)
+    assert np.abs(first - plain.act(raw)).max() > 1e-3
+    for _ in range(5):
+        policy.act(raw + 1000, explore=True)
+    np.testing.assert_array_equal(policy.act(raw), first)
+
+
+def test_actions_are_clipped_to_the_environments_bounds(tmp_path):
+    save(tmp_path, "ppo", CONTINUOUS, "network.log_std_init=3.0")
+    actions = jrl.load(tmp_path).act(observations(VECTOR, 200), explore=True)
+    np.testing.assert_array_equal(actions.min(0), [-2.0, 0.0])
+    np.testing.assert_array_equal(actions.max(0), [2.0, 10.0])
+    save(tmp_path, "ppo", EnvSpec(VECTOR, NORMAL, 1), "network.log_std_init=3.0", "env.clip_actions=false")
+    assert jrl.load(tmp_path).act(observations(VECTOR, 200), explore=True).max() > 1.5
+
+
+@pytest.fixture(scope="module")
+def ppo(tmp_path_factory):
+    path = tmp_path_factory.mktemp("ppo")
+    save(path, "ppo", EnvSpec(VECTOR, Discrete(3), 1))
+    return path
+
+
+def test_exploration_follows_from_the_seed_and_the_number_of_calls(ppo):
+    obs = np.zeros((64, 4), np.float32)
+    draw = lambda policy: np.stack([policy.act(obs, explore=True) for _ in range(3)])
+    first = draw(jrl.load(ppo))
+    np.testing.assert_array_equal(first, draw(jrl.load(ppo)))
+    assert (first != draw(jrl.load(ppo, seed=1))).any()
+    assert (first[0] != first[1]).any()
+    policy = jrl.load(ppo)
+    assert (policy.act(obs) == policy.act(obs)).all()
+    assert len(np.unique(policy.act(obs))) == 1
+
+
+def test_numbers_of_another_precision_are_converted(ppo):
+    policy = jrl.load(ppo)
+    obs = observations(VECTOR, 8)
+    expected = policy.act(obs)
+    for other in (obs.astype(np.float64), obs.tolist(), jnp.asarray(obs)):
+        np.testing.assert_array_equal(policy.act(other), expected)
+    assert policy.act([0, 1, 0, 1]) == policy.act(np.array([0, 1, 0, 1], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("obs", "got"),
+    [
+        (np.zeros(3, np.float32), r"float32 \(3,\)"),
+        (np.zeros((2, 5), np.float32), r"float32 \(2, 5\)"),
+        (np.zeros((2, 1, 4), np.float32), r"float32 \(2, 1, 4\)"),
+        (np.float32(1), r"float32 \(\)"),
+        (np.array(["a", "b", "c", "d"]), r"<U1 \(4,\)"),
+        ({"x": 1}, r"object \(\)"),
+        ([[0.0] * 4, [0.0] * 3], "inhomogeneous"),
+    ],
+)
+def test_what_is_no_observation_is_refused(ppo, obs, got):
+    with pytest.raises(ValueError, match=r"expected float32 \(4,\), or a batch \(N, 4\).*" + got):
+        jrl.load(ppo).act(obs)
+
+
+def test_pixels_must_be_bytes(tmp_path):
+    save(tmp_path, "ppo", EnvSpec(PIXELS, Discrete(3), 1))
+    with pytest.raises(ValueError, match=r"expected uint8 \(2, 36, 40\).*got float32"):
+        jrl.load(tmp_path).act(np.zeros(PIXELS.shape, np.float32))
+
+
+class Counting:
+    """An algorithm that acts the number of steps of the episode, and counts how often it is traced."""
+
+    def __init__(self):
+        self.traced = 0
+
+    def act(self, actor, obs, carry, key, explore=True):
+        self.traced += 1
+        return ActOut(carry, carry + 1, {})
+
+    def policy(self):
+        carry = lambda batch_size: jnp.zeros((batch_size,), jnp.int32)
+        algo = Algo(lambda key: (), lambda state: state, carry, self.act, lambda *args: args, on_policy=True)
+        cfg = config.load(None, algo="ppo", env="CartPole-v1", stop=["env_steps=100000"])
+        return Policy(algo, (), EnvSpec(Box((1,)), Discrete(100), 1), cfg)
+
+
+def test_what_is_carried_through_an_episode():
+    policy = Counting().policy()
+    one, three = np.zeros(1, np.float32), np.zeros((3, 1), np.float32)
+    assert [int(policy.act(one)) for _ in range(3)] == [0, 1, 2]
+    policy.reset()
+    assert [int(policy.act(one)) for _ in range(2)] == [0, 1]
+    assert policy.act(three).tolist() == [0, 0, 0]  # another batch size begins anew
+    assert policy.act(three).tolist() == [1, 1, 1]
+    assert policy.act(three, reset=[False, True, False]).tolist() == [2, 0, 2]
+    assert policy.act(three, reset=np.zeros(3, bool)).tolist() == [3, 1, 3]
+    assert int(policy.act(one)) == 0
+    assert int(policy.act(one, reset=False)) == 1
+    assert int(policy.act(one, reset=True)) == 0
+    with pytest.raises(ValueError, match=r"reset: expected 3 of bool"):
+        policy.act(three, reset=[True, False])
+
+
+def test_one_program_for_each_batch_size():
+    algo = Counting()
+    policy = algo.policy()
+    for num in (1, 3, 1, 3, 1):
+        policy.act(np.zeros((num, 1), np.float32))
+    policy.act(np.zeros(1, np.float32))
+    assert algo.traced == 2
+
+
+def test_acting_takes_less_than_a_millisecond(tmp_path):
+    save(tmp_path, "ppo", EnvSpec(VECTOR, Discrete(3), 1), "network.hidden=[64,64]")
+    policy, obs = jrl.load(tmp_path), np.zeros(4, np.float32)
+    policy.act(obs)
+    times = []
+    for _ in range(500):
+        start = time.perf_counter()
+        policy.act(obs)
+        times.append(time.perf_counter() - start)
+    assert np.median(times) < 1e-3
+
+
+def test_noise_that_drifts_begins_with_each_episode(tmp_path):
+    spec = EnvSpec(VECTOR, NORMAL, 1)
+    noise = "algo.exploration={name: ornstein_uhlenbeck, sigma: 0.0, theta: 0.0}"
+    save(tmp_path, "td3", spec, noise)
+    policy = jrl.load(tmp_path)
+    obs = observations(VECTOR, 4)
+    np.testing.assert_allclose(policy.act(obs, explore=True), policy.act(obs), atol=1e-6)
+    save(tmp_path, "td3", spec, "algo.exploration={name: ornstein_uhlenbeck, sigma: 0.05, theta: 0.0}")
+    policy = jrl.load(tmp_path)
+    away = lambda: np.abs(policy.act(obs, explore=True) - policy.act(obs)).mean()
+    drift = [away() for _ in range(60)][-10:]
+    policy.reset()
+    assert away() < np.mean(drift) / 2
+
+
+def test_the_policy_of_a_run(tmp_path):
+    small = [
+        "env.backend=graph",
+        "env.num_envs=4",
+        "rollout.length=16",
+        "network.hidden=[8]",
+        "run.compile_cache=false",
+    ]
+    options = [f"--set={s}" for s in [*small, "run.log=[jsonl]", "rollout.iterations_per_call=2"]]
+    run = ["--algo=ppo", "--env=Pendulum-v1", "--stop=env_steps=500", "--out", str(tmp_path / "run")]
+    assert train.main([*run, *options]) == 0
+    policy = jrl.load(tmp_path / "run")
+    assert policy.env_steps >= 500
+    assert policy.spec.action == Box((1,), "float32", -1.0, 1.0)
+    found = checkpoint.locate(tmp_path / "run")
+    algo = build.algorithm(policy.config, policy.spec)
+    state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, jax.random.key(0)))
+    obs = observations(policy.spec.observation, 5)
+    expected = algo.act(algo.actor(state), obs, (), jax.random.key(0), False).action
+    np.testing.assert_allclose(jrl.load(found).act(obs), np.clip(2 * np.asarray(expected), -2, 2), atol=1e-5)
+
+
+def test_importing_jrl_loads_nothing_else():
+    code = "import jrl, sys; assert not {'jax', 'numpy', 'yaml'} & set(sys.modules); assert callable(jrl.load)"
+    subprocess.run([sys.executable, "-c", code + "; assert 'jax' in sys.modules"], check=True, timeout=120)
+
+
+def test_errors_name_the_mend(tmp_path):
+    with pytest.raises(InputError, match="does not exist: give a run directory"):
+        jrl.load(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="holds no complete checkpoint"):
+        jrl.load(tmp_path)
+    with pytest.raises(AttributeError, match=r"jrl.*no attribute 'laod'"):
+        jrl.laod  # noqa: B018

@@ -1,0 +1,121 @@
+"""python -m jrl.record: the frames of the episodes in a file, their returns on the screen."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from saved import save
+
+from jrl import record
+from jrl.types import Box, Discrete, EnvSpec
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium", "ignore:.*fork.*")
+
+
+SPEC = EnvSpec(Box((1,), "float32", 0.0, 10.0), Discrete(2), 1)
+
+
+@pytest.fixture(scope="module")
+def painted(tmp_path_factory):
+    path = tmp_path_factory.mktemp("painted")
+    save(path, "ppo", SPEC, "run.compile_cache=false", env="painted:Painted")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def no_compile_cache_of_the_user(monkeypatch):
+    from jrl import build
+
+    monkeypatch.setattr(build, "enable_compile_cache", lambda: None)
+
+
+def reds(path):
+    """(red of each frame, its duration in ms)."""
+    with Image.open(path) as image:
+        found = []
+        for i in range(image.n_frames):
+            image.seek(i)
+            found.append((image.convert("RGB").getpixel((1, 1))[0], image.info["duration"]))
+    return found
+
+
+def test_a_gif_of_two_episodes(painted, tmp_path, capsys):
+    out = tmp_path / "new" / "video.gif"
+    assert record.main([str(painted), "--out", str(out), "--episodes", "2"]) == 0
+    assert reds(out) == [(red, 40) for red in [0, 50, 100, 150, 200] * 2]
+    assert capsys.readouterr().out.splitlines() == [
+        "episode 1: return 6, 4 steps",
+        "episode 2: return 6, 4 steps",
+        f"wrote {out}: 10 frames, 25 per second, drawn by Gymnasium",
+    ]
+
+
+def test_a_gif_where_there_is_no_encoder(painted, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(record, "_has_encoder", lambda: False)
+    command = [str(painted), "--out", str(tmp_path / "video.mp4"), "--fps", "10", "--max-steps", "2"]
+    assert record.main(command) == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["video.gif"]
+    assert reds(tmp_path / "video.gif") == [(0, 100), (50, 100), (100, 100)]
+    out = capsys.readouterr().out
+    assert "episode 1: return 3, 2 steps, cut by --max-steps" in out
+    assert "video.gif: 3 frames, 10 per second, drawn by Gymnasium (a GIF, as there is no encoder for mp4" in out
+    assert 'pip install "imageio[ffmpeg]"' in out
+
+
+def test_mp4(painted, tmp_path, capsys):
+    iio = pytest.importorskip("imageio.v2", reason="imageio is not installed")
+    pytest.importorskip("imageio_ffmpeg", reason="imageio-ffmpeg is not installed")
+    out = tmp_path / "video.mp4"
+    assert record.main([str(painted), "--out", str(out)]) == 0
+    assert f"wrote {out}: 5 frames" in capsys.readouterr().out
+    with iio.get_reader(out) as video:
+        assert video.get_meta_data()["fps"] == 25
+        frames = [np.asarray(frame) for frame in video]
+    assert [f.shape for f in frames] == [(32, 40, 3)] * 5  # an odd side gets one more row
+    np.testing.assert_allclose([f[15, 20, 0] for f in frames], [0, 50, 100, 150, 200], atol=12)
+
+
+def test_an_environment_of_envpool(tmp_path, capsys):
+    from jrl import envs
+
+    env = envs.make("CartPole-v1", num_envs=1, host=True)
+    env.close()
+    save(tmp_path, "dqn", env.spec)
+    outs = []
+    for name in ("a.gif", "b.gif"):
+        assert record.main([str(tmp_path), "--out", str(tmp_path / name), "--seed", "4"]) == 0
+        outs.append(capsys.readouterr().out)
+    first, second = (out.splitlines() for out in outs)
+    assert first[0] == second[0]  # the same seed, the same episode
+    steps = int(first[0].split()[-2])
+    assert first[0] == f"episode 1: return {steps}, {steps} steps"
+    assert first[1].endswith(f"a.gif: {steps + 1} frames, 50 per second, drawn by EnvPool")
+
+
+def test_a_gif_shows_50_frames_per_second_at_most(tmp_path):
+    frames = (np.full((4, 4, 3), 20 * i, np.uint8) for i in range(10))
+    assert record._write_gif(tmp_path / "a.gif", frames, fps=100) == 6
+    assert reds(tmp_path / "a.gif") == [(20 * i, 20) for i in (0, 2, 4, 6, 8, 9)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out", "video.avi"], "--out video.avi: expected a name that ends in .mp4 or .gif"),
+        (["--episodes", "0"], "--episodes: expected more than 0, got 0"),
+        (["--max-steps", "-1"], "--max-steps: expected more than 0, got -1"),
+        (["--fps", "nan"], "--fps: expected more than 0, got nan"),
+        (["--out", "/proc/x/video.gif"], "--out /proc/x/video.gif: cannot write there"),
+        (["--best", "--out", "{tmp}/a.gif"], "was not trained with checkpoint.keep_best_by"),
+    ],
+)
+def test_bad_input_exits_with_2(painted, tmp_path, capsys, arguments, message):
+    assert record.main([str(painted), *(a.format(tmp=tmp_path) for a in arguments)]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_drawn_exits_with_2(tmp_path, capsys):
+    save(tmp_path / "run", "ppo", EnvSpec(Box((2,)), Discrete(2), 1), env="StatelessCartPole-v1")
+    assert record.main([str(tmp_path / "run"), "--out", str(tmp_path / "a.gif")]) == 2
+    assert capsys.readouterr().err.startswith("error: env StatelessCartPole-v1 cannot be drawn")
+    assert not (tmp_path / "a.gif").exists()

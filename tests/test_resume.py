@@ -1,0 +1,219 @@
+"""Continuing a run: on other devices, from other weights, and after being killed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl import algos, checkpoint, config, resume, train
+from jrl.metrics import loggers
+from jrl.replay import prioritized, ring, sum_tree
+from jrl.replay.regroup import regroup
+from jrl.types import Rollout
+
+SCRIPT = Path(__file__).parent.parent / "scripts" / "prove_resume.py"
+SMALL = [
+    "--set=env.backend=graph", "--set=env.num_envs=4", "--set=network.hidden=[8]", "--set=run.log=[jsonl]",
+    "--set=run.compile_cache=false", "--set=rollout.iterations_per_call=2",
+]  # fmt: skip
+REPLAY = [
+    "--set=replay.batch_size=8", "--set=replay.learning_starts=32", "--set=replay.capacity=400",
+    "--set=replay.train_every=8", "--set=replay.updates_per_step=0.25", "--set=replay.prioritized=true",
+]  # fmt: skip
+TASKS = {"sac": "Pendulum-v1", "td3": "Pendulum-v1"}
+
+
+def run(algo, *args, out):
+    more = REPLAY if getattr(algos.get_config_class(algo), "uses_replay", False) else ["--set=rollout.length=16"]
+    return train.main(
+        ["--algo", algo, "--env", TASKS.get(algo, "CartPole-v1"), *SMALL, *more, "--out", str(out), *args]
+    )
+
+
+# ---------------------------------------------------------------- on another number of devices
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"])
+def test_a_run_goes_on_with_fewer_devices_and_with_more(algo, tmp_path, capsys):
+    out = tmp_path / "a"
+    steps = 400
+    assert run(algo, "--set=run.devices=4", f"--stop=env_steps={steps}", out=out) == 0
+    for devices in (2, 1, 2):
+        before = checkpoint.read(checkpoint.locate(out), "learner")
+        steps += 400
+        args = [f"--set=run.devices={devices}", f"--stop=env_steps={steps}", "--resume=auto"]
+        assert run(algo, *args, out=out) == 0
+        assert f"devices to {devices}: the columns are dealt out anew" in capsys.readouterr().out
+        row = loggers.read_rows(out / "result.jsonl")[-1]
+        assert row["env_steps"] >= steps and row["episode/length"] > 5
+        after = checkpoint.read(checkpoint.locate(out), "learner")
+        assert jax.tree.structure(before) == jax.tree.structure(after)
+
+
+def rollout(start, num_envs):
+    """One step of `num_envs` environments, in which every number tells of its time and column."""
+    rows = jnp.arange(num_envs, dtype=jnp.float32)[None] + 100 * start
+    no = jnp.zeros(rows.shape, bool)
+    last = rows[0, :, None] + 100
+    actions = jnp.zeros(rows.shape, jnp.int32)
+    return Rollout(rows[..., None], last, actions, rows, no, no, ~no, jnp.ones(num_envs, bool), {}, ())
+
+
+def part_of(rollout, columns):
+    by_column = {"last_obs": rollout.last_obs[columns], "contiguous": rollout.contiguous[columns]}
+    rows = {n: getattr(rollout, n)[:, columns] for n in ("obs", "action", "reward", "terminated", "truncated", "mask")}
+    return rollout.replace(**rows, **by_column)
+
+
+def filled(make, devices, num_envs=8, steps=7, slots=5):
+    """The states of a replay over so many devices, one behind the other; the columns in order."""
+    per_device = num_envs // devices
+    options = {"alpha": 1.0, "beta": 0.4} if make is prioritized.make else {}
+    args = (jax.ShapeDtypeStruct((1,), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32))
+    buffer = make(*args, capacity=slots * per_device, num_envs=per_device, batch_size=4, gamma=0.9, **options)
+    states = []
+    for d in range(devices):
+        mine, state = slice(d * per_device, (d + 1) * per_device), buffer.init()
+        for t in range(steps):
+            state = buffer.add(state, part_of(rollout(t, num_envs), mine))
+        if buffer.set_priority is not None:
+            index = jnp.arange(slots * per_device)
+            column = index % per_device + d * per_device
+            state = buffer.set_priority(state, index, (column + 1.0) * (index // per_device + 1))
+        states.append(jax.device_get(state))
+    join = lambda *xs: np.stack(xs) if np.ndim(xs[0]) == 0 else np.concatenate(xs)
+    return jax.tree.map(join, *states)
+
+
+@pytest.mark.parametrize("make", [ring.make, prioritized.make])
+@pytest.mark.parametrize(("old", "new"), [(4, 2), (4, 1), (2, 4), (1, 2), (2, 2)])
+def test_a_replay_is_dealt_out_anew(make, old, new):
+    found, expected = regroup(filled(make, old), old, new), filled(make, new)
+    for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
+        if "highest" in jax.tree_util.keystr(path):
+            assert (a >= b).all()  # the highest that any device has seen
+        else:
+            np.testing.assert_array_equal(a, b, err_msg=jax.tree_util.keystr(path))
+    if make is prioritized.make:
+        tree = jnp.asarray(found.priorities.tree.reshape(new, -1)[0])
+        leaves = tree[tree.size // 2 :]
+        np.testing.assert_allclose(sum_tree.total(tree), leaves.sum(), rtol=1e-6)
+
+
+# ---------------------------------------------------------------- from other weights
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    out = tmp_path_factory.mktemp("trained")
+    assert run("ppo", "--stop=env_steps=200", "--set=algo.normalize_obs=true", out=out / "a") == 0
+    return out / "a"
+
+
+def test_init_from_takes_weights_and_statistics_and_nothing_else(trained, tmp_path, capsys):
+    out = tmp_path / "b"
+    same = ("--set=algo.normalize_obs=true", "--set=algo.lr=0", "--stop=env_steps=100")
+    assert run("ppo", f"--init-from={trained}", *same, out=out) == 0
+    text = capsys.readouterr().out
+    assert "init-from: 12 of 12 arrays from" in text and "not taken" not in text
+    before, after = (checkpoint.read(checkpoint.locate(d), "learner") for d in (trained, out))
+    jax.tree.map(np.testing.assert_array_equal, before["params"], after["params"])
+    assert after["env_steps"] < before["env_steps"]
+    assert before["obs_stats"]["count"] < after["obs_stats"]["count"]
+
+
+def test_init_from_lists_what_does_not_fit(trained, tmp_path, capsys):
+    args = [f"--init-from={trained}", "--env=Acrobot-v1", "--stop=env_steps=100"]
+    assert run("ppo", *args, out=tmp_path / "b") == 0
+    text = capsys.readouterr().out
+    assert "not taken: params.policy_torso.Dense_0.kernel ([6, 8] here, [4, 8] there)" in text
+    assert "not taken: params.policy_head.kernel ([8, 3] here, [8, 2] there)" in text
+    assert "not used: obs_stats." in text
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--init-from=nowhere"], "does not exist"),
+        (["--set=network.hidden=[16,16,16]", "--env=Acrobot-v1"], "holds no weights that fit"),
+        (["--resume=auto"], "give one of them"),
+    ],
+)
+def test_init_from_with_nothing_to_take(args, message, trained, tmp_path, capsys):
+    args = args if args[0].startswith("--init-from") else [f"--init-from={trained}", *args]
+    assert run("ppo", *args, "--stop=env_steps=100", out=tmp_path / "b") == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "b" / "config.yaml").exists()
+
+
+def test_weights_leave_the_rest_as_it_is(trained):
+    fresh = {"params": {"policy_torso": {"Dense_0": {"kernel": np.zeros((4, 8), np.float32)}}}, "opt_state": np.ones(3)}
+    state, lines = resume.weights(trained, fresh)
+    assert (state["params"]["policy_torso"]["Dense_0"]["kernel"] != 0).any()
+    np.testing.assert_array_equal(state["opt_state"], np.ones(3))
+    assert lines[0].startswith("1 of 1 arrays from")
+
+
+# ---------------------------------------------------------------- after a kill
+
+
+def prove(tmp_path, *args):
+    command = [sys.executable, str(SCRIPT), *args, "--set=run.compile_cache=false", "--kills=2"]
+    done = subprocess.run([*command, f"--out={tmp_path}"], capture_output=True, text=True)
+    assert done.stdout, done.stderr[-3000:]
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("algo", algos.names())
+def test_a_killed_and_resumed_run_is_the_same_to_the_last_bit(algo, tmp_path):
+    more = REPLAY if getattr(algos.get_config_class(algo), "uses_replay", False) else ["--set=rollout.length=16"]
+    steps = 3000 if more is REPLAY else 12000
+    cfg = config.load(
+        None, [s.removeprefix("--set=") for s in SMALL + more], algo=algo, env=TASKS.get(algo, "CartPole-v1"),
+        stop=[f"env_steps={steps}"],
+    )  # fmt: skip
+    (tmp_path / "c.yaml").write_text(config.to_yaml(cfg))
+    status, verdict = prove(tmp_path, str(tmp_path / "c.yaml"))
+    assert (status, verdict["guarantee"], verdict["differences"]) == (0, "bitwise", [])
+    assert len(verdict["kills"]) == 2
+
+
+@pytest.mark.parametrize(("algo", "backend"), [("ppo", "envpool"), ("dqn", "gymnasium")])
+def test_environments_that_cannot_be_stored_start_anew_at_each_checkpoint(algo, backend, tmp_path):
+    """In the uninterrupted run too; so both are the same."""
+    out = {name: tmp_path / name for name in ("whole", "halves")}
+    exact = [f"--set=env.backend={backend}", "--set=checkpoint.exact=true", "--set=checkpoint.every=200"]
+    exact += ["--set=evaluation.every=300", "--set=evaluation.episodes=2", "--set=run.report_every=100"]
+    assert run(algo, *exact, "--stop=env_steps=1000", out=out["whole"]) == 0
+    # as if killed on the way: what came after its third checkpoint is gone
+    assert run(algo, *exact, "--stop=env_steps=1000", "--set=checkpoint.keep_last=9", out=out["halves"]) == 0
+    kept = sorted((out["halves"] / "checkpoints").iterdir(), key=lambda p: int(p.name))
+    for later in kept[2:]:
+        later.rename(tmp_path / later.name)
+    assert run(algo, *exact, "--stop=env_steps=1000", "--resume=auto", out=out["halves"]) == 0
+    sys.path.insert(0, str(SCRIPT.parent))
+    import prove_resume
+
+    assert prove_resume.differences(out["whole"], out["halves"]) == []
+
+
+def test_exact_needs_steps_between_checkpoints(tmp_path, capsys):
+    assert run("ppo", "--set=checkpoint.exact=true", "--stop=env_steps=1000", out=tmp_path / "a") == 2
+    assert "checkpoint.exact needs checkpoint.every" in capsys.readouterr().err
+
+
+def test_the_guarantee_is_told_and_stored(tmp_path, capsys):
+    for backend, more, guarantee, words in [
+        ("graph", [], "bitwise", "the environments are part of a checkpoint"),
+        ("gymnasium", [], "learner", "with other seeds"),
+        ("gymnasium", ["--set=checkpoint.exact=true", "--set=checkpoint.every=50"], "restarted", "interrupted or not"),
+    ]:
+        out = tmp_path / f"{backend}{len(more)}"
+        assert run("ppo", f"--set=env.backend={backend}", *more, "--stop=env_steps=100", out=out) == 0
+        assert words in capsys.readouterr().out
+        assert checkpoint.read_meta(checkpoint.locate(out))["guarantee"] == guarantee

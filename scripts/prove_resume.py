@@ -1,13 +1,13 @@
 """Is a run that was killed and resumed the same as one that was not? To the last bit.
 
-    python scripts/prove_resume.py configs/ppo.yaml --set env.backend=graph --stop env_steps=40000
-    python scripts/prove_resume.py configs/dqn.yaml --set checkpoint.exact=true --stop env_steps=20000 --kills 3
+    python scripts/prove_resume.py configs/ppo.yaml configs/pqn.yaml --set env.backend=graph --stop env_steps=60000
+    python scripts/prove_resume.py configs/dqn.yaml --stop env_steps=20000 --kills 3
 
 Trains once without interruption, and once more with `--resume auto` after every SIGKILL: at random moments, every other
 one while a checkpoint is being written. Then compares the arrays of the last checkpoints (learner, replay,
-environments) and the result rows, times aside. Prints one JSON line; exits with 1 if anything differs.
+environments) and the result rows, times aside. Prints one JSON line per config; exits with 1 if anything differs.
 
-Where environments cannot be stored (EnvPool, Gymnasium) it takes `checkpoint.exact=true` to be the same.
+`checkpoint.exact` is set, without which environments that cannot be stored (EnvPool, Gymnasium) would not be the same.
 """
 
 import argparse
@@ -29,14 +29,14 @@ from jrl.metrics.loggers import read_rows
 _TIMES = ("time", "perf/")  # what may differ
 
 
-def command(args: argparse.Namespace, out: Path) -> list[str]:
+def command(args: argparse.Namespace, path: str, out: Path) -> list[str]:
     """The training command of both runs."""
-    some = "checkpoint.every=1"  # checkpoint.exact asks for one
-    total = int(config.load(args.config, [some, *args.overrides], stop=args.stop).stop["env_steps"])
-    settings = [f"checkpoint.every={max(1, total // 12)}", f"run.report_every={max(1, total // 40)}", "run.log=[jsonl]"]
-    settings = [f"--set={s}" for s in (*settings, *args.overrides)]
-    limits = [f"--stop={s}" for s in args.stop]
-    return [sys.executable, "-m", "jrl.train", args.config, *settings, *limits, "--resume", "auto", "--out", str(out)]
+    cfg = config.load(path, args.overrides, stop=args.stop)
+    total = int(cfg.stop["env_steps"])
+    settings = [f"checkpoint.every={max(1, total // 12)}", "checkpoint.exact=true", "run.log=[jsonl]"]
+    settings = [f"--set={s}" for s in (*settings, f"run.report_every={max(1, total // 40)}", *args.overrides)]
+    limits = [f"--stop={name}=1e9" for name in cfg.stop if name != "env_steps"] + [f"--stop={s}" for s in args.stop]
+    return [sys.executable, "-m", "jrl.train", path, *settings, *limits, "--resume", "auto", "--out", str(out)]
 
 
 def progress(out: Path) -> int:
@@ -54,20 +54,20 @@ def run_until(process: subprocess.Popen, out: Path, steps: float, *, in_save: bo
     return False
 
 
-def interrupted(args: argparse.Namespace, out: Path, total: int, rng: random.Random) -> list[dict[str, Any]]:
+def interrupted(train: list[str], out: Path, total: int, kills: int, rng: random.Random) -> list[dict[str, Any]]:
     """Kills and resumes, then lets the run end; returns where it was killed."""
-    kills = []
-    for i in range(args.kills):
-        steps, in_save = total * (i + rng.random()) / (args.kills + 1), i % 2 == 1
-        process = subprocess.Popen(command(args, out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    done = []
+    for i in range(kills):
+        steps, in_save = total * (i + rng.random()) / (kills + 1), i % 2 == 1
+        process = subprocess.Popen(train, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         killed = run_until(process, out, steps, in_save=in_save)
         process.send_signal(signal.SIGKILL)
         error = process.communicate()[1].decode()
         if not killed:
             raise SystemExit(f"the run ended before it was killed: give it more steps\n{error[-2000:]}")
-        kills.append({"env_steps": progress(out), "in_save": in_save})
-    subprocess.run(command(args, out), check=True, stdout=subprocess.DEVNULL)
-    return kills
+        done.append({"env_steps": progress(out), "in_save": in_save})
+    subprocess.run(train, check=True, stdout=subprocess.DEVNULL)
+    return done
 
 
 def differences(a: Path, b: Path) -> list[str]:
@@ -94,25 +94,31 @@ def differences(a: Path, b: Path) -> list[str]:
     return found
 
 
+def prove(args: argparse.Namespace, path: str, out: Path) -> bool:
+    """Whether both runs of one config are the same; prints what was seen."""
+    whole, killed = out / "whole", out / "killed"
+    subprocess.run(command(args, path, whole), check=True, stdout=subprocess.DEVNULL)
+    end = checkpoint.read_meta(checkpoint.locate(whole))
+    kills = interrupted(command(args, path, killed), killed, end["env_steps"], args.kills, random.Random(args.seed))
+    found = differences(whole, killed)
+    seen = {"config": path, "overrides": args.overrides, "guarantee": end["guarantee"], "kills": kills}
+    print(json.dumps({**seen, "identical": not found, "differences": found[:20]}), flush=True)
+    return not found
+
+
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("config", help="YAML file")
+    p.add_argument("configs", nargs="+", help="YAML files")
     p.add_argument("--set", action="append", default=[], metavar="a.b=v", dest="overrides")
     p.add_argument("--stop", action="append", default=[], metavar="metric=v", help="e.g. env_steps=20000")
     p.add_argument("--kills", type=int, default=5)
     p.add_argument("--seed", type=int, default=0, help="of the moments")
-    p.add_argument("--out", type=Path, help="keep the two runs there")
     args = p.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        out = args.out or Path(temporary)
-        whole, killed = out / "whole", out / "killed"
-        subprocess.run(command(args, whole), check=True, stdout=subprocess.DEVNULL)
-        end = checkpoint.read_meta(checkpoint.locate(whole))
-        kills = interrupted(args, killed, end["env_steps"], random.Random(args.seed))
-        found = differences(whole, killed)
-    verdict = {"config": args.config, "overrides": args.overrides, "guarantee": end["guarantee"], "kills": kills}
-    print(json.dumps({**verdict, "identical": not found, "differences": found[:20]}))
-    return 1 if found else 0
+    same = []
+    for path in args.configs:
+        with tempfile.TemporaryDirectory() as out:
+            same.append(prove(args, path, Path(out)))
+    return 0 if all(same) else 1
 
 
 if __name__ == "__main__":

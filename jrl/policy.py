@@ -1,9 +1,10 @@
 """A trained policy as an object: `jrl.load(path).act(obs)`."""
 
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ from jrl import build, checkpoint, config
 from jrl.config import RunConfig
 from jrl.envs import action_transform
 from jrl.rollout.unroll import reset_where
-from jrl.types import Algo, EnvSpec, PyTree
+from jrl.types import Algo, Array, EnvSpec, PyTree
 
 
 class Policy:
@@ -28,17 +29,16 @@ class Policy:
       env_steps: of training, up to the checkpoint.
     """
 
-    def __init__(self, algo: Algo, state: PyTree, spec: EnvSpec, cfg: RunConfig, *, env_steps: int = 0, seed: int = 0):
-        self.spec, self.config, self.env_steps = spec, cfg, env_steps
+    def __init__(self, trained: "Trained", *, seed: int = 0):
+        algo, transform = trained.algo, trained.to_env
+        self.spec, self.config, self.env_steps = trained.spec, trained.config, trained.meta["env_steps"]
         self._algo = algo
-        self._dtype = np.dtype(spec.observation.dtype)
-        self._actor = jax.device_put(algo.actor(state))
+        self._dtype = np.dtype(self.spec.observation.dtype)
+        self._actor = jax.device_put(trained.actor)
         self._key = jax.random.key(seed)
         self._calls = 0
         self._carry: PyTree = None
         self._batch_size: int | None = None
-        own = spec.env_action or spec.action
-        transform = action_transform(own, normalize=cfg.env.normalize_actions, clip=cfg.env.clip_actions)[1]
 
         def step(actor, obs, carry, key, calls, explore):
             out = algo.act(actor, obs, carry, jax.random.fold_in(key, calls), explore)
@@ -109,10 +109,27 @@ def load(path: str | os.PathLike[str], *, best: bool = False, seed: int = 0) -> 
     Raises:
       InputError: no checkpoint is there, it is damaged, or of a later version.
     """
+    return Policy(restore(path, best=best), seed=seed)
+
+
+class Trained(NamedTuple):
+    """What a checkpoint says of its policy."""
+
+    algo: Algo
+    actor: PyTree  # of `algo.act`
+    to_env: Callable[[Array], Array] | None  # from the policy's actions [N, *] to the environment's; None: the same
+    spec: EnvSpec  # of one environment
+    config: RunConfig
+    meta: dict[str, Any]  # of the checkpoint
+
+
+def restore(path: str | os.PathLike[str], *, best: bool = False) -> Trained:
+    """The parts of `load`; arguments and errors as there."""
     found = checkpoint.locate(Path(path), best=best)
     meta = checkpoint.read_meta(found)
-    cfg = config.override(meta["config"], [])
-    spec = checkpoint.spec(meta)
+    cfg, spec = config.override(meta["config"], []), checkpoint.spec(meta)
     algo = build.algorithm(cfg, spec)
     state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, jax.random.key(0)))
-    return Policy(algo, state, spec, cfg, env_steps=meta["env_steps"], seed=seed)
+    own = spec.env_action or spec.action
+    to_env = action_transform(own, normalize=cfg.env.normalize_actions, clip=cfg.env.clip_actions)[1]
+    return Trained(algo, algo.actor(state), to_env, spec, cfg, meta)

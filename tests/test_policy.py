@@ -13,7 +13,7 @@ from saved import save
 import jrl
 from jrl import build, checkpoint, config, train
 from jrl.ops import normalize
-from jrl.policy import Policy
+from jrl.policy import Policy, Trained
 from jrl.types import ActOut, Algo, Box, Discrete, EnvSpec, InputError, MultiDiscrete
 
 VECTOR = Box((4,))
@@ -157,7 +157,7 @@ class Counting:
         carry = lambda batch_size: jnp.zeros((batch_size,), jnp.int32)
         algo = Algo(lambda key: (), lambda state: state, carry, self.act, lambda *args: args, on_policy=True)
         cfg = config.load(None, algo="ppo", env="CartPole-v1", stop=["env_steps=100000"])
-        return Policy(algo, (), EnvSpec(Box((1,)), Discrete(100), 1), cfg)
+        return Policy(Trained(algo, (), None, EnvSpec(Box((1,)), Discrete(100), 1), cfg, {"env_steps": 0}))
 
 
 def test_what_is_carried_through_an_episode():

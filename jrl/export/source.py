@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jrl import build, checkpoint, config
-from jrl.envs.wrappers import action_transform
+from jrl import config, policy
 from jrl.types import Array, PyTree, Space
 
 
@@ -29,24 +28,18 @@ def load(path: Path, *, best: bool = False) -> Source:
     Raises:
       InputError: there is none, or it is damaged.
     """
-    found = checkpoint.locate(path, best=best)
-    meta = checkpoint.read_meta(found)
-    cfg = config.override(meta["config"], [])
-    spec = checkpoint.spec(meta)
-    algo = build.algorithm(cfg, spec)
-    actor = algo.actor(checkpoint.restore(found, "learner", jax.eval_shape(algo.init, jax.random.key(0))))
-    own = spec.env_action or spec.action
-    transform = action_transform(own, normalize=cfg.env.normalize_actions, clip=cfg.env.clip_actions)[1]
+    trained = policy.restore(path, best=best)
+    algo, transform, meta = trained.algo, trained.to_env, trained.meta
 
     def act(obs: Array, carry: PyTree) -> Array:
-        action = algo.act(actor, obs, carry, jax.random.key(0), explore=False).action
+        action = algo.act(trained.actor, obs, carry, jax.random.key(0), explore=False).action
         return transform(action) if transform else action
 
     about = {
-        "algorithm": config.algo_name(cfg),
-        "env": cfg.env.id,
+        "algorithm": config.algo_name(trained.config),
+        "env": trained.config.env.id,
         "env_steps": meta["env_steps"],
         "observation": meta["spec"]["observation"],
         "action": meta["spec"]["env_action"] or meta["spec"]["action"],
     }
-    return Source(act, algo.carry, spec.observation, about)
+    return Source(act, algo.carry, trained.spec.observation, about)

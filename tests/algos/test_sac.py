@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fakes import assert_close, assert_same, differ
+from sac_reference import forward, one, reference
 from scipy import stats
 
 from jrl.algos import critics, parts, sac
@@ -49,99 +50,6 @@ def update(cfg, state, batch, key=KEY, action=BOX):
     static = {f.name: getattr(cfg, f.name) for f in dataclasses.fields(cfg) if f.type in (int, bool, int | None)}
     static["actor_q"] = cfg.actor_q
     return _jitted(tuple(static.items()), action)(jax.tree.map(jnp.float32, cfg), state, batch, key)
-
-
-# ---------------------------------------------------------------- the reference
-
-
-def forward(params, x):
-    """One network of two tanh layers, from a tree of its own (no axis of critics)."""
-    layers = params.get("layers") or params.get("value_torso") or params["policy_torso"]
-    head = params.get("head") or params.get("value_head") or params["policy_head"]
-    for name in ("Dense_0", "Dense_1"):
-        x = jnp.tanh(x @ layers[name]["kernel"] + layers[name]["bias"][None])
-    return x @ head["kernel"] + head["bias"][None]
-
-
-def one(params, i):
-    return jax.tree.map(lambda x: x[i], params)
-
-
-def reference(cfg, state, batch, key, action):
-    """(params, target_critic, metrics, priority) after one update with Adam's first step."""
-    discrete, weight = isinstance(action, Discrete), batch.weight
-    mean = lambda x: jnp.sum(weight * x) / N
-    both = np.asarray(critics.noise(key, N, (2, *action.shape), None)) if not discrete else None
-    ent_coef = jnp.exp(state.params["log_ent_coef"]) if cfg.learn_ent_coef else cfg.ent_coef
-
-    def q_of(critic, obs, action):  # [C, N], or [C, N, A]
-        x = obs if discrete else jnp.concatenate([obs, action], -1)
-        values = jnp.stack([forward(one(critic, i), x) for i in range(cfg.num_critics)])
-        return values if discrete else values[..., 0]
-
-    def policy(params, obs, noise):
-        """(action, log_prob, probabilities)"""
-        out = forward(params, obs)
-        if discrete:
-            prob = jnp.exp(out) / jnp.exp(out).sum(-1, keepdims=True)
-            return None, jnp.log(prob), prob
-        mean, std = out[:, :2], jnp.exp(jnp.clip(out[:, 2:], -20, 2))
-        before = mean + std * noise
-        density = jnp.exp(-0.5 * ((before - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))
-        squashed = jnp.tanh(before)
-        return squashed, jnp.log(density / (1 - squashed**2)).sum(-1), None
-
-    def soft(critic, params, obs, noise, over):
-        """(E[q], E[log_prob])"""
-        chosen, log_prob, prob = policy(params, obs, noise)
-        q = over(q_of(critic, obs, chosen), 0)
-        return (q, log_prob) if prob is None else ((prob * q).sum(-1), (prob * log_prob).sum(-1))
-
-    noise = (None, None) if discrete else (both[:, 0], both[:, 1])
-    q, log_prob = soft(state.target_critic, state.params["actor"], batch.next_obs, noise[0], jnp.min)
-    target = np.asarray(batch.reward + batch.discount * (q - ent_coef * log_prob))  # a constant
-
-    def values(critic):
-        if discrete:
-            return q_of(critic, batch.obs, None)[:, np.arange(N), batch.action]
-        return q_of(critic, batch.obs, batch.action)
-
-    def critic_loss(critic):
-        return sum(mean(0.5 * (values(critic)[i] - target) ** 2) for i in range(cfg.num_critics))
-
-    def adam(params, gradient, lr):
-        return jax.tree.map(lambda p, g: p - lr * g / (jnp.abs(g) + cfg.adam_eps), params, gradient)
-
-    params = dict(state.params)
-    params["critic"] = adam(params["critic"], jax.grad(critic_loss)(params["critic"]), cfg.lr)
-
-    def actor_loss(actor):
-        over = jnp.mean if cfg.actor_q == "mean" else jnp.min
-        q, log_prob = soft(params["critic"], actor, batch.obs, noise[1], over)
-        return mean(ent_coef * log_prob - q), log_prob
-
-    (loss, log_prob), gradient = jax.value_and_grad(actor_loss, has_aux=True)(params["actor"])
-    params["actor"] = adam(params["actor"], gradient, cfg.actor_lr)
-    if cfg.learn_ent_coef:
-        goal = cfg.target_entropy
-        goal = goal if goal is not None else 0.98 * math.log(action.n) if discrete else -2.0
-        excess = np.asarray(log_prob) + goal
-        temperature_loss = lambda log_ent_coef: -mean(jnp.exp(log_ent_coef) * excess)
-        gradient = jax.grad(temperature_loss)(params["log_ent_coef"])
-        params["log_ent_coef"] = adam(params["log_ent_coef"], gradient, cfg.ent_coef_lr)
-    target_critic = jax.tree.map(lambda t, p: (1 - cfg.tau) * t + cfg.tau * p, state.target_critic, params["critic"])
-    before = values(state.params["critic"])
-    metrics = {
-        "loss/value": critic_loss(state.params["critic"]) / cfg.num_critics,
-        "loss/policy": loss,
-        "policy/entropy": -mean(log_prob),
-        "value/q": mean(before.mean(0)),
-        "value/target": mean(target),
-        "policy/ent_coef": jnp.exp(params["log_ent_coef"]) if cfg.learn_ent_coef else cfg.ent_coef,
-        "train/lr": cfg.lr,
-    }
-    priority = np.where(weight > 0, np.abs(before - target[None]).mean(0), 0.0)
-    return params, target_critic, metrics, priority
 
 
 CASES = {

@@ -243,11 +243,11 @@ def _run(cfg: config.RunConfig, directory: Path, start: _Start, *, verbose: int,
         watchdog.beat("compilation and the first steps", grace=_COMPILATION, hint=hint)
         for info in loop.run(run.program, state, seed=cfg.run.seed, total_env_steps=total, timers=stages, **counters):
             watchdog.beat("result rows and evaluation", grace=60.0)  # the first evaluation compiles
-            if interrupted or (before is not None and hooks.not_finite(before)):
+            if before is not None and hooks.not_finite(before):
                 break
             before = info._replace(state=None)  # looked at when the next call is under way
             reason = next(filter(None, [hook(info) for hook in after]), None)
-            if reason:
+            if reason or interrupted:
                 break
             watchdog.beat("environment steps and update", hint=hint)
         watchdog.beat("the end of the run", grace=60.0)

@@ -4,8 +4,9 @@
     python scripts/prove_resume.py configs/dqn.yaml --stop env_steps=20000 --kills 3
 
 Trains once without interruption, and once more with `--resume auto` after every SIGKILL: at random moments, every other
-one while a checkpoint is being written. Then compares the arrays of the last checkpoints (learner, replay,
-environments) and the result rows, times aside. Prints one JSON line per config; exits with 1 if anything differs.
+one while a checkpoint is being written; and after one SIGTERM. Then compares the arrays of the last checkpoints
+(learner, replay, environments) and the result rows, times aside. Prints one JSON line per config; exits with 1 if
+anything differs.
 
 `checkpoint.exact` is set, without which environments that cannot be stored (EnvPool, Gymnasium) would not be the same.
 """
@@ -55,17 +56,20 @@ def run_until(process: subprocess.Popen, out: Path, steps: float, *, in_save: bo
 
 
 def interrupted(train: list[str], out: Path, total: int, kills: int, rng: random.Random) -> list[dict[str, Any]]:
-    """Kills and resumes, then lets the run end; returns where it was killed."""
+    """Kills and resumes, ends it once by SIGTERM, then lets it end; returns where it was interrupted."""
     done = []
-    for i in range(kills):
-        steps, in_save = total * (i + rng.random()) / (kills + 1), i % 2 == 1
+    for i in range(kills + 1):
+        steps, in_save = total * (i + rng.random()) / (kills + 2), i % 2 == 1 and i < kills
+        number = signal.SIGKILL if i < kills else signal.SIGTERM
         process = subprocess.Popen(train, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         killed = run_until(process, out, steps, in_save=in_save)
-        process.send_signal(signal.SIGKILL)
+        process.send_signal(number)
         error = process.communicate()[1].decode()
         if not killed:
             raise SystemExit(f"the run ended before it was killed: give it more steps\n{error[-2000:]}")
-        done.append({"env_steps": progress(out), "in_save": in_save})
+        if killed and process.returncode not in (-number, 128 + number):
+            raise SystemExit(f"exit status {process.returncode} after {number.name}\n{error[-2000:]}")
+        done.append({"env_steps": progress(out), "signal": number.name, "in_save": in_save})
     subprocess.run(train, check=True, stdout=subprocess.DEVNULL)
     return done
 

@@ -175,7 +175,8 @@ def test_a_killed_and_resumed_run_is_the_same_to_the_last_bit(algo, tmp_path):
     assert done.stdout, done.stderr[-3000:]
     verdict = json.loads(done.stdout)
     assert (done.returncode, verdict["guarantee"], verdict["differences"]) == (0, "bitwise", [])
-    assert [kill["in_save"] for kill in verdict["kills"]] == [False, True]
+    assert [kill["in_save"] for kill in verdict["kills"]] == [False, True, False]
+    assert [kill["signal"] for kill in verdict["kills"]] == ["SIGKILL", "SIGKILL", "SIGTERM"]
 
 
 ON_GRAPH = [(algo, "graph", "bitwise") for algo in algos.names()]

@@ -79,18 +79,17 @@ def _regroup_source(source: PyTree, old: int, new: int) -> PyTree:
     return dealt.replace(columns=dealt.columns.replace(**once))
 
 
-def weights(path: Path, state: PyTree) -> tuple[PyTree, list[str]]:
+def weights(saved: Path, state: PyTree) -> tuple[PyTree, list[str]]:
     """Takes over parameters and statistics, for fine-tuning: what has the same name and shape in a checkpoint.
 
     Args:
-      path: a run directory or a checkpoint.
+      saved: from `checkpoint.locate`.
       state: of the algorithm, fresh; optimizer and counters stay as they are.
     Returns:
       The state, and what was done in words.
     Raises:
-      InputError: no checkpoint, or nothing in it fits.
+      InputError: nothing in it fits.
     """
-    saved = checkpoint.locate(path)
     found = _named(checkpoint.read(saved, "learner"))
     mine = {name: x for name, x in _named(state).items() if not name.startswith(_NOT_WEIGHTS)}
     fits = {n for n, x in mine.items() if n in found and (found[n].shape, found[n].dtype) == (x.shape, x.dtype)}

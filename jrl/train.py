@@ -27,7 +27,7 @@ class _Start(NamedTuple):
     """Where training begins."""
 
     saved: Path | None = None  # checkpoint to continue from
-    weights: Path | None = None  # of a run whose weights are taken over
+    weights: Path | None = None  # checkpoint whose weights are taken over
     rows_until: int | None = None  # env_steps of the last result row that counts; None: there are none yet
 
 
@@ -86,13 +86,14 @@ def _train(args: argparse.Namespace) -> int:
     if args.resume and args.init_from:
         raise InputError("--resume continues a run, --init-from begins one: give one of them")
     directory, saved = _directory(args, cfg)
-    from jrl import envs
+    from jrl import checkpoint, envs
 
     errors = envs.check(cfg.env.id, cfg.env.backend, cfg.env.options)
     if errors:
         raise InputError(*errors)
+    weights = checkpoint.locate(Path(args.init_from)) if args.init_from else None
     # a run that was killed before its first checkpoint begins anew: its rows do not count
-    start = _Start(saved, Path(args.init_from) if args.init_from else None, 0 if args.resume else None)
+    start = _Start(saved, weights, 0 if args.resume else None)
     with faults.signals() as interrupted, faults.stacks_on_request():
         end = _run(cfg, directory, start, verbose=args.verbose, interrupted=interrupted)
         for count in range(1, cfg.run.max_rollbacks + 1):
@@ -137,7 +138,7 @@ def _directory(args: argparse.Namespace, cfg: config.RunConfig) -> tuple[Path, P
     name = name.replace(":", "-")
     fresh = Path(cfg.run.out or f"runs/{name}_{datetime.datetime.now():%Y%m%d-%H%M%S}")
     if args.resume is None:
-        if (fresh / "checkpoints").is_dir():
+        if (fresh / "config.yaml").exists():
             raise InputError(f"run.out: {fresh} holds a run already: add --resume auto, or choose another --out")
         return fresh, None
     if args.resume == "auto":

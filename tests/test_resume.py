@@ -151,11 +151,12 @@ def test_init_from_with_nothing_to_take(args, message, trained, tmp_path, capsys
     assert run("ppo", *args, "--stop=env_steps=100", out=tmp_path / "b") == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "b" / "config.yaml").exists()
+    assert run("ppo", "--stop=env_steps=100", out=tmp_path / "b") == 0  # corrected, the same directory will do
 
 
 def test_weights_leave_the_rest_as_it_is(trained):
     fresh = {"params": {"policy_torso": {"Dense_0": {"kernel": np.zeros((4, 8), np.float32)}}}, "opt_state": np.ones(3)}
-    state, lines = resume.weights(trained, fresh)
+    state, lines = resume.weights(checkpoint.locate(trained), fresh)
     assert (state["params"]["policy_torso"]["Dense_0"]["kernel"] != 0).any()
     np.testing.assert_array_equal(state["opt_state"], np.ones(3))
     assert lines[0].startswith("1 of 1 arrays from")

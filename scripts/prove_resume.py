@@ -8,7 +8,8 @@ one while a checkpoint is being written; and after one SIGTERM. Then compares th
 (learner, replay, environments) and the result rows, times aside. Prints one JSON line per config; exits with 1 if
 anything differs.
 
-`checkpoint.exact` is set, without which environments that cannot be stored (EnvPool, Gymnasium) would not be the same.
+`checkpoint.exact` is set, without which environments that cannot be stored (EnvPool, Gymnasium) would not be the same,
+and `checkpoint.replay=full`.
 """
 
 import argparse
@@ -34,8 +35,10 @@ def command(args: argparse.Namespace, path: str, out: Path) -> list[str]:
     """The training command of both runs."""
     cfg = config.load(path, args.overrides, stop=args.stop)
     total = int(cfg.stop["env_steps"])
-    settings = [f"checkpoint.every={max(1, total // 12)}", "checkpoint.exact=true", "run.log=[jsonl]"]
-    settings = [f"--set={s}" for s in (*settings, f"run.report_every={max(1, total // 40)}", *args.overrides)]
+    settings = [f"checkpoint.every={max(1, total // 12)}", "checkpoint.exact=true", "checkpoint.replay=full"]
+    settings = [
+        f"--set={s}" for s in (*settings, "run.log=[jsonl]", f"run.report_every={max(1, total // 40)}", *args.overrides)
+    ]
     limits = [f"--stop={name}=1e9" for name in cfg.stop if name != "env_steps"] + [f"--stop={s}" for s in args.stop]
     return [sys.executable, "-m", "jrl.train", path, *settings, *limits, "--resume", "auto", "--out", str(out)]
 

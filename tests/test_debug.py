@@ -98,6 +98,7 @@ def test_what_is_finite_is_said_to_be():
 # ---------------------------------------------------------------- rollouts
 
 
+@pytest.mark.slow
 def test_ppo_a_reward_whose_square_overflows():
     algo, state, rollout = setting("ppo", **ONE_STEP, normalize_advantage=False)
     found = debug.explain(algo, state, changed(rollout, ((2, 5), {"reward": 1e30, "mask": True})), KEY)

@@ -40,7 +40,7 @@ def run(algo, *args, out):
 # ---------------------------------------------------------------- on another number of devices
 
 
-@pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"])
+@pytest.mark.parametrize("algo", ["ppo", "dqn", pytest.param("sac", marks=pytest.mark.slow)])
 def test_a_run_goes_on_with_fewer_devices_and_with_more(algo, tmp_path, capsys):
     out = tmp_path / "a"
     steps = 400
@@ -93,7 +93,7 @@ def filled(make, devices, num_envs=8, steps=7, slots=5):
 
 
 @pytest.mark.parametrize("make", [ring.make, prioritized.make])
-@pytest.mark.parametrize(("old", "new"), [(4, 2), (4, 1), (2, 4), (1, 2), (2, 2)])
+@pytest.mark.parametrize(("old", "new"), [(4, 2), (4, 1), (2, 4)])
 def test_a_replay_is_dealt_out_anew(make, old, new):
     found, expected = regroup(filled(make, old), old, new), filled(make, new)
     for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
@@ -183,7 +183,7 @@ ON_GRAPH = [(algo, "graph", "bitwise") for algo in algos.names()]
 
 @pytest.mark.parametrize(
     ("algo", "backend", "guarantee"),
-    [*ON_GRAPH, ("ppo", "envpool", "restarted"), ("dqn", "envpool", "restarted"), ("dqn", "gymnasium", "restarted")],
+    [*ON_GRAPH, ("ppo", "envpool", "restarted"), ("dqn", "gymnasium", "restarted")],
 )
 def test_a_run_that_lost_its_latter_half_becomes_the_same_again(algo, backend, guarantee, tmp_path, monkeypatch):
     """As if killed after its third checkpoint; environments that cannot be stored start anew at each."""

@@ -104,6 +104,7 @@ def test_memory_stays_flat():
     assert found["iterations"] > 1500 and 100 < found["rss_mb"][0] < 3000
 
 
+@pytest.mark.slow
 def test_a_leaking_environment_is_found(monkeypatch, capsys):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
     leaking = ["--set=env.id=faulty_envs:Leaking", "--max-slowdown=10", "--iterations=150"]

@@ -176,7 +176,11 @@ def test_the_config_of_every_family_trains(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("algo", "setting"), [("ppo", "--set=rollout.length=16"), ("dqn", "--set=replay.learning_starts=64")]
+    ("algo", "setting"),
+    [
+        ("dqn", "--set=replay.learning_starts=64"),
+        pytest.param("ppo", "--set=rollout.length=16", marks=pytest.mark.slow),
+    ],
 )
 def test_envpool_programs_stay_out_of_the_compile_cache(algo, setting, tmp_path):
     """Their keys hold an address: every process would add an entry that none can use."""

@@ -223,6 +223,9 @@ def read_meta(checkpoint: Path) -> dict[str, Any]:
         raise InputError(f"checkpoint: {checkpoint} is damaged or not made by jrl: use an earlier one") from e
     if version > FORMAT:
         raise InputError(f"checkpoint: {checkpoint} has format {version}, this jrl reads up to {FORMAT}: update jrl")
+    settings = found.get("config", {}).get("run", {})
+    if (devices := settings.pop("devices", 1)) > 1:  # the name of `devices.learners` in earlier versions
+        found["config"]["devices"] = {"learners": list(range(devices))}
     return found
 
 

@@ -21,14 +21,14 @@ import yaml
 from jrl import schema
 from jrl.errors import InputError
 from jrl.hyper import NetworkConfig, Schedule
-from jrl.plan import batch_plan, faults
+from jrl.plan import batch_plan, faults, num_learners, num_pools
 from jrl.plan import lines as plan_lines
 from jrl.schema import Problem, merge
 
 __all__ = [
-    "CheckpointConfig", "EnvConfig", "EvaluationConfig", "InputError", "NetworkConfig", "ReplayConfig", "RolloutConfig",
-    "RunConfig", "RunSettings", "algo_name", "batch_plan", "from_dict", "load", "main", "merge", "override", "to_dict",
-    "to_yaml",
+    "CheckpointConfig", "DevicesConfig", "EnvConfig", "EnvRunnersConfig", "EvaluationConfig", "InputError",
+    "NetworkConfig", "ReplayConfig", "RolloutConfig", "RunConfig", "RunSettings", "algo_name", "batch_plan",
+    "check_env", "from_dict", "load", "main", "merge", "override", "to_dict", "to_yaml",
 ]  # fmt: skip
 
 
@@ -44,6 +44,11 @@ class EnvConfig:
     clip_actions: bool = True  # clip actions to the bounds
     # null or false: as they are; true: the sign; a number c: to [-c, c]; [low, high]. Reported returns stay unclipped
     clip_rewards: bool | float | tuple[float, float] | None = None
+    # EnvPool, from the host: environments per step; fewer than a pool has: act on those that are ready first
+    batch_size: int | None = None
+    remote_worker_envs: bool = False  # Gymnasium: each environment in a process of its own
+    # of worker processes: act once one is ready and so many milliseconds have passed for more; null: wait for all
+    batch_wait_ms: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +58,9 @@ class RolloutConfig:
     # steps per environment and iteration; null: 128, or what replay.train_every asks for
     length: int | None = None
     collector: Literal["auto", "graph", "host"] = "auto"  # graph: inside the compiled program; host: from Python
+    mode: Literal["sync", "async"] = "sync"  # async: the next rollouts are collected while one is learned from
+    # async: updates between the weights that acted and the update that learns from it; null: 1, or 2 with env_runners
+    max_policy_lag: int | None = None
     # iterations in one call, where environments and learning are one program; null: chosen by size
     iterations_per_call: int | None = None
 
@@ -100,12 +108,40 @@ class CheckpointConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class DevicesConfig:
+    """Which of this machine's devices do what, by index."""
+
+    actors: tuple[int, ...] | None = None  # act in the environments; null: those that learn
+    learners: tuple[int, ...] | None = None  # learn, each from its share of the batch; null: all accelerators
+    fake: int | None = None  # split the CPU into so many devices, to try what several do; null: real ones
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvRunnersConfig:
+    """Further processes, on this or other machines, that collect; by Ray. What to do when they or environments fail."""
+
+    num: int = 0  # they share env.num_envs; 0: this process collects, and Ray is not started
+    num_cpus: float = 1.0  # of each
+    num_gpus: float = 0.0  # of each
+    custom_resources: dict[str, float] = dataclasses.field(default_factory=dict)  # of each, by name
+    placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"  # over the nodes of the cluster
+    address: str | None = None  # of a Ray cluster, or auto; null: this machine
+    max_requests_in_flight: int = 2  # rollouts that each has on order, with rollout.mode async
+    ignore_env_runner_failures: bool = False  # go on without one that failed, as long as there are others
+    recreate_failed_env_runners: bool = False  # start another in its place
+    restart_failed_sub_environments: bool = False  # an environment that fails is made anew, and its episode dropped
+    max_restarts: int = 1000  # of runners, in all
+    sample_timeout_s: float = 180.0  # without an answer until a runner has failed
+    health_check_timeout_s: float = 60.0  # for one that starts
+    env_step_timeout_s: float | None = None  # of worker processes: a step that takes longer has failed; null: never
+
+
+@dataclasses.dataclass(frozen=True)
 class RunSettings:
     """What does not change the algorithm."""
 
     seed: int = 0  # root of every random key
     out: str | None = None  # run directory; null: runs/<config name>_<env>_<time>
-    devices: int = 1  # accelerators to train on; 0: all
     report_every: int | None = None  # environment steps between result rows; null: a hundredth of the run
     compile_cache: bool = True  # keep compiled programs on disk for the next run
     log: tuple[Literal["jsonl", "csv", "tensorboard"], ...] = ("jsonl", "csv", "tensorboard")  # where rows go
@@ -129,6 +165,8 @@ class RunConfig:
     replay: ReplayConfig | None = None  # algorithms that learn from replay have one, others none
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    devices: DevicesConfig = DevicesConfig()
+    env_runners: EnvRunnersConfig = EnvRunnersConfig()
     run: RunSettings = RunSettings()
     # metric -> number; the run ends when the first is reached. env_steps must be among them
     stop: dict[str, int | float] = dataclasses.field(default_factory=dict)
@@ -140,11 +178,17 @@ SYNONYMS = {
     "clip_range": "clip_eps", "clip_param": "clip_eps", "clip_coef": "clip_eps", "entropy_coeff": "ent_coef",
     "entropy_coef": "ent_coef", "vf_loss_coeff": "vf_coef", "value_coef": "vf_coef", "grad_clip": "max_grad_norm",
     "n_epochs": "num_epochs", "update_epochs": "num_epochs", "num_sgd_iter": "num_epochs",
-    "n_minibatches": "num_minibatches", "n_envs": "num_envs", "num_env_runners": "num_envs", "env_id": "env.id",
+    "n_minibatches": "num_minibatches", "n_envs": "num_envs", "num_env_runners": "env_runners.num", "env_id": "env.id",
     "env_name": "env.id", "env_config": "env.options", "env_kwargs": "env.options", "hidden_sizes": "network.hidden",
     "fcnet_hiddens": "network.hidden", "hiddens": "network.hidden", "n_steps": "rollout.length",
-    "num_steps": "rollout.length", "rollout_fragment_length": "rollout.length", "num_gpus": "run.devices",
-    "num_devices": "run.devices", "total_timesteps": "stop.env_steps", "total_steps": "stop.env_steps",
+    "num_steps": "rollout.length", "rollout_fragment_length": "rollout.length", "num_gpus": "devices.learners",
+    "num_devices": "devices.learners", "devices": "devices.learners", "_fake_gpus": "devices.fake",
+    "num_workers": "env_runners.num", "num_rollout_workers": "env_runners.num",
+    "sample_async": "rollout.mode", "remote_env_batch_wait_ms": "env.batch_wait_ms",
+    "ignore_worker_failures": "env_runners.ignore_env_runner_failures",
+    "recreate_failed_workers": "env_runners.recreate_failed_env_runners",
+    "max_requests_in_flight_per_sampler_worker": "env_runners.max_requests_in_flight",
+    "placement_strategy": "env_runners.placement", "total_timesteps": "stop.env_steps", "total_steps": "stop.env_steps",
     "timesteps_total": "stop.env_steps", "num_env_steps": "stop.env_steps", "buffer_size": "replay.capacity",
     "replay_buffer_capacity": "replay.capacity", "train_freq": "replay.train_every",
     "train_batch_size": "replay.batch_size",
@@ -343,7 +387,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(to_yaml(cfg, origins=origins), end="")
             return 0
         print(*plan_lines(cfg), sep="\n")
-        _check_env(cfg.env)
+        try:
+            check_env(cfg)
+        except ImportError as e:
+            print(f"the environment was not checked: {e}")
     except InputError as e:
         print(*e.errors, sep="\n", file=sys.stderr)
         return 2
@@ -351,13 +398,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _check_env(env: EnvConfig) -> None:
-    try:
-        from jrl.envs import check
-    except ImportError as e:
-        print(f"the environment was not checked: {e}")
-        return
-    errors = check(env.id, env.backend, env.options)
+def check_env(cfg: RunConfig) -> None:
+    """Raises InputError with what is wrong with the environments of a run, without making one. Imports their library.
+
+    Raises:
+      ImportError: that library is not there.
+    """
+    from jrl.envs import check
+
+    env, runners = cfg.env, cfg.env_runners
+    errors = check(
+        env.id,
+        env.backend,
+        env.options,
+        num_envs=env.num_envs // num_pools(cfg, num_learners(cfg) or 1),
+        batch_size=env.batch_size,
+        remote_worker_envs=env.remote_worker_envs,
+        batch_wait_ms=env.batch_wait_ms,
+        restart_failed=runners.restart_failed_sub_environments,
+        step_timeout_s=runners.env_step_timeout_s,
+    )
     if errors:
         raise InputError(*errors)
 

@@ -1,4 +1,4 @@
-"""The one error that a user can cause. Imports nothing, so that a command can report bad input before jax loads."""
+"""The errors that a command reports without a traceback. Imports nothing: bad input is reported before jax loads."""
 
 
 class InputError(ValueError):
@@ -10,3 +10,7 @@ class InputError(ValueError):
     def __init__(self, *errors: str):
         super().__init__("\n".join(errors))
         self.errors = errors
+
+
+class RunnersLost(RuntimeError):
+    """Processes that collect have failed, and none is left or none may be missing. The message names cause and mend."""

@@ -51,7 +51,8 @@ class LoopState:
 
     learner: PyTree  # replicated over devices
     replay: PyTree  # each device's own, [D * n, ...] of leaves [n, ...] and [D] of scalars; () without
-    source: PyTree  # environments in the program, [D, ...]; of others their episode statistics
+    # environments in the program, [D, ...]; of others nothing, and in what is kept their episode statistics
+    source: PyTree
 
 
 class Program(NamedTuple):
@@ -127,9 +128,11 @@ def fused(
     program: list[Callable] = []
     roots: dict[int, Key] = {}
     begun: list[UnrollState] = []  # environments that are not pure, as they were made
+    waits = parallel.waits(mesh)
 
     def advance(state, seed, iteration):
-        return program[0](state, roots[seed], np.uint32(iteration))
+        out = program[0](state, roots[seed], np.uint32(iteration))
+        return jax.block_until_ready(out) if waits else out
 
     def keep(state: LoopState) -> LoopState:
         source = state.source if unroll.pure else state.source.columns
@@ -153,6 +156,7 @@ def staged(
     *,
     rows: int,
     timers: Timers,
+    stage: str = "collect",
     remake: Callable[[Key, int], Source] | None = None,
 ) -> Program:
     """Collect and learn as two programs: for environments that are not part of one.
@@ -163,6 +167,7 @@ def staged(
       mesh: the devices.
       rows: T * B over all devices.
       timers: where stages are timed.
+      stage: what a rollout's time is called: that of collecting it or, where others do, of waiting for it.
       remake: (key, count) -> a source with new environments, for `Program.restart`.
 
     The stages of every 16th call are timed, which means waiting for each; the others run without a wait.
@@ -179,6 +184,7 @@ def staged(
     source: list[Source] = []
     keys_made: list[Key] = []  # of the source
     root: dict[int, Key] = {}
+    waits = parallel.waits(mesh)
 
     def init(seed: int) -> LoopState:
         def start(root):
@@ -189,7 +195,7 @@ def staged(
         state, replay, key = parallel.place_outputs(start, mesh, out_specs)(jax.random.key(seed))
         keys_made[:] = [parallel.first(key)]
         source[:] = [make_source(keys_made[0])]
-        return LoopState(state, replay, source[0].columns)
+        return LoopState(state, replay, ())
 
     def advance(state: LoopState, seed: int, iteration: int):
         timed = iteration % _TIMED_EVERY == 1
@@ -205,19 +211,20 @@ def staged(
             jax.block_until_ready(rollout)
             collected = time.perf_counter()
         learned, replay, metrics = learn(state.learner, state.replay, rollout, update_key)
-        if timed:
+        if timed or waits:
             jax.block_until_ready(learned)
-            timers.add("collect", (collected - start) * _TIMED_EVERY)
+        if timed:
+            timers.add(stage, (collected - start) * _TIMED_EVERY)
             timers.add("update", (time.perf_counter() - collected) * _TIMED_EVERY)
-        return LoopState(learned, replay, source[0].columns), metrics, report
+        return LoopState(learned, replay, ()), {**metrics, **source[0].metrics}, report
 
     def keep(state: LoopState) -> LoopState:
-        return LoopState(learner.keep(state.learner), state.replay, state.source)
+        return LoopState(learner.keep(state.learner), state.replay, source[0].columns)
 
     def place(state: LoopState) -> LoopState:
         source[0].columns = episode_metrics.restarted(state.source)
         learned = parallel.replicate(learner.resume(state.learner), mesh)
-        return LoopState(learned, parallel.shard(state.replay, mesh), source[0].columns)
+        return LoopState(learned, parallel.shard(state.replay, mesh), ())
 
     def restart(count: int) -> None:
         assert remake is not None

@@ -5,8 +5,11 @@ because `jax.pmap` itself is in maintenance. One device takes the same path as m
 """
 
 import concurrent.futures
-from collections.abc import Callable
-from typing import Any
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,20 +41,82 @@ ROLLOUT = Rollout(
 )
 
 
-def make_mesh(num_devices: int = 1) -> Mesh:
-    """A mesh over the first `num_devices` local devices; 0 takes all of them.
+class Devices(NamedTuple):
+    actors: tuple[jax.Device, ...]  # act in the environments, each in its share of the columns
+    learners: Mesh  # learn, each from its share of the batch
+
+
+def devices(
+    *, learners: Sequence[int] | None = None, actors: Sequence[int] | None = None, fake: int | None = None
+) -> Devices:
+    """Which devices of this machine do what.
+
+    Args:
+      learners: indices of those that learn; None: all accelerators, or the fake ones, or else the CPU.
+      actors: indices of those that act; None: those that learn.
+      fake: the CPU as so many devices. Has to be said before jax is first used.
+    Raises:
+      InputError: there are fewer devices.
+    """
+    if fake is not None:
+        _fake(fake)
+    found = jax.local_devices()
+    if fake is None and learners is None and found[0].platform == "cpu":
+        learners = (0,)  # forced host devices are no accelerators
+    if fake is not None:
+        found = found[:fake]
+    every = range(len(found))
+
+    def chosen(key: str, indices: Sequence[int]) -> tuple[jax.Device, ...]:
+        if max(indices) >= len(found):
+            have = (
+                f"there are {len(found)} ({found[0].platform})" if len(found) > 1 else f"there is {found[0].platform}:0"
+            )
+            raise InputError(
+                f"devices.{key}: {list(indices)} asked for, but {have}: use {key} of 0 .. {len(found) - 1}, or "
+                f"devices.fake={max(indices) + 1} to try it on the CPU"
+            )
+        return tuple(found[i] for i in indices)
+
+    mesh = make_mesh(chosen("learners", every if learners is None else learners))
+    return Devices(tuple(mesh.devices.flat) if actors is None else chosen("actors", actors), mesh)
+
+
+def _fake(count: int) -> None:
+    """The CPU as `count` devices, and no other."""
+    with contextlib.suppress(RuntimeError):  # jax runs already: with as many, perhaps
+        jax.config.update("jax_num_cpu_devices", count)
+        jax.config.update("jax_platforms", "cpu")
+    found = jax.local_devices()
+    if found[0].platform != "cpu" or len(found) < count:
+        raise InputError(
+            f"devices.fake: jax was used before with {len(found)} x {found[0].platform}: start a new process for "
+            f"devices.fake={count}"
+        )
+
+
+def make_mesh(devices: int | Sequence[jax.Device] = 1) -> Mesh:
+    """A mesh over these devices, or over the first so many local ones; 0 takes all of them.
 
     Raises:
       InputError: there are fewer.
     """
-    devices = jax.local_devices()
-    if num_devices > len(devices):
-        raise InputError(
-            f"run.devices: {num_devices} asked for, but there are {len(devices)} ({devices[0].platform}): "
-            f"use run.devices={len(devices)}, or 0 for all"
-        )
+    if isinstance(devices, int):
+        found = jax.local_devices()
+        if devices > len(found):
+            raise InputError(f"{devices} devices asked for, but there are {len(found)} ({found[0].platform})")
+        devices = found[: devices or None]
     # Mesh and not jax.make_mesh, whose axes are of the explicit kind
-    return Mesh(np.asarray(devices[: num_devices or None]), (AXIS,))
+    return Mesh(np.asarray(devices), (AXIS,))
+
+
+def waits(mesh: Mesh) -> bool:
+    """Whether the caller has to wait for each program on this mesh before it starts the next.
+
+    Programs with collectives on several host devices wait for each other in the threads of one pool: with many of them
+    under way, each may hold a thread that another needs.
+    """
+    return mesh.devices.size > 1 and mesh.devices.flat[0].platform == "cpu"
 
 
 def pmap(body: Callable, mesh: Mesh, in_specs: Any, out_specs: Any, donate_argnums: tuple[int, ...] = ()) -> Callable:
@@ -114,7 +179,91 @@ def shard(tree: PyTree, mesh: Mesh, specs: Any = PER_DEVICE) -> PyTree:
     return jax.device_put(tree, shardings)
 
 
+def deal(parts: Sequence[Rollout], mesh: Mesh) -> Rollout:
+    """Rollouts of neighbouring columns as one, whose columns are split over the devices of the mesh.
+
+    Args:
+      parts: K rollouts [T, B / K], each on one device or in numpy; K and the number D of devices both divide B.
+      mesh: the devices.
+    Returns:
+      A rollout [T, B]. What lies on the right device already is not copied.
+    """
+    devices = list(mesh.devices.flat)
+    if len(parts) == 1 and len(devices) == 1:
+        return jax.device_put(parts[0], devices[0])
+    common = math.gcd(len(parts), len(devices))
+    split, joined = len(devices) // common, len(parts) // common  # pieces of a part, and of a device
+    pieces = [piece for part in parts for piece in (_split(part, split) if split > 1 else [part])]
+    placed = []
+    for d, device in enumerate(devices):
+        mine = [jax.device_put(piece, device) for piece in pieces[d * joined : (d + 1) * joined]]
+        placed.append(_join(mine) if joined > 1 else mine[0])
+
+    def whole(axis: int, *shards: jax.Array) -> jax.Array:
+        shape = list(shards[0].shape)
+        shape[axis] *= len(shards)
+        spec = _TIME_MAJOR if axis else _COLUMNS
+        return jax.make_array_from_single_device_arrays(tuple(shape), NamedSharding(mesh, spec), list(shards))
+
+    return _by_columns(whole, *placed)
+
+
+def _by_columns(fn: Callable, *rollouts: Rollout) -> Any:
+    """`fn(axis, *leaves)` over the leaves of rollouts, with the axis of their columns."""
+    inner = lambda spec, *trees: jax.tree.map(functools.partial(fn, 1 if spec == _TIME_MAJOR else 0), *trees)
+    return jax.tree.map(inner, ROLLOUT, *rollouts, is_leaf=lambda x: isinstance(x, P))
+
+
+def _split(part: Rollout, pieces: int) -> list[Rollout]:
+    if any(isinstance(x, jax.Array) for x in jax.tree.leaves(part)):
+        return _split_arrays(part, pieces)
+    return [_piece(part, i, pieces) for i in range(pieces)]  # views
+
+
+def _piece(part: Rollout, i: int, pieces: int) -> Rollout:
+    def take(axis, x):
+        size = x.shape[axis] // pieces
+        return x[i * size : (i + 1) * size] if axis == 0 else x[:, i * size : (i + 1) * size]
+
+    return _by_columns(take, part)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _split_arrays(part: Rollout, pieces: int) -> list[Rollout]:
+    return [_piece(part, i, pieces) for i in range(pieces)]
+
+
+@jax.jit
+def _join(pieces: list[Rollout]) -> Rollout:
+    return _by_columns(lambda axis, *x: jnp.concatenate(x, axis), *pieces)
+
+
+def stack(trees: Sequence[PyTree]) -> PyTree:
+    """Trees of K devices, or of numpy arrays, as one with leaves [K, ...]; what lies on a device stays there."""
+    homes = [next(iter(x.devices())) for tree in trees for x in jax.tree.leaves(tree)[:1] if isinstance(x, jax.Array)]
+    if len(set(homes)) < len(trees):
+        return jax.tree.map(lambda *x: np.stack([np.asarray(y) for y in x]), *trees)
+    sharding = NamedSharding(make_mesh(homes), PER_DEVICE)
+    whole = lambda *x: jax.make_array_from_single_device_arrays((len(x), *x[0].shape[1:]), sharding, list(x))
+    return jax.tree.map(whole, *map(_with_axis, trees))
+
+
+@jax.jit
+def _with_axis(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: x[None], tree)
+
+
 def first(tree: PyTree) -> PyTree:
     """One device's copy of replicated leaves."""
     # not x[0]: slicing a sharded array is a program of its own, a thousand times slower
     return jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
+
+
+def diverged(tree: PyTree) -> list[str]:
+    """The replicated leaves whose copies are not all the same, by name; NaN equals NaN."""
+    found = []
+    for path, x in jax.tree.leaves_with_path(tree):
+        copies = [np.asarray(shard.data).tobytes() for shard in x.addressable_shards]
+        if any(copy != copies[0] for copy in copies[1:]):
+            found.append(jax.tree_util.keystr(path, simple=True, separator="."))
+    return found

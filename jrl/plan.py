@@ -49,6 +49,24 @@ def batch_plan(cfg: Any) -> BatchPlan:
     )
 
 
+def num_learners(cfg: Any) -> int | None:
+    """Devices that learn; None where that is left to the machine."""
+    devices = cfg.devices
+    return len(devices.learners) if devices.learners is not None else devices.fake
+
+
+def num_pools(cfg: Any, learners: int) -> int:
+    """Parts that the environments are split into: one for each runner, or for each device that acts."""
+    return cfg.env_runners.num or (learners if cfg.devices.actors is None else len(cfg.devices.actors))
+
+
+def policy_lag(cfg: Any) -> int | None:
+    """Updates that the weights which act may be behind; None where collection waits for each update."""
+    if cfg.rollout.mode == "sync":
+        return None
+    return cfg.rollout.max_policy_lag or (2 if cfg.env_runners.num else 1)
+
+
 def report_every(cfg: Any) -> int:
     """Environment steps between two result rows."""
     return cfg.run.report_every or max(1, int(cfg.stop["env_steps"]) // 100)
@@ -68,6 +86,11 @@ def lines(cfg: Any) -> Iterator[str]:
     """The batch plan in words."""
     plan = batch_plan(cfg)
     yield f"{cfg.env.num_envs} envs x {rollout_length(cfg)} steps = {plan.rows} rows per iteration"
+    if cfg.env_runners.num:
+        yield f"{cfg.env_runners.num} env runners of {cfg.env.num_envs // cfg.env_runners.num} envs"
+    lag = policy_lag(cfg)
+    if lag is not None:
+        yield f"collected while learning, by weights that are {lag} update{'s'[: lag > 1]} old at most"
     if cfg.replay is not None:
         yield (
             f"{plan.updates} updates per iteration on {plan.minibatch} rows from replay, "
@@ -121,33 +144,91 @@ def faults(cfg: Any) -> Iterator[Fault]:
             "checkpoint.exact needs checkpoint.every: checkpoints by the clock are never twice at the same step: "
             f"set it, e.g. checkpoint.every={max(1, int(steps or 0) // 10)}",
         )
-    yield from _batch_faults(cfg)
+    yield from _collection_faults(cfg)
+    yield from _device_faults(cfg.devices)
+    yield from split_faults(cfg, num_learners(cfg) or 1)
+
+
+def split_faults(cfg: Any, learners: int) -> Iterator[Fault]:
+    """What cannot be split over so many devices that learn, and the devices or runners that collect."""
+    yield from _batch_faults(cfg, learners)
     if cfg.replay is not None:
-        yield from _replay_faults(cfg)
+        yield from _replay_faults(cfg, learners)
 
 
 _LEAST = {
     "env.num_envs": 1, "rollout.length": 1, "rollout.iterations_per_call": 1, "evaluation.every": 1,
     "evaluation.episodes": 1, "evaluation.num_envs": 1, "checkpoint.every": 1, "checkpoint.keep_last": 1,
-    "run.seed": 0, "run.devices": 0, "run.report_every": 1, "replay.capacity": 1, "replay.batch_size": 1,
+    "run.seed": 0, "run.report_every": 1, "devices.fake": 1, "rollout.max_policy_lag": 1, "env_runners.num": 0,
+    "env_runners.num_cpus": 0, "env_runners.num_gpus": 0, "env_runners.max_requests_in_flight": 1,
+    "env_runners.max_restarts": 0, "env.batch_wait_ms": 0, "env.batch_size": 1,
+    "replay.capacity": 1, "replay.batch_size": 1,
     "replay.learning_starts": 0, "replay.train_every": 1, "replay.frame_stack": 1, "replay.priority_alpha": 0,
     "replay.priority_eps": 0, "checkpoint.keep_every": 1, "run.max_rollbacks": 0, "run.rollback_lr": 0,
 }  # fmt: skip
 
 
-def _batch_faults(cfg: Any) -> Iterator[Fault]:
-    envs, length, devices = cfg.env.num_envs, rollout_length(cfg), max(1, cfg.run.devices)
+def _device_faults(devices: Any) -> Iterator[Fault]:
+    for name in ("learners", "actors"):
+        key, indices = f"devices.{name}", getattr(devices, name)
+        if indices is None:
+            continue
+        if not indices:
+            yield (key,), f"{key}: expected at least one index, such as [0], or null"
+        elif min(indices) < 0 or len(set(indices)) < len(indices):
+            yield (key,), f"{key}: expected different indices from 0, got {list(indices)}"
+        elif devices.fake is not None and max(indices) >= devices.fake:
+            yield (key, "devices.fake"), f"{key}: {max(indices)} is not among the {devices.fake} of devices.fake"
+
+
+def _collection_faults(cfg: Any) -> Iterator[Fault]:
+    runners, rollout = cfg.env_runners, cfg.rollout
+    for name in ("sample_timeout_s", "health_check_timeout_s", "env_step_timeout_s"):
+        value = getattr(runners, name)
+        if value is not None and value <= 0:
+            yield (f"env_runners.{name}",), f"env_runners.{name}: expected more than 0, got {value}"
+    if rollout.mode == "sync" and rollout.max_policy_lag is not None:
+        yield (
+            ("rollout.max_policy_lag", "rollout.mode"),
+            "rollout.max_policy_lag: without rollout.mode async no policy lags: set that, or leave this out",
+        )
+    if runners.ignore_env_runner_failures and runners.recreate_failed_env_runners:
+        yield (
+            ("env_runners.ignore_env_runner_failures", "env_runners.recreate_failed_env_runners"),
+            "env_runners: ignore_env_runner_failures goes on without a runner, recreate_failed_env_runners starts "
+            "another: choose one of them",
+        )
+    if runners.num and cfg.devices.actors is not None:
+        yield (
+            ("devices.actors", "env_runners.num"),
+            "devices.actors: with env_runners this process does not act: leave it out, or env_runners.num 0",
+        )
+    ready = cfg.env.batch_size is not None or cfg.env.batch_wait_ms is not None
+    if cfg.checkpoint.exact and (runners.num or ready):
+        keys = ("checkpoint.exact", "env_runners.num", "env.batch_size", "env.batch_wait_ms")
+        who = "env_runners" if runners.num else "environments that do not wait for each other"
+        yield keys, f"checkpoint.exact: {who} never do the same twice: turn one of them off"
+
+
+def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
+    envs, length = cfg.env.num_envs, rollout_length(cfg)
     minibatches = getattr(cfg.algo, "num_minibatches", 1)
     if min(envs, length) < 1:
         return
     if envs % devices:
         near = _either([envs - envs % devices, envs + devices - envs % devices])
         message = f"env.num_envs {envs} is not divisible by {devices} devices: {near}"
-        yield ("env.num_envs", "run.devices"), message
+        yield ("env.num_envs", "devices.learners", "devices.fake"), message
         return
+    pools = num_pools(cfg, devices)
+    if pools > 0 and envs % pools:
+        near = _either([envs - envs % pools, envs + pools - envs % pools])
+        what = "env_runners" if cfg.env_runners.num else "devices that act"
+        message = f"env.num_envs {envs} is not divisible by {pools} {what}: {near}"
+        yield ("env.num_envs", "env_runners.num", "devices.actors"), message
     if not isinstance(minibatches, int):
         return
-    keys = ("algo.num_minibatches", "env.num_envs", "rollout.length", "run.devices")
+    keys = ("algo.num_minibatches", "env.num_envs", "rollout.length", "devices.learners", "devices.fake")
     if minibatches < 1:
         yield keys[:1], f"algo.num_minibatches: expected at least 1, got {minibatches}"
         return
@@ -165,8 +246,8 @@ def _batch_faults(cfg: Any) -> Iterator[Fault]:
         yield keys, message
 
 
-def _replay_faults(cfg: Any) -> Iterator[Fault]:
-    replay, envs, devices = cfg.replay, cfg.env.num_envs, max(1, cfg.run.devices)
+def _replay_faults(cfg: Any, devices: int) -> Iterator[Fault]:
+    replay, envs = cfg.replay, cfg.env.num_envs
     every, batch = replay.train_every, replay.batch_size
     if envs < 1 or (every is not None and every < 1) or (cfg.rollout.length or 1) < 1:
         return
@@ -200,7 +281,7 @@ def _replay_faults(cfg: Any) -> Iterator[Fault]:
     if batch % devices:
         mends = _either([batch - batch % devices, batch + devices - batch % devices])
         yield (
-            ("replay.batch_size", "run.devices"),
+            ("replay.batch_size", "devices.learners", "devices.fake"),
             f"replay.batch_size {batch} is not divisible by {devices} devices: {mends}",
         )
     low, high = replay.n_step if isinstance(replay.n_step, tuple) else (replay.n_step, replay.n_step)

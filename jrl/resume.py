@@ -11,6 +11,7 @@ from jrl import checkpoint
 from jrl.config import RunConfig
 from jrl.errors import InputError
 from jrl.loop import LoopState
+from jrl.metrics.episodes import Columns
 from jrl.replay.regroup import regroup
 from jrl.types import PyTree
 
@@ -38,12 +39,12 @@ def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int) -> L
     if jax.tree.leaves(wanted["replay"]) and not (saved / "replay").is_dir():
         raise InputError(f"checkpoint: {saved} holds no replay: --set checkpoint.replay=none starts with an empty one")
     found = {"learner": checkpoint.restore(saved, "learner", wanted["learner"])}
-    for name, deal in (("replay", regroup), ("source", _regroup_source)):
-        if before == devices or not jax.tree.leaves(wanted[name]):
+    for name, deal in (("replay", lambda x, like: regroup(x, before, devices)), ("source", _regroup_source)):
+        if (name == "replay" and before == devices) or not jax.tree.leaves(wanted[name]):
             found[name] = checkpoint.restore(saved, name, wanted[name])
         else:
             like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), wanted[name])
-            dealt = deal(checkpoint.read(saved, name, like), before, devices)
+            dealt = deal(checkpoint.read(saved, name, like), like)
             found[name] = checkpoint.fitting(saved, name, dealt, like)
     if found["replay"] == ():
         found["replay"] = template.replay
@@ -61,22 +62,47 @@ def notes(saved: Path, cfg: RunConfig, devices: int) -> Iterator[str]:
         yield "checkpoint.replay is none: replay starts empty, learning waits until it is filled"
 
 
-def _regroup_source(source: PyTree, old: int, new: int) -> PyTree:
-    """Graph environments [old, B / old, *] as [new, B / new, *]; of what each device has once, every old / new-th."""
-    num_envs = max(x.shape[1] for x in jax.tree.leaves(source.done)) * old if hasattr(source, "done") else 0
+def _regroup_source(source: PyTree, like: PyTree) -> PyTree:
+    """What a source keeps, dealt out to as many devices or pools as `like` has: environments written in JAX
+    [old, B / old, *], or episode statistics [old, B / old] (without the first axis where there is one pool).
 
-    def deal(x):
-        if x.ndim > 1 and x.shape[1] * old == num_envs:
-            return x.reshape(new, num_envs // new, *x.shape[2:])
-        return x[np.arange(new) * old // new]
-
-    if not num_envs:  # statistics of environments that are not part of the checkpoint, and not split
+    Each environment stays itself; of what else each pool has once, every old / new-th is taken.
+    """
+    columns, wanted = (x if isinstance(x, Columns) else x.columns for x in (source, like))
+    if columns.length.shape == wanted.length.shape and columns.window_return.shape == wanted.window_return.shape:
         return source
-    columns = source.columns
-    window = {name: getattr(columns, name) for name in ("window_return", "window_length", "window_next")}
-    dealt = jax.tree.map(deal, source)
-    once = {name: x[np.arange(new) * old // new] for name, x in window.items()}
-    return dealt.replace(columns=dealt.columns.replace(**once))
+    axes, pools = columns.length.ndim, columns.window_next.size
+    by_env = lambda x: np.reshape(x, (*wanted.length.shape, *x.shape[axes:]))
+
+    def once(x):
+        taken = np.arange(wanted.window_next.size) * pools // wanted.window_next.size
+        rest = x.shape[columns.window_next.ndim :]
+        return np.reshape(np.reshape(x, (pools, *rest))[taken], (*wanted.window_next.shape, *rest))
+
+    dealt = Columns(
+        by_env(columns.episode_return), by_env(columns.length), by_env(columns.running_return),
+        *_regroup_windows(columns, wanted),
+    )  # fmt: skip
+    if columns is source:
+        return dealt
+    of_env = lambda x: x.shape[:axes] == columns.length.shape
+    rest = jax.tree.map(lambda x: by_env(x) if of_env(x) else once(x), source.replace(columns=()))
+    return rest.replace(columns=dealt)
+
+
+def _regroup_windows(columns: Columns, wanted: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The latest episodes in turn over as many windows as are wanted; where they are smaller, not all of them."""
+    found = np.stack([np.ravel(columns.window_return), np.ravel(columns.window_length)])
+    found = found[:, np.isfinite(found[0])]
+    size = wanted.window_return.shape[-1]
+    windows = np.full((2, wanted.window_next.size, size), np.nan, np.float32)
+    starts = np.zeros(wanted.window_next.size, np.int32)
+    for i in range(len(starts)):
+        mine = found[:, i :: len(starts)][:, :size]
+        windows[:, i, : mine.shape[1]] = mine
+        starts[i] = mine.shape[1] % size
+    shaped = [w.reshape(wanted.window_return.shape) for w in windows]
+    return shaped[0], shaped[1], starts.reshape(wanted.window_next.shape)
 
 
 def weights(saved: Path, state: PyTree) -> tuple[PyTree, list[str]]:

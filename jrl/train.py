@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jrl import config, faults, plan
-from jrl.errors import InputError
+from jrl.errors import InputError, RunnersLost
 
 if TYPE_CHECKING:
     from jrl.build import Run
@@ -68,6 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as e:
         print(*(f"error: {line}" for line in e.errors), sep="\n", file=sys.stderr)
         return 2
+    except RunnersLost as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
     except OSError as e:
         if e.errno not in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
             raise
@@ -86,11 +89,9 @@ def _train(args: argparse.Namespace) -> int:
     if args.resume and args.init_from:
         raise InputError("--resume continues a run, --init-from begins one: give one of them")
     directory, saved = _directory(args, cfg)
-    from jrl import checkpoint, envs
+    from jrl import checkpoint
 
-    errors = envs.check(cfg.env.id, cfg.env.backend, cfg.env.options)
-    if errors:
-        raise InputError(*errors)
+    config.check_env(cfg)
     weights = checkpoint.locate(Path(args.init_from)) if args.init_from else None
     # a run that was killed before its first checkpoint begins anew: its rows do not count
     start = _Start(saved, weights, 0 if args.resume else None)
@@ -157,7 +158,7 @@ def _run(cfg: config.RunConfig, directory: Path, start: _Start, *, verbose: int,
     """Trains until a criterion, the step budget, a signal or an update that is not finite."""
     import jax
 
-    from jrl import build, checkpoint, hooks, loop, resume
+    from jrl import build, checkpoint, hooks, loop, parallel, resume
     from jrl.metrics import loggers, progress, report, timers
 
     if verbose > 1:
@@ -176,7 +177,7 @@ def _run(cfg: config.RunConfig, directory: Path, start: _Start, *, verbose: int,
         )
     stages = timers.Timers()
     run = build.run(cfg, timers=stages, restarts=counters["iteration"])
-    devices = cfg.run.devices or len(jax.devices())
+    devices = run.learners
     with contextlib.ExitStack() as stack:
         watchdog = stack.enter_context(faults.Watchdog(cfg.run.stall_seconds, pulse=lambda: stages.latest))
         stack.callback(run.program.close)
@@ -242,20 +243,32 @@ def _run(cfg: config.RunConfig, directory: Path, start: _Start, *, verbose: int,
         reason, before = None, None
         hint = faults.IN_A_PROGRAM if run.in_program else faults.FROM_THE_HOST
         watchdog.beat("compilation and the first steps", grace=_COMPILATION, hint=hint)
-        for info in loop.run(run.program, state, seed=cfg.run.seed, total_env_steps=total, timers=stages, **counters):
-            watchdog.beat("result rows and evaluation", grace=60.0)  # the first evaluation compiles
-            if before is not None and hooks.not_finite(before):
-                break
-            before = info._replace(state=None)  # looked at when the next call is under way
-            reason = next(filter(None, [hook(info) for hook in after]), None)
-            if reason or interrupted:
-                break
-            watchdog.beat("environment steps and update", hint=hint)
+        info: StepInfo | None = None
+        try:
+            for info in loop.run(
+                run.program, state, seed=cfg.run.seed, total_env_steps=total, timers=stages, **counters
+            ):
+                watchdog.beat("result rows and evaluation", grace=60.0)  # the first evaluation compiles
+                if before is not None and hooks.not_finite(before):
+                    break
+                before = info._replace(state=None)  # looked at when the next call is under way
+                reason = next(filter(None, [hook(info) for hook in after]), None)
+                if reason or interrupted:
+                    break
+                watchdog.beat("environment steps and update", hint=hint)
+        except Exception:
+            # what was learned is not lost with environments that break: they do before the state is donated
+            if info is not None and not any(x.is_deleted() for x in jax.tree.leaves(info.state.learner)):
+                checkpoints.save(info.iteration, resume.parts(run.program.keep(info.state), cfg), described(info))
+            raise
+        assert info is not None
         watchdog.beat("the end of the run", grace=60.0)
         if hooks.not_finite(info):
             bundle = _bundle(directory, info, described(info))
             reporter.flush()
             return _End(None, bundle)
+        if apart := parallel.diverged(info.state.learner):
+            raise RuntimeError(f"the devices learned different things: {', '.join(apart)}: a reduction is missing")
         if not interrupted:  # a row of its own would be one that an uninterrupted run does not have
             reason = reporter.flush() or reason
         if checkpoints.last_saved != info.iteration and not (interrupted and run.program.restart):

@@ -7,7 +7,7 @@ What lives on a device is a `flax.struct.dataclass`, changed with `.replace`; a 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, dataclass_transform
+from typing import Any, NamedTuple, Protocol, dataclass_transform, runtime_checkable
 
 import jax
 import numpy as np
@@ -114,6 +114,9 @@ class StepResult(NamedTuple):
     reward: Array  # [B] f32
     terminated: Array  # [B] bool, a true end: no bootstrap
     truncated: Array  # [B] bool, a time limit: bootstrap from `obs`
+    # [B] bool, or None where nothing can fail: the environment broke and was made anew. The row is a reset row (its
+    # action ignored, reward 0, flags False, `obs` the first of a new episode) although no end came before it
+    failed: Array | None = None
 
 
 class Env(Protocol):
@@ -124,6 +127,29 @@ class Env(Protocol):
     def reset(self) -> PyTree: ...
 
     def step(self, action: Array) -> StepResult: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class AsyncEnv(Protocol):
+    """B host environments that do not wait for each other: actions go to some of them, results come from whichever are
+    ready. An environment has at most one action under way.
+    """
+
+    spec: EnvSpec
+    batch_size: int  # most rows of one `recv`
+    least: int  # `recv` returns only while so many environments are under way
+
+    def reset(self) -> None:
+        """Begins new episodes in all of them; their first observations come by `recv`, with reward 0."""
+
+    def send(self, action: Array, env_id: Array) -> None:
+        """Actions [n, *] for the environments `env_id` [n] i32, none of which is under way."""
+
+    def recv(self) -> tuple[Array, StepResult]:
+        """`env_id` [n] i32 and their results [n, *], 1 <= n <= batch_size. Waits until there are some."""
+        ...
 
     def close(self) -> None: ...
 
@@ -222,6 +248,9 @@ class Algo(NamedTuple):
     ingest: Callable[[PyTree, Rollout], PyTree] | None = None
     # gamma of the running discounted return that the source records in extras["running_return"]; None: not recorded
     running_return_gamma: Any = None
+    # on-policy only: the latest rollouts that are kept, and updates on one of them, drawn at random, per new rollout
+    rollouts_kept: int = 1
+    updates_per_rollout: int = 1
 
 
 class Buffer(NamedTuple):

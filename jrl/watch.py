@@ -55,7 +55,7 @@ def watched(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
         bad_loss = ~_finite({k: v for k, v in aux.metrics.items() if k.startswith("loss/")})
         bad_params = ~_finite(new.params)
         if axis_name is not None:  # all devices refuse the update, or none
-            bad_loss, bad_params = (jax.lax.pmax(b.astype(jnp.int32), axis_name) > 0 for b in (bad_loss, bad_params))
+            bad_loss, bad_params = jax.lax.pmax(jnp.stack([bad_loss, bad_params]).astype(jnp.int32), axis_name) > 0
         fault, bad = state.fault, bad_loss | bad_params
 
         def note(fault: Fault) -> Fault:

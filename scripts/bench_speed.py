@@ -57,6 +57,8 @@ _SAC = [
 WORKS: dict[str, list[str]] = {  # name -> config and overrides; stop criteria beside env_steps are removed
     "W1": [*_CARTPOLE, "env.num_envs=8", "algo.lr=1e-3", "stop.env_steps=1000000"],
     "W2": [*_CARTPOLE, "env.num_envs=64", "algo.lr=2.5e-3", "stop.env_steps=2000000"],
+    "W1a": [*_CARTPOLE, "env.num_envs=8", "algo.lr=1e-3", "rollout.mode=async", "stop.env_steps=1000000"],
+    "W2a": [*_CARTPOLE, "env.num_envs=64", "algo.lr=2.5e-3", "rollout.mode=async", "stop.env_steps=2000000"],
     "W3": ["configs/ppo_mujoco.yaml", "env.id=HalfCheetah-v5", "stop.env_steps=150000"],
     "W4": ["configs/ppo_atari.yaml", "env.num_envs=8", "algo.num_minibatches=4", "stop.env_steps=12288"],
     "G4": _graph(4, 2_000_000),
@@ -81,6 +83,8 @@ WORKS: dict[str, list[str]] = {  # name -> config and overrides; stop criteria b
 LABELS = {
     "W1": "CartPole\nEnvPool, 8",
     "W2": "CartPole\nEnvPool, 64",
+    "W1a": "CartPole\nasync, 8",
+    "W2a": "CartPole\nasync, 64",
     "W3": "HalfCheetah\nEnvPool, 8",
     "W4": "Pong, CNN\nEnvPool, 8",
     "G4": "CartPole\ngraph, 4",

@@ -1,9 +1,12 @@
 """Gymnasium environments with a fault, for `env.id: faulty_envs:NAME` in a process whose PYTHONPATH has this folder."""
 
+import os
+import signal
 import time
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 
 class Plain(gymnasium.Env):
@@ -27,14 +30,64 @@ class Plain(gymnasium.Env):
 
 
 class Stalling(Plain):
-    """Its step `at` takes `seconds`."""
+    """Its step `at` takes `seconds`, and so do others, each with probability `p`."""
 
-    def __init__(self, at=300, seconds=6.0):
-        self._at, self._seconds = at, seconds
+    def __init__(self, at=300, seconds=6.0, p=0.0):
+        self._at, self._seconds, self._p = at, seconds, p
 
     def fault(self):
-        if self._steps == self._at:
+        if self._steps == self._at or self.np_random.random() < self._p:
             time.sleep(self._seconds)
+
+
+class Uneven(Plain):
+    """A step takes `fast` seconds, or `slow` with probability `p`."""
+
+    def __init__(self, fast=0.001, slow=0.02, p=0.1):
+        self._fast, self._slow, self._p = fast, slow, p
+
+    def fault(self):
+        time.sleep(self._slow if self.np_random.random() < self._p else self._fast)
+
+
+class Crashing(CartPoleEnv):
+    """CartPole-v1 that fails in a step with probability `p_step`, in a reset with `p_reset`; the seed decides when.
+
+    It raises, or ends its process (`how` is raise, exit or kill). To make one takes `make_s` seconds, all but the first
+    of a process.
+    """
+
+    _made = False
+
+    def __init__(self, p_step=0.0, p_reset=0.0, how="raise", make_s=0.0, render_mode=None):
+        super().__init__(render_mode=render_mode)
+        self._p = {"step": p_step, "reset": p_reset}
+        self._how, self._dice, self._steps = how, np.random.default_rng(0), 0
+        if Crashing._made:
+            time.sleep(make_s)
+        Crashing._made = True
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self._dice = np.random.default_rng(seed)
+        self._steps = 0
+        self._roll("reset")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self._roll("step")
+        obs, reward, terminated, truncated, info = super().step(action)
+        self._steps += 1
+        return obs, reward, terminated, truncated or self._steps >= 500, info
+
+    def _roll(self, where):
+        if self._dice.random() >= self._p[where]:
+            return
+        if self._how == "exit":
+            os._exit(3)
+        if self._how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ZeroDivisionError(f"crashed in {where}")
 
 
 class Leaking(Plain):

@@ -85,7 +85,9 @@ FULL = {
         "options": {"a": {"b": [1, "1e-3", 1e-7, "yes", None, "two\nlines"]}, "c": {}, "x: y": ".5e1"},
     },
     "network": {"hidden": [256, 128, 64], "dtype": "bfloat16"},
-    "run": {"log": ["jsonl"], "out": "runs/x", "devices": 0},
+    "run": {"log": ["jsonl"], "out": "runs/x"},
+    "devices": {"actors": [0], "learners": [1, 2], "fake": None},
+    "env_runners": {"num": 0, "custom_resources": {"fast": 0.5}, "placement": "SPREAD"},
     "stop": {"env_steps": 10_000, "episode/return": 19.5},
 }  # fmt: skip
 
@@ -191,9 +193,11 @@ def test_without_a_file():
         ({"env": {"n_envs": 4}}, "unknown key env.n_envs: did you mean env.num_envs?"),
         ({"env": {"seed": 4}}, "unknown key env.seed: did you mean run.seed?"),
         ({"total_timesteps": 4}, "unknown key total_timesteps: did you mean stop.env_steps?"),
-        ({"rollout": {"zzz": 1}}, "unknown key rollout.zzz: rollout has length, collector, iterations_per_call"),
+        ({"rollout": {"zzz": 1}}, "unknown key rollout.zzz: rollout has length, collector, mode, "
+         "max_policy_lag, iterations_per_call"),
         ({"zzz": 1},
-         "unknown key zzz: the config has algo, env, network, rollout, replay, evaluation, checkpoint, run, stop"),
+         "unknown key zzz: the config has algo, env, network, rollout, replay, evaluation, checkpoint, devices, "
+         "env_runners, run, stop"),
         ({"algo": {"lr": "fast"}},
          "algo.lr: expected a number or a schedule [[env_steps, value], ...], got 'fast'"),
         ({"algo": {"gamma": True}}, "algo.gamma: expected a number, got True"),
@@ -231,17 +235,30 @@ def test_without_a_file():
         ({"algo": "ppo"}, "algo: expected a mapping such as {name: ppo}, got 'ppo'"),
         ({"env": {"num_envs": 0}}, "env.num_envs: expected at least 1, got 0"),
         ({"checkpoint": {"every": 0}}, "checkpoint.every: expected at least 1, got 0"),
-        ({"run": {"devices": -1}}, "run.devices: expected at least 0, got -1"),
+        ({"devices": {"fake": 0}}, "devices.fake: expected at least 1, got 0"),
+        ({"devices": {"learners": [0, 0]}}, "devices.learners: expected different indices from 0, got [0, 0]"),
+        ({"devices": {"actors": [2], "fake": 2}}, "devices.actors: 2 is not among the 2 of devices.fake"),
+        ({"rollout": {"max_policy_lag": 2}}, "rollout.max_policy_lag: without rollout.mode async no policy lags: "
+         "set that, or leave this out"),
+        ({"env_runners": {"num": 3}}, "env.num_envs 8 is not divisible by 3 env_runners: 6 or 9"),
+        ({"devices": {"actors": [0]}, "env_runners": {"num": 2}},
+         "devices.actors: with env_runners this process does not "
+         "act: leave it out, or env_runners.num 0"),
+        ({"env_runners": {"ignore_env_runner_failures": True, "recreate_failed_env_runners": True}},
+         "env_runners: ignore_env_runner_failures goes on without a runner, recreate_failed_env_runners starts "
+         "another: choose one of them"),
+        ({"run": {"devices": 2}}, "unknown key run.devices: did you mean devices.learners?"),
+        ({"num_workers": 2}, "unknown key num_workers: did you mean env_runners.num?"),
         ({"network": {"hidden": [0]}}, "network.hidden: expected widths of at least 1, got 0"),
         ({"stop": {"env_steps": 0}}, "stop.env_steps: expected a whole number above 0, got 0"),
         ({"stop": {"env_steps": 10.5}}, "stop.env_steps: expected a whole number above 0, got 10.5"),
         ({"rollout": {"length": 100}, "algo": {"num_minibatches": 3}},
          "the batch of 8 envs x 100 steps = 800 rows is not divisible by algo.num_minibatches 3: 2 or 4 would do, "
          "or rollout.length 99 or 102"),
-        ({"rollout": {"length": 3}, "run": {"devices": 4}},
+        ({"rollout": {"length": 3}, "devices": {"fake": 4}},
          "the batch of 2 envs x 3 steps = 6 rows on each of 4 devices is not divisible by algo.num_minibatches 4: "
          "3 or 6 would do, or rollout.length 2 or 4"),
-        ({"env": {"num_envs": 100}, "run": {"devices": 8}},
+        ({"env": {"num_envs": 100}, "devices": {"learners": [*range(8)]}},
          "env.num_envs 100 is not divisible by 8 devices: 96 or 104"),
     ],
 )  # fmt: skip
@@ -274,8 +291,8 @@ def test_no_check_speaks_of_the_default_of_a_broken_key():
     assert errors(env={"num_envs": "x"}, rollout={"length": 100}, algo={"num_minibatches": 3}) == [
         "env.num_envs: expected a whole number, got 'x'"
     ]
-    assert errors(env=8, run={"devices": 3})[0] == "env: expected a mapping, got 8"
-    assert not any("divisible" in e for e in errors(env=8, run={"devices": 3}))
+    assert errors(env=8, devices={"fake": 3})[0] == "env: expected a mapping, got 8"
+    assert not any("divisible" in e for e in errors(env=8, devices={"fake": 3}))
 
 
 @pytest.mark.parametrize("override", ["rollout.length", "=3", "a..b=1", "algo.lr=[1"])

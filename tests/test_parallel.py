@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from jrl import parallel
 from jrl.errors import InputError
@@ -100,5 +101,82 @@ def test_make_mesh():
     assert isinstance(mesh, Mesh)
     assert mesh.shape == {AXIS: 2}
     assert parallel.make_mesh(0).devices.size == len(jax.devices())
-    with pytest.raises(InputError, match=r"run.devices: 99 asked for, but there are \d+ .*use run.devices="):
+    with pytest.raises(InputError, match=r"99 devices asked for, but there are \d+ \(cpu\)"):
         parallel.make_mesh(99)
+
+
+def test_diverged_names_what_is_not_the_same_everywhere(four_devices):
+    tree = {"w": jnp.arange(3.0), "stats": {"mean": jnp.full(2, jnp.nan)}}
+    replica = parallel.replicate(tree, four_devices)
+    assert parallel.diverged(replica) == []
+    drift = lambda t: {**t, "w": t["w"] + jax.lax.axis_index(AXIS)}
+    drifted = jax.block_until_ready(parallel.pmap(drift, four_devices, (REPLICATED,), REPLICATED)(replica))
+    assert parallel.diverged(drifted) == ["w"]
+
+
+# ---------------------------------------------------------------- who does what
+
+
+def test_devices_are_chosen_by_index():
+    found = parallel.devices(learners=(1, 3), actors=(0,))
+    assert list(found.learners.devices.flat) == [jax.devices()[1], jax.devices()[3]]
+    assert found.actors == (jax.devices()[0],)
+    assert parallel.devices(learners=(2,)).actors == (jax.devices()[2],)
+
+
+def test_forced_host_devices_are_used_when_asked_for():
+    assert parallel.devices().learners.devices.size == 1
+    assert parallel.devices(fake=4).learners.devices.size == 4
+    assert parallel.devices(fake=2).learners.devices.size == 2
+    assert parallel.devices(fake=4, learners=(0, 1), actors=(2, 3)).actors == tuple(jax.devices()[2:4])
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"learners": (0, 9)}, r"devices.learners: \[0, 9\] asked for, but there are \d+ \(cpu\): use .*fake=10"),
+        ({"actors": (7,)}, r"devices.actors: \[7\] asked for"),
+        ({"fake": 64}, r"devices.fake: jax was used before with \d+ x cpu: start a new process for devices.fake=64"),
+    ],
+)
+def test_devices_that_are_not_there(asked, message):
+    with pytest.raises(InputError, match=message):
+        parallel.devices(**asked)
+
+
+def rollout_of(columns):
+    """A rollout in which every number tells of its column; numpy."""
+    T = 3
+    column = np.tile(np.asarray(columns, np.float32)[None], (T, 1))
+    pair = lambda x: np.stack([x, x], -1)
+    return Rollout(
+        obs=pair(column), last_obs=pair(column[0]), action=column, reward=column, terminated=column, truncated=column,
+        mask=column, contiguous=column[0], extras={"log_prob": column, "dist": {"logits": pair(column)}}, carry=(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("learners", [1, 2, 3, 4])
+@pytest.mark.parametrize("parts", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("on_devices", [False, True])
+def test_deal(parts, learners, on_devices):
+    mesh, size = parallel.make_mesh(learners), 12 // parts
+    made = [rollout_of(range(i * size, (i + 1) * size)) for i in range(parts)]
+    if on_devices:
+        made = [jax.device_put(r, jax.devices()[i % 4]) for i, r in enumerate(made)]
+    dealt, expected = parallel.deal(made, mesh), rollout_of(range(12))
+    jax.tree.map(np.testing.assert_array_equal, dealt, expected)
+    for spec, leaf in (
+        (P(None, AXIS), dealt.obs),
+        (P(AXIS), dealt.last_obs),
+        (P(None, AXIS), dealt.extras["log_prob"]),
+    ):
+        assert leaf.sharding.is_equivalent_to(jax.sharding.NamedSharding(mesh, spec), leaf.ndim)
+
+
+def test_stack_leaves_everything_where_it_is():
+    trees = [jax.device_put({"n": jnp.int32(i), "x": jnp.full(2, i)}, d) for i, d in enumerate(jax.devices()[:3])]
+    stacked = parallel.stack(trees)
+    np.testing.assert_array_equal(stacked["n"], [0, 1, 2])
+    np.testing.assert_array_equal(stacked["x"], [[0, 0], [1, 1], [2, 2]])
+    assert stacked["x"].sharding.device_set == set(jax.devices()[:3])
+    np.testing.assert_array_equal(parallel.stack(jax.device_get(trees))["n"], [0, 1, 2])

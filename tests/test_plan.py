@@ -89,7 +89,7 @@ def test_the_plan_in_words():
             "replay.updates_per_step 0.125",
         ),
         (
-            {"replay": {"batch_size": 255}, "run": {"devices": 2}},
+            {"replay": {"batch_size": 255}, "devices": {"fake": 2}},
             "replay.batch_size 255 is not divisible by 2 devices: 254 or 256",
         ),
         ({"replay": {"n_step": 0}}, "replay.n_step: expected n or [low, high] with 1 <= low <= high, got 0"),

@@ -112,7 +112,7 @@ def test_as_test_is_the_criterion(tmp_path, capsys):
         (["--env=CartPole-v99"], "did you mean CartPole-v1"),
         (["--set=env.options.delay=2"], "env.options.delay: CartPole-v1 has no such option"),
         (["--set=network.torso=nature_cnn"], "needs image"),
-        (["--set=run.devices=64", "--set=env.num_envs=64"], "run.devices: 64 asked for, but there are"),
+        (["--set=devices.learners=[0,63]"], "devices.learners: [0, 63] asked for, but there are"),
         (["--set=rollout.collector=host"], "CartPole-v1 is a graph environment"),
         (["--resume=/no/such/run"], "/no/such/run does not exist"),
         (["--as-test"], "--as-test needs a criterion"),

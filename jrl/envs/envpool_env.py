@@ -59,7 +59,8 @@ def check(id: str, options: dict[str, Any]) -> list[str]:
         errors.append(f"env.id {id}: a game of several players is not supported: use an environment of one")
     for key in options:
         if key in _RESERVED:
-            errors.append(f"env.options.{key}: set by jrl, from env.num_envs and run.seed: leave it out")
+            own = "env.batch_size" if key == "batch_size" else "env.num_envs and run.seed"
+            errors.append(f"env.options.{key}: set by jrl, from {own}: leave it out")
         elif key not in known:
             near = difflib.get_close_matches(key, known, 1)
             mend = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
@@ -67,7 +68,7 @@ def check(id: str, options: dict[str, Any]) -> list[str]:
     return errors
 
 
-def _pool(id: str, num_envs: int, seed: int, options: dict[str, Any]) -> Any:
+def _pool(id: str, num_envs: int, seed: int, options: dict[str, Any], batch_size: int | None = None) -> Any:
     errors = check(id, options)
     if errors:
         raise InputError(*errors)
@@ -77,23 +78,42 @@ def _pool(id: str, num_envs: int, seed: int, options: dict[str, Any]) -> Any:
         # tasks of a microsecond a step lose more to a second thread than they gain, up to hundreds of environments
         threads = 1 if family(id).startswith(_TINY) else min(num_envs, os.cpu_count() or 1)
         settings = {"num_threads": threads, **options}
+        if batch_size is not None:
+            settings["batch_size"] = batch_size
         try:
             return envpool.make(id, env_type="gymnasium", num_envs=num_envs, seed=seed, **settings)
         except (TypeError, ValueError, ImportError) as e:
             raise InputError(f"env {id}: EnvPool cannot make it with options {options}: {e}") from e
 
 
-class EnvPoolEnv:
-    """Host environments. `spec` is the environment's own, before any action transform."""
+class _Pool:
+    """A pool between our spaces and EnvPool's. `spec` is the environment's own, before any action transform."""
 
-    def __init__(self, id: str, *, num_envs: int, seed: int, options: dict[str, Any]):
-        self._pool: Any = _pool(id, num_envs, seed, options)
+    def __init__(self, id: str, num_envs: int, seed: int, options: dict[str, Any], batch_size: int | None = None):
+        self._pool: Any = _pool(id, num_envs, seed, options, batch_size)
         with _quiet():
             observed, acted = self._pool.observation_space, self._pool.action_space
         self._observed, action = spaces.observations(observed), spaces.action_space(acted)
         self._action_dtype = np.dtype(acted.dtype if isinstance(action, Box) else np.int32)
         limit = int(self._pool.spec.config.max_episode_steps)
         self.spec = EnvSpec(self._observed.space, action, num_envs, None if limit == _UNLIMITED else limit)
+
+    def _action(self, action: Array, num_envs: int) -> np.ndarray:
+        """In EnvPool's dtype. Raises ValueError unless it is of `spec.action`."""
+        action = np.asarray(action)
+        spaces.check_action(self.spec.action, num_envs, action)
+        return action.astype(self._action_dtype)
+
+    def close(self) -> None:
+        """Ends the pool's threads."""
+        self._pool.close()
+
+
+class EnvPoolEnv(_Pool):
+    """Host environments that wait for each other, and the same inside a program."""
+
+    def __init__(self, id: str, *, num_envs: int, seed: int, options: dict[str, Any]):
+        super().__init__(id, num_envs, seed, options)
         self._in_program = False
 
     def reset(self) -> PyTree:
@@ -104,14 +124,8 @@ class EnvPoolEnv:
     def step(self, action: Array) -> StepResult:
         """Raises ValueError for actions of another shape, dtype or range than `spec.action`."""
         self._host_only()
-        action = np.asarray(action)
-        spaces.check_action(self.spec.action, self.spec.num_envs, action)
-        obs, reward, terminated, truncated, info = self._pool.step(action.astype(self._action_dtype))
+        obs, reward, terminated, truncated, info = self._pool.step(self._action(action, self.spec.num_envs))
         return StepResult(self._observed.convert(obs), _reward(reward, info), terminated, truncated)
-
-    def close(self) -> None:
-        """Ends the pool's threads."""
-        self._pool.close()
 
     def _host_only(self) -> None:
         if self._in_program:
@@ -152,6 +166,59 @@ class EnvPoolEnv:
             return pool_step(state, action)
 
         return GraphEnv(self.spec, reset, step, self._pool.close, pure=False)
+
+
+class AsyncEnvPoolEnv(_Pool):
+    """Host environments of which `batch_size` at a time come when they are ready; a `jrl.types.AsyncEnv`.
+
+    EnvPool waits for exactly `batch_size` of them, and for ever if fewer are under way: such a `recv` is refused.
+    """
+
+    def __init__(self, id: str, *, num_envs: int, seed: int, options: dict[str, Any], batch_size: int):
+        super().__init__(id, num_envs, seed, options, batch_size)
+        self.batch_size = self.least = batch_size
+        self._under_way = np.zeros(num_envs, bool)
+        self._stale = np.zeros(num_envs, bool)  # what is under way was sent before the latest reset
+
+    def reset(self) -> None:
+        """Begins new episodes in all of them; those whose step is under way when it is done, and that is lost."""
+        self._stale = self._under_way.copy()
+        self._pool._reset(np.flatnonzero(~self._under_way).astype(np.int32))
+        self._under_way[:] = True
+
+    def send(self, action: Array, env_id: Array) -> None:
+        """Actions [n, *] for the environments `env_id` [n] i32.
+
+        Raises:
+          ValueError: another shape, dtype or range than `spec.action`, or an environment that is under way.
+        """
+        env_id = np.asarray(env_id, np.int32)
+        action = self._action(action, len(env_id))
+        if self._under_way[env_id].any() or len(np.unique(env_id)) < len(env_id):
+            under_way = np.flatnonzero(self._under_way).tolist()
+            raise ValueError(f"environments {env_id.tolist()}: {under_way} are under way, and no two actions go to one")
+        self._under_way[env_id] = True
+        self._pool.send(action, env_id)
+
+    def recv(self) -> tuple[np.ndarray, StepResult]:
+        """`env_id` [n] i32 and results [n, *]. Raises RuntimeError where fewer than `least` are under way."""
+        if self._under_way.sum() < self.least:
+            raise RuntimeError(
+                f"recv waits for {self.least} environments, of which {self._under_way.sum()} are under way"
+            )
+        while True:
+            obs, reward, terminated, truncated, info = self._pool.recv()
+            env_id = np.array(info["env_id"], np.int32)
+            result = StepResult(self._observed.convert(obs), _reward(reward, info), terminated, truncated)
+            stale = self._stale[env_id]
+            if stale.any():
+                self._stale[env_id] = False
+                self._pool._reset(env_id[stale])
+                env_id = env_id[~stale]
+                result = jax.tree.map(lambda x: x[~stale], result)  # noqa: B023  called at once
+            if len(env_id):
+                self._under_way[env_id] = False
+                return env_id, result
 
 
 def _opaque(fn: Callable) -> Callable:

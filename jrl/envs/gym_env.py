@@ -1,4 +1,4 @@
-"""Gymnasium environments, vectorised in this process or in worker processes."""
+"""Gymnasium environments, in this process or in worker processes, that wait for each other or do not."""
 
 import functools
 import importlib
@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from jrl.envs import spec as spaces
+from jrl.envs.vector import Vector
+from jrl.envs.workers import Workers
 from jrl.types import Array, EnvSpec, InputError, PyTree, StepResult
 
 
@@ -44,68 +46,199 @@ def load_class(id: str) -> Callable[..., Any] | None:
 
 
 def check(id: str, options: dict[str, Any]) -> list[str]:
-    """What is wrong, as far as can be told without making one: a class that is not there, the vectorization."""
+    """What is wrong, as far as can be told without making one: a class that is not there, an option that was."""
     errors: list[str] = []
     try:
         load_class(id)
     except InputError as e:
         errors += e.errors
-    kind = options.get("vectorization", "sync")
-    if kind not in ("sync", "async"):
-        errors.append(f"env.options.vectorization: expected sync or async, got {kind!r}")
+    if "vectorization" in options:
+        errors.append(
+            "env.options.vectorization: there is no such option any more: env.remote_worker_envs true gives each "
+            "environment a process of its own"
+        )
     return errors
 
 
-class GymnasiumEnv:
-    """Host environments. `spec` is the environment's own, before any action transform.
+def _maker(id: str, options: dict[str, Any]) -> Callable[[], Any]:
+    """What makes one environment, here or in a process that has registered nothing of this one's.
 
-    The option `vectorization` is `sync` (default: one after the other) or `async` (a process each); all others go to
-    the environment's constructor.
+    Raises:
+      InputError: see `check`.
+    """
+    import gymnasium
+
+    errors = check(id, options)
+    if errors:
+        raise InputError(*errors)
+    found = load_class(id)
+    if found is not None:
+        return functools.partial(found, **options)
+    name = id if id in gymnasium.registry else id.partition(":")[2]
+    return functools.partial(gymnasium.make, gymnasium.registry.get(name, id), **options)
+
+
+def _described(id: str, options: dict[str, Any]) -> str:
+    return f"env {id} cannot be made with options {options}"
+
+
+def _in_this_process(id: str, num_envs: int, seed: int, options: dict[str, Any], restart_failed: bool) -> Vector:
+    import gymnasium
+
+    make = _maker(id, options)
+    try:
+        first = make()
+    except (TypeError, ImportError, gymnasium.error.Error) as e:
+        raise InputError(f"{_described(id, options)}: {e}") from e
+    try:  # before memory is laid out for them
+        spaces.observations(first.observation_space), spaces.action_space(first.action_space)
+    except InputError:
+        first.close()
+        raise
+    return Vector(make, first, id=id, num_envs=num_envs, seed=seed, restart_failed=restart_failed)
+
+
+def _in_workers(id: str, num_envs: int, seed: int, options: dict[str, Any], **settings: Any) -> Workers:
+    import cloudpickle  # type: ignore[import-untyped]  # comes with Gymnasium; it takes what the main module defines
+
+    make = cloudpickle.dumps(_maker(id, options))
+    return Workers(make, described=_described(id, options), id=id, num_envs=num_envs, seed=seed, **settings)
+
+
+class _Adapter:
+    """A vector between our spaces and Gymnasium's. `spec` is the environment's own, before any action transform."""
+
+    def __init__(self, vector: Vector | Workers, num_envs: int, restart_failed: bool):
+        self._vector: Any = vector
+        self._restart_failed = restart_failed
+        try:
+            observation, action = vector.observation_space, vector.action_space
+            self._observed = spaces.observations(observation)
+            limit = vector.max_episode_steps
+            self.spec = EnvSpec(self._observed.space, spaces.action_space(action), num_envs, limit)
+        except InputError:
+            vector.close()
+            raise
+        self._raw: Any = action
+
+    def _action(self, action: Array, num_envs: int) -> np.ndarray:
+        """[n, *] in the environment's own dtype and shape. Raises ValueError unless it is of `spec.action`."""
+        action = np.asarray(action)
+        spaces.check_action(self.spec.action, num_envs, action)
+        return action.astype(self._raw.dtype).reshape((num_envs, *self._raw.shape))
+
+    def _result(self, rows: Any, failed: np.ndarray) -> StepResult:
+        """The latest step of all environments, or of `rows` [n]: copies."""
+        block = self._vector.block
+        every = slice(None) if rows is None else rows
+        return StepResult(
+            self._observed.convert(block.observations(rows)),
+            block.reward[every].astype(np.float32),
+            np.array(block.terminated[every]),
+            np.array(block.truncated[every]),
+            failed if self._restart_failed else None,
+        )
+
+    @property
+    def num_restarts(self) -> int:
+        """How many environments failed and were made anew."""
+        return self._vector.restarts.count
+
+    def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
+        """What `fn(env)` returns for each environment, after the steps under way.
+
+        In worker processes `fn` and what it returns travel pickled, and where it raises, a RuntimeError has its
+        traceback.
+        """
+        return self._vector.foreach_env(fn)
+
+    def close(self) -> None:
+        """Closes the environments, and ends their processes within five seconds."""
+        self._vector.close()
+
+
+class GymnasiumEnv(_Adapter):
+    """Host environments that wait for each other.
+
+    Args:
+      id, options: what Gymnasium, or the class that the id names, makes an environment of.
+      num_envs, seed: B environments; i gets seed + i at the first reset.
+      remote: each in a process of its own.
+      restart_failed: an environment that raises, or whose process ends or exceeds the time limit, is closed and made
+        anew with another seed; `StepResult.failed` tells. One that fails eleven times in a row ends the run. Without
+        it, the first failure does: its exception is raised, or in worker processes a RuntimeError with its traceback.
+      step_timeout_s: the time limit of a step or reset, for worker processes, in seconds.
+    Raises:
+      InputError: no such environment, an option or a space that cannot be handled.
     """
 
-    def __init__(self, id: str, *, num_envs: int, seed: int, options: dict[str, Any]):
-        import gymnasium
-        from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-
-        errors = check(id, options)
-        if errors:
-            raise InputError(*errors)
-        options = dict(options)
-        kind = options.pop("vectorization", "sync")
-        make = load_class(id) or functools.partial(gymnasium.make, id)
-        try:
-            probe = make(**options)  # one in this process first: its error is the user's, not a worker's
-        except (TypeError, ImportError, gymnasium.error.Error) as e:
-            raise InputError(f"env {id} cannot be made with options {options}: {e}") from e
-        self._observed = spaces.observations(probe.observation_space)
-        action, raw = spaces.action_space(probe.action_space), probe.action_space
-        self._action_dtype, self._action_shape = raw.dtype, (num_envs, *(raw.shape or ()))
-        limit = getattr(probe.spec, "max_episode_steps", None)
-        self.spec = EnvSpec(self._observed.space, action, num_envs, limit)
-        probe.close()
-        constructors = [functools.partial(make, **options)] * num_envs
-        self._vector: VectorEnv
-        if kind == "sync":
-            self._vector = SyncVectorEnv(constructors, autoreset_mode=AutoresetMode.NEXT_STEP)
+    def __init__(
+        self,
+        id: str,
+        *,
+        num_envs: int,
+        seed: int,
+        options: dict[str, Any],
+        remote: bool = False,
+        restart_failed: bool = False,
+        step_timeout_s: float | None = None,
+    ):
+        if remote:
+            limits = {"restart_failed": restart_failed, "step_timeout_s": step_timeout_s}
+            vector: Vector | Workers = _in_workers(id, num_envs, seed, options, **limits)
         else:
-            # not forked from this process: JAX's threads may hold a lock that a fork would never see released
-            self._vector = AsyncVectorEnv(constructors, autoreset_mode=AutoresetMode.NEXT_STEP, context="forkserver")
-        self._seed: int | None = seed
+            vector = _in_this_process(id, num_envs, seed, options, restart_failed)
+        super().__init__(vector, num_envs, restart_failed)
 
     def reset(self) -> PyTree:
         """[B, *] observations of new episodes; the first reset seeds the environments."""
-        obs, _ = self._vector.reset(seed=self._seed)
-        self._seed = None
-        return self._observed.convert(obs)
+        self._vector.reset()
+        return self._observed.convert(self._vector.block.observations())
 
     def step(self, action: Array) -> StepResult:
         """Raises ValueError for actions of another shape, dtype or range than `spec.action`."""
-        action = np.asarray(action)
-        spaces.check_action(self.spec.action, self.spec.num_envs, action)
-        raw = action.astype(self._action_dtype).reshape(self._action_shape)
-        obs, reward, terminated, truncated, _ = self._vector.step(raw)
-        return StepResult(self._observed.convert(obs), reward.astype(np.float32), terminated, truncated)
+        failed = self._vector.step(self._action(action, self.spec.num_envs))
+        return self._result(None, failed)
 
-    def close(self) -> None:
-        """Ends the worker processes, if any."""
-        self._vector.close()
+
+class AsyncGymnasiumEnv(_Adapter):
+    """Host environments in worker processes that do not wait for each other; a `jrl.types.AsyncEnv`.
+
+    `recv` waits for one, then `batch_wait_ms` milliseconds for others. One that is made anew holds up no other: its
+    first observation comes when it is ready. Arguments otherwise as `GymnasiumEnv`.
+    """
+
+    least = 1
+
+    def __init__(
+        self, id: str, *, num_envs: int, seed: int, options: dict[str, Any], batch_wait_ms: float, **limits: Any
+    ):
+        workers = _in_workers(id, num_envs, seed, options, **limits)
+        super().__init__(workers, num_envs, limits.get("restart_failed", False))
+        self._workers, self.batch_size, self._more_s = workers, num_envs, batch_wait_ms / 1000
+
+    def reset(self) -> None:
+        """Begins new episodes in all, when the steps under way are done; their results are lost."""
+        self._workers.begin()
+
+    def send(self, action: Array, env_id: Array) -> None:
+        """Actions [n, *] for the environments `env_id` [n] i32.
+
+        Raises:
+          ValueError: another shape, dtype or range than `spec.action`, or an environment that is under way.
+        """
+        index = np.asarray(env_id).tolist()
+        action = self._action(action, len(index))
+        under_way = self._workers.busy | self._workers.ready
+        if len(set(index)) < len(index) or not under_way.isdisjoint(index):
+            raise ValueError(f"environments {index}: {sorted(under_way)} are under way, and no two actions go to one")
+        self._workers.send(action, index)
+
+    def recv(self) -> tuple[np.ndarray, StepResult]:
+        """`env_id` [n] i32, ascending, and results [n, *]. Raises RuntimeError where none is under way."""
+        if not self._workers.busy and not self._workers.ready:
+            raise RuntimeError("no environment is under way: reset, or send actions")
+        self._workers.wait(1, self._more_s)
+        env_id = np.array(sorted(self._workers.ready), np.int32)
+        self._workers.ready.clear()
+        return env_id, self._result(env_id, self._workers.failed[env_id])

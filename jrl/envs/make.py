@@ -2,7 +2,8 @@
 
 import difflib
 import inspect
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from jrl.envs import classic, suites, toys
 from jrl.envs.graph import Definition, build, time_limit
 from jrl.envs.spec import check_action
 from jrl.envs.wrappers import action_transform
-from jrl.types import Array, Env, EnvSpec, GraphEnv, InputError, Key, PyTree, Space, StepResult
+from jrl.types import Array, AsyncEnv, Env, EnvSpec, GraphEnv, InputError, Key, PyTree, Space, StepResult
 
 BACKENDS = ("envpool", "gymnasium", "graph")  # in the order that `auto` asks them
 
@@ -73,25 +74,77 @@ def resolve(id: str, backend: str = "auto") -> str:
     raise InputError(f"env.id {id}: no backend has it: {mend}")
 
 
-def check(id: str, backend: str = "auto", options: dict[str, Any] | None = None) -> list[str]:
-    """What is wrong with these, without making an environment; each message names the mend."""
+def check(
+    id: str,
+    backend: str = "auto",
+    options: dict[str, Any] | None = None,
+    *,
+    num_envs: int | None = None,
+    batch_size: int | None = None,
+    remote_worker_envs: bool = False,
+    batch_wait_ms: float | None = None,
+    restart_failed: bool = False,
+    step_timeout_s: float | None = None,
+) -> list[str]:
+    """What is wrong with these, without making an environment; each message names the mend. Arguments as `make`."""
     try:
         found = resolve(id, backend)
+    except InputError as e:
+        return list(e.errors)
+    errors = [
+        *_size_errors(id, found, num_envs, batch_size),
+        *_worker_errors(id, found, remote_worker_envs, batch_wait_ms, restart_failed, step_timeout_s),
+    ]
+    try:
         if found == "envpool":
             from jrl.envs import envpool_env
 
-            return envpool_env.check(id, options or {})
-        if found == "graph" and id not in GRAPH:
-            return suites.check(id)
-        if found == "graph":
-            _definition(id, options or {})
-        if found == "gymnasium":
+            errors += envpool_env.check(id, options or {})
+        elif found == "gymnasium":
             from jrl.envs import gym_env
 
-            return gym_env.check(id, options or {})
+            errors += gym_env.check(id, options or {})
+        elif id in GRAPH:
+            _definition(id, options or {})
+        else:
+            errors += suites.check(id)
     except InputError as e:
-        return list(e.errors)
-    return []
+        errors += e.errors
+    return errors
+
+
+def _size_errors(id: str, found: str, num_envs: int | None, batch_size: int | None) -> Iterator[str]:
+    if batch_size is None:
+        return
+    if found != "envpool":
+        yield f"env.batch_size: only EnvPool takes it, and {id} is stepped by the {found} backend: leave it out"
+    elif batch_size < 1:
+        yield f"env.batch_size: expected at least 1, got {batch_size}"
+    elif num_envs is not None and batch_size > num_envs:
+        yield f"env.batch_size {batch_size}: a vector has {num_envs} environments only: use at most so many"
+
+
+def _worker_errors(
+    id: str, found: str, remote: bool, batch_wait_ms: float | None, restart_failed: bool, step_timeout_s: float | None
+) -> Iterator[str]:
+    stepped = f"{id} is stepped by the {found} backend: "
+    other = "use env.backend gymnasium, or leave it out" if _has(id, "gymnasium") else "leave it out"
+    if remote and found != "gymnasium":
+        yield f"env.remote_worker_envs: only Gymnasium's environments run in processes, and {stepped}{other}"
+    elif remote and not hasattr(os, "fork"):
+        yield "env.remote_worker_envs: worker processes need an operating system that can fork: leave it out"
+    if batch_wait_ms is not None and not remote:
+        yield "env.batch_wait_ms: only worker processes are waited for: set env.remote_worker_envs, or leave it out"
+    elif batch_wait_ms is not None and not 0 <= batch_wait_ms < float("inf"):
+        yield f"env.batch_wait_ms: expected 0 or more, got {batch_wait_ms}"
+    name = "env_runners.restart_failed_sub_environments"
+    if restart_failed and found != "gymnasium":
+        yield f"{name}: only Gymnasium's environments are made anew, and {stepped}{other}"
+    name = "env_runners.env_step_timeout_s"
+    if step_timeout_s is not None and not remote:
+        yield f"{name}: only a worker process can be ended: set env.remote_worker_envs, or leave it out"
+    elif step_timeout_s is not None and not step_timeout_s > 0:
+        yield f"{name}: expected more than 0, got {step_timeout_s}"
 
 
 def _definition(id: str, options: dict[str, Any]) -> Definition:
@@ -111,7 +164,7 @@ def _definition(id: str, options: dict[str, Any]) -> Definition:
 
 
 def seed_range(seed: int, role: str = "train", index: int = 0) -> int:
-    """First seed of a pool; a pool of up to 65,536 environments shares none with one of another role or index.
+    """First seed of a vector; one of up to 65,536 environments shares none with one of another role or index.
 
     EnvPool's environment i of seed s is environment 0 of seed s + i: with seed + 1, an evaluation would replay the
     training environments. Indices that differ by a multiple of 8,192 share. All seeds fit int32.
@@ -148,7 +201,13 @@ def make(
     normalize_actions: bool = True,
     clip_actions: bool = True,
     host: bool = False,
-) -> GraphEnv | Env:
+    offset: int = 0,
+    batch_size: int | None = None,
+    remote_worker_envs: bool = False,
+    batch_wait_ms: float | None = None,
+    restart_failed: bool = False,
+    step_timeout_s: float | None = None,
+) -> GraphEnv | Env | AsyncEnv:
     """B environments under one contract (see `jrl.types.StepResult`).
 
     Args:
@@ -157,34 +216,69 @@ def make(
       num_envs: B.
       seed, role (one of ROLES), index: pools that differ in role or index have no environment in common. Graph
         environments take their randomness from the keys they are given instead.
-      options: passed to the environment; Gymnasium's also take `vectorization`, graph ones `max_episode_steps`.
+      options: passed to the environment; graph ones take `max_episode_steps`, too.
       normalize_actions, clip_actions: see `wrappers.action_transform`.
       host: an EnvPool environment from Python rather than inside a program.
+      offset: environments of the same seed, role and index that other vectors have before this one: split so, they
+        stay what they are in one vector.
+      batch_size: EnvPool only: fewer than num_envs come at a time, those that are ready first.
+      remote_worker_envs: Gymnasium only: each environment in a process of its own.
+      batch_wait_ms: of worker processes: those that are ready come so many milliseconds after the first; None: all
+        wait for each other.
+      restart_failed: Gymnasium only: an environment that fails is made anew (`StepResult.failed`).
+      step_timeout_s: of worker processes: a step or reset that takes longer has failed; seconds.
     Returns:
-      A GraphEnv where the environment can be stepped inside a program, else an Env.
+      An AsyncEnv with `batch_wait_ms`, or a `batch_size` below `num_envs`; else a GraphEnv where the environment can be
+      stepped inside a program, and an Env where it cannot. Gymnasium's have two members more, `foreach_env(fn)` and
+      `num_restarts`.
     Raises:
-      InputError: unknown id, backend or option, no environments, or a space that is not supported.
+      InputError: unknown id, backend or option, no environments, a space that is not supported, or a setting that does
+        not go with the backend or another setting.
     """
     if num_envs < 1:
         raise InputError(f"env.num_envs: expected at least 1, got {num_envs}")
+    errors = check(
+        id,
+        backend,
+        options,
+        num_envs=num_envs,
+        batch_size=batch_size,
+        remote_worker_envs=remote_worker_envs,
+        batch_wait_ms=batch_wait_ms,
+        restart_failed=restart_failed,
+        step_timeout_s=step_timeout_s,
+    )
+    if errors:
+        raise InputError(*errors)
     found, options = resolve(id, backend), dict(options or {})
-    env: GraphEnv | Env
+    pool: dict[str, Any] = {"num_envs": num_envs, "seed": seed_range(seed, role, index) + offset, "options": options}
+    env: Any
     if found == "graph":
         graph = id in GRAPH
         env = build(_definition(id, options), num_envs) if graph else suites.make(id, num_envs, options)
     elif found == "envpool":
         from jrl.envs import envpool_env
 
-        pool = envpool_env.EnvPoolEnv(id, num_envs=num_envs, seed=seed_range(seed, role, index), options=options)
-        env = pool if host else pool.to_graph() or pool
+        if batch_size is not None and batch_size < num_envs:
+            env = envpool_env.AsyncEnvPoolEnv(id, batch_size=batch_size, **pool)
+        else:
+            from_host = envpool_env.EnvPoolEnv(id, **pool)
+            env = from_host if host else from_host.to_graph() or from_host
     else:
         from jrl.envs import gym_env
 
-        env = gym_env.GymnasiumEnv(id, num_envs=num_envs, seed=seed_range(seed, role, index), options=options)
+        limits: dict[str, Any] = {"restart_failed": restart_failed, "step_timeout_s": step_timeout_s}
+        if batch_wait_ms is not None:
+            env = gym_env.AsyncGymnasiumEnv(id, batch_wait_ms=batch_wait_ms, **pool, **limits)
+        else:
+            env = gym_env.GymnasiumEnv(id, remote=remote_worker_envs, **pool, **limits)
     space, fn = action_transform(env.spec.action, normalize=normalize_actions, clip=clip_actions)
     if isinstance(env, GraphEnv):
         return _acting_in(env, space, fn) if fn else env
-    return _Transformed(env, env.spec._replace(action=space, env_action=env.spec.action), fn) if fn else env
+    if fn is None:
+        return env
+    spec = env.spec._replace(action=space, env_action=env.spec.action)
+    return _AsyncTransformed(env, spec, fn) if hasattr(env, "recv") else _Transformed(env, spec, fn)
 
 
 def _acting_in(env: GraphEnv, space: Space, fn: Callable[[Array], Array]) -> GraphEnv:
@@ -197,19 +291,41 @@ def _acting_in(env: GraphEnv, space: Space, fn: Callable[[Array], Array]) -> Gra
     return env._replace(spec=env.spec._replace(action=space, env_action=env.spec.action), step=step)
 
 
-class _Transformed:
-    """A host environment behind an action transform."""
+class _Behind:
+    """A host environment behind an action transform; what it has beside the members of its kind is its own."""
 
-    def __init__(self, env: Env, spec: EnvSpec, fn: Callable[[Array], Array]):
+    def __init__(self, env: Any, spec: EnvSpec, fn: Callable[[Array], Array]):
         self._env, self.spec, self._fn = env, spec, fn
 
-    def reset(self) -> PyTree:
-        return self._env.reset()
-
-    def step(self, action: Array) -> StepResult:
+    def _action(self, action: Array, num_envs: int) -> Array:
         action = np.asarray(action)
-        check_action(self.spec.action, self.spec.num_envs, action)  # before the transform, which would broadcast it
-        return self._env.step(self._fn(action))
+        check_action(self.spec.action, num_envs, action)  # before the transform, which would broadcast it
+        return self._fn(action)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._env, name)
+
+    def reset(self) -> Any:
+        return self._env.reset()
 
     def close(self) -> None:
         self._env.close()
+
+
+class _Transformed(_Behind):
+    def step(self, action: Array) -> StepResult:
+        return self._env.step(self._action(action, self.spec.num_envs))
+
+
+class _AsyncTransformed(_Behind):
+    def __init__(self, env: AsyncEnv, spec: EnvSpec, fn: Callable[[Array], Array]):
+        super().__init__(env, spec, fn)
+        self.batch_size, self.least = env.batch_size, env.least
+
+    def send(self, action: Array, env_id: Array) -> None:
+        self._env.send(self._action(action, len(env_id)), env_id)
+
+    def recv(self) -> tuple[Array, StepResult]:
+        return self._env.recv()

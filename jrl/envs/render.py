@@ -69,7 +69,7 @@ def make(
         return env
     draw = picture(spec.observation)
     if draw is not None:
-        plain = make_env(
+        plain: Any = make_env(
             id, backend=own, num_envs=1, seed=seed, role="eval", options=options, host=True, **_OWN_ACTIONS
         )
         return _Observed(plain, draw, first)

@@ -34,6 +34,11 @@ class Tracked(NamedTuple):
     running_return: Array  # [T, B] f32
 
 
+def window_of(parts: int) -> int:
+    """The latest episodes that each of so many pools reports on, so that all together report on WINDOW at least."""
+    return -(-WINDOW // parts)
+
+
 def init(num_envs: int, window: int = WINDOW) -> Columns:
     """Columns of `num_envs` environments that have just been reset."""
     nothing = jnp.full((window,), jnp.nan, jnp.float32)
@@ -72,7 +77,7 @@ def track(columns: Columns, reward, done, mask, gamma=None, learned=None) -> tup
         total, length, running = carry
         reward, learned, done, mask = row
         total, length = total + jnp.where(mask, reward, 0.0), length + mask
-        running = jnp.where(mask, learned, 0.0) + discount * running
+        running = jnp.where(mask, learned + discount * running, running)  # a void row leaves it as it is
         out = Tracked(total, length, running)
         keep = ~done
         return (total * keep, length * keep, running * keep), out

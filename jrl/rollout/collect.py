@@ -3,6 +3,9 @@
 Per step the observation is uploaded once; one jitted program acts on it and writes it, the action and the extras into
 a donated [T, B, ...] buffer; only the action comes back. Works with every environment and gives the rollouts of the
 graph path.
+
+An environment that broke at step t (`StepResult.failed`) goes on with a new episode: row t is void, as a reset row is;
+row t - 1 is truncated for the learner, and the statistics forget the episode.
 """
 
 from collections.abc import Callable
@@ -16,11 +19,21 @@ import numpy as np
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout.unroll import finish, reset_where
-from jrl.types import ActOut, Array, Env, Episodes, Key, PyTree, Rollout
+from jrl.types import ActOut, Array, AsyncEnv, Env, Episodes, InputError, Key, PyTree, Rollout
+
+FAILURES = "env/failures"  # metric: how often an environment broke so far; absent where none can
 
 
 class HostCollector:
-    """Rollouts of host environments; a Source. Arguments as `rollout.unroll.make`, and `timers`."""
+    """Rollouts of host environments; a Source. Acts on the device where the actor lies.
+
+    Arguments as `rollout.unroll.make`, and
+
+    Args:
+      timers: where the stages act, env and transfer are timed.
+      cut: `truncated` also ends episodes that broke off with an environment, for learning. False: only time limits do,
+        for those who count episodes.
+    """
 
     def __init__(
         self,
@@ -33,22 +46,26 @@ class HostCollector:
         running_return_gamma=None,
         explore: bool = True,
         timers: Timers | None = None,
+        cut: bool = True,
+        window: int = episodes.WINDOW,
     ):
         self._env, self._act, self._length, self._explore = env, act, length, explore
-        self._timers = timers or Timers()
+        self._timers, self._window = timers or Timers(), window
         self._initial_carry = carry(env.spec.num_envs)
         self._obs: PyTree
         self._carry: PyTree
         self.columns: episodes.Columns
         self._done: np.ndarray
         self._started: np.ndarray
+        self.metrics: dict[str, float] = {}  # FAILURES, once the environments have said whether they broke
         self.reset()
         self._record = jax.jit(self._record_step, donate_argnums=0)
         self._allocate = jax.jit(self._empty_buffer)
         self._keys = jax.jit(lambda key: jax.random.split(key, (length, 2))[:, 0])
         self._finish = jax.jit(
-            partial(finish, reward_transform=reward_transform, gamma=running_return_gamma), donate_argnums=0
+            partial(finish, reward_transform=reward_transform, gamma=running_return_gamma, cut=cut), donate_argnums=0
         )
+        self._forget = jax.jit(lambda failed, carry: reset_where(failed, self._initial_carry, carry))
 
     def _empty_buffer(self, actor, obs, key):
         out = jax.eval_shape(partial(self._act, explore=self._explore), actor, obs, self._initial_carry, key)
@@ -66,9 +83,13 @@ class HostCollector:
         shape = (self._length, len(self._done))
         reward, mask = np.empty(shape, np.float32), np.empty(shape, bool)
         terminated, truncated = np.empty(shape, bool), np.empty(shape, bool)
-        keys, first_carry, carry = self._keys(key), self._carry, self._carry
-        obs = jax.device_put(self._obs)
-        buffer = self._allocate(actor, obs, key)
+        failed: np.ndarray | None = None
+        device = device_of(actor)
+        # all of it committed there, as the outputs of a step will be: another kind of input is another compilation
+        state = (self._obs, self._carry, self.columns, self._keys(key))
+        obs, first_carry, self.columns, keys = jax.device_put(state, device)
+        carry = first_carry
+        buffer = jax.device_put(self._allocate(actor, obs, key), device)
         for t in range(self._length):
             with self._timers("act"):
                 buffer, action, carry = self._record(buffer, np.int32(t), actor, obs, self._done, carry, keys)
@@ -78,22 +99,51 @@ class HostCollector:
             mask[t], reward[t] = ~self._done, result.reward
             terminated[t], truncated[t] = result.terminated, result.truncated
             self._done = np.asarray(result.terminated | result.truncated)
+            if result.failed is not None:
+                failed = np.zeros(shape, bool) if failed is None else failed
+                failed[t] = result.failed
+                if failed[t].any():
+                    carry = self._forget(failed[t], carry)
             with self._timers("transfer"):
                 # a copy: the environment may reuse its array while the upload is under way
-                obs = jax.device_put(jax.tree.map(np.copy, result.obs))
+                obs = jax.device_put(jax.tree.map(np.copy, result.obs), device)
         self._obs, self._carry = obs, carry
         observed, actions, extras = buffer
         rows: Any = (observed, actions, reward, terminated, truncated, mask, extras)
-        self.columns, rollout, report = self._finish(self.columns, rows, obs, first_carry, self._started)
+        self.columns, rollout, report = self._finish(self.columns, rows, obs, first_carry, self._started, failed)
         self._started = np.ones_like(self._started)
+        if failed is not None:
+            self.metrics = {FAILURES: self.metrics.get(FAILURES, 0.0) + float(failed.sum())}
         return rollout, report
 
     def reset(self, key: Key | None = None) -> None:
         """All environments to the start of an episode; their seed was given when they were made."""
         num_envs = self._env.spec.num_envs
-        self._obs, self._carry = self._env.reset(), self._initial_carry
+        self._obs, self._carry = jax.tree.map(np.copy, self._env.reset()), self._initial_carry
         self._done, self._started = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
-        self.columns = episodes.init(num_envs)
+        self.columns = episodes.init(num_envs, self._window)
 
     def close(self) -> None:
         self._env.close()
+
+    def foreach_env(self, fn: Callable[[Any], Any]) -> list:
+        """`fn` of each environment. Raises InputError where they are not Python objects of this program."""
+        return foreach_env(self._env, fn)
+
+
+def device_of(actor: PyTree) -> jax.Device:
+    """Where the actor lies, and so where it acts."""
+    found = (next(iter(x.devices())) for x in jax.tree.leaves(actor) if isinstance(x, jax.Array))
+    return next(found, jax.local_devices()[0])
+
+
+def foreach_env(env: Env | AsyncEnv, fn: Callable[[Any], Any]) -> list:
+    """`fn` of each environment, in their order.
+
+    Raises:
+      InputError: the environments do not offer it.
+    """
+    call = getattr(env, "foreach_env", None)
+    if call is None:
+        raise InputError(f"foreach_env: {type(env).__name__} does not let Python call its environments one by one")
+    return call(fn)

@@ -1,14 +1,14 @@
 """Exactly N episodes, chosen without bias."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jrl.metrics import episodes
 from jrl.rollout import sources
-from jrl.types import ActOut, Env, GraphEnv, Key, PyTree
+from jrl.types import ActOut, AsyncEnv, Env, GraphEnv, Key, PyTree
 
 _LENGTH = 64  # steps between two looks at who has finished
 
@@ -32,7 +32,7 @@ class Evaluation(NamedTuple):
 
 
 def evaluator(
-    env: GraphEnv | Env,
+    env: GraphEnv | Env | AsyncEnv,
     act: Callable[..., ActOut],
     *,
     num_episodes: int,
@@ -44,6 +44,7 @@ def evaluator(
 
     Each of the B environments plays a fixed share, `num_episodes / B` rounded up or down, and only its first episodes
     count: the first N to finish, over all environments, would favour short ones. Every evaluation starts from a reset.
+    An episode that broke off with its environment does not count.
 
     Args:
       env: B environments of its own, B <= num_episodes.
@@ -61,14 +62,18 @@ def evaluator(
 
     def evaluate(actor: PyTree, key: Key) -> Evaluation:
         if not source:
-            source.append(sources.make(env, act, key=key, length=_LENGTH, carry=carry, explore=explore))
+            options: dict[str, Any] = {"length": _LENGTH, "carry": carry, "explore": explore}
+            if not isinstance(env, GraphEnv):
+                options["cut"] = False
+            source.append(sources.make(env, act, key=key, **options))
         else:
             source[0].reset(key)
         columns = episodes.init(num_envs)
         found: list[list[tuple[float, int]]] = [[] for _ in range(num_envs)]
         for block in range(-(-max_steps // _LENGTH)):
             rollout, _ = source[0].next(actor, jax.random.fold_in(key, block))
-            done = rollout.terminated | rollout.truncated
+            # an episode whose environment broke is followed by a void row, too: it does not count
+            done = rollout.terminated | rollout.truncated | ~rollout.mask
             columns, tracked = track(columns, rollout.reward, done, rollout.mask)
             ended, returns, lengths = (
                 np.asarray(x) for x in (done & rollout.mask, tracked.episode_return, tracked.length)

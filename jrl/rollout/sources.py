@@ -1,22 +1,38 @@
-"""Where the loop's rollouts come from: `next(actor, key) -> (Rollout, Episodes)`, `reset(key)` and `close()`."""
+"""Where the loop's rollouts come from: `next(actor, key) -> (Rollout, Episodes)`, `reset(key)` and `close()`.
 
+`make` gives the source of one vector of environments; `Pools` puts several side by side, `Async` collects in a thread.
+"""
+
+import collections
+import concurrent.futures
 import dataclasses
-from collections.abc import Callable
-from typing import Protocol
+import functools
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout import unroll
-from jrl.rollout.collect import HostCollector
-from jrl.types import ActOut, Env, Episodes, GraphEnv, Key, PyTree, Rollout
+from jrl.rollout.collect import FAILURES, HostCollector
+from jrl.rollout.collect_async import AsyncCollector
+from jrl.types import ActOut, AsyncEnv, Env, Episodes, GraphEnv, Key, PyTree, Rollout
 
 
 class Source(Protocol):
     """Yields rollouts of the same columns, one after the other."""
 
-    columns: episodes.Columns  # episode statistics
+    columns: episodes.Columns  # episode statistics, of several parts [K, ...]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of the latest rollout, beside the episodes."""
+        ...
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]: ...
 
@@ -27,14 +43,18 @@ class Source(Protocol):
 
 
 class GraphSource:
-    """Rollouts of a GraphEnv as a program of its own. Arguments as `rollout.unroll.make`."""
+    """Rollouts of a GraphEnv as a program of its own, on `device`. Other arguments as `rollout.unroll.make`."""
 
-    def __init__(self, env: GraphEnv, act: Callable[..., ActOut], *, key: Key, **options):
+    def __init__(
+        self, env: GraphEnv, act: Callable[..., ActOut], *, key: Key, device: jax.Device | None = None, **options
+    ):
         functions = unroll.make(env, act, **options)
         self._env = env
         step = jax.jit(functions.step, donate_argnums=0)
         self._step = step if env.pure else outside_compile_cache(step)
         self._init = functions.init
+        self._device = device or jax.local_devices()[0]
+        self.metrics: dict[str, float] = {}
         self._state: unroll.UnrollState
         self.reset(key)
 
@@ -44,7 +64,7 @@ class GraphSource:
 
     @columns.setter
     def columns(self, columns: episodes.Columns) -> None:
-        self._state = dataclasses.replace(self._state, columns=jax.device_put(columns, jax.local_devices()[0]))
+        self._state = dataclasses.replace(self._state, columns=jax.device_put(columns, self._device))
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
         self._state, rollout, report = self._step(self._state, actor, key)
@@ -52,7 +72,7 @@ class GraphSource:
 
     def reset(self, key: Key) -> None:
         # committed to the device, as the outputs of a step will be: another kind of input is another compilation
-        self._state = jax.device_put(self._init(key), jax.local_devices()[0])
+        self._state = jax.device_put(self._init(key), self._device)
 
     def close(self) -> None:
         self._env.close()
@@ -83,9 +103,201 @@ def outside_compile_cache(fn: Callable) -> Callable:
 
 
 def make(
-    env: GraphEnv | Env, act: Callable[..., ActOut], *, key: Key, timers: Timers | None = None, **options
+    env: GraphEnv | Env | AsyncEnv,
+    act: Callable[..., ActOut],
+    *,
+    key: Key,
+    timers: Timers | None = None,
+    device: jax.Device | None = None,
+    **options,
 ) -> Source:
-    """The source that fits the kind of environment."""
+    """The source that fits the kind of environment; from the host, it acts on the device where the actor lies."""
     if isinstance(env, GraphEnv):
-        return GraphSource(env, act, key=key, **options)
+        return GraphSource(env, act, key=key, device=device, **options)
+    if isinstance(env, AsyncEnv):
+        return AsyncCollector(env, act, timers=timers, **options)
     return HostCollector(env, act, timers=timers, **options)
+
+
+# ---------------------------------------------------------------- threads
+
+
+class _Thread:
+    """Makes calls one after the other, in a thread of its own."""
+
+    def __init__(self, name: str):
+        self._calls: queue.SimpleQueue = queue.SimpleQueue()
+        # a daemon: an environment that hangs must not keep the process
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, fn: Callable, *args: Any) -> concurrent.futures.Future:
+        """Orders a call; the future has its result, or its exception with the thread's own traceback."""
+        future: concurrent.futures.Future = concurrent.futures.Future()
+        self._calls.put((future, fn, args))
+        return future
+
+    def _run(self) -> None:
+        while order := self._calls.get():
+            future, fn, args = order
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(fn(*args))
+            except BaseException as e:  # whoever waits for it decides
+                future.set_exception(e)
+            del order, future, fn, args  # or the latest rollout would live until the next order
+
+    def close(self) -> None:
+        """Waits for the call under way, but not for ever; cancel the others first."""
+        self._calls.put(None)
+        self._thread.join(_PATIENCE)
+
+
+_PATIENCE = 2.0  # seconds for the call under way, when a thread is to end
+
+
+class Pools:
+    """Several sources, of neighbouring columns, as one; each acts on a device of its own, in a thread of its own.
+
+    Args:
+      parts: K sources, in the order of their columns.
+      devices: where each of them acts.
+      join: from K rollouts to the one of all columns.
+      stack: from K trees to one with leaves [K, ...].
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Source],
+        *,
+        devices: Sequence[jax.Device],
+        join: Callable[[Sequence[Rollout]], Rollout],
+        stack: Callable[[Sequence[PyTree]], PyTree],
+    ):
+        self._parts, self._devices, self._join, self._stack = list(parts), list(devices), join, stack
+        # one part is called as it is: a thread in between would be a few percent of a short rollout
+        self._threads = [_Thread(f"jrl-collect-{i}") for i in range(len(self._parts))] if len(self._parts) > 1 else []
+
+    def _each(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """The results of K calls, one per part, each in its thread."""
+        if not self._threads:
+            return [call() for call in calls]
+        orders = [thread.call(call) for thread, call in zip(self._threads, calls)]
+        return [order.result() for order in orders]
+
+    @property
+    def columns(self) -> episodes.Columns:
+        found = [part.columns for part in self._parts]
+        return self._stack(found) if len(found) > 1 else found[0]
+
+    @columns.setter
+    def columns(self, columns: episodes.Columns) -> None:
+        for i, part in enumerate(self._parts):
+            part.columns = jax.tree.map(lambda x, i=i: x[i], columns) if len(self._parts) > 1 else columns
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Means over the parts; counts of failures are summed."""
+        found = [part.metrics for part in self._parts]
+        total = {name: sum(m.get(name, 0.0) for m in found) for m in found for name in m}
+        return {name: x if name == FAILURES else x / len(found) for name, x in total.items()}
+
+    def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
+        if not self._threads:
+            rollout, report = self._parts[0].next(jax.device_put(actor, self._devices[0]), key)
+            return self._join([rollout]), report
+
+        def collect(i: int) -> tuple[Rollout, Episodes]:
+            here = jax.device_put((actor, jax.random.fold_in(key, i)), self._devices[i])
+            return self._parts[i].next(*here)
+
+        made = self._each([functools.partial(collect, i) for i in range(len(self._parts))])
+        return self._join([rollout for rollout, _ in made]), self._stack([report for _, report in made])
+
+    def reset(self, key: Key) -> None:
+        def again(i: int) -> None:
+            self._parts[i].reset(jax.random.fold_in(key, i))
+
+        self._each([functools.partial(again, i) for i in range(len(self._parts))])
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.close()
+        for part in self._parts:
+            part.close()
+
+
+class _Order(NamedTuple):
+    made: concurrent.futures.Future
+    version: int  # updates before the weights that act in it
+
+
+class Async:
+    """Collects in a thread while the caller learns.
+
+    Call n of `next` orders rollout n + lag, to be made with the actor of this call, and returns rollout n. Once the
+    pipe is full every rollout is made by weights `lag` updates old, and no call depends on which thread was quicker: a
+    run is as reproducible as one that waits. Metric `rollout/policy_lag`. An exception in the thread is raised by the
+    call that would have returned the rollout.
+
+    Args:
+      source: of the rollouts.
+      lag: at least 1, rollouts that are under way while one is learned from. 1 is enough to keep one thread busy; more
+        help where the time to collect varies.
+      timers: get `collect`, the time of the thread.
+    """
+
+    def __init__(self, source: Source, *, lag: int, timers: Timers | None = None):
+        if lag < 1:
+            raise ValueError(f"lag: expected at least 1, got {lag}")
+        self._source, self._lag, self._timers = source, lag, timers or Timers()
+        self._thread = _Thread("jrl-async")
+        self._orders: collections.deque[_Order] = collections.deque()
+        self._calls = 0
+        # the learner's own arrays are donated to its next update, perhaps before the thread has read them
+        self._copy = jax.jit(lambda actor: jax.tree.map(jnp.copy, actor))
+        self.metrics: dict[str, float] = {}
+
+    def _collect(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes, dict[str, float]]:
+        start = time.perf_counter()
+        rollout, report = self._source.next(actor, key)
+        jax.block_until_ready(rollout)  # or the thread would run ahead of the device
+        self._timers.add("collect", time.perf_counter() - start)
+        return rollout, report, self._source.metrics
+
+    def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
+        actor = self._copy(actor)
+        for i in range(self._lag + 1) if self._calls == 0 else (self._lag,):
+            order = self._thread.call(self._collect, actor, jax.random.fold_in(key, i))
+            self._orders.append(_Order(order, self._calls))
+        order, version = self._orders.popleft()
+        rollout, report, metrics = order.result()
+        self.metrics = {**metrics, "rollout/policy_lag": float(self._calls - version)}
+        self._calls += 1
+        return rollout, report
+
+    @property
+    def columns(self) -> episodes.Columns:
+        """Those after the rollouts that are under way, for which it waits."""
+        return self._thread.call(lambda: self._source.columns).result()
+
+    @columns.setter
+    def columns(self, columns: episodes.Columns) -> None:
+        self._thread.call(setattr, self._source, "columns", columns).result()
+
+    def reset(self, key: Key) -> None:
+        """Also drops the rollouts that are under way."""
+        self._drop()
+        self._thread.call(self._source.reset, key).result()
+
+    def _drop(self) -> None:
+        for order in self._orders:
+            order.made.cancel()
+        self._orders.clear()
+        self._calls = 0
+
+    def close(self) -> None:
+        self._drop()
+        self._thread.close()
+        self._source.close()

@@ -43,6 +43,7 @@ def make(
     reward_transform: Callable[[Array], Array] | None = None,
     running_return_gamma=None,
     explore: bool = True,
+    window: int = episodes.WINDOW,
 ) -> Unroll:
     """Builds the two functions that run `act` in `env`.
 
@@ -54,13 +55,14 @@ def make(
       reward_transform: what the learner sees of a reward [T, B]; episode statistics keep the raw one.
       running_return_gamma: `Algo.running_return_gamma`.
       explore: passed to `act`.
+      window: the latest so many episodes are reported on.
     """
     num_envs = env.spec.num_envs
 
     def init(key: Key) -> UnrollState:
         env_state, obs = env.reset(key)
         done, started = (jnp.zeros((num_envs,), bool) for _ in range(2))  # two buffers: each is donated
-        return UnrollState(env_state, obs, done, started, carry(num_envs), episodes.init(num_envs))
+        return UnrollState(env_state, obs, done, started, carry(num_envs), episodes.init(num_envs, window))
 
     def step(state: UnrollState, actor: PyTree, key: Key):
         initial_carry = carry(num_envs)
@@ -118,13 +120,34 @@ def reset_where(reset, initial: PyTree, carry: PyTree) -> PyTree:
     return jax.tree.map(pick, initial, carry)
 
 
-def finish(columns, rows, last_obs, carry, contiguous, *, reward_transform, gamma):
-    """From recorded rows to (columns, Rollout, Episodes); the same for the graph path and the host path."""
+def finish(
+    columns, rows, last_obs, carry, contiguous, failed=None, *, reward_transform, gamma, cut: bool = True
+) -> tuple[episodes.Columns, Rollout, Episodes]:
+    """From recorded rows to a Rollout and what is known of its episodes; the same for all that collect.
+
+    Args:
+      columns: episode statistics before the rollout.
+      rows: (obs, action, reward, terminated, truncated, mask, extras), each [T, B, ...]; mask is False on reset rows
+        and on rows that were left empty.
+      last_obs, carry, contiguous: of the Rollout.
+      failed: [T, B] bool, rows on which the environment broke and was made anew: they become reset rows, and their
+        episodes are forgotten by the statistics. None: nothing broke and no row is empty, which costs nothing.
+      reward_transform, gamma: see `make`.
+      cut: where a void row follows upon a row that was no end, its `truncated` is set: for learning. Its successor's
+        observation is a true one of the same episode, so that bootstrapping from it is right.
+    """
     obs, action, reward, terminated, truncated, mask, extras = rows
-    done = terminated | truncated
+    done = ended = terminated | truncated
+    if failed is not None:
+        contiguous = contiguous & ~(failed[0] & mask[0])  # a reset that broke is still the reset after an end
+        mask = mask & ~failed
+        ended = done | failed  # on a masked row: nothing is counted, but the sums begin anew
+        if cut:
+            short = mask[:-1] & ~mask[1:] & ~done[:-1]
+            truncated = truncated | jnp.concatenate([short, jnp.zeros_like(mask[:1])])
     learned = reward if reward_transform is None else reward_transform(reward)
-    columns, tracked = episodes.track(columns, reward, done, mask, gamma, learned)
-    columns, report = episodes.reduce(columns, tracked, done, mask)
+    columns, tracked = episodes.track(columns, reward, ended, mask, gamma, learned)
+    columns, report = episodes.reduce(columns, tracked, ended, mask)
     if gamma is not None:
         extras = {**extras, "running_return": tracked.running_return}
     rollout = Rollout(obs, last_obs, action, learned, terminated, truncated, mask, contiguous, extras, carry)

@@ -15,13 +15,17 @@ KINDS: dict[str, dict[str, Any]] = {
     "program": {"backend": "envpool"},  # EnvPool inside a jitted program
     "host": {"backend": "envpool", "host": True},
     "gymnasium": {"backend": "gymnasium"},
-    "async": {"backend": "gymnasium", "options": {"vectorization": "async"}},
+    "workers": {"backend": "gymnasium", "remote_worker_envs": True},
+    # these do not wait for each other; `Stepper` waits for all
+    "ready_host": {"backend": "envpool", "batch_size": 2},
+    "ready_workers": {"backend": "gymnasium", "remote_worker_envs": True, "batch_wait_ms": 0.0},
 }
 
 
 def make(id: str, kind: str, *, num_envs: int = 4, seed: int = 0, options: dict | None = None, **kwargs: Any) -> Any:
     settings = dict(KINDS[kind])
-    options = {**settings.pop("options", {}), **(options or {})}
+    if "batch_size" in settings:
+        settings["batch_size"] = 2 if num_envs % 2 == 0 else 1  # what `Stepper` waits for comes in whole batches
     return envs.make(id, num_envs=num_envs, seed=seed, options=options, **settings, **kwargs)
 
 
@@ -30,7 +34,7 @@ class Stepper:
 
     def __init__(self, env: Any, seed: int = 0):
         self.env, self.spec, self._key, self._count = env, env.spec, jax.random.key(seed), 0
-        self.graph = isinstance(env, GraphEnv)
+        self.graph, self.ready = isinstance(env, GraphEnv), hasattr(env, "recv")
         if self.graph:
             self._step = jax.jit(env.step)
             self._reset = jax.jit(env.reset) if env.pure else env.reset
@@ -40,16 +44,34 @@ class Stepper:
         return jax.random.fold_in(self._key, self._count)
 
     def reset(self) -> np.ndarray:
+        if self.ready:
+            self.env.reset()
+            return self._all().obs
         if not self.graph:
             return self.env.reset()
         self._state, obs = self._reset(self._next_key())
         return np.array(obs)
 
     def step(self, action: Any) -> StepResult:
+        if self.ready:
+            self.env.send(action, np.arange(self.spec.num_envs, dtype=np.int32))
+            return self._all()
         if not self.graph:
             return self.env.step(action)
         self._state, result = self._step(self._state, action, self._next_key())
         return jax.tree.map(np.array, result)
+
+    def _all(self) -> StepResult:
+        """The results of all, which are under way, in order."""
+        parts: list[Any] = []
+        while sum(len(ids) for ids, _ in parts) < self.spec.num_envs:
+            ids, result = self.env.recv()
+            assert ids.dtype == np.int32 and 1 <= len(ids) <= self.env.batch_size
+            assert all(len(x) == len(ids) for x in jax.tree.leaves(result))
+            parts.append((ids, result))
+        order = np.concatenate([ids for ids, _ in parts])
+        assert sorted(order) == list(range(self.spec.num_envs))
+        return jax.tree.map(lambda *x: np.concatenate(x)[np.argsort(order)], *[result for _, result in parts])
 
 
 class Trajectory(NamedTuple):
@@ -58,6 +80,7 @@ class Trajectory(NamedTuple):
     reward: np.ndarray  # [T, B]
     terminated: np.ndarray  # [T, B]
     truncated: np.ndarray  # [T, B]
+    failed: np.ndarray | None = None  # [T, B]
 
     @property
     def done(self) -> np.ndarray:
@@ -90,7 +113,7 @@ def run(
         rows = [stepper.step(a) for a in actions]
     finally:
         stepper.env.close()
-    return Trajectory(first, *(np.stack(column) for column in zip(*rows)))
+    return Trajectory(first, *(None if column[0] is None else np.stack(column) for column in zip(*rows)))
 
 
 def random_actions(space: Any, steps: int, num_envs: int, seed: int = 0) -> np.ndarray:

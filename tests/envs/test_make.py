@@ -1,5 +1,7 @@
 """Ids, backends, options: what is wrong is named together with the mend; a user's own class works."""
 
+import itertools
+
 import gymnasium
 import numpy as np
 import pytest
@@ -48,7 +50,8 @@ ERRORS = [  # id, backend, options, what each message must say
         [["env.options.dela", "did you mean delay?"], ["max_episode_steps, delay, episode_length"]],
     ),
     ("CartPole-v1", "graph", {"num_envs": 1, "a": 2}, [["env.options.num_envs"], ["env.options.a"]]),
-    ("CartPole-v1", "gymnasium", {"vectorization": "threads"}, [["vectorization", "sync or async", "'threads'"]]),
+    ("CartPole-v1", "gymnasium", {"vectorization": "async"}, [["options.vectorization", "env.remote_worker_envs"]]),
+    ("CartPole-v1", "envpool", {"batch_size": 1}, [["env.options.batch_size", "env.batch_size"]]),
     ("no_such_module:Env", "auto", {}, [["no_such_module:Env", "cannot import no_such_module"]]),
     (":Env", "auto", {}, [[":Env", "cannot import"]]),
     ("env_helpers:Missing", "auto", {}, [["env_helpers:Missing", "has no Missing", "class or function"]]),
@@ -84,7 +87,7 @@ def test_an_error_names_the_thing_and_the_mend(id, backend, options, expected, m
         ("CartPole-v1", "auto", None),
         ("CartPole-v1", "envpool", {"max_episode_steps": 9, "num_threads": 1}),
         ("RepeatAfterMe-v0", "graph", {"delay": 3, "max_episode_steps": 9}),
-        ("CartPole-v1", "gymnasium", {"vectorization": "async"}),
+        ("CartPole-v1", "gymnasium", {"render_mode": "rgb_array"}),
         ("env_helpers:Countdown", "auto", {"start": 2}),
     ],
 )
@@ -92,6 +95,57 @@ def test_check_finds_nothing_wrong(id, backend, options):
     made = len(Countdown.made)
     assert envs.check(id, backend, options) == []
     assert len(Countdown.made) == made
+
+
+remote = {"remote_worker_envs": True}
+SETTINGS = [  # id, backend, settings, what each message must say
+    ("CartPole-v1", "gymnasium", {"batch_size": 2}, [["env.batch_size", "only EnvPool", "gymnasium backend"]]),
+    ("Catch-v0", "graph", {"batch_size": 2}, [["env.batch_size", "only EnvPool", "graph backend"]]),
+    ("CartPole-v1", "envpool", {"batch_size": 0}, [["env.batch_size", "at least 1", "0"]]),
+    ("CartPole-v1", "envpool", {"batch_size": 5}, [["env.batch_size 5", "4 environments"]]),
+    ("CartPole-v1", "auto", remote, [["env.remote_worker_envs", "the envpool backend", "env.backend gymnasium"]]),
+    ("StatelessCartPole-v1", "auto", remote, [["env.remote_worker_envs", "the graph backend", "leave it out"]]),
+    ("CartPole-v1", "gymnasium", {"batch_wait_ms": 1.0}, [["env.batch_wait_ms", "env.remote_worker_envs"]]),
+    ("CartPole-v1", "gymnasium", {"batch_wait_ms": -1.0, **remote}, [["env.batch_wait_ms", "0 or more", "-1.0"]]),
+    ("CartPole-v1", "gymnasium", {"step_timeout_s": 1.0}, [["env_step_timeout_s", "env.remote_worker_envs"]]),
+    ("CartPole-v1", "gymnasium", {"step_timeout_s": 0.0, **remote}, [["env_step_timeout_s", "more than 0", "0.0"]]),
+    ("CartPole-v1", "auto", {"restart_failed": True}, [["restart_failed_sub_environments", "env.backend gymnasium"]]),
+    ("Catch-v0", "graph", {"restart_failed": True}, [["restart_failed_sub_environments", "the graph backend"]]),
+    (  # all at once, with what is wrong elsewhere
+        "CartPole-v1",
+        "envpool",
+        {"batch_size": 9, "batch_wait_ms": 1.0, "options": {"zz": 1}, **remote},
+        [["env.batch_size 9"], ["env.remote_worker_envs"], ["env.options.zz"]],
+    ),
+]
+
+
+@pytest.mark.parametrize(("id", "backend", "settings", "expected"), SETTINGS)
+def test_settings_that_do_not_go_together(id, backend, settings, expected):
+    errors = make_error(id, backend=backend, num_envs=4, **settings)
+    assert len(errors) == len(expected)
+    for error, parts in zip(errors, expected):
+        assert all(part in error for part in parts), error
+    assert envs.check(id, backend, num_envs=4, **settings) == errors
+
+
+def test_settings_that_go_together():
+    """And what they make: with all environments in a batch, EnvPool's wait for each other."""
+    for settings, members in (
+        ({"backend": "envpool", "batch_size": 4, "host": True}, ["step"]),
+        ({"backend": "envpool", "batch_size": 3}, ["recv", "batch_size", "least"]),
+        ({"backend": "gymnasium", "restart_failed": True}, ["step", "foreach_env", "num_restarts"]),
+        (
+            {"backend": "gymnasium", "batch_wait_ms": 0.0, "restart_failed": True, "step_timeout_s": 9.0, **remote},
+            ["recv", "foreach_env"],
+        ),
+    ):
+        checked = {k: v for k, v in settings.items() if k != "host"}
+        assert envs.check("CartPole-v1", num_envs=4, **checked) == []
+        env = envs.make("CartPole-v1", num_envs=4, **settings)
+        env.close()
+        assert all(hasattr(env, name) for name in members), settings
+        assert hasattr(env, "step") != hasattr(env, "recv")
 
 
 @pytest.mark.parametrize("num_envs", [0, -3])
@@ -102,8 +156,8 @@ def test_no_environments(num_envs):
 
 def test_options_that_only_the_constructor_knows():
     """Gymnasium's options are the constructor's own: known only when it is called."""
-    for id in ("CartPole-v1", "env_helpers:Countdown"):
-        (error,) = make_error(id, backend="gymnasium", options={"strat": 2})
+    for id, settings in itertools.product(("CartPole-v1", "env_helpers:Countdown"), ({}, remote)):
+        (error,) = make_error(id, backend="gymnasium", options={"strat": 2}, **settings)
         assert id in error and "strat" in error and "cannot be made" in error
 
 
@@ -147,14 +201,13 @@ def test_host_keeps_envpool_out_of_the_program():
 # ---------------------------------------------------------------- a user's own
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_a_users_class_with_options(vectorization):
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_users_class_with_options(remote):
     """Counts 2, 1, 0: rewards are what is left; the final observation is 0, the row after it resets to 2."""
-    options = {"start": 2, "vectorization": vectorization}
-    env = envs.make("env_helpers:Countdown", num_envs=3, options=options)
+    env = envs.make("env_helpers:Countdown", num_envs=3, options={"start": 2}, remote_worker_envs=remote)
     assert env.spec.observation == Box((1,), "float32", 0.0, 2.0)
     assert env.spec.action == Discrete(2) and env.spec.max_episode_steps is None
-    assert Countdown.made[-1] == {"start": 2}
+    assert env.foreach_env(lambda env: type(env).made[-1]) == [{"start": 2}] * 3
     stepper = Stepper(env)
     assert stepper.reset().tolist() == [[2.0]] * 3
     rows = [stepper.step(np.zeros(3, np.int32)) for _ in range(5)]
@@ -209,11 +262,21 @@ box, discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
             discrete(2),
             (Box((4,), "float32", (0.0, 0.0, -3.0, -3.0), (1.0, 1.0, 3.0, 3.0)), Discrete(2)),
         ),
+        (
+            gymnasium.spaces.Dict(b=box(2, 3, (1, 1)), a=box(0, 255, (2,), np.uint8)),
+            box(-1, 1, (2, 2), np.float64),
+            (
+                Box((3,), "float32", (2.0, 0.0, 0.0), (3.0, 255.0, 255.0)),
+                Box((2, 2), "float32", -1.0, 1.0),
+            ),
+        ),
     ],
 )
-def test_spaces_become_ours(observation, action, expected):
+@pytest.mark.parametrize("remote", [False, True])
+def test_spaces_become_ours(observation, action, expected, remote):
     """What comes out is of the spec; what goes in is of the environment's own space (`Spaces` asserts it)."""
-    env = envs.make("env_helpers:Spaces", num_envs=2, options={"observation": observation, "action": action})
+    options = {"observation": observation, "action": action}
+    env = envs.make("env_helpers:Spaces", num_envs=2, options=options, remote_worker_envs=remote)
     spec = env.spec
     assert (spec.observation, spec.action) == expected
     obs = [env.reset()] + [env.step(np.ones((2, *spec.action.shape), spec.action.dtype)).obs for _ in range(20)]

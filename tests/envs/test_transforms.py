@@ -79,7 +79,7 @@ def test_nothing_to_do_is_none(space):
 def test_make_applies_the_transform():
     """Pendulum's torque is in [-2, 2]: the policy's 0.5 is the environment's 1."""
     halves, ones = np.full((20, 3, 1), 0.5, np.float32), np.full((20, 3, 1), 1.0, np.float32)
-    for kind in ("graph", "host", "program", "gymnasium"):
+    for kind in ("graph", "host", "program", "gymnasium", "workers", "ready_host"):
         raw = run_pendulum(kind, ones, normalize_actions=False, clip_actions=False)
         np.testing.assert_array_equal(raw, run_pendulum(kind, halves), err_msg=kind)
         np.testing.assert_array_equal(raw, run_pendulum(kind, ones, normalize_actions=False), err_msg=kind)

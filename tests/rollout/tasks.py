@@ -1,11 +1,16 @@
-"""A task with random ends of both kinds, a recurrent policy, and the same environments as host environments."""
+"""A task with random ends of both kinds, a recurrent policy, the same environments as host environments; and
+environments that follow a script and may break, in step or one by one, with a Python loop that says what a collector
+should make of them.
+"""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jrl.envs.graph import Definition, build
-from jrl.types import ActOut, Box, Discrete, StepResult
+from jrl.types import ActOut, Box, Discrete, EnvSpec, Rollout, StepResult
 
 INITIAL = 0.5  # of the recurrent state: not 0, so that a forgotten reset shows
 
@@ -21,7 +26,7 @@ def drift() -> Definition:
 
 
 def carry(batch_size):
-    return {"memory": jnp.full((batch_size, 3), INITIAL)}
+    return {"memory": jnp.full((batch_size, 3), INITIAL, jnp.float32)}
 
 
 def act(actor, obs, carry, key, explore=True):
@@ -77,3 +82,182 @@ def _aligned(x):
     out = raw[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
     out[...] = x
     return out
+
+
+class Stream:
+    """One environment that says what happened: its step n does script[n % len(script)].
+
+    `.` nothing, `e` a true end, `l` a time limit, `f` it breaks; on a reset row only `f` counts. An observation is
+    (a number that the actions change, the index, steps so far).
+    """
+
+    def __init__(self, index, script):
+        self.index, self.script = index, script
+        self.steps, self.done = 0, False
+
+    def begin(self):
+        self.x, self.done = np.float32((self.steps % 5) / 4 + 0.1 * self.index), False
+        return self._obs()
+
+    def step(self, action):
+        """(obs, reward, terminated, truncated, failed)"""
+        event = self.script[self.steps % len(self.script)]
+        self.steps += 1
+        if self.done or event == "f":
+            return self.begin(), np.float32(0), False, False, event == "f"
+        self.x = np.float32(0.6) * self.x + np.float32(0.5 * action + 0.05 * (self.steps % 3))
+        self.done = event in "el"
+        return self._obs(), self.x * np.float32(1 + action), event == "e", event == "l", False
+
+    def _obs(self):
+        return np.array([self.x, self.index, self.steps], np.float32)
+
+
+class Streams:
+    """Host environments made of one Stream per script."""
+
+    def __init__(self, scripts):
+        self.scripts = scripts
+        self.spec = EnvSpec(Box((3,)), Discrete(2), len(scripts))
+        self.can_fail = "f" in "".join(scripts)
+
+    def reset(self):
+        self.streams = [Stream(b, script) for b, script in enumerate(self.scripts)]
+        return np.stack([stream.begin() for stream in self.streams])
+
+    def step(self, action):
+        return self._result([stream.step(a) for stream, a in zip(self.streams, action.tolist(), strict=True)])
+
+    def _result(self, rows):
+        obs, reward, *flags = (np.stack(x) for x in zip(*rows))
+        return StepResult(obs, reward, *flags) if self.can_fail else StepResult(obs, reward, *flags[:2])
+
+    def foreach_env(self, fn):
+        return [fn(stream) for stream in self.streams]
+
+    def close(self):
+        self.closed = True
+
+
+class AsyncStreams(Streams):
+    """The same environments, each of which answers `delay(b)` after it was asked, by a clock of its own.
+
+    Returns the same arrays again and again, as EnvPool may.
+    """
+
+    def __init__(self, scripts, *, batch_size, least, delay):
+        super().__init__(scripts)
+        self.batch_size, self.least, self._delay = batch_size, least, delay
+        self._sizes = np.random.default_rng(0)
+        self._memory = None
+
+    def reset(self):
+        first = super().reset()
+        num_envs = len(first)
+        self._now, self._queue, self._asked = 0.0, [], 0
+        self.given = np.full(num_envs, -1)  # results of actions, for each; -1 before the first observation
+        for b in range(num_envs):
+            self._ask(b, (first[b], np.float32(0), False, False, False))
+
+    def _ask(self, b, row):
+        assert all(b != other for _, _, other, _ in self._queue), f"{b} is under way"
+        self._queue.append((self._now + self._delay(b), self._asked, b, row))
+        self._asked += 1
+
+    def send(self, action, env_id):
+        assert 1 <= len(env_id) <= self.batch_size
+        for a, b in zip(action.tolist(), env_id.tolist(), strict=True):
+            self._ask(b, self.streams[b].step(a))
+
+    def recv(self):
+        assert len(self._queue) >= self.least, "would wait for ever"
+        self._queue.sort()
+        most = min(self.batch_size, len(self._queue))
+        n = most if self.least == self.batch_size else int(self._sizes.integers(1, most + 1))
+        ready, self._queue = self._queue[:n], self._queue[n:]
+        self._now = ready[-1][0]
+        ids = np.array([b for _, _, b, _ in ready], np.int32)
+        self.given[ids] += 1
+        result = (ids, self._result([row for *_, row in ready]))
+        if self._memory is None:
+            full = jax.tree.map(lambda x: np.zeros((self.batch_size, *x.shape[1:]), x.dtype), result)
+            self._memory = jax.tree.map(_aligned, full)
+        for mine, new in zip(jax.tree.leaves(self._memory), jax.tree.leaves(result)):
+            mine[...] = 0
+            mine[:n] = new
+        return jax.tree.map(lambda x: x[:n], self._memory)
+
+
+def scripts(num_envs, seed, events="....elf"):
+    """Random scripts of different lengths."""
+    draws = np.random.default_rng(seed)
+    return ["".join(draws.choice(list(events), 17 + b)) for b in range(num_envs)]
+
+
+class Expected(NamedTuple):
+    """What a rollout should hold, by a Python loop over each environment's own stream; and its episodes."""
+
+    rollout: Rollout
+    ended: list[tuple[float, int]]  # return and length
+    rows: np.ndarray  # [B] rows that are not padding
+
+
+def expected(env_scripts, rollouts, given, actors, gamma):
+    """One Expected per rollout: every stream is stepped again, with the actions of the rollouts.
+
+    Args:
+      rollouts: as collected, of which only the actions are read.
+      given: [1 + len(rollouts)] of [B]: results that each environment had given before each rollout and after the last;
+        -1 before its first observation.
+      actors: that each rollout was ordered with.
+    """
+    B = len(env_scripts)
+    streams = [Stream(b, script) for b, script in enumerate(env_scripts)]
+    obs = [stream.begin() for stream in streams]
+    memory = np.full((B, 3), INITIAL, np.float32)
+    total, running, length = np.zeros(B), np.zeros(B), np.zeros(B, int)
+    chosen_by = [None] * B  # the actor of the row that is under way
+    for i, rollout in enumerate(rollouts):
+        T = len(rollout.reward)
+        action = np.asarray(rollout.action)
+        zeros = lambda dtype, *more, T=T: np.zeros((T, B, *more), dtype)
+        out = Rollout(
+            zeros(np.float32, 3), np.zeros((B, 3), np.float32), action, zeros(np.float32), zeros(bool), zeros(bool),
+            zeros(bool), given[i] >= 0,
+            {"memory": zeros(np.float32, 3), "running_return": zeros(np.float32)}, {"memory": memory.copy()},
+        )  # fmt: skip
+        rows = np.maximum(given[i + 1], 0) - np.maximum(given[i], 0)
+        ended = []
+        for b in range(B):
+            for t in range(rows[b]):
+                actor = chosen_by[b] if t == 0 and chosen_by[b] is not None else actors[i]
+                after = 0.7 * memory[b] + obs[b][0] * np.asarray(actor["w"])
+                reset = streams[b].done
+                out.obs[t, b], out.extras["memory"][t, b] = obs[b], after
+                obs[b], out.reward[t, b], out.terminated[t, b], out.truncated[t, b], failed = streams[b].step(
+                    int(action[t, b])
+                )
+                real = not reset and not failed
+                out.mask[t, b] = real
+                memory[b] = after if real else INITIAL
+                if failed and not reset and t == 0:
+                    out.contiguous[b] = False
+                if failed and t > 0 and out.mask[t - 1, b] and not reset:
+                    out.truncated[t - 1, b] = True
+                if real:
+                    total[b], length[b] = total[b] + out.reward[t, b], length[b] + 1
+                    running[b] = out.reward[t, b] + gamma * running[b]
+                    out.extras["running_return"][t, b] = running[b]
+                if failed or streams[b].done:
+                    if real:
+                        ended.append((total[b], length[b]))
+                    total[b], running[b], length[b] = 0, 0, 0
+            if given[i + 1][b] >= 0:
+                out.obs[rows[b] :, b] = out.last_obs[b] = obs[b]
+            if rows[b] == T:
+                chosen_by[b] = None
+            elif rows[b] > 0 or chosen_by[b] is None:
+                chosen_by[b] = actors[i] if given[i + 1][b] >= 0 else None
+            if 0 < rows[b] < T and out.mask[rows[b] - 1, b] and not streams[b].done:
+                out.truncated[rows[b] - 1, b] = True
+        yield Expected(out, ended, rows)

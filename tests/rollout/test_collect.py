@@ -1,9 +1,9 @@
-"""The host path gives the rollouts of the graph path: on a task of ours, and on EnvPool itself."""
+"""The host path gives the rollouts of the graph path: on a task of ours, and on EnvPool. Environments that break."""
 
 import jax
 import numpy as np
 import pytest
-from tasks import ACTOR, Hosted, act, carry, drift
+from tasks import ACTOR, Hosted, Streams, act, carry, drift, expected, scripts
 
 from jrl import envs
 from jrl.algos import ppo
@@ -13,6 +13,7 @@ from jrl.networks import NetworkConfig
 from jrl.rollout import sources
 from jrl.rollout.collect import HostCollector
 from jrl.rollout.sources import GraphSource
+from jrl.types import InputError
 
 T, B = 9, 5
 
@@ -96,3 +97,84 @@ def test_envpool_from_the_host_and_inside_a_program(cartpole):
         assert (np.asarray(a.reward)[~mask] == 0).all()
         assert not done[~mask].any()
     assert ends > 10
+
+
+SCRIPTS = ["..f...", "f.....", "ef....", "...ef.", "....f.", ".ff...", "..lf.f"]  # of what happens at each step
+
+
+def test_where_an_environment_breaks():
+    """Two rollouts of four rows each; the flags are written down by hand, one string per column."""
+    collector = HostCollector(Streams(SCRIPTS), act, length=4, carry=carry)
+    found = [collector.next(ACTOR, jax.random.key(i))[0] for i in range(2)]
+    # row t is void; row t - 1 is truncated, unless it was an end or is void itself
+    mask = ["1101 1111", "0111 1101", "1011 1110", "1111 0111", "1111 0111", "1001 1110", "1110 1011"]
+    truncated = ["0100 0000", "0000 0100", "0000 0000", "0000 0000", "0000 0000", "1000 0010", "0010 1000"]
+    terminated = ["0000 0000", "0000 0000", "1000 0010", "0001 0000", "0000 0000", "0000 0000", "0000 0000"]
+    # broken in row 0: its episode does not continue the rollout before. But column 3 had ended there, and goes on
+    contiguous = ["0 1", "0 1", "0 1", "0 1", "0 0", "0 1", "0 1"]
+    parts = lambda rows, i: np.array([[c == "1" for c in row.split()[i]] for row in rows]).T
+    for i, rollout in enumerate(found):
+        for name, rows in {"mask": mask, "truncated": truncated, "terminated": terminated}.items():
+            np.testing.assert_array_equal(getattr(rollout, name), parts(rows, i), err_msg=f"{name} of rollout {i}")
+        np.testing.assert_array_equal(rollout.contiguous, parts(contiguous, i)[0])
+    failures = sum((script * 2)[:8].count("f") for script in SCRIPTS)
+    assert collector.metrics == {"env/failures": failures}
+    collector.reset()
+    assert collector.metrics == {"env/failures": failures}
+
+
+def test_rows_and_statistics_where_environments_break():
+    env_scripts = scripts(6, seed=1, events="....elff")
+    collector = HostCollector(Streams(env_scripts), act, length=T, carry=carry, running_return_gamma=0.9)
+    found = [collector.next(ACTOR, jax.random.key(i)) for i in range(4)]
+    given = [np.full(6, -1)] + [np.full(6, T * (i + 1)) for i in range(4)]
+    right = list(expected(env_scripts, [r for r, _ in found], given, [ACTOR] * 4, 0.9))
+    for (rollout, report), want in zip(found, right):
+        check(rollout, want.rollout)
+        check_report(report, want)
+    assert sum(len(want.ended) for want in right) > 10
+    assert sum((~want.rollout.mask).sum() for want in right) > 20
+
+
+def check(rollout, want):
+    """A Rollout against `expected`; what is recorded on void rows does not matter."""
+    for name in ("action", "reward", "terminated", "truncated", "mask", "contiguous", "obs", "last_obs"):
+        np.testing.assert_array_equal(getattr(rollout, name), getattr(want, name), err_msg=name)
+    np.testing.assert_allclose(rollout.carry["memory"], want.carry["memory"], atol=1e-5)
+    for name in want.extras.keys() & rollout.extras.keys():
+        np.testing.assert_allclose(
+            np.asarray(rollout.extras[name])[want.mask], want.extras[name][want.mask], atol=1e-4, err_msg=name
+        )
+
+
+def check_report(report, want):
+    returns, lengths = np.array(want.ended).reshape(-1, 2).T
+    assert (int(report.count), int(report.steps)) == (len(returns), want.rollout.mask.sum())
+    assert int(report.length_sum) == lengths.sum()
+    np.testing.assert_allclose(report.return_sum, returns.sum(), rtol=1e-4, atol=1e-5)
+
+
+def test_for_those_who_count_episodes_breaking_is_no_end():
+    env = Streams([".f..", "l..."])
+    rollout, _ = HostCollector(env, act, length=3, carry=carry, cut=False).next(ACTOR, jax.random.key(0))
+    np.testing.assert_array_equal(rollout.truncated, np.array([[0, 0, 0], [1, 0, 0]], bool).T)
+    np.testing.assert_array_equal(rollout.mask, np.array([[1, 0, 1], [1, 0, 1]], bool).T)
+
+
+def test_each_environment_is_called():
+    collector = HostCollector(Streams(["..", "e."]), act, length=3, carry=carry)
+    assert collector.foreach_env(lambda stream: stream.script) == ["..", "e."]
+    assert collector.metrics == {}
+    hosted = HostCollector(Hosted(drift(), B, jax.random.key(0)), act, length=T, carry=carry)
+    with pytest.raises(InputError, match="Hosted does not let Python call its environments"):
+        hosted.foreach_env(lambda env: env)
+
+
+def test_acting_where_the_actor_lies():
+    """Each program is compiled once: the state lies there from the first step on, too."""
+    device = jax.devices()[2]
+    collector = HostCollector(Streams(["..f", "e.."]), act, length=3, carry=carry)
+    for i in range(3):
+        rollout, _ = collector.next(jax.device_put(ACTOR, device), jax.random.key(i))
+    assert {d for x in jax.tree.leaves(rollout) for d in x.devices()} == {device}
+    assert collector._record._cache_size() == collector._finish._cache_size() == 1

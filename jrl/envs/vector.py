@@ -1,0 +1,143 @@
+"""Gymnasium environments one after the other in this process; and what to do with one that failed."""
+
+import logging
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jrl.envs.worker_process import Block
+
+ATTEMPTS = 10  # to make and reset an environment anew, until the run ends
+_RESTARTED = 2**30  # seeds from here on belong to no pool's first reset (see `make.seed_range`)
+_log = logging.getLogger(__name__)
+
+
+class Restarts:
+    """Seeds of environments that are made anew, and how many were."""
+
+    def __init__(self, id: str, num_envs: int, seed: int):
+        self.id, self.num_envs, self.count = id, num_envs, 0
+        self._seed, self._tries, self._used = seed, [0] * num_envs, set[int]()
+
+    def next_seed(self, i: int) -> int:
+        """A seed for environment i that no environment of the pool had before; it depends on i's restarts only."""
+        while True:
+            self._tries[i] += 1
+            draw = np.random.SeedSequence((self._seed + i, self._tries[i])).generate_state(1)[0]
+            seed = _RESTARTED + int(draw) % _RESTARTED
+            if seed not in self._used:
+                self._used.add(seed)
+                return seed
+
+    def name(self, i: int) -> str:
+        return f"environment {i} of {self.num_envs}, {self.id},"
+
+    def done(self, i: int, cause: str) -> None:
+        """Counts one more; the first is reported, and each that doubles their number."""
+        self.count += 1
+        if self.count & (self.count - 1) == 0:
+            _log.warning("%s failed and was made anew, %d so far:\n%s", self.name(i), self.count, cause)
+
+    def exhausted(self, i: int) -> str:
+        return f"{self.name(i)} failed {ATTEMPTS + 1} times in a row, also when it was made anew"
+
+
+class Vector:
+    """B environments, one after the other; rows as `jrl.types.StepResult` says, actions and observations unconverted.
+
+    `first` is the first of them, whose spaces all must have; `make` makes the others, and those that take the place of
+    one that failed.
+    """
+
+    def __init__(self, make: Callable[[], Any], first: Any, *, id: str, num_envs: int, seed: int, restart_failed: bool):
+        self.observation_space, self.action_space = first.observation_space, first.action_space
+        self.max_episode_steps = getattr(first.spec, "max_episode_steps", None)
+        self.metadata, self.restarts = first.metadata, Restarts(id, num_envs, seed)
+        self._make, self._restart_failed, self._num_envs = make, restart_failed, num_envs
+        self._seed: int | None = seed
+        self._ended = [False] * num_envs
+        self.block = Block(self.observation_space, self.action_space, num_envs)
+        self._envs = [first, *[None] * (num_envs - 1)]
+        try:
+            for i in range(1, num_envs):
+                try:
+                    self._envs[i] = self._made()
+                except Exception as error:
+                    self._made_anew(i, error)
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(self) -> None:
+        """New episodes; the first call seeds the environments, i with seed + i."""
+        for i, env in enumerate(self._envs):
+            try:
+                obs, _ = env.reset() if self._seed is None else env.reset(seed=self._seed + i)
+                self.block.put(i, obs, 0.0, False, False)
+            except Exception as error:
+                self._made_anew(i, error)
+        self._seed, self._ended = None, [False] * self._num_envs
+
+    def step(self, action: np.ndarray) -> np.ndarray:
+        """Which environments failed [B] bool, in the middle of an episode; the rest is in `block`."""
+        block, ended, failed = self.block, self._ended, np.zeros(self._num_envs, bool)
+        for i, env in enumerate(self._envs):
+            try:
+                if ended[i]:
+                    obs, _ = env.reset()
+                    block.put(i, obs, 0.0, False, False)
+                else:
+                    obs, reward, terminated, truncated, _ = env.step(action[i])
+                    block.put(i, obs, reward, terminated, truncated)
+            except Exception as error:
+                self._made_anew(i, error)
+                failed[i] = not ended[i]
+        self._ended = (block.terminated | block.truncated).tolist()
+        return failed
+
+    def _made(self) -> Any:
+        env = self._make()
+        if (env.observation_space, env.action_space) != (self.observation_space, self.action_space):
+            env.close()
+            raise ValueError(f"spaces {env.observation_space}, {env.action_space} unlike those of the others")
+        return env
+
+    def _made_anew(self, i: int, error: Exception) -> None:
+        if not self._restart_failed:
+            error.add_note(f"in {self.restarts.name(i)}")
+            raise error
+        first = error
+        for _ in range(ATTEMPTS):
+            _close(self._envs[i])
+            self._envs[i] = None
+            try:
+                self._envs[i] = self._made()
+                obs, _ = self._envs[i].reset(seed=self.restarts.next_seed(i))
+                self.block.put(i, obs, 0.0, False, False)
+            except Exception as another:
+                error = another
+            else:
+                self.restarts.done(i, "".join(traceback.format_exception(first)))
+                return
+        raise RuntimeError(self.restarts.exhausted(i)) from error
+
+    def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
+        return [fn(env) for env in self._envs]
+
+    def render(self) -> list[Any]:
+        return [env.render() for env in self._envs]
+
+    def close(self) -> None:
+        for env in self._envs:
+            _close(env)
+        self._envs = []
+
+
+def _close(env: Any) -> None:
+    try:
+        if env is not None:
+            env.close()
+    except Exception as e:  # it is not needed any more
+        _log.debug("%s cannot be closed: %s", env, e)

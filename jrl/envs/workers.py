@@ -1,0 +1,355 @@
+"""Gymnasium environments in worker processes, one each, seen from the process that steps them.
+
+Observations, actions and results lie in memory that all share; a byte over a socket says "step" and "done". What runs
+on the other side is `jrl.envs.worker_process`.
+"""
+
+import contextlib
+import dataclasses
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from jrl.envs import worker_process as process
+from jrl.envs.vector import ATTEMPTS, Restarts
+from jrl.errors import InputError
+
+_NEVER_S = 1e6
+_MAKE_S = 60.0  # at least, to make an environment where steps have a time limit
+_END_S = 4.0  # for the nursery to end with all workers
+_THREADS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+)  # one each: there is a process per environment
+
+
+class Nursery:
+    """The process that starts the workers and ends them."""
+
+    def __init__(self, setup: dict[str, Any]):
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", process.__file__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**dict.fromkeys(_THREADS, "1"), **os.environ},
+            )
+        with contextlib.suppress(ConnectionError):  # it ended at once: the first worker is asked for in vain
+            self._control.sendall(process.message(b"", setup))
+
+    def start(self, index: int, memory: int) -> tuple[socket.socket, int]:
+        """A new worker: the socket to it and its process id."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            found = self._ask(process.FORK, index, [theirs.fileno(), memory])
+        if found < 0:
+            ours.close()
+            raise OSError(-found, f"cannot start a worker process: {os.strerror(-found)}")
+        return ours, found
+
+    def kill(self, pid: int) -> str:
+        """Ends a worker, if it has not ended by itself, and says how it did."""
+        code = self._ask(process.KILL, pid, [])
+        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+
+    def _ask(self, kind: bytes, number: int, fds: list[int]) -> int:
+        with contextlib.suppress(ConnectionError):
+            socket.send_fds(self._control, [process.REQUEST.pack(kind, number)], fds)
+            answer = self._control.recv(process.ANSWER.size, socket.MSG_WAITALL)
+            if len(answer) == process.ANSWER.size:
+                return process.ANSWER.unpack(answer)[0]
+        raise RuntimeError(f"the process {self._process.pid} that starts workers for environments has ended")
+
+    def close(self) -> None:
+        self._control.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+@dataclasses.dataclass(slots=True)
+class _Worker:
+    pid: int = 0
+    link: socket.socket | None = None  # None: its process is gone
+    how: str = ""  # it ended
+    asked: bytes | None = None  # what is under way
+    deadline: float = float("inf")
+    ended: bool = False  # its episode: the next step is a reset
+    fresh: bool = True  # what is under way begins an episode, as it should
+    failures: int = 0  # in a row
+    cause: str = ""  # of the first of them
+    answer: Any = None  # to the last call
+
+
+class Workers:
+    """B environments in a process each. Rows as `jrl.types.StepResult` says; actions and observations unconverted.
+
+    Args:
+      make: pickled, what makes an environment.
+      described: how the errors of making one begin.
+      id, num_envs, seed: environment i is seeded with seed + i at the first reset.
+      restart_failed: an environment that raises, whose process ends, or that exceeds the time limit is made anew, by
+        the same process if that can go on.
+      step_timeout_s: the time limit of a step and of a reset, in seconds; None: none.
+    Raises:
+      InputError: an environment cannot be made with these options.
+      RuntimeError: one failed, here and in all methods; with restart_failed, one that fails again and again.
+    """
+
+    def __init__(
+        self,
+        make: bytes,
+        *,
+        described: str,
+        id: str,
+        num_envs: int,
+        seed: int,
+        restart_failed: bool = False,
+        step_timeout_s: float | None = None,
+    ):
+        self.restarts = Restarts(id, num_envs, seed)
+        self.ready: set[int] = set()  # environments whose results have come
+        self.busy: set[int] = set()  # those under way
+        self.failed = np.zeros(num_envs, bool)  # of those that are ready: they failed in the middle of an episode
+        self.block: process.Block
+        self._described, self._restart_failed, self._limit = described, restart_failed, step_timeout_s
+        self._seed: int | None = seed
+        self.observation_space: Any = None
+        self.action_space: Any = None
+        self.max_episode_steps: int | None = None
+        self._poller = select.poll()
+        self._owner: dict[int, int] = {}  # file descriptor -> environment
+        self._workers = [_Worker() for _ in range(num_envs)]
+        self._memory = _anonymous_file()
+        self._nursery = Nursery({"path": sys.path, "num_envs": num_envs, "make": make})
+        self._closed = False
+        try:
+            for i in range(num_envs):
+                self._start(i)
+                self._ask(i, process.MAKE)
+            self.wait()
+        except BaseException:
+            self.close()
+            raise
+        self.ready.clear()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the worker processes."""
+        return [worker.pid for worker in self._workers]
+
+    def reset(self) -> None:
+        """New episodes in all."""
+        self.begin()
+        self.wait()
+
+    def begin(self) -> None:
+        """Begins new episodes in all, when what is under way has come; `wait` waits for them."""
+        self.wait()
+        self.ready.clear()
+        seed, self._seed = self._seed, None
+        if seed is not None:
+            spaces = self.observation_space, self.action_space
+            self.block = process.Block(*spaces, len(self._workers), self._allocate)
+        for i, worker in enumerate(self._workers):
+            worker.fresh = True
+            self._ask(i, process.RESET) if seed is None else self._ask(i, process.SEED, seed + i)
+
+    def _allocate(self, size: int) -> mmap.mmap:
+        os.ftruncate(self._memory, size)
+        return mmap.mmap(self._memory, size)
+
+    def step(self, action: np.ndarray) -> np.ndarray:
+        """Steps all, and waits. Which failed [B] bool, in the middle of an episode; the rest is in `block`."""
+        self.ready.clear()
+        self.send(action, range(len(self._workers)))
+        self.wait()
+        return self.failed.copy()
+
+    def send(self, action: np.ndarray, index: Iterable[int]) -> None:
+        """Steps the environments of `index` [n], none of which is under way, with `action` [n, *]."""
+        index = list(index)
+        self.block.action[index] = action
+        for i in index:
+            worker = self._workers[i]
+            worker.fresh = worker.ended
+            self._ask(i, process.RESET if worker.ended else process.STEP)
+
+    def wait(self, least: int | None = None, more_s: float = 0.0) -> None:
+        """Until `least` environments are ready (default: all), then up to so many seconds for the others."""
+        while self.busy and (least is None or len(self.ready) < least):
+            self._poll(None)
+        until = time.monotonic() + more_s
+        while self.busy and (left := until - time.monotonic()) > 0:
+            self._poll(left)
+
+    def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
+        """What `fn(env)` returns for each environment, by their own processes; it must be one that can be pickled.
+
+        Raises:
+          RuntimeError: it raised, with the traceback.
+        """
+        import cloudpickle  # type: ignore[import-untyped]  # comes with Gymnasium
+
+        pickled = cloudpickle.dumps(fn)
+        self.wait()
+        before, self.ready = self.ready, set()
+        for i in range(len(self._workers)):
+            self._ask(i, process.CALL, pickled)
+        self.wait()
+        self.ready = before
+        answers = [worker.answer for worker in self._workers]
+        for i, (ok, answer) in enumerate(answers):
+            if not ok:
+                raise RuntimeError(f"{self.restarts.name(i)} in a call by foreach_env:\n{answer}")
+        return [answer for _, answer in answers]
+
+    def close(self) -> None:
+        """Ends all processes, those that hang after a few seconds."""
+        if self._closed:
+            return
+        self._closed = True
+        for worker in self._workers:
+            if worker.link is not None:
+                worker.link.close()  # tells it to end
+        self._nursery.close()
+        os.close(self._memory)
+
+    # ------------------------------------------------------------ one environment
+
+    def _start(self, i: int) -> None:
+        worker = self._workers[i]
+        worker.link, worker.pid = self._nursery.start(i, self._memory)
+        self._owner[worker.link.fileno()] = i
+        self._poller.register(worker.link, select.POLLIN)
+
+    def _ask(self, i: int, kind: bytes, argument: Any = None) -> None:
+        worker = self._workers[i]
+        worker.asked = kind
+        worker.deadline = float("inf")
+        if self._limit is not None and kind != process.CALL:
+            limit = max(self._limit, _MAKE_S) if kind == process.MAKE else self._limit
+            worker.deadline = time.monotonic() + limit
+        self.busy.add(i)
+        try:
+            if worker.link is None:
+                raise ConnectionError
+            worker.link.sendall(kind if argument is None else process.message(kind, argument))
+        except ConnectionError:
+            self._gone(i)
+
+    def _poll(self, timeout_s: float | None) -> None:
+        """Takes what answers there are; waits for one, but not beyond a time limit."""
+        if self._limit is not None:
+            nearest = max(0.0, min(self._workers[i].deadline for i in self.busy) - time.monotonic())
+            timeout_s = min(nearest, _NEVER_S if timeout_s is None else timeout_s)
+        for fd, _ in self._poller.poll(None if timeout_s is None else timeout_s * 1000):
+            self._answered(self._owner[fd])
+        if self._limit is not None:
+            now = time.monotonic()
+            for i in [i for i in self.busy if self._workers[i].deadline < now]:
+                how = self._bury(i)
+                self._fail(i, f"no answer in time (env_step_timeout_s {self._limit:g}): its process was ended by {how}")
+
+    def _answered(self, i: int) -> None:
+        worker = self._workers[i]
+        assert worker.link is not None
+        try:
+            kind = worker.link.recv(1)
+            if kind == process.DONE:
+                return self._done(i)
+            value = pickle.loads(process.receive(worker.link))
+        except ConnectionError:
+            return self._gone(i)
+        if worker.asked == process.CALL:
+            worker.answer = (kind == process.VALUE, value if kind == process.VALUE else value[2])
+            return self._settled(i)
+        if kind == process.ERROR:
+            wrong, summary, traceback = value
+            if wrong and self.observation_space is None:
+                raise InputError(f"{self._described}: {summary}")
+            return self._fail(i, f"in its worker process {worker.pid}:\n{traceback}")
+        if self.observation_space is None:
+            self.observation_space, self.action_space, self.max_episode_steps = value
+        ours = self.observation_space, self.action_space
+        if value[:2] != ours:
+            return self._fail(i, f"its spaces {value[:2]} are unlike the others' {ours}")
+        if self._seed is None:  # it has been reset before
+            return self._ask(i, process.SEED, self.restarts.next_seed(i))
+        return self._done(i)
+
+    def _done(self, i: int) -> None:
+        worker = self._workers[i]
+        self.failed[i] = worker.failures > 0 and not worker.fresh
+        if worker.failures:
+            self.restarts.done(i, worker.cause)
+            worker.failures = 0
+        if self._seed is None:
+            worker.ended = bool(self.block.terminated[i] | self.block.truncated[i])
+        self._settled(i)
+
+    def _settled(self, i: int) -> None:
+        self._workers[i].asked = None
+        self.busy.discard(i)
+        self.ready.add(i)
+
+    # ------------------------------------------------------------ failures
+
+    def _gone(self, i: int) -> None:
+        """Its process ended by itself."""
+        worker = self._workers[i]
+        how = self._bury(i)
+        cause = f"its worker process {worker.pid} ended: {how}"
+        if worker.asked == process.CALL:
+            worker.answer = (False, cause)
+            self._settled(i)
+        elif worker.asked:
+            self._fail(i, cause)
+        # else it is noticed by the next step
+
+    def _bury(self, i: int) -> str:
+        """Ends its process; how that ended."""
+        worker = self._workers[i]
+        if worker.link is None:
+            return worker.how
+        self._poller.unregister(worker.link)
+        del self._owner[worker.link.fileno()]
+        worker.link.close()
+        worker.link, worker.how = None, self._nursery.kill(worker.pid)
+        return worker.how
+
+    def _fail(self, i: int, cause: str) -> None:
+        worker = self._workers[i]
+        if not self._restart_failed:
+            raise RuntimeError(f"{self.restarts.name(i)} failed: {cause}")
+        worker.failures += 1
+        if worker.failures == 1:
+            worker.cause = cause
+        if worker.failures > ATTEMPTS:
+            raise RuntimeError(f"{self.restarts.exhausted(i)}: {cause}")
+        if worker.link is None:
+            self._start(i)
+        self._ask(i, process.MAKE)
+
+
+def _anonymous_file() -> int:
+    """A file without a name, for memory that processes share: it is gone when the last of them is."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("jrl")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -1,0 +1,39 @@
+"""A program that collects with a Ray of its own until it is interrupted; tests/rollout/test_ray_hosts.py runs it."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import jax
+import ray_sources
+
+from jrl.rollout.ray_hosts import EnvRunners, RunnerOptions
+
+if __name__ == "__main__":
+    ended = []
+    handler = lambda number, frame: ended.append(number)
+    signal.signal(signal.SIGTERM, handler)
+    options = RunnerOptions(num=1, num_cpus=0.5)
+    source = EnvRunners(
+        ray_sources.with_child, options, num_envs=ray_sources.B, like=ray_sources.like(), join=ray_sources.join
+    )
+    try:
+        (pids,) = source.foreach_worker(lambda s: s.pids)
+        source.next({"version": jax.numpy.int32(0)}, jax.random.key(0))
+        kept = signal.getsignal(signal.SIGTERM) is handler
+        print(
+            json.dumps(
+                {"pids": pids, "sigterm_kept": kept, "environ": "RAY_process_group_cleanup_enabled" in os.environ}
+            )
+        )
+        sys.stdout.flush()
+        time.sleep(600)
+    except KeyboardInterrupt:
+        start = time.monotonic()
+        # the runner has not been interrupted with us: a run saves its checkpoint and ends where it wants to
+        source.next({"version": jax.numpy.int32(1)}, jax.random.key(1))
+        source.close()
+        source.close()
+        print(json.dumps({"seconds": time.monotonic() - start}))

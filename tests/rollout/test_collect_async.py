@@ -1,0 +1,247 @@
+"""Environments that answer in any order, against a Python loop over each environment's own stream."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tasks import ACTOR, AsyncStreams, Streams, act, carry, expected, scripts
+from test_collect import check, check_report, same
+
+from jrl.ops import returns
+from jrl.replay import ring, storage
+from jrl.rollout.collect import HostCollector
+from jrl.rollout.collect_async import AsyncCollector
+from jrl.types import InputError, element
+
+T, B, GAMMA, ROLLOUTS = 7, 6, 0.9, 6
+
+
+def random_order():
+    draws = np.random.default_rng(5)
+    return lambda b: draws.exponential()
+
+
+def one_slow():
+    return lambda b: 40.0 if b == 2 else 1.0 + 0.1 * b
+
+
+def all_equal():
+    return lambda b: 1.0
+
+
+# order of arrival, batch_size, least
+CASES = {
+    "random, as a pool": (random_order, 3, 3),
+    "random, as workers": (random_order, 4, 1),
+    "random, uneven batches": (random_order, 4, 2),
+    "one slow, as a pool": (one_slow, 2, 2),
+    "one slow, uneven batches": (one_slow, 4, 3),
+    "one slow, waited for": (one_slow, B, 1),
+    "equal": (all_equal, B, B),
+    "equal, in halves": (all_equal, 3, 3),
+}
+
+
+def collect(env, actors, **options):
+    """(rollouts with their reports, results given before each and after the last, void shares)."""
+    collector = AsyncCollector(env, act, length=T, carry=carry, running_return_gamma=GAMMA, **options)
+    found, given, metrics = [], [env.given.copy()], []
+    for i, actor in enumerate(actors):
+        found.append(collector.next(actor, jax.random.key(i)))
+        given.append(env.given.copy())
+        metrics.append(collector.metrics)
+    return found, given, metrics
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request):
+    """(scripts, rollouts with reports, what they should be, metrics); the environments break in some cases."""
+    order, batch_size, least = CASES[request.param]
+    env_scripts = scripts(B, seed=least, events="....elff" if "uneven" in request.param else "....el")
+    actors = [{"w": ACTOR["w"] * (1 + 0.2 * i)} for i in range(ROLLOUTS)]  # each acts in another way
+    env = AsyncStreams(env_scripts, batch_size=batch_size, least=least, delay=order())
+    found, given, metrics = collect(env, actors)
+    right = list(expected(env_scripts, [r for r, _ in found], given, actors, GAMMA))
+    return env, found, right, metrics
+
+
+def test_rows_are_those_of_each_stream(case):
+    """Every row of every stream stands once, in its order, made by the right actor with the right memory."""
+    env, found, right, _ = case
+    for (rollout, _), want in zip(found, right):
+        check(rollout.replace(extras={"memory": rollout.extras["memory"]}), want.rollout)
+        under_way = want.rows < T
+        assert under_way.sum() < env.least
+    np.testing.assert_array_equal(sum(want.rows for want in right), np.maximum(env.given, 0))
+
+
+def test_running_returns(case):
+    for (rollout, _), want in zip(case[1], case[2]):
+        check(rollout, want.rollout)
+
+
+def test_statistics_are_those_of_the_streams(case):
+    _, found, right, metrics = case
+    failures = 0
+    for (_, report), want, said in zip(found, right, metrics):
+        check_report(report, want)
+        assert said["rollout/void"] == pytest.approx(1 - want.rows.sum() / (T * B))
+        failures = said.get("env/failures", 0)
+    scripts_failed = sum(
+        (s.script * 99)[: s.steps - (given < s.steps)].count("f") for s, given in zip(case[0].streams, case[0].given)
+    )
+    assert failures == scripts_failed
+    assert ("env/failures" in metrics[0]) == case[0].can_fail
+
+
+def test_the_cases_ask_every_question():
+    """Columns that are cut short, at once, in mid-episode, on a reset row, and for several rollouts."""
+    env_scripts = scripts(B, seed=2, events="....elff")
+    draws = np.random.default_rng(5)
+    env = AsyncStreams(env_scripts, batch_size=4, least=4, delay=lambda b: draws.pareto(0.6))
+    found, given, metrics = collect(env, [ACTOR] * 30)
+    right = list(expected(env_scripts, [r for r, _ in found], given, [ACTOR] * 30, GAMMA))
+    for (rollout, report), want in zip(found, right):
+        check(rollout.replace(extras={}), want.rollout)
+        check_report(report, want)
+    rows = np.stack([want.rows for want in right])
+    assert (rows == 0).any()
+    assert ((rows > 0) & (rows < T)).sum() > 20
+    cut = [
+        (w.rollout.truncated[n - 1, b], w.rollout.mask[n - 1, b])
+        for w in right
+        for b, n in enumerate(w.rows)
+        if 0 < n < T
+    ]
+    assert {(bool(a), bool(b)) for a, b in cut} >= {(True, True), (False, True), (False, False)}
+    assert all(m["rollout/void"] < 3 / B for m in metrics)
+
+
+def by_hand(reward, terminated, truncated, value, gamma, gae_lambda):
+    """GAE of one column's rows; `value` has one more."""
+    advantage, after = np.zeros(len(reward)), 0.0
+    for t in reversed(range(len(reward))):
+        delta = reward[t] + gamma * value[t + 1] * (not terminated[t]) - value[t]
+        after = delta + gamma * gae_lambda * after * (not (terminated[t] or truncated[t]))
+        advantage[t] = after
+    return advantage
+
+
+def test_targets_are_those_of_the_cut_streams(case):
+    """The learner sees T rows; the hand only those that came, and bootstraps where the column was cut."""
+    _, found, right, _ = case
+    for (rollout, _), want in zip(found, right):
+        obs = jnp.concatenate([rollout.obs, rollout.last_obs[None]])
+        value = jnp.sin(obs.sum(-1))
+        done = rollout.terminated | rollout.truncated
+        advantage, _ = returns.gae(rollout.reward, rollout.terminated, done, value, gamma=0.9, gae_lambda=0.8)
+        w = want.rollout
+        for b, n in enumerate(want.rows):
+            stream = np.sin(np.concatenate([w.obs[:n, b], w.last_obs[None, b]]).sum(-1))
+            # a void row that is no end's: where an environment broke. The episode before it ends there
+            real, cut = w.mask[:n, b], w.truncated[:n, b]
+            hand = by_hand(w.reward[:n, b], w.terminated[:n, b], cut, stream, 0.9, 0.8)
+            np.testing.assert_allclose(np.asarray(advantage)[:n, b][real], hand[real], atol=1e-4)
+
+
+def test_in_lockstep_the_rows_of_the_host_collector():
+    env_scripts = scripts(B, seed=3, events="....elff")
+    options = {"length": T, "carry": carry, "explore": False, "running_return_gamma": GAMMA}
+    host = HostCollector(Streams(env_scripts), act, reward_transform=lambda r: 2.0 * r, **options)
+    env = AsyncStreams(env_scripts, batch_size=B, least=B, delay=all_equal())
+    other = AsyncCollector(env, act, reward_transform=lambda r: 2.0 * r, **options)
+    for i in range(4):
+        (a, report_a), (b, report_b) = host.next(ACTOR, jax.random.key(i)), other.next(ACTOR, jax.random.key(i))
+        same(a, b, 1e-5)
+        same(report_a, report_b, 1e-4)
+        assert other.metrics == {**host.metrics, "rollout/void": 0.0}
+    assert host.metrics["env/failures"] > 0
+    same(host.columns, other.columns, 1e-4)
+    assert other.foreach_env(lambda stream: stream.index) == list(range(B))
+    other.close()
+    assert env.closed
+
+
+def test_a_new_start():
+    """Also in mid-way: actions under way are forgotten."""
+    env = AsyncStreams(scripts(B, seed=4), batch_size=2, least=2, delay=one_slow())
+    collector = AsyncCollector(env, act, length=T, carry=carry)
+    found = []
+    for _ in range(2):
+        found.append([collector.next(ACTOR, jax.random.key(i)) for i in range(2)])
+        env._sizes = np.random.default_rng(0)
+        collector.reset()
+    for a, b in zip(*found):
+        same(a[0], b[0], 0)
+        same(a[1], b[1], 0)
+    assert not np.asarray(found[1][0][0].contiguous).any()
+
+
+def test_replay_holds_true_transitions_only():
+    """Every live row of a full ring, with its window of up to three steps, stands so in its stream."""
+    n_step = 3
+    env_scripts = scripts(B, seed=6, events="......elf")
+    env = AsyncStreams(env_scripts, batch_size=3, least=3, delay=random_order())
+    spec = env.spec
+    options = {"capacity": 40 * B, "num_envs": B, "gamma": GAMMA, "n_step": n_step}
+    rows = storage.make(element(spec.observation), element(spec.action), **options)
+    state, add = rows.init(), jax.jit(rows.add, donate_argnums=0)
+    found, given, _ = collect(env, [ACTOR] * 10)
+    parts = [rollout for rollout, _ in found]
+    for part in parts:
+        state = add(state, part)
+    # observation -> (step reward, ends, next observation) of all true steps, by stream and step
+    steps = {}
+    for want in expected(env_scripts, parts, given, [ACTOR] * 10, GAMMA):
+        w = want.rollout
+        nxt = np.concatenate([w.obs[1:], w.last_obs[None]])
+        for b, n in enumerate(want.rows):
+            for t in np.flatnonzero(w.mask[:n, b]):
+                end = w.terminated[t, b], w.truncated[t, b]
+                steps[w.obs[t, b].tobytes()] = (w.action[t, b], w.reward[t, b], *end, nxt[t, b])
+    slot, column = (x.reshape(-1).astype(np.int32) for x in np.mgrid[: rows.slots, :B])
+    live = np.asarray(rows.valid(state, slot, column)) & (slot != int(state.head))
+    batch = jax.device_get(jax.jit(rows.transitions)(state, slot, column, np.ones(slot.shape), jax.random.key(0)))
+    counts = []
+    for i in np.flatnonzero(live):
+        obs, total, count, terminated = batch.obs[i], 0.0, 0, False
+        assert batch.action[i] == steps[obs.tobytes()][0]
+        while count < n_step and obs.tobytes() in steps:
+            _, reward, terminated, truncated, obs = steps[obs.tobytes()]
+            total, count = total + GAMMA**count * reward, count + 1
+            if terminated or truncated or (obs == batch.next_obs[i]).all():  # shorter at the ring's own end
+                break
+        np.testing.assert_array_equal(batch.next_obs[i], obs)
+        assert batch.discount[i] == pytest.approx(0.0 if terminated else GAMMA**count)
+        assert batch.reward[i] == pytest.approx(total, abs=1e-4)
+        counts.append(count)
+    assert len(counts) > 100
+    assert counts.count(3) > 40
+    buffer = ring.make(element(spec.observation), element(spec.action), batch_size=8, **options)
+    assert int(buffer.size(state)) <= rows.slots * B
+
+
+def test_nothing_is_compiled_twice_and_all_of_it_where_the_actor_lies():
+    device = jax.devices()[1]
+    env = AsyncStreams(scripts(B, seed=7), batch_size=3, least=3, delay=random_order())
+    collector = AsyncCollector(env, act, length=T, carry=carry)
+    for i in range(3):
+        rollout, _ = collector.next(jax.device_put(ACTOR, device), jax.random.key(i))
+    assert {d for x in jax.tree.leaves(rollout) for d in x.devices()} == {device}
+    assert collector._record._cache_size() == collector._pad._cache_size() == collector._finish._cache_size() == 1
+
+
+@pytest.mark.parametrize("least", [0, B + 1])
+def test_an_environment_that_would_never_answer_is_refused(least):
+    env = AsyncStreams(scripts(B, seed=0), batch_size=B, least=least, delay=all_equal())
+    with pytest.raises(ValueError, match=f"least is {least}: must be in 1..{B}"):
+        AsyncCollector(env, act, length=T)
+    with pytest.raises(InputError):
+        HostCollector(_Bare(), act, length=T).foreach_env(print)
+
+
+class _Bare:
+    spec = Streams(["."]).spec
+
+    def reset(self):
+        return np.zeros((1, 3), np.float32)

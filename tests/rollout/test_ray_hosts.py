@@ -1,0 +1,389 @@
+"""Environment runners: order, lag, faults and ends, with sources of a few numbers in real processes."""
+
+import collections
+import functools
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import ray_sources
+from ray_sources import B, T
+
+from jrl.errors import InputError, RunnersLost
+from jrl.metrics.episodes import summary
+from jrl.metrics.timers import Timers
+from jrl.rollout.ray_cluster import Cluster
+from jrl.rollout.ray_hosts import EnvRunners, RunnerOptions
+
+K = 2
+KEY = jax.random.key(7)
+OPTIONS = RunnerOptions(num=K, num_cpus=0.5)
+
+
+def test_the_two_ways_to_go_on_exclude_each_other():
+    options = OPTIONS._replace(ignore_env_runner_failures=True, recreate_failed_env_runners=True)
+    with pytest.raises(ValueError, match="exclude each other"):
+        runners(options)
+
+
+def test_an_address_where_nobody_is_is_an_error_at_once():
+    for address in ("127.0.0.1:1", "nowhere"):
+        with pytest.raises(InputError, match=f"env_runners.address: nobody answers at {address}"):
+            runners(OPTIONS._replace(address=address))
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Ray, begun by the caller: runners attach to it and leave it."""
+    import ray
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of forks, while jax has threads
+        ray.init(
+            address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
+            configure_logging=False, namespace="jrl", object_store_memory=100 * 2**20,
+        )  # fmt: skip
+    yield ray
+    ray.shutdown()
+
+
+def runners(options=OPTIONS, make=ray_sources.counting, faults=None, **other):
+    make = functools.partial(make, faults or {}) if make is ray_sources.counting else make
+    other.setdefault("join", ray_sources.join)
+    return EnvRunners(make, options, num_envs=options.num * B, like=ray_sources.like(), **other)
+
+
+@pytest.fixture(scope="module")
+def steady(cluster):
+    """Two runners, synchronous, without faults."""
+    source = runners()
+    yield source
+    source.close()
+
+
+def weights(version):
+    return {"version": jnp.int32(version)}
+
+
+def rows(rollout):
+    """What stands in the first row, by column: runner, its rollouts before, weights; None where it is void."""
+    made, version = (rollout.extras[name][0] for name in ("made", "version"))
+    found = zip(rollout.obs[0], made, version, rollout.mask[0])
+    return [tuple(map(int, x)) if there else None for *x, there in found]
+
+
+def test_parts_stand_in_the_order_of_runners_whichever_comes_first(steady):
+    def collect(slow):
+        steady.reset(KEY)
+        steady.foreach_worker(lambda s: vars(s).update(made=0, delay=0.3 * (s.index == slow)))
+        return [steady.next(weights(v), jax.random.fold_in(KEY, v)) for v in range(2)]
+
+    expected, found = collect(slow=0), collect(slow=1)
+    assert [rows(r) for r, _ in found] == [[(0, v, v)] * B + [(1, v, v)] * B for v in range(2)]
+    jax.tree.map(np.testing.assert_array_equal, expected, found)
+    assert [r.contiguous.tolist() for r, _ in found] == [[False] * 4, [True] * 4]
+    draw = [r.extras["draw"][0, ::B] for r, _ in found]
+    for version, numbers in enumerate(draw):  # each runner has its own key, a function of the call's and its index
+        key = jax.random.fold_in(KEY, version)
+        assert numbers.tolist() == [int(jax.random.key_data(jax.random.fold_in(key, i))[-1]) for i in range(K)]
+    assert found[0][1].steps.tolist() == [T * B] * K
+    steady.foreach_worker(lambda s: vars(s).update(delay=0.0))
+
+
+def test_weights_are_put_once_per_version_and_rollouts_are_read_in_place(steady, monkeypatch):
+    put, joined = [], []
+    monkeypatch.setattr(Cluster, "put", lambda self, value: put.append(value) or self._ray.put(value))
+    monkeypatch.setattr(steady, "_join", lambda parts: joined.extend(parts) or ray_sources.join(parts))
+    for version in range(3):
+        steady.next(weights(version), KEY)
+    assert [int(x["version"]) for x in put] == [0, 1, 2]
+    # arrays of the object store, which nobody may write to
+    assert all(not part.obs.flags.writeable and not part.obs.flags.owndata for part in joined)
+
+
+def test_metrics_and_stages(steady, monkeypatch):
+    timers = Timers()
+    monkeypatch.setattr(steady, "_timers", timers)
+    steady.foreach_worker(lambda s: vars(s).update(made=s.index))
+    steady.next(weights(0), KEY)
+    assert steady.metrics == {
+        "rollout/policy_lag": 0.0,
+        "rollout/policy_lag_max": 0.0,
+        "env_runners/num_healthy_workers": 2.0,
+        "env_runners/num_restarts": 0.0,
+        "env_runners/dropped": 0.0,
+        "env/failures": 2.0,  # a count: of both
+        "rollout/made": 1.5,  # any other: their mean
+    }
+    assert set(timers.drain()) == {"time/wait", "time/receive", "time/join", "time/send"}
+
+
+def test_functions_run_in_every_runner_and_every_environment(steady):
+    assert steady.foreach_worker(lambda s: s.index) == [0, 1]
+    assert steady.foreach_env(lambda env: env.upper()) == ["0.0", "0.1", "1.0", "1.1"]
+    with pytest.raises(ZeroDivisionError, match="division by zero"):
+        steady.foreach_worker(lambda s: 1 / s.index)
+    assert steady.foreach_worker(lambda s: s.index) == [0, 1]  # that was no failure of a runner
+
+
+def test_statistics_are_those_of_the_runners(steady):
+    steady.reset(KEY)
+    assert steady.columns.length.tolist() == [[0, 0], [0, 0]]
+    set_to = [ray_sources.columns(5, window=1.0), ray_sources.columns(7, window=4.0)]
+    steady.columns = jax.tree.map(lambda *x: jnp.stack(x), *set_to)
+    rollout, report = steady.next(weights(0), KEY)
+    assert steady.columns.length.tolist() == [[5 + T] * B, [7 + T] * B]
+    assert summary([report])["episode/return"] == 2.5
+    assert not rollout.contiguous.any()  # after a reset
+    with pytest.raises(ValueError, match="statistics of 3 runners for 2"):
+        steady.columns = jax.tree.map(lambda *x: jnp.stack(x), *set_to, set_to[0])
+
+
+def test_runners_find_an_actor_of_the_caller_by_its_name(steady, cluster):
+    class Counter:
+        def __init__(self):
+            self.value = 0
+
+        def add(self, amount):
+            self.value += amount
+            return self.value
+
+    def count(source):
+        import ray
+
+        return ray.get(ray.get_actor("counter").add.remote(source.index + 1))
+
+    counter = cluster.remote(Counter).options(name="counter", num_cpus=0).remote()
+    found = steady.foreach_worker(count) + steady.foreach_worker(count)
+    assert max(found) == 6
+    assert len(set(found)) == 4
+    assert cluster.get(counter.add.remote(0)) == 6
+
+
+def test_more_than_the_cluster_has_is_an_error_at_once(cluster):
+    for change, message in (
+        ({"num": 5, "num_cpus": 1}, "at most 4"),
+        ({"custom_resources": {"tape": 1}}, "no node of the Ray cluster has 'tape'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            runners(OPTIONS._replace(**change))
+    assert cluster.is_initialized()
+
+
+def goes_on(seen, rollout):
+    """Whether each block continues the rollout that stood there before, by a plain look at who made which."""
+    now = [(*row[:2], restarts) if row else None for row, restarts in zip(rows(rollout), rollout.extras["restarts"][0])]
+    expected = [
+        bool(x and before and (x[0], x[1] - 1, x[2]) == before)
+        for x, before in zip(now, seen[-1] if seen else [None] * len(now))
+    ]
+    seen.append(now)
+    return expected
+
+
+def test_asynchronous_rollouts_come_as_they_are_made_and_never_too_late(cluster, monkeypatch):
+    put = []
+    monkeypatch.setattr(Cluster, "put", lambda self, value: put.append(value) or self._ray.put(value))
+    source, lag = runners(lag=3, faults={0: {"delay": 0.1}, 1: {"delay": 0.001}}), 3
+    seen, lags, dealt = [], [], collections.Counter()
+    for call in range(16):
+        rollout, _ = source.next(weights(call), jax.random.fold_in(KEY, call))
+        assert rollout.contiguous.tolist() == goes_on(seen, rollout)
+        versions = [version for _, _, version in rows(rollout)[::B]]
+        dealt.update(runner for runner, _, _ in rows(rollout)[::B])
+        assert source.metrics["rollout/policy_lag"] == np.mean([call - v for v in versions])
+        assert source.metrics["rollout/policy_lag_max"] == max(call - v for v in versions)
+        lags += [call - v for v in versions]
+    assert max(lags) <= lag
+    assert dealt[1] > dealt[0] > 2  # the quick runner fills blocks of the slow one, which is not forgotten
+    numbers = [sorted(made for at in seen for runner, made, _ in at[::B] if runner == i) for i in range(K)]
+    assert numbers == [list(range(dealt[i])) for i in range(K)]  # each rollout once, none left out
+    assert len(put) == 16
+
+    # runners go on while the learner works: what they had on order is there
+    source.foreach_worker(lambda s: vars(s).update(delay=0.4))
+    source.next(weights(16), KEY)
+    time.sleep(1.5)
+    start = time.monotonic()
+    source.next(weights(16), KEY)
+    assert time.monotonic() - start < 0.3
+    # one dies: its rollouts are lost, the other fills in, no block is void
+    pids = source.foreach_worker(lambda s: os.getpid())
+    source._options = source._options._replace(ignore_env_runner_failures=True)
+    os.kill(pids[0], signal.SIGKILL)
+    with pytest.warns(RuntimeWarning, match="environment runner 0 failed, the others go on without it"):
+        while source.metrics["env_runners/num_healthy_workers"] == K:
+            source.next(weights(17), KEY)
+    rollout, _ = source.next(weights(17), KEY)
+    assert {row[0] for row in rows(rollout)} == {1}
+    assert source.metrics["env_runners/dropped"] == 2
+    source.close()
+
+
+def gone(pid, seconds=5.0):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_runner_that_is_killed_or_stalls_costs_its_batch_and_is_replaced(cluster):
+    options = OPTIONS._replace(recreate_failed_env_runners=True, max_restarts=2, sample_timeout_s=3.0)
+    source = runners(options)
+    set_to = [ray_sources.columns(0, window=1.0), ray_sources.columns(0, window=4.0)]
+    source.columns = jax.tree.map(lambda *x: np.stack(x), *set_to)
+    first, _ = source.next(weights(0), KEY)
+    pids = source.foreach_worker(lambda s: os.getpid())
+
+    def void(rollout, report):
+        """Block 1 is void, block 0 goes on, nothing has another shape."""
+        assert rows(rollout)[B:] == [None] * B
+        assert rollout.contiguous.tolist() == [True] * B + [False] * B
+        assert jax.tree.map(np.shape, rollout) == jax.tree.map(np.shape, first)
+        assert jax.tree.map(lambda x: x.dtype, rollout) == jax.tree.map(lambda x: x.dtype, first)
+        assert all(not x[..., B:].any() for x in jax.tree.leaves(rollout))
+        assert report.steps.tolist() == [T * B, 0]
+        assert summary([report])["episode/return"] == 2.5  # what was known stays
+        assert summary([report])["episode/return_min"] is not None
+
+    def until_replaced(version, count):
+        while source.metrics["env_runners/num_healthy_workers"] < K:
+            time.sleep(0.05)
+            rollout, report = source.next(weights(version), KEY)
+            if source.metrics["env_runners/num_healthy_workers"] < K:
+                void(rollout, report)
+        assert rows(rollout)[B] == (1, 0, version)  # a new one, with the newest weights
+        assert rollout.extras["restarts"][0].tolist() == [0.0] * B + [count] * B
+        assert rollout.contiguous.tolist() == [True] * B + [False] * B
+        assert source.columns.length[1].tolist() == [T] * B
+        assert source.columns.window_return[1, 0] == 4.0
+        assert source.metrics["env_runners/num_restarts"] == count
+        assert source.metrics["env/failures"] == K + count  # also of those that are no more
+
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.warns(RuntimeWarning, match="environment runner 1 failed, another starts in its place"):
+        void(*source.next(weights(1), KEY))
+    assert source.metrics["env_runners/dropped"] == 1
+    assert source.metrics["env_runners/num_healthy_workers"] == 1
+    until_replaced(2, 1)
+
+    pid = source.foreach_worker(lambda s: vars(s).update(stall=1) or os.getpid() if s.index == 1 else None)[1]
+    start = time.monotonic()
+    with pytest.warns(RuntimeWarning, match=r"no rollout within 3 s \(env_runners.sample_timeout_s\)"):
+        void(*source.next(weights(3), KEY))
+    assert 3.0 <= time.monotonic() - start < 10.0
+    assert gone(pid)
+    until_replaced(4, 2)
+
+    source.foreach_worker(lambda s: vars(s).update(fail=s.made) if s.index == 0 else None)
+    with pytest.raises(RunnersLost, match=r"(?s)runner 0 failed.*2 runners have been replaced.*max_restarts"):
+        source.next(weights(5), KEY)
+    source.close()
+
+
+def test_ignored_failures_leave_void_columns_until_nobody_is_left(cluster):
+    options = OPTIONS._replace(ignore_env_runner_failures=True)
+    source = runners(options, faults={1: {"fail": 1}, 0: {"fail": 3}})
+    assert rows(source.next(weights(0), KEY)[0]) == [(0, 0, 0)] * B + [(1, 0, 0)] * B
+    with pytest.warns(RuntimeWarning, match=r"(?s)runner 1 failed, the others go on.*ray_sources.py.*sum of its parts"):
+        rollout, _ = source.next(weights(1), KEY)
+    assert rows(rollout) == [(0, 1, 1)] * B + [None] * B
+    assert rows(source.next(weights(2), KEY)[0]) == [(0, 2, 2)] * B + [None] * B
+    assert source.foreach_worker(lambda s: s.index) == [0]
+    with pytest.raises(RunnersLost, match=r"(?s)runner 0, the last one, failed.*sum of its parts.*recreate_failed_env"):
+        source.next(weights(3), KEY)
+    with pytest.raises(RunnersLost, match="no environment runner is left"):
+        source.next(weights(3), KEY)
+    source.close()
+
+
+def test_a_failure_ends_the_run_with_its_own_traceback_and_close_leaves_nothing(cluster):
+    source = runners(OPTIONS._replace(num=1), faults={0: {"fail": 0}})
+    (pid,) = source.foreach_worker(lambda s: os.getpid())
+    with pytest.raises(RunnersLost) as e:
+        source.next(weights(0), KEY)
+    text = str(e.value)
+    assert "environment runner 0 failed" in text
+    assert 'raise ArithmeticError("the sum of its parts")' in text  # the line, from the traceback of the process
+    assert "recreate_failed_env_runners=true" in text
+    assert "ignore_env_runner_failures=true" in text
+    assert "\x1b" not in text
+    source.close()
+    source.close()
+    assert gone(pid)
+    assert cluster.is_initialized()
+    groups = cluster.util.placement_group_table().values()
+    assert sum(group["state"] == "CREATED" for group in groups) <= 1  # that of the runners that other tests share
+
+
+def test_a_batch_is_never_all_void(cluster):
+    options = OPTIONS._replace(num=1, recreate_failed_env_runners=True)
+    source = runners(options, faults={0: {"fail": 1}})
+    source.next(weights(0), KEY)
+    with pytest.warns(RuntimeWarning, match="another starts"):
+        rollout, _ = source.next(weights(1), KEY)  # waits for the other
+    assert rows(rollout) == [(0, 0, 1)] * B
+    assert not rollout.contiguous.any()
+    source.close()
+
+
+def test_runners_that_never_work_are_not_replaced_for_ever(cluster):
+    options = OPTIONS._replace(num=1, recreate_failed_env_runners=True)
+    source = runners(options, make=ray_sources.not_made)
+    lost = pytest.raises(RunnersLost, match=r"(?s)no rollout has come yet.*no such game: 0")
+    with pytest.warns(RuntimeWarning), lost:
+        source.next(weights(0), KEY)
+    source.close()
+
+
+def descendants(pid):
+    found = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    children = collections.defaultdict(list)
+    for line in found.splitlines():
+        child, parent = map(int, line.split())
+        children[parent].append(child)
+    todo, all_of_them = [pid], []
+    while todo:
+        new = children[todo.pop()]
+        todo += new
+        all_of_them += new
+    return all_of_them
+
+
+def test_an_interrupted_program_ends_the_ray_that_it_began():
+    folder = Path(__file__).parent
+    program = subprocess.Popen(
+        [sys.executable, str(folder / "ray_driver.py")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        told = json.loads(program.stdout.readline())
+        assert told["sigterm_kept"]
+        assert not told["environ"]
+        processes = descendants(program.pid)
+        assert set(told["pids"]) <= set(processes)
+        os.killpg(program.pid, signal.SIGINT)  # as a terminal does: the whole group
+        out, err = program.communicate(timeout=30)
+        assert program.returncode == 0, err
+        assert json.loads(out)["seconds"] < 5.0
+        assert "Traceback" not in err
+        assert [pid for pid in processes if not gone(pid, 1.0)] == []
+    finally:
+        program.kill()
+        program.communicate()

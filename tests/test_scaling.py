@@ -1,0 +1,196 @@
+"""The same config on several devices, collected beside learning, and by other processes; and what breaks there."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jrl import build, checkpoint, config, parallel, train
+from jrl.metrics import loggers
+
+HERE = Path(__file__).parent
+PPO = str(HERE.parent / "configs" / "ppo.yaml")
+SMALL = [
+    "--algo=ppo", "--env=CartPole-v1", "--set=env.num_envs=4", "--set=rollout.length=16", "--set=network.hidden=[8]",
+    "--set=run.log=[jsonl]", "--set=run.compile_cache=false", "--set=algo.num_minibatches=2",
+    "--set=algo.num_epochs=1",
+]  # fmt: skip
+ASYNC = "--set=rollout.mode=async"
+
+
+def rows(out):
+    return loggers.read_rows(out / "result.jsonl")
+
+
+def started(*args, out):
+    """`python -m jrl.train` in a process, with the environments of this folder."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "jrl.train", *SMALL, *args, "--out", str(out)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])},
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- it learns as it does alone
+
+
+@pytest.mark.parametrize("knob", ["devices.fake=4", "rollout.mode=async", "env_runners.num=2"])
+def test_one_config_reaches_its_return_everywhere(knob, tmp_path):
+    out = tmp_path / "run"
+    assert train.main([PPO, f"--set={knob}", "--as-test", "--set=run.log=[jsonl]", "--out", str(out)]) == 0
+    last = rows(out)[-1]
+    assert last["episode/return"] >= 475 and last["env_steps"] < 300_000
+    if "async" in knob:
+        assert last["rollout/policy_lag"] == 1.0
+    if "runners" in knob:
+        assert last["env_runners/num_healthy_workers"] == 2.0
+
+
+def parameters(out):
+    return checkpoint.read(checkpoint.locate(out), "learner")["params"]
+
+
+def test_an_asynchronous_run_repeats_itself(tmp_path):
+    for name in "ab":
+        args = [*SMALL, ASYNC, "--set=env.backend=graph", "--set=rollout.max_policy_lag=2", "--stop=env_steps=640"]
+        assert train.main([*args, "--out", str(tmp_path / name)]) == 0
+    jax.tree.map(np.testing.assert_array_equal, parameters(tmp_path / "a"), parameters(tmp_path / "b"))
+    assert {row["rollout/policy_lag"] for row in rows(tmp_path / "a")[2:]} == {2.0}
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("backend", ["envpool", "graph", "gymnasium"])
+def test_other_devices_act_than_learn(backend, mode, tmp_path):
+    args = [f"--set=env.backend={backend}", f"--set=rollout.mode={mode}", "--stop=env_steps=400"]
+    args += ["--set=devices.actors=[0,1]", "--set=devices.learners=[2,3]"]
+    assert train.main([*SMALL, *args, "--out", str(tmp_path / "run")]) == 0
+    last = rows(tmp_path / "run")[-1]
+    assert last["env_steps"] >= 400 and last["episode/count"] >= 0 and np.isfinite(last["loss/value"])
+    assert not [t.name for t in threading.enumerate() if t.name.startswith(("jrl-collect", "jrl-async"))]
+
+
+def test_pools_have_the_environments_of_one_pool():
+    """Splitting a vector over devices leaves each environment as it is."""
+    load = lambda *more: config.load(None, ["env.id=CartPole-v1", "stop.env_steps=1000", *more], algo="ppo")
+    observations = []
+    for devices in ([0], [0, 1], [0, 1, 2, 3]):
+        source, actor = build.collector(load(f"devices.learners={devices}", "env.num_envs=8"))
+        rollout, _ = source.next(actor, jax.random.key(0))
+        observations.append(np.asarray(rollout.obs[0]))
+        source.close()
+    np.testing.assert_array_equal(observations[0], observations[1])
+    np.testing.assert_array_equal(observations[0], observations[2])
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_nothing_is_kept_of_the_states_before(algo):
+    """Each call takes over the buffers of the last: the device holds no more after ten of them than after two."""
+    more = ["replay.capacity=4096", "replay.learning_starts=64"] if algo == "dqn" else []
+    settings = ["env.backend=graph", "env.num_envs=8", "devices.fake=4", "stop.env_steps=100000", *more]
+    run = build.run(config.load(None, ["env.id=CartPole-v1", *settings], algo=algo))
+    state, held = run.program.init(0), []
+    for i in range(10):
+        before = jax.tree.leaves((state.learner, state.replay))
+        state, metrics, _ = jax.block_until_ready(run.program.advance(state, 0, i * run.program.iterations))
+        assert all(x.is_deleted() for x in before)
+        del before, metrics
+        held.append(sum(x.nbytes for x in jax.live_arrays()))
+    assert max(held[2:]) <= held[1]
+    assert parallel.diverged(state.learner) == []
+    run.program.close()
+
+
+# ---------------------------------------------------------------- what breaks
+
+
+def test_ctrl_c_ends_the_threads_within_five_seconds(tmp_path):
+    out = tmp_path / "run"
+    process = started(ASYNC, "--set=env.backend=envpool", "--stop=env_steps=1000000000", out=out)
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and not (out / "result.jsonl").exists():
+        time.sleep(0.1)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    start = time.monotonic()
+    text, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert time.monotonic() - start < 5.0
+    assert "interrupted" in text and "Traceback" not in err
+    assert checkpoint.read_meta(checkpoint.locate(out))["env_steps"] > 0
+
+
+def test_an_environment_that_raises_in_a_thread_ends_the_run_with_its_own_traceback(tmp_path):
+    out = tmp_path / "run"
+    process = started(
+        "--env=faulty_envs:Crashing", "--set=env.options={p_step: 0.0005}", ASYNC, "--stop=env_steps=100000", out=out
+    )
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "ZeroDivisionError: crashed in step" in err and "in _roll" in err and "faulty_envs.py" in err
+    assert checkpoint.read_meta(checkpoint.locate(out))["env_steps"] > 0  # what was learned until then
+
+
+CRASHING = ["--env=faulty_envs:Crashing", "--set=env_runners.restart_failed_sub_environments=true"]
+
+
+@pytest.mark.parametrize("how", ["raise", "exit"])
+def test_ppo_learns_with_environments_that_crash(how, tmp_path, monkeypatch):
+    """One step in 250 ends the environment, or the process that it runs in."""
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
+    p, budget = (0.004, 100_000) if how == "raise" else (0.0005, 20_000)
+    args = [*CRASHING, f"--set=env.options={{p_step: {p}, p_reset: 0.01, how: {how}}}", "--set=run.log=[jsonl]"]
+    args += ["--set=env.remote_worker_envs=true"] * (how == "exit")
+    stop = [f"--stop=episode/return={150 if how == 'raise' else 40}", f"--stop=env_steps={budget}"]
+    assert train.main([PPO, *args, *stop, "--as-test", "--out", str(tmp_path / "run")]) == 0
+    assert rows(tmp_path / "run")[-1]["env/failures"] >= 2
+
+
+def test_a_stalled_environment_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
+    args = [*SMALL, "--env=faulty_envs:Stalling", "--set=env.options={at: 40, seconds: 3600}", "--set=env.num_envs=2"]
+    args += ["--set=env.remote_worker_envs=true", "--set=env_runners.env_step_timeout_s=1"]
+    args += [CRASHING[1], "--stop=env_steps=200", "--out", str(tmp_path / "run")]
+    start = time.monotonic()
+    assert train.main(args) == 0
+    assert rows(tmp_path / "run")[-1]["env/failures"] >= 2 and time.monotonic() - start < 60
+
+
+def test_all_runners_dead_is_a_clear_error_after_a_checkpoint(tmp_path):
+    out = tmp_path / "run"
+    settings = ["--env=faulty_envs:Crashing", "--set=env.options={p_step: 0.001, how: exit}", "--set=env_runners.num=2"]
+    process = started(
+        *settings, "--set=env_runners.ignore_env_runner_failures=true", "--stop=env_steps=1000000", out=out
+    )
+    _, err = process.communicate(timeout=180)
+    assert process.returncode == 1, err
+    assert "Traceback" not in err and "error: " in err and "recreate_failed_env_runners" in err
+    assert checkpoint.read_meta(checkpoint.locate(out))["env_steps"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["--set=devices.learners=[0,63]"], "devices.learners: [0, 63] asked for, but there are"),
+        (["--set=devices.fake=64", "--set=env.num_envs=64"], "devices.fake: jax was used before with"),
+        (["--set=env_runners.num=2", "--set=env_runners.custom_resources={moon: 1}"], "moon"),
+        (["--set=env.batch_size=9"], "env.batch_size 9: a vector has 4 environments only"),
+        (
+            ["--set=env.remote_worker_envs=true"],
+            "env.remote_worker_envs: only Gymnasium's environments run in processes",
+        ),
+        (["--set=env.batch_wait_ms=1"], "env.batch_wait_ms: only worker processes are waited for"),
+    ],
+)
+def test_bad_input_is_one_clear_error(settings, message, tmp_path, capsys):
+    assert train.main([*SMALL, *settings, "--stop=env_steps=100", "--out", str(tmp_path / "run")]) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("error:") == 1

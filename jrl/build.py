@@ -112,8 +112,10 @@ def run(cfg: RunConfig, *, timers: Timers | None = None, restarts: int = 0) -> R
         spec = vectors[0].spec
         algo = algorithm(cfg, spec, axis_name=parallel.AXIS)
         if algo.on_policy:
-            like = unroll.rollout_like(spec, algo, length=rows // cfg.env.num_envs, num_envs=cfg.env.num_envs)
-            learn, replay = _watched(cfg, algo, like, learner.on_policy), ""
+            like = functools.partial(unroll.rollout_like, spec, algo, length=plan.rollout_length(cfg))
+            of_one = like(num_envs=cfg.env.num_envs // learners)
+            make_learner = functools.partial(learner.on_policy, like=of_one)
+            learn, replay = _watched(cfg, algo, like(num_envs=cfg.env.num_envs), make_learner), ""
         else:
             learn, replay = _replay_learner(cfg, algo, spec, learners)
     except InputError:

@@ -5,8 +5,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
-from jrl.types import Algo, Buffer, Key, Metrics, PyTree, Rollout
+from jrl.ops import random
+from jrl.types import Algo, Array, Buffer, Key, Metrics, PyTree, Rollout
 
 
 class Learner(NamedTuple):
@@ -25,14 +27,64 @@ class Learner(NamedTuple):
     resume: Callable[[PyTree], PyTree] = lambda kept: kept
 
 
-def on_policy(algo: Algo) -> Learner:
-    """Learns from each rollout once, when it comes."""
+@struct.dataclass
+class Kept:
+    """The latest N rollouts of one device."""
+
+    rollouts: Rollout  # leaves [N, ...]
+    newest: Array  # [] i32, where the latest lies
+    count: Array  # [] i32, how many there are
+
+
+def on_policy(algo: Algo, like: Rollout | None = None) -> Learner:
+    """Learns from each rollout once, when it comes; or, where `algo` says so, several times from the latest N.
+
+    A new rollout takes the place of the oldest; then come `algo.updates_per_rollout` updates, each on one that is drawn
+    from those kept, the same on all devices (arXiv:1912.00167, section 3.2). Where one is kept there is no replay.
+
+    Args:
+      algo: on-policy.
+      like: shapes and dtypes of one device's rollouts; needed where several are kept.
+    Returns:
+      A Learner. Metrics are means over the updates.
+    """
+    kept, updates = algo.rollouts_kept, algo.updates_per_rollout
+    if kept > 1 and like is None:
+        raise ValueError(f"{kept} rollouts are kept: what is `like` one?")
+
+    def init_replay() -> PyTree:
+        if kept == 1:
+            return ()
+        rollouts = jax.tree.map(lambda x: jnp.zeros((kept, *x.shape), x.dtype), like)
+        return Kept(rollouts, jnp.full((), -1, jnp.int32), jnp.zeros((), jnp.int32))
+
+    def keep(replay: Kept, rollout: Rollout) -> Kept:
+        at = (replay.newest + 1) % kept
+        rollouts = jax.tree.map(lambda ring, x: ring.at[at].set(x), replay.rollouts, rollout)
+        return Kept(rollouts, at, jnp.minimum(replay.count + 1, kept))
 
     def step(state: PyTree, replay: PyTree, rollout: Rollout, key: Key):
-        state, aux = algo.update(state, rollout, key)
-        return state, replay, aux.metrics
+        if algo.ingest is not None:
+            state = algo.ingest(state, rollout)
+        if kept == 1 and updates == 1:
+            state, aux = algo.update(state, rollout, key)
+            return state, replay, aux.metrics
+        if kept > 1:
+            replay = keep(replay, rollout)  # before it is read: the other way round, XLA would copy it
 
-    return Learner(algo.init, lambda: (), algo.actor, step)
+        def one(state, key):
+            draw_key, update_key = jax.random.split(key)
+            drawn = rollout
+            if kept > 1:
+                index = random.integers(draw_key, (), replay.count)
+                drawn = jax.tree.map(lambda x: x[index], replay.rollouts)
+            state, aux = algo.update(state, drawn, update_key)
+            return state, aux.metrics
+
+        state, metrics = jax.lax.scan(one, state, jax.random.split(key, updates))
+        return state, replay, jax.tree.map(lambda x: x.mean(0), metrics)
+
+    return Learner(algo.init, init_replay, algo.actor, step)
 
 
 def off_policy(

@@ -41,10 +41,11 @@ def batch_plan(cfg: Any) -> BatchPlan:
     if cfg.replay is not None:
         return BatchPlan(rows, cfg.replay.batch_size, round(cfg.replay.updates_per_step * rows), iterations)
     minibatches = getattr(cfg.algo, "num_minibatches", None)
+    passes = getattr(cfg.algo, "circular_buffer_iterations_per_batch", 1)
     return BatchPlan(
         rows=rows,
         minibatch=rows // minibatches if minibatches else None,
-        updates=minibatches * getattr(cfg.algo, "num_epochs", 1) if minibatches else None,
+        updates=minibatches * getattr(cfg.algo, "num_epochs", 1) * passes if minibatches else None,
         iterations=iterations,
     )
 
@@ -98,6 +99,8 @@ def lines(cfg: Any) -> Iterator[str]:
         )
     elif plan.minibatch is not None:
         split = f"{getattr(cfg.algo, 'num_epochs', 1)} epochs x {cfg.algo.num_minibatches} minibatches"
+        if (passes := getattr(cfg.algo, "circular_buffer_iterations_per_batch", 1)) > 1:
+            split = f"{passes} rollouts x {split}"
         yield f"{split} of {plan.minibatch} rows = {plan.updates} updates per iteration"
     yield f"{plan.iterations} iterations until stop.env_steps {cfg.stop['env_steps']}"
 
@@ -233,6 +236,15 @@ def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
         yield keys[:1], f"algo.num_minibatches: expected at least 1, got {minibatches}"
         return
     rows = envs // devices * length
+    if getattr(cfg.algo, "whole_sequences", False) and (own := envs // devices) % minibatches:
+        below = next(n for n in range(min(minibatches, own), 0, -1) if own % n == 0)
+        more = devices * (own + minibatches - own % minibatches)
+        message = (
+            f"algo.num_minibatches {minibatches} does not divide the {own} environments of a device, and whole sequences "
+            f"are learned from: use {below}, or env.num_envs {more}"
+        )
+        yield keys, message
+        return
     if rows % minibatches:
         below = next(n for n in range(minibatches, 0, -1) if rows % n == 0)
         above = next((n for n in range(minibatches, rows + 1) if rows % n == 0), 0)

@@ -10,6 +10,7 @@ import numpy as np
 from jrl import checkpoint
 from jrl.config import RunConfig
 from jrl.errors import InputError
+from jrl.learner import Kept
 from jrl.loop import LoopState
 from jrl.metrics.episodes import Columns
 from jrl.replay.regroup import regroup
@@ -39,6 +40,8 @@ def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int) -> L
     if jax.tree.leaves(wanted["replay"]) and not (saved / "replay").is_dir():
         raise InputError(f"checkpoint: {saved} holds no replay: --set checkpoint.replay=none starts with an empty one")
     found = {"learner": checkpoint.restore(saved, "learner", wanted["learner"])}
+    if before != devices and isinstance(template.replay, Kept):
+        wanted["replay"] = ()  # the latest few rollouts: soon there are others
     for name, deal in (("replay", lambda x, like: regroup(x, before, devices)), ("source", _regroup_source)):
         if (name == "replay" and before == devices) or not jax.tree.leaves(wanted[name]):
             found[name] = checkpoint.restore(saved, name, wanted[name])

@@ -70,7 +70,10 @@ def watched(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
 
     def ingest(state: Watched, rollout: Rollout) -> Watched:
         assert algo.ingest is not None
-        return Watched(algo.ingest(state.state, rollout), state.fault)
+        new = algo.ingest(state.state, rollout)
+        # statistics of observations that are not finite would spoil the last good state before an update could
+        refused = state.fault.found | ~_finite(new) if algo.on_policy else state.fault.found
+        return Watched(jax.tree.map(lambda old, new: jnp.where(refused, old, new), state.state, new), state.fault)
 
     return algo._replace(
         init=init,

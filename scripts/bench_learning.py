@@ -10,6 +10,7 @@ run, then a table; exits with 1 if any failed.
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -27,6 +28,14 @@ class Task(NamedTuple):
     seeds: int | None = None  # at most, where a run is long
 
 
+# every 250th step and every 100th reset raises
+_CRASHING = (
+    "env.id=faulty_envs:Crashing",
+    "env.options={p_step: 0.004, p_reset: 0.01}",
+    "env_runners.restart_failed_sub_environments=true",
+    "stop.env_steps=100000",
+    "stop.episode/return=150",
+)
 TASKS = (
     Task("cartpole", "configs/ppo.yaml"),
     Task("cartpole-graph", "configs/ppo.yaml", ("env.backend=graph",)),
@@ -37,6 +46,13 @@ TASKS = (
     Task("cartpole-balance", "configs/ppo_dmc.yaml"),
     Task("lunarlander", "configs/ppo_box2d.yaml"),
     Task("halfcheetah", "configs/ppo_mujoco.yaml"),
+    Task("a2c-cartpole", "configs/a2c.yaml"),
+    Task("appo-cartpole", "configs/appo.yaml", ("rollout.mode=async",)),
+    Task("impala-cartpole", "configs/impala.yaml", ("rollout.mode=async", "env_runners.num=2")),
+    Task("cartpole-async", "configs/ppo.yaml", ("rollout.mode=async",)),
+    Task("cartpole-devices", "configs/ppo.yaml", ("devices.fake=4",)),
+    Task("cartpole-runners", "configs/ppo.yaml", ("env_runners.num=2",)),
+    Task("cartpole-crashing", "configs/ppo.yaml", _CRASHING),
     Task("dqn-cartpole", "configs/dqn.yaml"),
     Task("c51-cartpole", "configs/c51.yaml"),
     Task("qrdqn-cartpole", "configs/qrdqn.yaml"),
@@ -60,7 +76,8 @@ def run(task: Task, seed: int, out: Path) -> dict:
     settings = [f"--set={o}" for o in (*task.overrides, f"run.seed={seed}", "run.log=[jsonl]")]
     command = [sys.executable, "-m", "jrl.train", task.config, *settings, "--as-test", "--out", str(directory)]
     start = time.time()
-    done = subprocess.run(command, capture_output=True, text=True)
+    tests = str(Path(__file__).parent.parent / "tests")  # for environments that fail on purpose
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": tests})
     wall = time.time() - start
     if done.returncode not in (0, 1):
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")

@@ -33,7 +33,7 @@ ARROWS = {
     "loop": {"types", "parallel", "metrics", "learner", "rollout"},
     "provenance": set(),
     "debug": {"types", "errors", "provenance", "checkpoint", "config", "build"},
-    "resume": {"types", "checkpoint", "config", "errors", "loop", "metrics", "replay"},
+    "resume": {"types", "checkpoint", "config", "errors", "learner", "loop", "metrics", "replay"},
     "policy": {"build", "checkpoint", "config", "envs", "rollout", "types"},
     "hooks": {"types", "metrics", "checkpoint", "rollout"},
     "schema": {"errors", "hyper"},  # hyper: what a Schedule is

@@ -1,4 +1,4 @@
-"""learner.off_policy around an algorithm and a buffer that only write down what they are asked."""
+"""Learners around algorithms and a buffer that only write down what they are asked."""
 
 import jax
 import jax.numpy as jnp
@@ -100,6 +100,115 @@ def test_on_policy_keeps_no_replay():
     made = learner.on_policy(algo)
     _, replay, metrics = made.step(made.init(None), made.init_replay(), rollout(), None)
     assert replay == () and float(metrics["loss/value"]) == 0
+
+
+# ---------------------------------------------------------------- on-policy, several rollouts kept
+
+
+@struct.dataclass
+class Seen:
+    ingested: jax.Array  # [] f32, sum over new rollouts of their numbers
+    learned: jax.Array  # [100] f32, updates on each rollout
+
+
+def make_writer(kept, updates, axis_name=None):
+    """An on-policy algorithm that writes down which rollout, by its number, it gets."""
+
+    def update(state, rollout, key):
+        number = rollout.reward[0, 0]
+        if axis_name is not None:  # where devices draw differently, the mean is another number
+            number = jax.lax.pmean(number, axis_name)
+        learned = state.learned.at[number.astype(jnp.int32)].add(1.0)
+        return state.replace(learned=learned), UpdateAux({"loss/value": number})
+
+    return make_algo()._replace(
+        init=lambda key: Seen(jnp.zeros(()), jnp.zeros((100,))),
+        update=update,
+        on_policy=True,
+        ingest=lambda state, rollout: state.replace(ingested=state.ingested + rollout.reward[0, 0]),
+        rollouts_kept=kept,
+        updates_per_rollout=updates,
+    )
+
+
+def numbered(number, rows=ROWS):
+    x = jnp.full((3, rows), number, jnp.float32)
+    flags = jnp.zeros((3, rows), bool)
+    return Rollout(x, x[0], x, x, flags, flags, ~flags, flags[0], {"log_prob": x}, ())
+
+
+def test_updates_are_on_the_latest_rollouts():
+    kept, updates, total = 3, 4, 60
+    made = learner.on_policy(make_writer(kept, updates), jax.eval_shape(lambda: numbered(0)))
+    state, replay, step = made.init(None), made.init_replay(), jax.jit(made.step)
+    drawn = []
+    for number in range(total):
+        before = np.asarray(state.learned)
+        state, replay, metrics = step(state, replay, numbered(number), jax.random.key(number))
+        new = np.asarray(state.learned) - before
+        assert new.sum() == updates
+        ages = number - np.repeat(np.arange(100), new.astype(int))
+        assert ages.min() >= 0 and ages.max() < min(kept, number + 1)
+        np.testing.assert_allclose(metrics["loss/value"], (number - ages).mean(), rtol=1e-6)  # a mean over the updates
+        drawn += list(ages) if number >= kept else []
+    shares = np.bincount(drawn, minlength=kept) / len(drawn)
+    np.testing.assert_allclose(shares, 1 / kept, atol=0.12)  # four standard deviations
+    assert float(state.ingested) == sum(range(total))  # each once
+
+
+def test_one_rollout_may_be_learned_from_several_times():
+    made = learner.on_policy(make_writer(1, 3))
+    assert made.init_replay() == ()
+    state, replay, metrics = jax.jit(made.step)(made.init(None), (), numbered(7), jax.random.key(0))
+    assert replay == () and float(state.learned[7]) == 3 and float(metrics["loss/value"]) == 7
+
+
+def test_rollouts_that_are_kept_need_shapes():
+    with pytest.raises(ValueError, match="2 rollouts are kept"):
+        learner.on_policy(make_writer(2, 1))
+
+
+def test_rollouts_are_kept_in_place():
+    """A donated replay stays where it is, and the program makes no copy of it."""
+    rows = 4096
+    made = learner.on_policy(make_writer(8, 2), jax.eval_shape(lambda: numbered(0, rows)))
+    step = jax.jit(made.step, donate_argnums=(0, 1))
+    state, replay = made.init(None), made.init_replay()
+    analysis = step.lower(state, replay, numbered(0, rows), jax.random.key(0)).compile().memory_analysis()
+    whole = sum(x.nbytes for x in jax.tree.leaves(replay))
+    assert analysis.alias_size_in_bytes >= whole
+    assert analysis.temp_size_in_bytes < whole / 4
+    address = lambda replay: [x.unsafe_buffer_pointer() for x in jax.tree.leaves(replay.rollouts)]
+    state, replay, _ = step(state, replay, numbered(0, rows), jax.random.key(0))
+    before = address(replay)
+    _, replay, _ = step(state, replay, numbered(1, rows), jax.random.key(1))
+    assert address(replay) == before
+
+
+def test_all_devices_draw_the_same_rollout(four_devices):
+    algo = make_writer(3, 4, axis_name=parallel.AXIS)
+    made = learner.on_policy(algo, jax.eval_shape(lambda: numbered(0, 1)))
+    like = jax.eval_shape(made.init_replay)
+
+    def body(state, replay, rollout, key):
+        replay = jax.tree.map(lambda x, like: x.reshape(like.shape), replay, like)
+        state, replay, metrics = made.step(state, replay, rollout, key)
+        return state, jax.tree.map(lambda x: x[None] if x.ndim == 0 else x, replay), metrics
+
+    specs = (parallel.REPLICATED, parallel.PER_DEVICE, parallel.ROLLOUT, parallel.REPLICATED)
+    step = parallel.pmap(body, four_devices, specs, (parallel.REPLICATED, parallel.PER_DEVICE, parallel.REPLICATED))
+    state = parallel.replicate(made.init(None), four_devices)
+    of_all = lambda x: jnp.broadcast_to(x[None], (4, *x.shape)).reshape(-1, *x.shape[1:])
+    replay = parallel.shard(jax.tree.map(of_all, made.init_replay()), four_devices)
+    single = learner.on_policy(make_writer(3, 4), jax.eval_shape(lambda: numbered(0)))
+    one, one_replay = single.init(None), single.init_replay()
+    for number in range(6):
+        data, key = numbered(number, 4), jax.random.key(number)
+        placed = parallel.shard(data, four_devices, parallel.ROLLOUT)  # one column on each device
+        state, replay, _ = jax.block_until_ready(step(state, replay, placed, key))
+        one, one_replay, _ = single.step(one, one_replay, data, key)
+    np.testing.assert_array_equal(state.learned, one.learned)
+    assert one.learned.sum() == 24 and (one.learned[:6] > 0).sum() >= 4
 
 
 def test_devices_begin_together_and_count_together(four_devices):

@@ -8,6 +8,9 @@ from jrl.errors import InputError
 
 _MODULES = {
     "ppo": "jrl.algos.ppo",
+    "a2c": "jrl.algos.a2c",
+    "impala": "jrl.algos.impala",
+    "appo": "jrl.algos.appo",
     "dqn": "jrl.algos.dqn",
     "pqn": "jrl.algos.pqn",
     "sac": "jrl.algos.sac",

@@ -1,13 +1,19 @@
-"""A policy and a value function on one set of parameters, for every actor-critic algorithm."""
+"""What A2C, PPO, IMPALA and APPO share: policy and value on one set of parameters, running statistics, rows."""
 
+import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
+import optax
+from flax import struct
 
 from jrl import distributions, networks
+from jrl.algos import parts
 from jrl.networks import Head, NetworkConfig
-from jrl.types import Array, Box, EnvSpec, Key, PyTree
+from jrl.ops import minibatch, normalize, returns
+from jrl.types import ActOut, Algo, Array, Box, EnvSpec, Key, Metrics, PyTree, Rollout, UpdateAux
 
 
 class ActorCritic(NamedTuple):
@@ -49,3 +55,210 @@ def make(spec: EnvSpec, cfg: NetworkConfig) -> ActorCritic:
         return network.apply(params, obs, "value")[0][..., 0]
 
     return ActorCritic(init, apply, value)
+
+
+@struct.dataclass
+class State:
+    params: PyTree
+    opt_state: PyTree
+    obs_stats: PyTree  # normalize.RunningStats, or () without normalize_obs
+    return_stats: PyTree  # normalize.RunningStats of the discounted return, or () without normalize_reward
+    env_steps: Array  # [] u32, environment steps learned from, over all devices
+
+
+@struct.dataclass
+class Actor:
+    """What acting needs of the State."""
+
+    params: PyTree
+    obs_stats: PyTree
+
+
+@struct.dataclass
+class Rows:
+    """One row per environment step, as a loss reads it: [T, B, *], or [N, *]."""
+
+    obs: PyTree  # normalised
+    action: PyTree
+    advantage: Array  # f32
+    target: Array  # f32, for the value
+    weight: Array  # f32, 0 on masked rows, 1 on average
+
+
+class Settings(parts.Clipping, Protocol):
+    """The fields of a Config that `agent` reads."""
+
+    gamma: float
+    normalize_obs: bool
+    normalize_reward: bool
+
+
+class Corrections(Protocol):
+    """The fields of a Config that `vtrace` reads."""
+
+    gamma: float
+    vtrace_lambda: float
+    clip_rho: float
+    clip_c: float
+    clip_pg_rho: float
+
+
+class Agent(NamedTuple):
+    """The parts of an actor-critic algorithm that do not depend on its loss."""
+
+    net: ActorCritic
+    optimizer: optax.GradientTransformation
+    row_bytes: int  # of an observation
+    init: Callable[[Key], State]
+    see: Callable[[PyTree, PyTree], PyTree]  # (obs_stats, obs [..., *]) -> obs as the network reads it
+    # (fn, tree [T, B, ...]) -> [T, B, ...]: `fn` of rows [N, ...], in chunks that fit the cache
+    map_rows: Callable[[Callable[[PyTree], PyTree], PyTree], PyTree]
+    values: Callable[[State, Rollout], Array]  # V(obs_0) .. V(obs_T) [T + 1, B], by the parameters that acted
+    observe: Callable[[Any, Rollout], Any]  # (state, rollout) -> state: statistics of observations, count of steps
+    # update -> Algo; what differs from an ordinary on-policy one as keywords
+    algo: Callable[..., Algo]
+
+
+def agent(
+    cfg: Settings,
+    spec: EnvSpec,
+    network: NetworkConfig,
+    *,
+    axis_name: str | None,
+    record_value: bool = False,
+    record_dist: bool = False,
+) -> Agent:
+    """Network, optimizer, acting and running statistics of an actor-critic algorithm.
+
+    Args:
+      cfg, spec, network, axis_name: as of the algorithm's `make`.
+      record_value: acting leaves extras["value"], which `values` then reads.
+      record_dist: acting leaves extras["dist"], the acting policy's distribution.
+    Raises:
+      InputError: a space or torso that cannot be handled.
+    """
+    net = make(spec, network)
+    optimizer = parts.adam(cfg)
+    # integers are one-hot and images are scaled by the network, which reads them as they are
+    space = spec.observation
+    floats = isinstance(space, Box) and space.dtype != "uint8" and not networks.is_image(space)
+    normalize_obs = cfg.normalize_obs and floats
+    row_bytes = math.prod(space.shape) * jnp.dtype(space.dtype).itemsize
+
+    def init(key: Key) -> State:
+        params = net.init(key)
+        return State(
+            params=params,
+            opt_state=optimizer.init(params),
+            obs_stats=normalize.init(space.shape) if normalize_obs else (),
+            return_stats=normalize.init(()) if cfg.normalize_reward else (),
+            env_steps=jnp.zeros((), jnp.uint32),
+        )
+
+    def see(obs_stats, obs):
+        return normalize.normalize(obs_stats, obs) if normalize_obs else obs
+
+    def act(actor: Actor, obs, carry, key: Key, explore: bool = True) -> ActOut:
+        dist, value = net.apply(actor.params, see(actor.obs_stats, obs))
+        action = dist.sample(key) if explore else dist.mode()
+        extras = {"log_prob": dist.log_prob(action)}
+        if record_value:
+            extras["value"] = value
+        if record_dist:
+            extras["dist"] = batched(dist, value.shape)
+        return ActOut(action, carry, extras)
+
+    def map_rows(fn, tree):
+        num_steps, num_envs = jax.tree.leaves(tree)[0].shape[:2]
+        chunk = minibatch.chunk_rows(num_steps * num_envs, row_bytes)
+        out = minibatch.map_rows(fn, flat(tree), chunk)
+        return jax.tree.map(lambda x: x.reshape(num_steps, num_envs, *x.shape[1:]), out)
+
+    def values(state: State, rollout: Rollout) -> Array:
+        value = lambda obs: net.value(state.params, see(state.obs_stats, obs))
+        # where it was not recorded: one pass in large batches, instead of a second tower in each of T small steps
+        before = rollout.extras["value"] if record_value else map_rows(value, rollout.obs)
+        return jnp.concatenate([before, value(rollout.last_obs)[None]])
+
+    def observe(state, rollout: Rollout):
+        obs_stats = state.obs_stats
+        if normalize_obs:
+            obs_stats = normalize.update(obs_stats, rollout.obs, rollout.mask.astype(jnp.float32), axis_name=axis_name)
+        return state.replace(obs_stats=obs_stats, env_steps=parts.count_steps(state.env_steps, rollout.mask, axis_name))
+
+    def algo(update: Callable[..., tuple[Any, UpdateAux]], *, init=init, **options) -> Algo:
+        return Algo(
+            init=init,
+            actor=lambda state: Actor(state.params, state.obs_stats),
+            carry=lambda batch_size: (),
+            act=act,
+            update=update,
+            on_policy=True,
+            running_return_gamma=cfg.gamma if cfg.normalize_reward else None,
+            **options,
+        )
+
+    return Agent(net, optimizer, row_bytes, init, see, map_rows, values, observe, algo)
+
+
+def flat(tree: PyTree) -> PyTree:
+    """[T, B, *] -> [T * B, *]"""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
+
+
+def batched(dist: Any, batch: tuple[int, ...]) -> Any:
+    """A distribution each of whose arrays is [*batch, *], so that its rows can be picked."""
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (*batch, x.shape[-1])), dist)
+
+
+def make_rows(
+    obs, rollout: Rollout, advantage, target, value, *, normalize_advantage: bool = False, axis_name: str | None
+) -> tuple[Rows, Metrics]:
+    """Rows [T, B] in which nothing of a masked row is left, and metrics of the value.
+
+    Args:
+      obs: the rollout's, as the network reads them.
+      rollout: [T, B].
+      advantage, target: [T, B] f32; void on masked rows.
+      value: [T, B] f32, V(obs_t) that the target corrects.
+      normalize_advantage: to mean 0 and deviation 1 over the unmasked rows.
+    """
+    advantage, target, action = parts.cleared(rollout.mask, (advantage, target, rollout.action))
+    weight = parts.weights(rollout.mask, axis_name)
+    metrics = parts.value_metrics(target, value, weight, axis_name)
+    if normalize_advantage:
+        advantage = parts.standardized(advantage, weight, axis_name)
+    return Rows(obs, action, advantage, target, weight), metrics
+
+
+def vtrace(cfg: Corrections, reward, terminated, done, value, log_rho) -> returns.VTrace:
+    """`returns.vtrace` with the config's numbers."""
+    return returns.vtrace(
+        reward,
+        terminated,
+        done,
+        value,
+        log_rho,
+        gamma=cfg.gamma,
+        vtrace_lambda=cfg.vtrace_lambda,
+        clip_rho=cfg.clip_rho,
+        clip_c=cfg.clip_c,
+        clip_pg_rho=cfg.clip_pg_rho,
+    )
+
+
+def policy_gradient(dist, log_prob, value, rows: Rows, *, vf_coef, ent_coef) -> tuple[Array, Metrics]:
+    """-log pi(action) A + vf_coef (V - target)^2 / 2 - ent_coef entropy (arXiv:1602.01783, section 4; 1802.01561, 4.2).
+
+    Args:
+      dist, log_prob, value: of the network that learns, at the rows; leading axes of `rows`.
+      rows: advantages and targets carry no gradient.
+    Returns:
+      The mean over the rows, and metrics.
+    """
+    mean = lambda x: jnp.mean(rows.weight * x)
+    policy_loss = -mean(log_prob * rows.advantage)
+    value_loss = mean(0.5 * (value - rows.target) ** 2)
+    entropy = mean(dist.entropy())
+    metrics = {"loss/policy": policy_loss, "loss/value": value_loss, "policy/entropy": entropy}
+    return policy_loss + vf_coef * value_loss - ent_coef * entropy, metrics

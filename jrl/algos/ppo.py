@@ -9,18 +9,19 @@
 statistics are reduced over that axis. Float hyper-parameters are pytree leaves of Config, so they can be vmapped.
 """
 
-import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jrl import networks
 from jrl.algos import actor_critic, parts
 from jrl.hyper import Schedule
 from jrl.networks import NetworkConfig
-from jrl.ops import losses, minibatch, normalize, returns, schedules
-from jrl.types import ActOut, Algo, Array, Box, EnvSpec, Key, PyTree, Rollout, UpdateAux, hyperparams
+from jrl.ops import losses, minibatch, returns, schedules
+from jrl.types import Algo, Array, EnvSpec, Key, PyTree, Rollout, UpdateAux, hyperparams
 
 DEFAULT_NETWORK = NetworkConfig()
 
@@ -65,41 +66,19 @@ class Config:
                 *parts.CLIPPING,
             ),
         )
-        if self.kl_target is not None and self.kl_coef <= 0:
-            errors.append("kl_target adapts kl_coef, which must then start above 0: try 0.2")
-        return errors
+        return errors + kl_faults(self)
 
 
 @struct.dataclass
-class State:
-    params: PyTree
-    opt_state: PyTree
-    obs_stats: PyTree  # normalize.RunningStats, or () without normalize_obs
-    return_stats: PyTree  # normalize.RunningStats of the discounted return, or () without normalize_reward
+class State(actor_critic.State):
     kl_coef: Array  # [] f32
-    env_steps: Array  # [] u32, environment steps learned from, over all devices
 
 
 @struct.dataclass
-class Actor:
-    """What acting needs of the State."""
-
-    params: PyTree
-    obs_stats: PyTree
-
-
-@struct.dataclass
-class Rows:
-    """One row per environment step, as the loss reads it; N rows."""
-
-    obs: PyTree  # [N, *], normalised
-    action: PyTree  # [N, *]
-    log_prob: Array  # [N] f32, of the acting policy
-    advantage: Array  # [N] f32
-    target: Array  # [N] f32, for the value
-    weight: Array  # [N] f32, 0 on masked rows, 1 on average
-    value: PyTree  # [N] f32, when the rollout was made; () unless values are clipped
-    dist: PyTree  # the acting policy's distribution; () without a KL penalty
+class Rows(actor_critic.Rows):
+    log_prob: Array  # f32, of the policy that the ratio is clipped against
+    value: PyTree  # f32, when the rollout was made; () unless values are clipped
+    dist: PyTree  # that policy's distribution; () without a KL penalty
 
 
 def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *, axis_name: str | None = None) -> Algo:
@@ -115,54 +94,83 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
     Raises:
       InputError: a space or torso that PPO cannot handle.
     """
-    net = actor_critic.make(spec, network)
-    optimizer = parts.adam(cfg)
-    # integers are one-hot and images are scaled by the network, which reads them as they are
-    space = spec.observation
-    floats = isinstance(space, Box) and space.dtype != "uint8" and not networks.is_image(space)
-    normalize_obs = cfg.normalize_obs and floats
-    row_bytes = math.prod(spec.observation.shape) * jnp.dtype(spec.observation.dtype).itemsize
-    penalise_kl = cfg.kl_target is not None or not (isinstance(cfg.kl_coef, float | int) and cfg.kl_coef == 0)
+    penalise_kl = penalises_kl(cfg)
+    # a value recorded while acting costs no more than its head where the torso is shared; otherwise later is cheaper
+    agent = actor_critic.agent(
+        cfg, spec, network, axis_name=axis_name, record_value=network.shared, record_dist=penalise_kl
+    )
+    improve = clipped_steps(cfg, agent, axis_name=axis_name)
 
     def init(key: Key) -> State:
-        params = net.init(key)
-        return State(
-            params=params,
-            opt_state=optimizer.init(params),
-            obs_stats=normalize.init(spec.observation.shape) if normalize_obs else (),
-            return_stats=normalize.init(()) if cfg.normalize_reward else (),
-            kl_coef=jnp.asarray(cfg.kl_coef, jnp.float32),
-            env_steps=jnp.zeros((), jnp.uint32),
+        return State(**vars(agent.init(key)), kl_coef=jnp.asarray(cfg.kl_coef, jnp.float32))
+
+    def rows_of(state: State, rollout: Rollout):
+        """GAE and weights: Rows [T, B], and metrics."""
+        value = agent.values(state, rollout)
+        reward, done = parts.scaled_reward(state.return_stats, rollout.reward), rollout.terminated | rollout.truncated
+        advantage, target = returns.gae(
+            reward, rollout.terminated, done, value, gamma=cfg.gamma, gae_lambda=cfg.gae_lambda
         )
+        rows, metrics = actor_critic.make_rows(
+            agent.see(state.obs_stats, rollout.obs),
+            rollout,
+            advantage,
+            target,
+            value[:-1],
+            normalize_advantage=cfg.normalize_advantage,
+            axis_name=axis_name,
+        )
+        log_prob, old_value = parts.cleared(rollout.mask, (rollout.extras["log_prob"], value[:-1]))
+        return Rows(
+            **vars(rows),
+            log_prob=log_prob,
+            value=old_value if cfg.value_clip_eps is not None else (),
+            dist=rollout.extras["dist"] if penalise_kl else (),
+        ), metrics
 
-    def actor(state: State) -> Actor:
-        return Actor(state.params, state.obs_stats)
+    def update(state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
+        state = replace(state, return_stats=parts.observe_returns(state.return_stats, rollout, axis_name))
+        rows, value_metrics = rows_of(state, rollout)
+        state, metrics = improve(state, rows, key)
+        return agent.observe(state, rollout), UpdateAux(metrics | value_metrics)
 
-    def see(obs_stats, obs):
-        return normalize.normalize(obs_stats, obs) if normalize_obs else obs
+    return agent.algo(update, init=init)
 
-    def act(actor: Actor, obs, carry, key: Key, explore: bool = True) -> ActOut:
-        dist, value = net.apply(actor.params, see(actor.obs_stats, obs))
-        action = dist.sample(key) if explore else dist.mode()
-        extras = {"log_prob": dist.log_prob(action)}
-        if network.shared:  # then the value costs no more than its head; otherwise `values` is cheaper
-            extras["value"] = value
-        if penalise_kl:
-            batch = value.shape
-            extras["dist"] = jax.tree.map(lambda x: jnp.broadcast_to(x, (*batch, x.shape[-1])), dist)
-        return ActOut(action, carry, extras)
 
-    def values(state: State, rollout: Rollout) -> Array:
-        """V(obs_0) .. V(obs_T), [T + 1, B], by the parameters that acted (without gradient)."""
-        value = lambda obs: net.value(state.params, see(state.obs_stats, obs))
-        last = value(rollout.last_obs)[None]
-        if network.shared:
-            return jnp.concatenate([rollout.extras["value"], last])
-        # one pass in large batches, instead of a second tower in each of T small steps
-        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout.obs)
-        num_rows = rollout.reward.size
-        chunk = minibatch.chunk_rows(num_rows, row_bytes)
-        return jnp.concatenate([minibatch.map_rows(value, flat, chunk).reshape(rollout.reward.shape), last])
+class ClippedSteps(Protocol):
+    """The fields of a Config that `clipped_steps` reads, with the meaning that they have in PPO's."""
+
+    lr: Schedule
+    clip_eps: Schedule
+    value_clip_eps: float | None
+    vf_coef: float
+    ent_coef: Schedule
+    num_epochs: int
+    num_minibatches: int
+    target_kl: float | None
+    kl_coef: float
+    kl_target: float | None
+    microbatch_size: int | None
+
+
+def kl_faults(cfg: ClippedSteps) -> list[str]:
+    """What is wrong with the penalty's values."""
+    if cfg.kl_target is None or cfg.kl_coef > 0:
+        return []
+    return ["kl_target adapts kl_coef, which must then start above 0: try 0.2"]
+
+
+def penalises_kl(cfg: ClippedSteps) -> bool:
+    """Whether there may be a KL penalty: a coefficient that is traced might be any."""
+    return cfg.kl_target is not None or not (isinstance(cfg.kl_coef, float | int) and cfg.kl_coef == 0)
+
+
+def clipped_steps(cfg: ClippedSteps, agent: actor_critic.Agent, *, axis_name: str | None) -> Callable[..., Any]:
+    """PPO's loss, and its epochs of minibatches: (state, Rows [T, B], key) -> (state, metrics).
+
+    The state is a State, or one with its fields; parameters, optimizer and kl_coef move.
+    """
+    net, penalise_kl = agent.net, penalises_kl(cfg)
 
     def loss(params, rows: Rows, clip_eps, ent_coef, kl_coef):
         dist, value = net.apply(params, rows.obs)
@@ -187,52 +195,11 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
             total = total + kl_coef * metrics["policy/kl"]
         return total, metrics
 
-    def rows_of(state: State, rollout: Rollout):
-        """GAE, reward scaling and weights: [T, B] rollout -> [T * B] rows, and the updated return statistics."""
-        weight = rollout.mask.astype(jnp.float32)
-        reward, return_stats = rollout.reward, state.return_stats
-        if cfg.normalize_reward:
-            return_stats = normalize.update(return_stats, rollout.extras["running_return"], weight, axis_name=axis_name)
-            reward = reward / (normalize.std(return_stats) + 1e-8)
-        value = values(state, rollout)
-        advantage, target = returns.gae(
-            reward,
-            rollout.terminated,
-            rollout.terminated | rollout.truncated,
-            value,
-            gamma=cfg.gamma,
-            gae_lambda=cfg.gae_lambda,
-        )
-        # what stands on a masked row is void, whatever it is: 0 * nan would not be
-        valid = lambda x: jnp.where(jnp.expand_dims(rollout.mask, tuple(range(2, x.ndim))), x, jnp.zeros_like(x))
-        advantage, target = valid(advantage), valid(target)
-        weight = weight / jnp.maximum(parts.pmean(weight.mean(), axis_name), 1e-8)
-        if cfg.normalize_advantage:
-            mean = parts.pmean(jnp.mean(weight * advantage), axis_name)
-            variance = parts.pmean(jnp.mean(weight * (advantage - mean) ** 2), axis_name)
-            advantage = (advantage - mean) / (jnp.sqrt(variance) + 1e-8)
-        rows = Rows(
-            obs=see(state.obs_stats, rollout.obs),
-            action=valid(rollout.action),
-            log_prob=valid(rollout.extras["log_prob"]),
-            advantage=advantage,
-            target=target,
-            weight=weight,
-            value=valid(value[:-1]) if cfg.value_clip_eps is not None else (),
-            dist=rollout.extras["dist"] if penalise_kl else (),
-        )
-        error = parts.pmean(jnp.mean(weight * (target - value[:-1]) ** 2), axis_name)
-        target_mean = parts.pmean(jnp.mean(weight * target), axis_name)
-        spread = parts.pmean(jnp.mean(weight * (target - target_mean) ** 2), axis_name)
-        metrics = {"value/explained_variance": 1.0 - error / jnp.maximum(spread, 1e-8), "value/target": target_mean}
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows), return_stats, metrics
-
-    def update(state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
-        num_steps, num_envs = rollout.reward.shape
-        rows, return_stats, value_metrics = rows_of(state, rollout)
-        take = minibatch.row_taker(rows)
+    def improve(state, rows: Rows, key: Key):
+        num_steps, num_envs = rows.weight.shape
+        take = minibatch.row_taker(actor_critic.flat(rows))
         size = num_steps * num_envs // cfg.num_minibatches
-        chunk = minibatch.chunk_rows(size, row_bytes, cfg.microbatch_size)
+        chunk = minibatch.chunk_rows(size, agent.row_bytes, cfg.microbatch_size)
         at = lambda schedule: schedules.value(schedule, state.env_steps)
         lr, clip_eps, ent_coef = at(cfg.lr), at(cfg.clip_eps), at(cfg.ent_coef)
         rows_loss = lambda params, rows: loss(params, rows, clip_eps, ent_coef, state.kl_coef)
@@ -241,7 +208,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
             params, opt_state, stopped = carry
             gradient, metrics = minibatch.mean_gradient(rows_loss, params, batch, chunk)
             gradient, metrics = parts.pmean((gradient, metrics), axis_name)
-            new_params, new_opt_state = parts.descend(optimizer, lr, gradient, opt_state, params)
+            new_params, new_opt_state = parts.descend(agent.optimizer, lr, gradient, opt_state, params)
             if cfg.target_kl is not None:
                 stopped = stopped | (metrics["policy/approx_kl"] > cfg.target_kl)
                 keep = lambda old, new: jax.tree.map(lambda o, n: jnp.where(stopped, o, n), old, new)
@@ -259,29 +226,15 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         metrics = jax.tree.map(jnp.mean, metrics) | {k: last[k] for k in last if "kl" in k or "clip" in k}
         if cfg.target_kl is not None:
             metrics["policy/stopped_early"] = stopped.astype(jnp.float32)
-
         kl_coef = state.kl_coef
         if cfg.kl_target is not None:
             kl = last["policy/kl"]
             kl_coef = jnp.where(kl > 2.0 * cfg.kl_target, 1.5 * kl_coef, kl_coef)
             kl_coef = jnp.where(kl < 0.5 * cfg.kl_target, 0.5 * kl_coef, kl_coef)
             metrics["policy/kl_coef"] = kl_coef
-        obs_stats = state.obs_stats
-        if normalize_obs:
-            obs_stats = normalize.update(obs_stats, rollout.obs, rollout.mask.astype(jnp.float32), axis_name=axis_name)
-        env_steps = parts.count_steps(state.env_steps, rollout.mask, axis_name)
-        state = State(params, opt_state, obs_stats, return_stats, kl_coef, env_steps)
-        return state, UpdateAux(metrics | value_metrics | {"train/lr": lr})
+        return replace(state, params=params, opt_state=opt_state, kl_coef=kl_coef), metrics | {"train/lr": lr}
 
-    return Algo(
-        init=init,
-        actor=actor,
-        carry=lambda batch_size: (),
-        act=act,
-        update=update,
-        on_policy=True,
-        running_return_gamma=cfg.gamma if cfg.normalize_reward else None,
-    )
+    return improve
 
 
-__all__ = ["Actor", "Config", "State", "make"]
+__all__ = ["ClippedSteps", "Config", "Rows", "State", "clipped_steps", "kl_faults", "make", "penalises_kl"]

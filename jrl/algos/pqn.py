@@ -127,25 +127,19 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
 
     def rows_of(state: State, rollout: Rollout) -> tuple[Rows, PyTree]:
         """Q(lambda) targets and weights: [T, B] rollout -> [T * B] rows, and the updated return statistics."""
-        weight = rollout.mask.astype(jnp.float32)
-        reward, return_stats = rollout.reward, state.return_stats
-        if cfg.normalize_reward:
-            return_stats = normalize.update(return_stats, rollout.extras["running_return"], weight, axis_name=axis_name)
-            reward = reward / (normalize.std(return_stats) + 1e-8)
+        return_stats = parts.observe_returns(state.return_stats, rollout, axis_name)
         # Q does not change while a rollout is collected, so that what acting computed is what a second pass would
         last = jnp.max(net.apply(state.params, rollout.last_obs, "q")[0], -1)
         target = returns.lambda_returns(
-            reward,
+            parts.scaled_reward(return_stats, rollout.reward),
             rollout.terminated,
             rollout.terminated | rollout.truncated,
             jnp.concatenate([rollout.extras["value"], last[None]]),
             gamma=cfg.gamma,
             lambda_=cfg.q_lambda,
         )
-        # what stands on a masked row is void, whatever it is: 0 * nan would not be
-        valid = lambda x: jnp.where(rollout.mask, x, jnp.zeros_like(x))
-        weight = weight / jnp.maximum(parts.pmean(weight.mean(), axis_name), 1e-8)
-        rows = Rows(obs=rollout.obs, action=valid(rollout.action), target=valid(target), weight=weight)
+        action, target = parts.cleared(rollout.mask, (rollout.action, target))
+        rows = Rows(rollout.obs, action, target, parts.weights(rollout.mask, axis_name))
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows), return_stats
 
     def loss(params, rows: Rows):

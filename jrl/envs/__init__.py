@@ -1,4 +1,4 @@
-"""Environments: `make(id, num_envs=...)` gives a GraphEnv or an Env, whatever library steps it.
+"""Environments: `make(id, num_envs=...)` gives a GraphEnv, an Env or an AsyncEnv, whatever library steps it.
 
 Importing this package imports no environment library.
 """

@@ -99,7 +99,7 @@ def _in_this_process(id: str, num_envs: int, seed: int, options: dict[str, Any],
 
 
 def _in_workers(id: str, num_envs: int, seed: int, options: dict[str, Any], **settings: Any) -> Workers:
-    import cloudpickle  # type: ignore[import-untyped]  # comes with Gymnasium; it takes what the main module defines
+    import cloudpickle  # takes what the main module defines, too
 
     make = cloudpickle.dumps(_maker(id, options))
     return Workers(make, described=_described(id, options), id=id, num_envs=num_envs, seed=seed, **settings)

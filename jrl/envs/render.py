@@ -182,7 +182,6 @@ class _Gymnasium(GymnasiumEnv):
     how = "Gymnasium"
 
     def __init__(self, id: str, seed: int, options: dict[str, Any]):
-        options = {k: v for k, v in options.items() if k != "vectorization"}
         if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
             os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo would look for a screen
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame would look for a loudspeaker

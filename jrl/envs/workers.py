@@ -204,7 +204,7 @@ class Workers:
         Raises:
           RuntimeError: it raised, with the traceback.
         """
-        import cloudpickle  # type: ignore[import-untyped]  # comes with Gymnasium
+        import cloudpickle
 
         pickled = cloudpickle.dumps(fn)
         self.wait()

@@ -18,26 +18,51 @@ ACTION = {"td3": Box((2,), low=-1.0, high=1.0)}  # where Discrete(3) is none
 BOX = Box((3,), low=-1.0, high=1.0)
 SUPPORTS = {  # action spaces
     "ppo": (Discrete, MultiDiscrete, Box),
+    "a2c": (Discrete, MultiDiscrete, Box),
+    "impala": (Discrete, MultiDiscrete, Box),
+    "appo": (Discrete, MultiDiscrete, Box),
     "pqn": (Discrete,),
     "dqn": (Discrete,),
     "sac": (Discrete, Box),
     "td3": (Box,),
 }
 NETWORK = NetworkConfig(hidden=(8, 8))
-SMALL = {name: {"num_epochs": 2, "num_minibatches": 2} for name in ("ppo", "pqn")}  # what keeps their tests quick
+SMALL = {
+    name: {"num_epochs": 2, "num_minibatches": 2} for name in ("ppo", "impala", "appo", "pqn")
+}  # what keeps their tests quick
 SMALL["dqn"] = {"loss": "mse"}  # the gradient of a Huber loss does not change with a far reward
+_CLIPPED_STEPS = {
+    "normalize_obs": True,
+    "normalize_reward": True,
+    "kl_coef": 0.2,
+    "kl_target": 0.01,
+    "target_kl": 0.5,
+    "value_clip_eps": 0.2,
+    "ent_coef": 0.01,
+    "lr": ((0, 3e-4), (200, 1e-4)),
+}
 # every option that holds state or reduces over devices, at once
 LOADED = {
-    "ppo": {
+    "ppo": _CLIPPED_STEPS,
+    "a2c": {
+        "gae_lambda": 0.9,
         "normalize_obs": True,
         "normalize_reward": True,
-        "kl_coef": 0.2,
-        "kl_target": 0.01,
-        "target_kl": 0.5,
-        "value_clip_eps": 0.2,
-        "ent_coef": 0.01,
+        "normalize_advantage": True,
+        "microbatch_size": 8,
         "lr": ((0, 3e-4), (200, 1e-4)),
     },
+    "impala": {
+        "vtrace_lambda": 0.9,
+        "clip_rho": 1.5,
+        "clip_c": 1.2,
+        "clip_pg_rho": 2.0,
+        "normalize_obs": True,
+        "normalize_reward": True,
+        "max_grad_norm": 0.5,
+        "lr": ((0, 3e-4), (200, 1e-4)),
+    },
+    "appo": {**_CLIPPED_STEPS, "target_update_every": 3, "tau": 0.5},
     "dqn": {
         "double": True,
         "dueling": True,
@@ -71,6 +96,12 @@ def config(name, **overrides):
 
 def make(name, env_spec=None, network=NETWORK, *, axis_name=None, **overrides):
     return algos.get(name).make(config(name, **overrides), env_spec or spec(name=name), network, axis_name=axis_name)
+
+
+def learn(algo):
+    """(state, data, key) -> (state, aux): all that comes of new data."""
+    ingest = algo.ingest if algo.on_policy and algo.ingest else lambda state, rollout: state
+    return lambda state, data, key: algo.update(ingest(state, data), data, key)
 
 
 def observations(rng, space, batch):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import fakes
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jrl import learner, networks
 from jrl.algos import actor_critic
@@ -17,7 +18,7 @@ from jrl.networks import NetworkConfig
 from jrl.networks.critics import build_critics
 from jrl.replay import ring
 from jrl.rollout import unroll
-from jrl.types import Box, Discrete, element
+from jrl.types import Box, Discrete, EnvSpec, Rollout, element
 
 OBS = Box((1,))
 NETWORK = NetworkConfig(hidden=(16,))
@@ -92,11 +93,16 @@ NUM_ENVS, LENGTH = 16, 16
 # learning that is quick and forgets quickly, as these tasks are
 HYPER = {
     "ppo": {"lr": 1e-2, "num_epochs": 4, "num_minibatches": 2, "gamma": 0.9, "adam_eps": 1e-5},
+    "a2c": {"lr": 1e-2, "gae_lambda": 0.95, "gamma": 0.9, "ent_coef": 0.0},
+    "impala": {"lr": 1e-2, "num_epochs": 4, "num_minibatches": 2, "vtrace_lambda": 0.95, "gamma": 0.9, "ent_coef": 0.0},
+    "appo": {"lr": 1e-2, "num_epochs": 4, "num_minibatches": 2, "gamma": 0.9},
     "dqn": {"lr": 3e-3, "gamma": 0.9, "target_update_every": 16, "exploration": EpsilonGreedy(epsilon=0.2)},
     "pqn": {"lr": 1e-2, "num_epochs": 4, "num_minibatches": 2, "gamma": 0.9, "exploration": EpsilonGreedy(epsilon=0.2)},
     "sac": {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "learn_ent_coef": False, "ent_coef": 0.02},
     "td3": {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "exploration": Gaussian(std=0.5)},
 }
+ROLLOUTS = {"a2c": 6}  # times as many for an algorithm of one gradient step each
+MAX_LAG = 4
 REPLAY = {"updates": 16, "batch_size": 64, "capacity": 4 * NUM_ENVS * LENGTH}  # of algorithms that learn from one
 
 
@@ -120,8 +126,10 @@ def _with_sign(task):
     return task._replace(action=Box((1,), low=-1.0, high=1.0), step=step)
 
 
-def train(name, task, *, iterations=60, mutate=lambda rollout: rollout, **overrides):
+def train(name, task, *, iterations=60, mutate=lambda rollout: rollout, lag=None, **overrides):
     """An algorithm trained on a probe in one compiled scan; `mutate` changes each rollout before it is learned from.
+
+    With `lag` in 0..MAX_LAG, each rollout is made by the actor of so many updates before.
 
     Returns:
       value(obs [N]) -> [N], and act(obs [N]) -> [N, *] without exploration.
@@ -137,19 +145,26 @@ def train(name, task, *, iterations=60, mutate=lambda rollout: rollout, **overri
     )
 
     @jax.jit
-    def run(key):
+    def run(key, lag):
         def iteration(carry, key):
-            state, replay, source = carry
+            state, replay, source, actors = carry
             collect_key, update_key = jax.random.split(key)
-            source, rollout, _ = collect.step(source, algo.actor(state), collect_key)
+            actor = algo.actor(state)
+            if lag is not None:  # [MAX_LAG + 1, ...], the latest first
+                actors = jax.tree.map(lambda old, new: jnp.concatenate([new[None], old[:-1]]), actors, actor)
+                actor = jax.tree.map(lambda x: x[lag], actors)
+            source, rollout, _ = collect.step(source, actor, collect_key)
             state, replay, _ = learn.step(state, replay, mutate(rollout), update_key)
-            return (state, replay, source), None
+            return (state, replay, source, actors), None
 
         init_key, env_key, key = jax.random.split(key, 3)
-        carry = (learn.init(init_key), learn.init_replay(), collect.init(env_key))
-        return jax.lax.scan(iteration, carry, jax.random.split(key, iterations))[0][0]
+        state = learn.init(init_key)
+        actors = jax.tree.map(lambda x: jnp.stack([x] * (MAX_LAG + 1)), algo.actor(state)) if lag is not None else ()
+        carry = (state, learn.init_replay(), collect.init(env_key), actors)
+        keys = jax.random.split(key, iterations * ROLLOUTS.get(name, 1))
+        return jax.lax.scan(iteration, carry, keys)[0][0]
 
-    state = run(jax.random.key(0))
+    state = run(jax.random.key(0), None if lag is None else jnp.int32(lag))
     obs = lambda x: jnp.asarray(x, jnp.float32)[:, None]
 
     def act(x):
@@ -157,6 +172,66 @@ def train(name, task, *, iterations=60, mutate=lambda rollout: rollout, **overri
         return (action[:, 0] > 0).astype(jnp.int32) if signed else action
 
     return lambda x: _VALUES[name](env.spec, state, obs(x)), act
+
+
+# A chain of two states, the same for both actions: at state s action a is worth CHAIN_REWARD[s, a].
+CHAIN_REWARD = np.array([[1.0, -0.5], [0.2, 1.0]])
+CHAIN_POLICY = np.array([[0.75, 0.25], [0.5, 0.5]])  # that acts, whatever is learned
+CHAIN_GAMMA = 0.8
+CHAIN_SPEC = EnvSpec(Box((2,)), Discrete(2), 8)
+CHAIN_OBS = jnp.eye(2)
+
+
+def chain_rollout():
+    """One episode [2, 8] in each column, every sequence of actions exactly as often as CHAIN_POLICY takes it."""
+    action = np.array([[0, 0, 0, 0, 0, 0, 1, 1], [0, 0, 0, 1, 1, 1, 0, 1]])
+    state = np.arange(2)[:, None]
+    ends = np.broadcast_to(state == 1, (2, 8))
+    return Rollout(
+        obs=jnp.asarray(np.broadcast_to(np.eye(2)[:, None], (2, 8, 2)), jnp.float32),
+        last_obs=jnp.zeros((8, 2)),
+        action=jnp.asarray(action, jnp.int32),
+        reward=jnp.asarray(CHAIN_REWARD[state, action], jnp.float32),
+        terminated=jnp.asarray(ends),
+        truncated=jnp.zeros((2, 8), bool),
+        mask=jnp.ones((2, 8), bool),
+        contiguous=jnp.zeros((8,), bool),
+        extras={"log_prob": jnp.asarray(np.log(CHAIN_POLICY[state, action]), jnp.float32)},
+        carry=(),
+    )
+
+
+def learn_chain(name, *, corrected=True, updates=600, **overrides):
+    """(pi [2, 2], V [2]) after many updates on the chain; not `corrected`: as if the policy that learns had acted."""
+    algo = fakes.make(name, CHAIN_SPEC, NETWORK, gamma=CHAIN_GAMMA, num_epochs=1, num_minibatches=1, **overrides)
+    net, rollout = actor_critic.make(CHAIN_SPEC, NETWORK), chain_rollout()
+
+    @jax.jit
+    def run(key):
+        def update(state, key):
+            acted = rollout
+            if not corrected:
+                dist, _ = net.apply(state.params, rollout.obs)
+                acted = rollout.replace(extras={"log_prob": dist.log_prob(rollout.action)})
+            return algo.update(state, acted, key)[0], None
+
+        state = jax.lax.scan(update, algo.init(key), jax.random.split(key, updates))[0]
+        dist, value = net.apply(state.params, CHAIN_OBS)
+        return jax.nn.softmax(dist.logits), value
+
+    return tuple(np.asarray(x, np.float64) for x in run(jax.random.key(0)))
+
+
+def chain_values(policy):
+    """V [2] of a policy [2, 2] on the chain."""
+    reward = (policy * CHAIN_REWARD).sum(1)
+    return np.array([reward[0] + CHAIN_GAMMA * reward[1], reward[1]])
+
+
+def between(policy, clip_rho):
+    """The policy that V-trace's values are of (arXiv:1802.01561, eq. 3): pi, but no more than clip_rho mu."""
+    clipped = np.minimum(clip_rho * CHAIN_POLICY, policy)
+    return clipped / clipped.sum(1, keepdims=True)
 
 
 def _state_value(spec, state, obs):
@@ -187,6 +262,9 @@ def _critics_of_policy(spec, state, obs):
 # how to read an algorithm's value of an observation
 _VALUES = {
     "ppo": _state_value,
+    "a2c": _state_value,
+    "impala": _state_value,
+    "appo": _state_value,
     "pqn": _best_action_value,
     "dqn": _best_action_value_shared,
     "sac": _best_of_critics,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fakes import assert_close, assert_same, differ
+from jax.sharding import PartitionSpec as P
 
 from jrl import algos, checkpoint, parallel
 from jrl.errors import InputError
@@ -26,7 +27,7 @@ class Made:
         self.name, self.overrides = name, overrides
         self.spec = fakes.spec(name=name)
         self.algo = fakes.make(name, self.spec, **overrides)
-        self.init, self.update = jax.jit(self.algo.init), jax.jit(self.algo.update)
+        self.init, self.update = jax.jit(self.algo.init), jax.jit(fakes.learn(self.algo))
         self.act = jax.jit(self.algo.act, static_argnames="explore")
         self.state = fakes.perturbed(self.init(jax.random.key(0)))
         self.actor = self.algo.actor(self.state)
@@ -81,7 +82,8 @@ def test_another_key_gives_another(name):
     m = made(name, True)  # DQN's gradient step reads its key for noisy layers only
     other = jax.random.key(12)
     assert differ(m.init(KEY), m.init(other))
-    assert differ(m.update(m.state, m.data, KEY)[0], m.update(m.state, m.data, other)[0])
+    if name != "a2c":  # whose one step on the whole rollout draws nothing
+        assert differ(m.update(m.state, m.data, KEY)[0], m.update(m.state, m.data, other)[0])
     assert differ(m.act(m.actor, m.obs, m.carry, KEY), m.act(m.actor, m.obs, m.carry, other))
     assert differ(m.state.params, m.update(m.state, m.data, KEY)[0].params)  # and it learns at all
 
@@ -104,7 +106,7 @@ def test_vmap_over_seeds(name):
     states = jax.jit(jax.vmap(m.algo.init))(keys)
     batches = m.batches(3)
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
-    together, _ = jax.jit(jax.vmap(m.algo.update))(states, stacked, keys)
+    together, _ = jax.jit(jax.vmap(fakes.learn(m.algo)))(states, stacked, keys)
     for i in range(3):
         alone, _ = m.update(m.init(keys[i]), batches[i], keys[i])
         assert_close(fakes.part(together, i), alone)
@@ -142,7 +144,7 @@ def test_vmap_over_hyper_parameters(name):
     batch = jax.tree.map(lambda *x: jnp.asarray(x, jnp.float32), *cfgs)
 
     def update(cfg, state, data):
-        return algos.get(name).make(cfg, m.spec, fakes.NETWORK).update(state, data, KEY)[0]
+        return fakes.learn(algos.get(name).make(cfg, m.spec, fakes.NETWORK))(state, data, KEY)[0]
 
     together = jax.jit(jax.vmap(update, in_axes=(0, None, None)))(batch, m.state, m.data)
     one = jax.jit(update)
@@ -153,58 +155,84 @@ def test_vmap_over_hyper_parameters(name):
     assert_close(alone[0], m.update(m.state, m.data, KEY)[0])  # traced floats are the floats
 
 
-def specs(data):
-    """How what is learned from lies on devices: by columns, or by rows of a Batch."""
-    return parallel.ROLLOUT if isinstance(data, Rollout) else parallel.PER_DEVICE
+UPDATES = 20
 
 
-def per_device(data, devices):
-    """[T, B, ...] -> [D, T, B / D, ...], or [N, ...] -> [D, N / D, ...], for jax.pmap."""
+def specs(data, before=()):
+    """How what is learned from lies on devices, by columns or by rows of a Batch, with more axes before."""
+    spec = parallel.ROLLOUT if isinstance(data, Rollout) else parallel.PER_DEVICE
+    return jax.tree.map(lambda s: P(*before, *s), spec, is_leaf=lambda x: isinstance(x, P))
+
+
+def per_device(data, devices, axis=0):
+    """Columns or rows split along a new leading axis of devices, for jax.pmap; `axis`: how many stand before them."""
 
     def split(spec, leaf):
-        axis = 1 if spec == parallel.ROLLOUT.obs else 0
-        shape = (*leaf.shape[:axis], devices, -1, *leaf.shape[axis + 1 :])
-        return jnp.moveaxis(leaf.reshape(shape), axis, 0)
+        at = axis + (1 if spec == parallel.ROLLOUT.obs else 0)
+        shape = (*leaf.shape[:at], devices, -1, *leaf.shape[at + 1 :])
+        return jnp.moveaxis(leaf.reshape(shape), at, 0)
 
-    is_spec = lambda x: isinstance(x, jax.sharding.PartitionSpec)
     return jax.tree.map(
-        lambda spec, part: jax.tree.map(functools.partial(split, spec), part), specs(data), data, is_leaf=is_spec
+        lambda spec, part: jax.tree.map(functools.partial(split, spec), part),
+        parallel.ROLLOUT if isinstance(data, Rollout) else parallel.PER_DEVICE,
+        data,
+        is_leaf=lambda x: isinstance(x, P),
     )
+
+
+def updates(learn):
+    """(state, data [K, ...], keys [K]) -> (state, aux of the last): K updates as one program."""
+
+    def run(state, data, keys):
+        state, aux = jax.lax.scan(lambda state, x: learn(state, *x), state, (data, keys))
+        return state, jax.tree.map(lambda x: x[-1], aux)
+
+    return run
 
 
 @each
 @each_option
-def test_four_devices_learn_as_one(name, loaded, four_devices):
+def test_any_number_of_devices_learns_the_same(name, loaded):
+    """The same global batches on 1, 2 and 4 devices, and by a researcher's own jax.pmap."""
     m = made(name, loaded)
-    algo = fakes.make(name, m.spec, axis_name=parallel.AXIS, **m.overrides)
+    run = updates(fakes.learn(fakes.make(name, m.spec, axis_name=parallel.AXIS, **m.overrides)))
+    batches = m.batches(4)
+    data = jax.tree.map(lambda *x: jnp.stack(UPDATES // 4 * x), *batches)
+    keys = jax.random.split(KEY, UPDATES)
     priority = parallel.REPLICATED if m.algo.on_policy else parallel.PER_DEVICE
-    aux_specs = UpdateAux(parallel.REPLICATED, priority)
-    ours = parallel.pmap(
-        algo.update,
-        four_devices,
-        (parallel.REPLICATED, specs(m.data), parallel.REPLICATED),
-        (parallel.REPLICATED, aux_specs),
-    )
-    theirs = jax.pmap(algo.update, axis_name=parallel.AXIS, in_axes=(0, 0, None))
-    one, four = m.state, parallel.replicate(m.state, four_devices)
+    found = {}
+    for devices in (1, 2, 4) if loaded else (1, 4):
+        mesh = parallel.make_mesh(devices)
+        mapped = parallel.pmap(
+            run,
+            mesh,
+            (parallel.REPLICATED, specs(batches[0], (None,)), parallel.REPLICATED),
+            (parallel.REPLICATED, UpdateAux(parallel.REPLICATED, priority)),
+        )
+        placed = parallel.shard(data, mesh, specs(batches[0], (None,)))
+        found[devices] = jax.block_until_ready(mapped(parallel.replicate(m.state, mesh), placed, keys))
+        for path, x in jax.tree_util.tree_leaves_with_path(found[devices][0]):
+            replicas = [np.asarray(shard.data) for shard in x.addressable_shards]
+            assert len(replicas) == devices
+            for replica in replicas[1:]:
+                np.testing.assert_array_equal(replicas[0], replica, err_msg=jax.tree_util.keystr(path))
+    one, aux = parallel.first(found[1])
+    moved = max(np.abs(x - y).max() for x, y in zip(jax.tree.leaves(one.params), jax.tree.leaves(m.state.params)))
+    assert moved > 1e-3  # a hundred times what the devices may differ by
+    for state, aux_many in found.values():
+        assert_close(parallel.first(state).params, one.params, atol=1e-5, rtol=0)
+        assert_close(parallel.first(state), one)
+        assert_close(parallel.first(aux_many.metrics), aux.metrics, atol=1e-4, rtol=1e-4)
+        if aux.priority is not None:
+            assert_close(np.asarray(aux_many.priority), np.asarray(aux.priority), atol=1e-4, rtol=1e-4)
+    if not loaded:
+        return
+    theirs = jax.pmap(run, axis_name=parallel.AXIS, in_axes=(0, 0, None))
     stacked = jax.tree.map(lambda x: jnp.stack([x] * 4), m.state)
-    for i, data in enumerate(m.batches(3)):
-        key = jax.random.fold_in(KEY, i)
-        one, aux = m.update(one, data, key)
-        four, aux_four = jax.block_until_ready(ours(four, parallel.shard(data, four_devices, specs(data)), key))
-        stacked, aux_stacked = jax.block_until_ready(theirs(stacked, per_device(data, 4), key))
-    for x in jax.tree.leaves(four):
-        replicas = [np.asarray(shard.data) for shard in x.addressable_shards]
-        assert len(replicas) == 4
-        for replica in replicas[1:]:
-            np.testing.assert_array_equal(replicas[0], replica)
-    assert_close(parallel.first(four), one)
-    assert_close(parallel.first(aux_four.metrics), aux.metrics, atol=1e-4, rtol=1e-4)
+    state, aux = jax.block_until_ready(theirs(stacked, per_device(data, 4, axis=1), keys))
     for device in range(4):
-        assert_close(fakes.part(stacked, device), parallel.first(four), atol=1e-7, rtol=1e-6)
-    assert_close(fakes.part(aux_stacked.metrics, 0), parallel.first(aux_four.metrics))
-    if aux.priority is not None:
-        assert_close(np.asarray(aux_four.priority), np.asarray(aux.priority), atol=1e-4, rtol=1e-4)
+        assert_close(fakes.part(state, device), parallel.first(found[4][0]), atol=1e-7, rtol=1e-6)
+    assert_close(fakes.part(aux.metrics, 0), parallel.first(found[4][1].metrics))
 
 
 @each
@@ -289,7 +317,13 @@ def supported(actions):
 
 
 SPACES = [(name, action, fakes.VECTOR) for name, action in supported(ACTIONS)]
-SPACES += [(name, fakes.spec(name=name).action, observation) for name in NAMES for observation in OBSERVATIONS]
+PPOS_EYES = ("a2c", "impala", "appo")  # they read observations by the code that PPO does
+SPACES += [
+    (name, fakes.spec(name=name).action, observation)
+    for name in NAMES
+    if name not in PPOS_EYES
+    for observation in OBSERVATIONS
+]
 
 
 @pytest.mark.parametrize(("name", "action", "observation"), SPACES, ids=str)
@@ -328,7 +362,7 @@ def test_without_exploration_the_best_action_is_taken(name, action):
     samples = [act(actor, obs, algo.carry(8), key, explore=True) for key in jax.random.split(KEY, 200)]
     assert differ(samples[0].action, samples[1].action)
     taken = np.stack([s.action for s in samples])
-    if isinstance(action, Box) and name == "ppo":  # its Gaussian is not bounded: the mode is the mean
+    if isinstance(action, Box) and algo.on_policy:  # a Gaussian that is not bounded: the mode is the mean
         deviation = taken.std(0)
         assert (np.abs(taken.mean(0) - best.action) < 5 * deviation / np.sqrt(200)).all()
     if "log_prob" in best.extras:

@@ -45,7 +45,7 @@ def error(*args, **kwargs):
 
 
 def test_gymnasium_draws():
-    env = render.make("painted:Painted", ONE, options={"shade": 9, "vectorization": "async"})
+    env = render.make("painted:Painted", ONE, options={"shade": 9})
     assert env.how == "Gymnasium"
     assert env.fps == 25
     assert env.reset().tolist() == [[0]]

@@ -1,0 +1,153 @@
+"""Asynchronous PPO, or IMPACT (arXiv:1912.00167): PPO's clipped surrogate on V-trace advantages, with a target network.
+
+    algo = appo.make(appo.Config(), spec)
+    state = algo.init(key)
+    out = algo.act(algo.actor(state), obs, (), key)             # out.action [B], out.extras: log_prob
+    state = algo.ingest(state, rollout)                         # once for each new rollout [T, B]: counts, statistics
+    state, aux = jax.jit(algo.update)(state, rollout, key)      # on any rollout, as often as wanted; of any policy
+
+Three policies meet: the one that acted, however old (its log-probability is `rollout.extras["log_prob"]`); the target,
+a copy of the parameters that moves every `target_update_every` updates; and the one that learns. Values, importance
+weights of V-trace (target over acting) and the reference of the ratio and of the KL penalty are the target's: they
+stand still while a rollout is passed over several times, and acting policies may come and go. Of a rollout that the
+target itself made, everything is PPO's. `learner.on_policy` keeps the latest `circular_buffer_num_batches` rollouts.
+Gradients and statistics are reduced over `make(..., axis_name="d")`; float hyper-parameters are leaves of Config.
+"""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jrl.algos import actor_critic, parts, ppo
+from jrl.hyper import Schedule
+from jrl.networks import NetworkConfig
+from jrl.types import Algo, Array, EnvSpec, Key, PyTree, Rollout, UpdateAux, hyperparams
+
+DEFAULT_NETWORK = NetworkConfig()
+
+
+@hyperparams
+class Config:
+    """Hyper-parameters of APPO; a Schedule is a number or `[[env_steps, value], ...]`."""
+
+    lr: Schedule = 5e-4  # Adam's step size
+    gamma: float = 0.99  # discount per step
+    vtrace_lambda: float = 0.95  # decay of the traces, as GAE's lambda
+    clip_rho: float = 1.0  # bound of the importance weights of TD errors: it decides which policy the value is of
+    clip_c: float = 1.0  # bound of the importance weights along a trace: it decides how far corrections reach
+    clip_pg_rho: float = 1.0  # bound of the importance weights of the advantages
+    clip_eps: Schedule = 0.2  # the ratio to the target policy is clipped to [1 - clip_eps, 1 + clip_eps]
+    clip_target_ratio: float = 2.0  # bound of acting / target policy in that ratio
+    target_update_every: int = 1  # updates between moves of the target network
+    tau: float = 1.0  # share of the way to the parameters that it moves; 1: a copy
+    circular_buffer_num_batches: int = 1  # the latest rollouts that are kept
+    circular_buffer_iterations_per_batch: int = 1  # updates per new rollout, each on one of those kept
+    num_epochs: int = 4  # passes over a rollout in an update
+    num_minibatches: int = 4  # gradient steps per pass
+    microbatch_size: int | None = None  # rows whose gradient is computed at once; null: chosen for the device
+    vf_coef: float = 0.5  # weight of the value loss
+    value_clip_eps: float | None = None  # clips the value's move from the target network's; null: no clipping
+    ent_coef: Schedule = 0.0  # weight of the entropy bonus
+    kl_coef: float = 0.0  # weight of a penalty on the KL from the target policy (at the start, if kl_target is set)
+    kl_target: float | None = None  # adapts the weight: x 1.5 above twice this KL, x 0.5 below half of it
+    target_kl: float | None = None  # no more gradient steps in an update once the KL from the target policy exceeds it
+    normalize_advantage: bool = True  # to mean 0 and deviation 1 over the rollout's unmasked rows
+    normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
+    normalize_obs: bool = False  # by running mean and deviation; images stay as they are
+    max_grad_norm: float | None = 0.5  # clips the global norm of the gradient; null: no clipping
+    max_leaf_norm: float | None = None  # clips the norm of each parameter array's gradient
+    max_grad_value: float | None = None  # clips each element of the gradient
+    adam_eps: float = 1e-5  # added to Adam's denominator
+
+    def validate(self) -> list[str]:
+        """What is wrong with the values, each with its mend."""
+        clips = ("clip_rho", "clip_c", "clip_pg_rho", "clip_target_ratio", "value_clip_eps", *parts.CLIPPING)
+        buffer = ("circular_buffer_num_batches", "circular_buffer_iterations_per_batch")
+        sizes = ("num_epochs", "num_minibatches", "target_update_every", "tau", "microbatch_size", *buffer)
+        unit = ("gamma", "vtrace_lambda", "tau")
+        errors = parts.out_of_range(self, unit=unit, positive=(*clips, *sizes, "target_kl", "kl_target"))
+        return errors + ppo.kl_faults(self)
+
+
+@struct.dataclass
+class State(ppo.State):
+    target_params: PyTree
+    updates: Array  # [] u32
+
+
+def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *, axis_name: str | None = None) -> Algo:
+    """APPO as pure functions; arguments and errors as of `ppo.make`.
+
+    Returns:
+      An on-policy Algo, whose rollouts may be of older policies. `ingest` takes the statistics from a new rollout.
+    """
+    agent = actor_critic.agent(cfg, spec, network, axis_name=axis_name)
+    improve = ppo.clipped_steps(cfg, agent, axis_name=axis_name)
+    penalise_kl = ppo.penalises_kl(cfg)
+
+    def init(key: Key) -> State:
+        base = agent.init(key)
+        return State(
+            **vars(base),
+            kl_coef=jnp.asarray(cfg.kl_coef, jnp.float32),
+            target_params=jax.tree.map(jnp.copy, base.params),  # arrays of its own, so that both can be donated
+            updates=jnp.zeros((), jnp.uint32),
+        )
+
+    def rows_of(state: State, rollout: Rollout):
+        """V-trace by the target network, and weights: Rows [T, B], and metrics."""
+
+        def row(row):
+            dist, value = agent.net.apply(state.target_params, row[0])
+            return dist.log_prob(row[1]), value, actor_critic.batched(dist, value.shape) if penalise_kl else ()
+
+        obs, last_obs = (agent.see(state.obs_stats, x) for x in (rollout.obs, rollout.last_obs))
+        action, acting_log_prob = parts.cleared(rollout.mask, (rollout.action, rollout.extras["log_prob"]))
+        log_prob, value, dist = agent.map_rows(row, (obs, action))
+        log_prob = jnp.where(rollout.mask, log_prob, 0.0)
+        trace = actor_critic.vtrace(
+            cfg,
+            parts.scaled_reward(state.return_stats, rollout.reward),
+            rollout.terminated,
+            rollout.terminated | rollout.truncated,
+            jnp.concatenate([value, agent.net.value(state.target_params, last_obs)[None]]),
+            log_prob - acting_log_prob,
+        )
+        rows, metrics = actor_critic.make_rows(
+            obs, rollout, *trace, value, normalize_advantage=cfg.normalize_advantage, axis_name=axis_name
+        )
+        metrics["policy/rho"] = parts.pmean(
+            jnp.mean(rows.weight * jnp.minimum(jnp.exp(log_prob - acting_log_prob), cfg.clip_rho)), axis_name
+        )
+        # pi / target with acting / target bounded is pi / max(target, acting / bound) (section 3.1)
+        reference = jnp.maximum(log_prob, acting_log_prob - jnp.log(cfg.clip_target_ratio))
+        old_value = value if cfg.value_clip_eps is not None else ()
+        return ppo.Rows(**vars(rows), log_prob=reference, value=old_value, dist=dist), metrics
+
+    def update(state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
+        rows, value_metrics = rows_of(state, rollout)
+        state, metrics = improve(state, rows, key)
+        updates = state.updates + 1
+        due = updates % cfg.target_update_every == 0
+        # weights of 0 and 1, not old + tau (new - old): with tau 1 the target is the parameters, bit for bit
+        move = lambda old, new: jnp.where(due, (1.0 - cfg.tau) * old + cfg.tau * new, old)
+        target_params = jax.tree.map(move, state.target_params, state.params)
+        state = replace(state, target_params=target_params, updates=updates)
+        return state, UpdateAux(metrics | value_metrics)
+
+    def ingest(state: State, rollout: Rollout) -> State:
+        return_stats = parts.observe_returns(state.return_stats, rollout, axis_name)
+        return agent.observe(replace(state, return_stats=return_stats), rollout)
+
+    return agent.algo(
+        update,
+        init=init,
+        ingest=ingest,
+        rollouts_kept=cfg.circular_buffer_num_batches,
+        updates_per_rollout=cfg.circular_buffer_iterations_per_batch,
+    )
+
+
+__all__ = ["Config", "State", "make"]

@@ -1,0 +1,154 @@
+"""IMPALA: an actor-critic that learns from rollouts of older policies, corrected by V-trace (arXiv:1802.01561).
+
+    algo = impala.make(impala.Config(), spec)
+    state = algo.init(key)
+    out = algo.act(algo.actor(state), obs, (), key)             # out.action [B], out.extras: log_prob
+    state, aux = jax.jit(algo.update)(state, rollout, key)      # rollout: jrl.types.Rollout [T, B], of any policy
+
+`rollout.extras["log_prob"]` is that of the policy that acted, however old: the importance weights are the ratio to it
+of the policy that learns, anew at every gradient step. Sequences stay whole, so a minibatch is a share of the columns.
+The loss is A2C's; of a rollout by the very policy that learns, so is the gradient. Adam instead of the paper's RMSProp.
+Gradients and statistics are reduced over `make(..., axis_name="d")`; float hyper-parameters are leaves of Config.
+"""
+
+from dataclasses import replace
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jrl.algos import actor_critic, parts
+from jrl.algos.actor_critic import Rows, State
+from jrl.hyper import Schedule
+from jrl.networks import NetworkConfig
+from jrl.ops import losses, minibatch, schedules
+from jrl.types import Algo, Array, EnvSpec, InputError, Key, PyTree, Rollout, UpdateAux, hyperparams
+
+DEFAULT_NETWORK = NetworkConfig()
+
+
+@hyperparams
+class Config:
+    """Hyper-parameters of IMPALA; a Schedule is a number or `[[env_steps, value], ...]`."""
+
+    whole_sequences: ClassVar[bool] = True  # a minibatch is a share of the environments, not of the rows
+
+    lr: Schedule = 1e-3  # Adam's step size
+    gamma: float = 0.99  # discount per step
+    vtrace_lambda: float = 1.0  # decay of the traces, as GAE's lambda; the paper has 1
+    clip_rho: float = 1.0  # bound of the importance weights of TD errors: it decides which policy the value is of
+    clip_c: float = 1.0  # bound of the importance weights along a trace: it decides how far corrections reach
+    clip_pg_rho: float = 1.0  # bound of the importance weights of the policy gradient
+    num_epochs: int = 1  # passes over each rollout
+    num_minibatches: int = 1  # gradient steps per pass, each on that share of the environments
+    vf_coef: float = 0.5  # weight of the value loss
+    ent_coef: Schedule = 0.01  # weight of the entropy bonus
+    normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
+    normalize_obs: bool = False  # by running mean and deviation; images stay as they are
+    max_grad_norm: float | None = 40.0  # clips the global norm of the gradient; null: no clipping
+    max_leaf_norm: float | None = None  # clips the norm of each parameter array's gradient
+    max_grad_value: float | None = None  # clips each element of the gradient
+    adam_eps: float = 1e-5  # added to Adam's denominator
+
+    def validate(self) -> list[str]:
+        """What is wrong with the values, each with its mend."""
+        clips = ("clip_rho", "clip_c", "clip_pg_rho")
+        sizes = ("num_epochs", "num_minibatches")
+        return parts.out_of_range(self, unit=("gamma", "vtrace_lambda"), positive=(*clips, *sizes, *parts.CLIPPING))
+
+
+@struct.dataclass
+class Columns:
+    """Whole sequences of some environments, as the loss reads them."""
+
+    obs: PyTree  # [T, b, *], normalised
+    last_obs: PyTree  # [1, b, *], normalised
+    action: PyTree  # [T, b, *]
+    log_prob: Array  # [T, b] f32, of the acting policy
+    reward: Array  # [T, b] f32
+    terminated: Array  # [T, b] bool
+    done: Array  # [T, b] bool
+    mask: Array  # [T, b] bool
+    weight: Array  # [T, b] f32, 0 on masked rows, 1 on average over the rollout
+
+
+def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *, axis_name: str | None = None) -> Algo:
+    """IMPALA as pure functions, an on-policy Algo whose rollouts may be of older policies; arguments as of `ppo.make`.
+
+    Raises:
+      InputError: a space or torso that IMPALA cannot handle; in `update`, columns that num_minibatches does not divide.
+    """
+    agent = actor_critic.agent(cfg, spec, network, axis_name=axis_name)
+    net = agent.net
+
+    def columns_of(state: State, rollout: Rollout) -> Columns:
+        see = lambda obs: agent.see(state.obs_stats, obs)
+        action, log_prob = parts.cleared(rollout.mask, (rollout.action, rollout.extras["log_prob"]))
+        return Columns(
+            obs=see(rollout.obs),
+            last_obs=jax.tree.map(lambda x: x[None], see(rollout.last_obs)),
+            action=action,
+            log_prob=log_prob,
+            reward=parts.scaled_reward(state.return_stats, rollout.reward),
+            terminated=rollout.terminated,
+            done=rollout.terminated | rollout.truncated,
+            mask=rollout.mask,
+            weight=parts.weights(rollout.mask, axis_name),
+        )
+
+    def loss(params, columns: Columns, ent_coef):
+        """One forward pass gives what learns and, without gradient, what it learns towards."""
+        dist, value = net.apply(params, columns.obs)
+        log_prob = jnp.where(columns.mask, dist.log_prob(columns.action), columns.log_prob)
+        values = jax.lax.stop_gradient(jnp.concatenate([value, net.value(params, columns.last_obs)]))
+        log_rho = jax.lax.stop_gradient(log_prob - columns.log_prob)
+        trace = actor_critic.vtrace(cfg, columns.reward, columns.terminated, columns.done, values, log_rho)
+        advantage, target = parts.cleared(columns.mask, (trace.advantage, trace.target))
+        rows = Rows(columns.obs, columns.action, advantage, target, columns.weight)
+        total, metrics = actor_critic.policy_gradient(
+            dist, log_prob, value, rows, vf_coef=cfg.vf_coef, ent_coef=ent_coef
+        )
+        mean = lambda x: jnp.mean(columns.weight * x)
+        metrics["policy/approx_kl"] = mean(losses.approx_kl(columns.log_prob + log_rho, columns.log_prob))
+        metrics["policy/rho"] = mean(jnp.minimum(jnp.exp(log_rho), cfg.clip_rho))
+        return total, metrics | parts.value_metrics(target, values[:-1], columns.weight, axis_name)
+
+    def update(state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
+        num_envs = rollout.reward.shape[1]
+        if num_envs % cfg.num_minibatches:
+            raise InputError(_does_not_divide(cfg.num_minibatches, num_envs))
+        state = replace(state, return_stats=parts.observe_returns(state.return_stats, rollout, axis_name))
+        columns = columns_of(state, rollout)
+        lr, ent_coef = (schedules.value(schedule, state.env_steps) for schedule in (cfg.lr, cfg.ent_coef))
+
+        def step(carry, index):
+            params, opt_state = carry
+            batch = columns if cfg.num_minibatches == 1 else jax.tree.map(lambda x: x[:, index], columns)
+            gradient, metrics = jax.grad(loss, has_aux=True)(params, batch, ent_coef)
+            gradient, metrics = parts.pmean((gradient, metrics), axis_name)
+            return parts.descend(agent.optimizer, lr, gradient, opt_state, params), metrics
+
+        def epoch(carry, key):
+            # of one row per environment, what is dealt out is the environments
+            index = minibatch.shuffle(key, 1, num_envs, cfg.num_minibatches, axis_name=axis_name)
+            return jax.lax.scan(step, carry, index)
+
+        start, keys = (state.params, state.opt_state), jax.random.split(key, cfg.num_epochs)
+        (params, opt_state), metrics = jax.lax.scan(epoch, start, keys)
+        state = agent.observe(replace(state, params=params, opt_state=opt_state), rollout)
+        return state, UpdateAux(jax.tree.map(jnp.mean, metrics) | {"train/lr": lr})
+
+    return agent.algo(update)
+
+
+def _does_not_divide(num_minibatches: int, num_envs: int) -> str:
+    below = next(n for n in range(min(num_minibatches, num_envs), 0, -1) if num_envs % n == 0)
+    more = num_envs + num_minibatches - num_envs % num_minibatches
+    return (
+        f"algo.num_minibatches {num_minibatches} does not divide the {num_envs} environments of a device, and "
+        f"impala learns from whole sequences: use {below}, or {more} environments on each device"
+    )
+
+
+__all__ = ["Config", "State", "make"]

@@ -1,0 +1,167 @@
+"""APPO against PPO, the paper's ratio, its target network, and the known answers of a chain under lag."""
+
+import dataclasses
+
+import fakes
+import jax
+import jax.numpy as jnp
+import numpy as np
+import probes
+import pytest
+from fakes import assert_close, assert_same, differ
+from test_impala import SOFTMAX, reference_vtrace
+
+from jrl import learner
+from jrl.algos import actor_critic, appo, ppo
+from jrl.types import Box, Discrete
+
+KEY = jax.random.key(5)
+T, B = 8, 8
+COMMON = {"lr": 3e-3, "gamma": 0.95, "num_epochs": 2, "num_minibatches": 2, "vf_coef": 0.7, "ent_coef": 0.02}
+
+
+def setting(cfg, action=None, moved=0.0):
+    """(algo, state, rollout): the rollout was made by parameters that are `moved` away from those that learn."""
+    env_spec = fakes.spec(action, num_envs=B)
+    algo = appo.make(cfg, env_spec, fakes.NETWORK)
+    state = fakes.perturbed(algo.init(jax.random.key(0)))
+    state = state.replace(target_params=jax.tree.map(jnp.copy, state.params))
+    rollout = fakes.rollout(algo, env_spec, algo.actor(fakes.perturbed(state, moved)), T=T)
+    assert 8 < np.asarray(rollout.mask).sum() < T * B - 8
+    return algo, state, rollout
+
+
+@pytest.mark.parametrize("action", [Discrete(3), Box((2,))], ids=str)
+@pytest.mark.parametrize("options", [{}, {"kl_coef": 0.5, "kl_target": 0.01, "value_clip_eps": 0.02, "clip_eps": 0.05}])
+def test_of_the_targets_own_rollouts_it_is_ppo(action, options):
+    """Two updates, the second rollout by the policy that the first update made."""
+    cfg = appo.Config(**COMMON, **options, vtrace_lambda=0.9)
+    algo, state, _ = setting(cfg, action)
+    env_spec = fakes.spec(action, num_envs=B)
+    other = ppo.make(ppo.Config(**COMMON, **options, gae_lambda=0.9), env_spec, fakes.NETWORK)
+    fields = [f.name for f in dataclasses.fields(ppo.State)]
+    want = ppo.State(**{name: getattr(state, name) for name in fields})
+    update, other_update = jax.jit(fakes.learn(algo)), jax.jit(other.update)
+    for seed in range(2):
+        rollout = fakes.rollout(other, env_spec, other.actor(want), T=T, seed=seed)
+        before = want
+        state, aux = update(state, rollout, KEY)
+        want, want_aux = other_update(want, rollout, KEY)
+        assert differ(want.params, before.params)
+        for name in fields:
+            assert_close(getattr(state, name), getattr(want, name), atol=1e-5)
+        for name, x in want_aux.metrics.items():
+            np.testing.assert_allclose(aux.metrics[name], x, rtol=1e-3, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(aux.metrics["policy/rho"], 1.0, rtol=1e-5)
+
+
+def test_the_ratio_and_the_advantages_of_the_paper():
+    """min(acting / target, bound) * pi / acting, with V-trace of target over acting: each policy another."""
+    cfg = appo.Config(
+        **{**COMMON, "num_epochs": 1, "num_minibatches": 1},
+        vtrace_lambda=0.9,
+        clip_rho=1.2,
+        clip_c=0.9,
+        clip_pg_rho=1.5,
+        clip_target_ratio=1.3,
+        normalize_advantage=False,
+        max_grad_norm=None,
+        adam_eps=1.0,
+    )
+    algo, state, rollout = setting(cfg, moved=0.2)
+    leaves, treedef = jax.tree.flatten(state.params)
+    rng = np.random.default_rng(1)
+    target = jax.tree.unflatten(treedef, [x + 0.2 * rng.normal(size=x.shape).astype(np.float32) for x in leaves])
+    net = actor_critic.make(fakes.spec(num_envs=B), fakes.NETWORK)
+    dist, value = net.apply(target, rollout.obs)
+    values = np.asarray(jnp.concatenate([value, net.value(target, rollout.last_obs)[None]]), np.float64)
+    acting, reference = np.exp(rollout.extras["log_prob"]), np.exp(dist.log_prob(rollout.action))
+    mask, terminated = np.asarray(rollout.mask), np.asarray(rollout.terminated)
+    done = terminated | np.asarray(rollout.truncated)
+    advantage, goal = reference_vtrace(
+        cfg, np.asarray(rollout.reward), terminated, done, values, np.float64(reference / acting)
+    )
+    assert (acting / reference)[mask].max() > 1.3 and (reference / acting)[mask].max() > 1.5  # every clip matters
+
+    @jax.grad
+    def gradient(params):
+        dist, value = net.apply(params, rollout.obs)
+        ratio = jnp.minimum(acting / reference, 1.3) * jnp.exp(dist.log_prob(rollout.action)) / acting
+        a = np.float32(advantage)
+        policy = -jnp.minimum(ratio * a, jnp.clip(ratio, 0.8, 1.2) * a)
+        per_row = policy + 0.35 * (value - np.float32(goal)) ** 2 - 0.02 * dist.entropy()
+        return jnp.sum(jnp.where(mask, per_row, 0.0)) / mask.sum()
+
+    want = jax.tree.map(lambda x, g: x - 3e-3 * g / (jnp.abs(g) + 1.0), state.params, gradient(state.params))
+    got, aux = jax.jit(algo.update)(state.replace(target_params=target), rollout, KEY)
+    assert max(np.abs(x - y).max() for x, y in zip(jax.tree.leaves(want), leaves)) > 1e-4
+    assert_close(got.params, want, atol=1e-6)
+    np.testing.assert_allclose(aux.metrics["policy/rho"], np.minimum((reference / acting)[mask], 1.2).mean(), rtol=1e-4)
+
+
+@pytest.mark.parametrize(("every", "tau"), [(1, 1.0), (3, 1.0), (2, 0.25)])
+def test_the_target_moves_every_so_many_updates(every, tau):
+    algo, state, rollout = setting(appo.Config(**COMMON, target_update_every=every, tau=tau))
+    update, target = jax.jit(algo.update), state.target_params
+    for i in range(1, 5):
+        state, _ = update(state, rollout, jax.random.fold_in(KEY, i))
+        if i % every == 0:
+            target = jax.tree.map(lambda t, p: np.float32((1 - tau) * t + tau * p), target, state.params)
+        if tau == 1:
+            assert_same(state.target_params, jax.tree.map(jnp.asarray, target))
+        assert_close(state.target_params, target, atol=1e-7)
+        assert int(state.updates) == i
+
+
+def test_a_rollout_is_counted_once_however_often_it_is_learned_from():
+    options = {"circular_buffer_num_batches": 3, "circular_buffer_iterations_per_batch": 4}
+    cfg = appo.Config(**COMMON, **options, normalize_obs=True, normalize_reward=True)
+    algo, state, rollout = setting(cfg)
+    assert (algo.rollouts_kept, algo.updates_per_rollout) == (3, 4)
+    made = learner.on_policy(algo, jax.eval_shape(lambda: rollout))
+    after, _, _ = jax.jit(made.step)(state, made.init_replay(), rollout, KEY)
+    counted = int(np.asarray(rollout.mask).sum())
+    assert (int(after.env_steps), int(after.updates)) == (counted, 4)
+    assert float(after.obs_stats.count) == float(after.return_stats.count) == counted
+    kept, rows = np.asarray(rollout.mask), np.asarray(rollout.obs, np.float64)
+    np.testing.assert_allclose(after.obs_stats.mean, rows[kept].mean(0), rtol=1e-4, atol=1e-5)
+    assert_same(after.obs_stats, algo.ingest(state, rollout).obs_stats)
+
+
+# ---------------------------------------------------------------- lag
+
+CHAIN = {"lr": 1e-2, "ent_coef": 0.5, "normalize_advantage": False, "target_update_every": 2}
+
+
+def test_unclipped_the_policy_that_acts_does_not_matter():
+    clips = {"clip_rho": 100.0, "clip_pg_rho": 100.0, "clip_target_ratio": 100.0}
+    policy, value = probes.learn_chain("appo", **CHAIN, **clips)
+    np.testing.assert_allclose(policy, SOFTMAX, atol=1e-3)
+    np.testing.assert_allclose(value, probes.chain_values(SOFTMAX), atol=1e-3)
+
+
+def test_clipped_the_values_are_those_of_a_policy_between():
+    policy, value = probes.learn_chain("appo", **CHAIN)
+    want = probes.chain_values(probes.between(policy, 1.0))
+    assert np.abs(want - probes.chain_values(policy)).min() > 0.05
+    np.testing.assert_allclose(value, want, atol=0.02)
+
+
+def test_without_the_correction_values_and_policy_are_wrong():
+    policy, value = probes.learn_chain("appo", corrected=False, **CHAIN)
+    assert np.abs(value - probes.chain_values(policy)).min() > 0.3
+    assert np.abs(policy - SOFTMAX).max() > 0.1
+
+
+@pytest.mark.parametrize("lag", range(probes.MAX_LAG + 1))
+def test_known_answers_with_actors_of_older_updates(lag):
+    value, act = probes.train("appo", probes.obs_and_action_dependent_reward(), lag=lag, target_update_every=2)
+    np.testing.assert_array_equal(act([-1.0, 1.0]), [0, 1])
+    np.testing.assert_allclose(value([-1.0, 1.0]), [1.0, 1.0], atol=0.15)
+
+
+def test_config_says_what_is_wrong():
+    assert appo.Config().validate() == []
+    wrong = appo.Config(gamma=1.5, tau=0.0, target_update_every=0, circular_buffer_num_batches=0, kl_target=0.1)
+    names = [m.split()[0] for m in wrong.validate()]
+    assert names == ["gamma", "target_update_every", "tau", "circular_buffer_num_batches", "kl_target"]

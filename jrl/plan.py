@@ -240,8 +240,8 @@ def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
         below = next(n for n in range(min(minibatches, own), 0, -1) if own % n == 0)
         more = devices * (own + minibatches - own % minibatches)
         message = (
-            f"algo.num_minibatches {minibatches} does not divide the {own} environments of a device, and whole sequences "
-            f"are learned from: use {below}, or env.num_envs {more}"
+            f"algo.num_minibatches {minibatches} does not divide the {own} environments of a device, and a minibatch "
+            f"is of whole sequences: use {below}, or env.num_envs {more}"
         )
         yield keys, message
         return

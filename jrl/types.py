@@ -244,8 +244,8 @@ class Algo(NamedTuple):
     act: Callable[..., ActOut]  # (actor, obs[B, *], carry, key, explore=True)
     update: Callable[[PyTree, Any, Key], tuple[PyTree, UpdateAux]]  # (state, Rollout | Batch, key)
     on_policy: bool
-    # what a State takes from a rollout when it comes, such as the count of environment steps: of replay-based algorithms
-    # and of those that may learn from a rollout more than once; the others take it in `update`
+    # what a State takes from a rollout when it comes, such as the count of environment steps: of algorithms
+    # with replay, and of those that may learn from a rollout more than once; the others take it in `update`
     ingest: Callable[[PyTree, Rollout], PyTree] | None = None
     # gamma of the running discounted return that the source records in extras["running_return"]; None: not recorded
     running_return_gamma: Any = None

@@ -354,7 +354,7 @@ def registry(monkeypatch):
 @pytest.fixture
 def envs(monkeypatch):
     module = types.ModuleType("jrl.envs")
-    module.check = lambda id, backend, options: [] if id == "CartPole-v1" else [f"env.id: {id} is not known"]
+    module.check = lambda id, backend, options, **more: [] if id == "CartPole-v1" else [f"env.id: {id} is not known"]
     monkeypatch.setitem(sys.modules, "jrl.envs", module)
 
 

@@ -68,6 +68,7 @@ class Program(NamedTuple):
     close: Callable[[], None]
     # environments that cannot be kept are made anew for a count, between two calls; None where they can
     restart: Callable[[int], None] | None = None
+    source: Callable[[], Source] | None = None  # of a staged program, after `init`; a fused one has none
 
 
 def fused(
@@ -238,7 +239,8 @@ def staged(
             s.close()
 
     actor = lambda s: parallel.first(learner.actor(s.learner))
-    return Program(init, advance, keep, place, actor, 1, rows, close, restart if remake else None)
+    again = restart if remake else None
+    return Program(init, advance, keep, place, actor, 1, rows, close, again, lambda: source[0])
 
 
 def run(

@@ -3,6 +3,7 @@
 Many un-blocked multi-device programs with collectives deadlock on two cores: block on the result of every such call.
 """
 
+import gc
 import os
 from pathlib import Path
 
@@ -29,3 +30,11 @@ def four_devices():
 
     assert len(jax.devices()) >= 4, f"XLA_FLAGS must give four devices: {os.environ['XLA_FLAGS']}"
     return parallel.make_mesh(4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_programs():
+    """Programs and traces of a module are of no use to the next: kept, they are gigabytes to look through."""
+    yield
+    jax.clear_caches()
+    gc.collect()

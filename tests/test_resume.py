@@ -40,7 +40,7 @@ def run(algo, *args, out):
 # ---------------------------------------------------------------- on another number of devices
 
 
-@pytest.mark.parametrize("algo", ["ppo", "dqn", pytest.param("sac", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("algo", ["dqn", *(pytest.param(a, marks=pytest.mark.slow) for a in ("ppo", "sac", "appo"))])
 def test_a_run_goes_on_with_fewer_devices_and_with_more(algo, tmp_path, capsys):
     out = tmp_path / "a"
     steps = 400
@@ -178,7 +178,11 @@ def test_a_killed_and_resumed_run_is_the_same_to_the_last_bit(tmp_path):
     assert [kill["signal"] for kill in verdict["kills"]] == ["SIGKILL", "SIGKILL", "SIGTERM"]
 
 
-ON_GRAPH = [(algo, "graph", "bitwise") for algo in algos.names()]
+LIKE_ANOTHER = ("a2c", "impala", "pqn", "td3")  # than ppo, appo, dqn or sac: in the slow set
+ON_GRAPH = [
+    pytest.param(algo, "graph", "bitwise", marks=[pytest.mark.slow] if algo in LIKE_ANOTHER else [])
+    for algo in algos.names()
+]
 
 
 @pytest.mark.parametrize(

@@ -44,13 +44,18 @@ def started(*args, out):
 @pytest.mark.parametrize("knob", ["devices.fake=4", "rollout.mode=async", "env_runners.num=2"])
 def test_one_config_reaches_its_return_everywhere(knob, tmp_path):
     out = tmp_path / "run"
-    assert train.main([PPO, f"--set={knob}", "--as-test", "--set=run.log=[jsonl]", "--out", str(out)]) == 0
+    args = [f"--set={knob}", "--as-test", "--set=run.log=[jsonl]", "--set=algo.normalize_obs=true"]
+    assert train.main([PPO, *args, "--out", str(out)]) == 0
     last = rows(out)[-1]
     assert last["episode/return"] >= 475 and last["env_steps"] < 300_000
     if "async" in knob:
         assert last["rollout/policy_lag"] == 1.0
     if "runners" in knob:
         assert last["env_runners/num_healthy_workers"] == 2.0
+    # every observation counts once in the statistics, whoever collected it
+    kept = checkpoint.locate(out)
+    counted = float(checkpoint.read(kept, "learner")["obs_stats"]["count"])
+    assert counted == checkpoint.read_meta(kept)["env_steps"]
 
 
 def parameters(out):

@@ -5,12 +5,13 @@
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -21,7 +22,7 @@ from jrl.metrics.timers import Timers
 from jrl.rollout import unroll
 from jrl.rollout.collect import FAILURES, HostCollector
 from jrl.rollout.collect_async import AsyncCollector
-from jrl.types import ActOut, AsyncEnv, Env, Episodes, GraphEnv, Key, PyTree, Rollout
+from jrl.types import ActOut, AsyncEnv, Env, Episodes, GraphEnv, InputError, Key, PyTree, Rollout
 
 
 class Source(Protocol):
@@ -38,6 +39,10 @@ class Source(Protocol):
 
     def reset(self, key: Key) -> None:
         """All environments to the start of an episode; `key` counts for graph environments only."""
+
+    def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
+        """`fn` of every environment, in the order of columns. Raises InputError where they are not Python objects."""
+        ...
 
     def close(self) -> None: ...
 
@@ -74,6 +79,9 @@ class GraphSource:
         # committed to the device, as the outputs of a step will be: another kind of input is another compilation
         self._state = jax.device_put(self._init(key), self._device)
 
+    def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
+        raise InputError("foreach_env: these environments are part of a program: Python cannot call them one by one")
+
     def close(self) -> None:
         self._env.close()
 
@@ -83,23 +91,38 @@ def outside_compile_cache(fn: Callable) -> Callable:
 
     An EnvPool program holds the address of its pool: no other process could ever use the entry.
     """
-    name = "jax_persistent_cache_min_compile_time_secs"
     compiled = False
 
     def call(*args):
         nonlocal compiled
         if compiled:
             return fn(*args)
-        before = getattr(jax.config, name)
-        jax.config.update(name, float("inf"))
-        try:
+        with _nothing_cached():
             out = fn(*args)
-        finally:
-            jax.config.update(name, before)
         compiled = True
         return out
 
     return call
+
+
+_SECONDS_UNTIL_CACHED = "jax_persistent_cache_min_compile_time_secs"
+_compiling: list[float] = []  # what the setting was, once for each thread that compiles such a program now
+_compiling_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _nothing_cached() -> Iterator[None]:
+    # the setting is the process's: of several pools that compile at once, the last puts back what the first found
+    with _compiling_lock:
+        _compiling.append(_compiling[0] if _compiling else getattr(jax.config, _SECONDS_UNTIL_CACHED))
+        jax.config.update(_SECONDS_UNTIL_CACHED, float("inf"))
+    try:
+        yield
+    finally:
+        with _compiling_lock:
+            before = _compiling.pop()
+            if not _compiling:
+                jax.config.update(_SECONDS_UNTIL_CACHED, before)
 
 
 def make(
@@ -221,6 +244,13 @@ class Pools:
 
         self._each([functools.partial(again, i) for i in range(len(self._parts))])
 
+    def foreach_worker(self, fn: Callable[[Source], Any]) -> list[Any]:
+        """`fn` of each part, in its thread."""
+        return self._each([functools.partial(fn, part) for part in self._parts])
+
+    def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
+        return [x for found in self.foreach_worker(lambda part: part.foreach_env(fn)) for x in found]
+
     def close(self) -> None:
         for thread in self._threads:
             thread.close()
@@ -242,13 +272,13 @@ class Async:
     call that would have returned the rollout.
 
     Args:
-      source: of the rollouts.
+      source: of the rollouts; with `foreach_worker`, as Pools has, for ours.
       lag: at least 1, rollouts that are under way while one is learned from. 1 is enough to keep one thread busy; more
         help where the time to collect varies.
       timers: get `collect`, the time of the thread.
     """
 
-    def __init__(self, source: Source, *, lag: int, timers: Timers | None = None):
+    def __init__(self, source: Any, *, lag: int, timers: Timers | None = None):
         if lag < 1:
             raise ValueError(f"lag: expected at least 1, got {lag}")
         self._source, self._lag, self._timers = source, lag, timers or Timers()
@@ -290,6 +320,13 @@ class Async:
         """Also drops the rollouts that are under way."""
         self._drop()
         self._thread.call(self._source.reset, key).result()
+
+    def foreach_worker(self, fn: Callable[[Source], Any]) -> list[Any]:
+        """`fn` of each part of the source, when the rollouts that are under way are done."""
+        return self._thread.call(lambda: self._source.foreach_worker(fn)).result()
+
+    def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
+        return self._thread.call(lambda: self._source.foreach_env(fn)).result()
 
     def _drop(self) -> None:
         for order in self._orders:

@@ -1,10 +1,10 @@
 """One update of SAC, spelled out slowly."""
 
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jrl.algos import critics
 from jrl.types import Discrete
@@ -23,12 +23,13 @@ def one(params, i):
     return jax.tree.map(lambda x: x[i], params)
 
 
+@functools.partial(jax.jit, static_argnames="action")
 def reference(cfg, state, batch, key, action):
     """(params, target_critic, metrics, priority) after one update with Adam's first step."""
     discrete, weight = isinstance(action, Discrete), batch.weight
     rows = len(weight)
     mean = lambda x: jnp.sum(weight * x) / rows
-    both = np.asarray(critics.noise(key, rows, (2, *action.shape), None)) if not discrete else None
+    both = critics.noise(key, rows, (2, *action.shape), None) if not discrete else None
     ent_coef = jnp.exp(state.params["log_ent_coef"]) if cfg.learn_ent_coef else cfg.ent_coef
 
     def q_of(critic, obs, action):  # [C, N], or [C, N, A]
@@ -56,11 +57,11 @@ def reference(cfg, state, batch, key, action):
 
     noise = (None, None) if discrete else (both[:, 0], both[:, 1])
     q, log_prob = soft(state.target_critic, state.params["actor"], batch.next_obs, noise[0], jnp.min)
-    target = np.asarray(batch.reward + batch.discount * (q - ent_coef * log_prob))  # a constant
+    target = batch.reward + batch.discount * (q - ent_coef * log_prob)  # not a function of what is differentiated
 
     def values(critic):
         if discrete:
-            return q_of(critic, batch.obs, None)[:, np.arange(rows), batch.action]
+            return q_of(critic, batch.obs, None)[:, jnp.arange(rows), batch.action]
         return q_of(critic, batch.obs, batch.action)
 
     def critic_loss(critic):
@@ -82,7 +83,7 @@ def reference(cfg, state, batch, key, action):
     if cfg.learn_ent_coef:
         goal = cfg.target_entropy
         goal = goal if goal is not None else 0.98 * math.log(action.n) if discrete else -2.0
-        excess = np.asarray(log_prob) + goal
+        excess = log_prob + goal
         temperature_loss = lambda log_ent_coef: -mean(jnp.exp(log_ent_coef) * excess)
         gradient = jax.grad(temperature_loss)(params["log_ent_coef"])
         params["log_ent_coef"] = adam(params["log_ent_coef"], gradient, cfg.ent_coef_lr)
@@ -97,5 +98,5 @@ def reference(cfg, state, batch, key, action):
         "policy/ent_coef": jnp.exp(params["log_ent_coef"]) if cfg.learn_ent_coef else cfg.ent_coef,
         "train/lr": cfg.lr,
     }
-    priority = np.where(weight > 0, np.abs(before - target[None]).mean(0), 0.0)
+    priority = jnp.where(weight > 0, jnp.abs(before - target[None]).mean(0), 0.0)
     return params, target_critic, metrics, priority

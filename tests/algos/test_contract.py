@@ -45,11 +45,19 @@ def made(name, loaded):
 
 
 each = pytest.mark.parametrize("name", NAMES)
-each_option = pytest.mark.parametrize("loaded", [False, True], ids=["default", "loaded"])
+# with every option on; with the defaults one of each kind, the others in the slow set
+each_variant = pytest.mark.parametrize(
+    ("name", "loaded"),
+    [
+        pytest.param(n, loaded, marks=[] if loaded or n in ("ppo", "dqn") else [pytest.mark.slow])
+        for n in NAMES
+        for loaded in (False, True)
+    ],
+    ids=[f"{n}-{option}" for n in NAMES for option in ("default", "loaded")],
+)
 
 
-@each
-@each_option
+@each_variant
 def test_state_and_actor_hold_arrays_only(name, loaded):
     m = made(name, loaded)
     state = m.algo.init(KEY)
@@ -67,8 +75,7 @@ def test_state_and_actor_hold_arrays_only(name, loaded):
     assert len(set(pointers)) == len(pointers)  # each can be donated
 
 
-@each
-@each_option
+@each_variant
 def test_the_same_key_gives_the_same(name, loaded):
     m = made(name, loaded)
     assert_same(m.init(KEY), m.init(KEY))
@@ -88,8 +95,7 @@ def test_another_key_gives_another(name):
     assert differ(m.state.params, m.update(m.state, m.data, KEY)[0].params)  # and it learns at all
 
 
-@each
-@each_option
+@each_variant
 def test_metrics_are_finite_scalars(name, loaded):
     m = made(name, loaded)
     _, aux = m.update(m.state, m.data, KEY)
@@ -190,8 +196,7 @@ def updates(learn):
     return run
 
 
-@each
-@each_option
+@each_variant
 def test_any_number_of_devices_learns_the_same(name, loaded):
     """The same global batches on 1, 2 and 4 devices, and by a researcher's own jax.pmap."""
     m = made(name, loaded)
@@ -235,8 +240,7 @@ def test_any_number_of_devices_learns_the_same(name, loaded):
     assert_close(fakes.part(aux.metrics, 0), parallel.first(found[4][1].metrics))
 
 
-@each
-@each_option
+@each_variant
 def test_void_rows_change_nothing(name, loaded):
     m = made(name, loaded)
     void = ~np.asarray(m.data.mask) if m.algo.on_policy else np.asarray(m.data.weight) == 0
@@ -284,8 +288,7 @@ def test_void_actions_of_a_box_change_nothing(name):
         assert_same((before, aux.metrics), (after, spoiled.metrics), f"action {value}: ")
 
 
-@each
-@each_option
+@each_variant
 def test_save_restore_continue(name, loaded, tmp_path):
     m = made(name, loaded)
     straight, batches = m.state, m.batches(4)
@@ -371,8 +374,7 @@ def test_without_exploration_the_best_action_is_taken(name, action):
         ).all()
 
 
-@each
-@each_option
+@each_variant
 def test_extreme_data_leave_everything_finite(name, loaded):
     m = made(name, loaded)
     zeros, ones = jnp.zeros_like(m.data.reward), jnp.ones_like(m.data.reward)

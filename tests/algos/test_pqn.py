@@ -167,9 +167,15 @@ def test_each_row_is_learned_from_once_an_epoch(monkeypatch):
     assert not differ(state.params, after.params)
     taken = []
     shuffle = minibatch.shuffle
-    monkeypatch.setattr(minibatch, "shuffle", lambda *a, **k: taken.append(shuffle(*a, **k)) or taken[-1])
-    with jax.disable_jit():
-        pqn.make(cfg, SPEC, NETWORK).update(state, rollout, KEY)
+
+    def watched(*args, **options):
+        index = shuffle(*args, **options)
+        jax.debug.callback(lambda x: taken.append(np.array(x)), index)
+        return index
+
+    monkeypatch.setattr(minibatch, "shuffle", watched)
+    jax.block_until_ready(jax.jit(pqn.make(cfg, SPEC, NETWORK).update)(state, rollout, KEY))
+    jax.effects_barrier()
     assert len(taken) == 3
     for index in taken:
         np.testing.assert_array_equal(np.sort(np.ravel(index)), np.arange(T * B))
@@ -178,9 +184,9 @@ def test_each_row_is_learned_from_once_an_epoch(monkeypatch):
 
 def test_a_gradient_in_chunks_is_the_same(monkeypatch):
     state, rollout = setting(WHOLE)
-    whole, _ = pqn.make(WHOLE, SPEC, NETWORK).update(state, rollout, KEY)
+    whole, _ = jax.jit(pqn.make(WHOLE, SPEC, NETWORK).update)(state, rollout, KEY)
     monkeypatch.setattr(minibatch, "chunk_rows", lambda rows, row_bytes, limit=None: 16)
-    chunked, _ = pqn.make(WHOLE, SPEC, NETWORK).update(state, rollout, KEY)
+    chunked, _ = jax.jit(pqn.make(WHOLE, SPEC, NETWORK).update)(state, rollout, KEY)
     assert_close(whole.params, chunked.params, atol=1e-6)
 
 

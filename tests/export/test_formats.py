@@ -32,6 +32,9 @@ CASES = {
         ["algo.normalize_obs=true", "network.activation=silu", "network.state_dependent_std=true"],
     ),
     "ppo_nature": ("ppo", EnvSpec(PIXELS, Discrete(6), 1), []),
+    "a2c": ("a2c", CONTINUOUS, ["algo.normalize_obs=true"]),
+    "impala": ("impala", EnvSpec(VECTOR, Discrete(3), 1), []),
+    "appo": ("appo", EnvSpec(VECTOR, MultiDiscrete((3, 4)), 1), []),
     "pqn": ("pqn", EnvSpec(Discrete(50), Discrete(4), 1), ["network.activation=gelu"]),
     "dqn_rainbow": (
         "dqn",

@@ -56,6 +56,9 @@ class Slow:
     def reset(self, key):
         self.count = 0
 
+    def foreach_env(self, fn):
+        return [fn((self, i)) for i in range(2)]
+
     def close(self):
         self.closed = True
 
@@ -118,6 +121,36 @@ def test_the_error_of_a_part_is_raised_with_its_own_traceback():
     assert "self.count == self.fail_at" in str(found.traceback[-1].statement) or found.traceback[-1].name == "next"
     source.close()
     assert all(part.closed for part in parts)
+
+
+def test_functions_of_each_part_and_each_environment():
+    parts = [Slow(), Slow()]
+    source = sources.Async(sources.Pools(parts, devices=jax.devices()[:2], join=list, stack=list), lag=1)
+    assert source.foreach_worker(lambda part: (part, threading.current_thread().name)) == [
+        (parts[0], "jrl-collect-0"),
+        (parts[1], "jrl-collect-1"),
+    ]
+    assert source.foreach_env(lambda env: env) == [(parts[0], 0), (parts[0], 1), (parts[1], 0), (parts[1], 1)]
+    source.close()
+
+
+def test_the_compile_cache_is_on_again_when_the_last_pool_is_compiled():
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before, inside = getattr(jax.config, name), threading.Barrier(2)
+
+    def compiles():
+        inside.wait(5)  # both at once
+        seen.append(getattr(jax.config, name))
+        time.sleep(0.05 * len(seen))
+
+    seen = []
+    threads = [threading.Thread(target=sources.outside_compile_cache(compiles)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [float("inf")] * 2
+    assert getattr(jax.config, name) == before
 
 
 # ---------------------------------------------------------------- async

@@ -26,7 +26,8 @@ from jrl.rollout.sources import Source, outside_compile_cache
 from jrl.rollout.unroll import Unroll, UnrollState
 from jrl.types import Episodes, Key, Metrics, PyTree, StepInfo
 
-_TIMED_EVERY = 16  # calls between two whose stages are timed
+# calls between two whose stages are timed, which means to wait for each: where they overlap, that costs more
+_TIMED_EVERY = {"collect": 16, "wait": 64}
 
 
 class Role(enum.IntEnum):
@@ -171,7 +172,7 @@ def staged(
       stage: what a rollout's time is called: that of collecting it or, where others do, of waiting for it.
       remake: (key, count) -> a source with new environments, for `Program.restart`.
 
-    The stages of every 16th call are timed, which means waiting for each; the others run without a wait.
+    The stages of some calls are timed; the others run without a wait.
     """
 
     def body(state, replay, rollout, key):
@@ -185,7 +186,7 @@ def staged(
     source: list[Source] = []
     keys_made: list[Key] = []  # of the source
     root: dict[int, Key] = {}
-    waits = parallel.waits(mesh)
+    waits, every = parallel.waits(mesh), _TIMED_EVERY[stage]
 
     def init(seed: int) -> LoopState:
         def start(root):
@@ -199,7 +200,7 @@ def staged(
         return LoopState(state, replay, ())
 
     def advance(state: LoopState, seed: int, iteration: int):
-        timed = iteration % _TIMED_EVERY == 1
+        timed = iteration % every == 1
         collect_key, update_key = keys(root.setdefault(seed, jax.random.key(seed)), np.uint32(iteration))
         actor = parallel.first(learner.actor(state.learner))
         if timed:
@@ -215,8 +216,8 @@ def staged(
         if timed or waits:
             jax.block_until_ready(learned)
         if timed:
-            timers.add(stage, (collected - start) * _TIMED_EVERY)
-            timers.add("update", (time.perf_counter() - collected) * _TIMED_EVERY)
+            timers.add(stage, (collected - start) * every)
+            timers.add("update", (time.perf_counter() - collected) * every)
         return LoopState(learned, replay, ()), {**metrics, **source[0].metrics}, report
 
     def keep(state: LoopState) -> LoopState:

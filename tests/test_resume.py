@@ -178,7 +178,7 @@ def test_a_killed_and_resumed_run_is_the_same_to_the_last_bit(tmp_path):
     assert [kill["signal"] for kill in verdict["kills"]] == ["SIGKILL", "SIGKILL", "SIGTERM"]
 
 
-LIKE_ANOTHER = ("a2c", "impala", "pqn", "td3")  # than ppo, appo, dqn or sac: in the slow set
+LIKE_ANOTHER = ("a2c", "impala", "pqn", "td3", "sac")  # than ppo, appo or dqn: in the slow set
 ON_GRAPH = [
     pytest.param(algo, "graph", "bitwise", marks=[pytest.mark.slow] if algo in LIKE_ANOTHER else [])
     for algo in algos.names()
@@ -187,7 +187,11 @@ ON_GRAPH = [
 
 @pytest.mark.parametrize(
     ("algo", "backend", "guarantee"),
-    [*ON_GRAPH, ("ppo", "envpool", "restarted"), ("dqn", "gymnasium", "restarted")],
+    [
+        *ON_GRAPH,
+        ("ppo", "envpool", "restarted"),
+        pytest.param("dqn", "gymnasium", "restarted", marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_that_lost_its_latter_half_becomes_the_same_again(algo, backend, guarantee, tmp_path, monkeypatch):
     """As if killed after its third checkpoint; environments that cannot be stored start anew at each."""

@@ -70,8 +70,20 @@ def test_an_asynchronous_run_repeats_itself(tmp_path):
     assert {row["rollout/policy_lag"] for row in rows(tmp_path / "a")[2:]} == {2.0}
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("backend", ["envpool", "graph", "gymnasium"])
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("backend", "mode"),
+    [
+        ("envpool", "async"),
+        ("graph", "sync"),
+        pytest.param("envpool", "sync", marks=slow),
+        pytest.param("graph", "async", marks=slow),
+        ("gymnasium", "async"),
+        pytest.param("gymnasium", "sync", marks=slow),
+    ],
+)
 def test_other_devices_act_than_learn(backend, mode, tmp_path):
     args = [f"--set=env.backend={backend}", f"--set=rollout.mode={mode}", "--stop=env_steps=400"]
     args += ["--set=devices.actors=[0,1]", "--set=devices.learners=[2,3]"]

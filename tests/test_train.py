@@ -165,7 +165,9 @@ def test_the_same_run_on_every_backend(env, tmp_path):
     assert last["evaluation/episodes"] == 3 and last["evaluation/return"] >= 8
 
 
-@pytest.mark.parametrize("name", ["ppo_atari", "ppo_mujoco", "ppo_dmc", "ppo_box2d"])
+@pytest.mark.parametrize(
+    "name", ["ppo_atari", "ppo_mujoco", *(pytest.param(n, marks=pytest.mark.slow) for n in ("ppo_dmc", "ppo_box2d"))]
+)
 def test_the_config_of_every_family_trains(name, tmp_path):
     config_file = Path(__file__).parent.parent / "configs" / f"{name}.yaml"
     small = ["env.num_envs=2", "rollout.length=8", "algo.num_minibatches=2", "algo.num_epochs=1", "run.log=[jsonl]"]

@@ -36,7 +36,11 @@ def test_the_tasks_are_all_that_learn_from_replay():
     assert set(TASKS) == {n for n in algos.names() if getattr(algos.get_config_class(n), "uses_replay", False)}
 
 
-@pytest.mark.parametrize("name", NAMES)
+# options of another's algorithm, which have tests of their own: in the slow set
+OPTIONS = ("c51", "qrdqn", "softq", "ddpg", "ddpg_mountaincar", "sac_mujoco")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in OPTIONS else []) for n in NAMES])
 def test_every_config_trains(name, tmp_path):
     cfg = config.load(CONFIGS / f"{name}.yaml")
     small = ["network.head_hidden=[]", "env.num_envs=2", "evaluation.every=null", "run.log=[jsonl]"]

@@ -44,7 +44,9 @@ def made(name, loaded):
     return Made(name, **(fakes.LOADED.get(name, {}) if loaded else {}))
 
 
-each = pytest.mark.parametrize("name", NAMES)
+PPOS_RELATIVES = ("a2c", "impala", "appo")  # they see, act and count by the code that PPO does
+slow = lambda name, rare: pytest.param(name, marks=[pytest.mark.slow] if rare else [])
+each = pytest.mark.parametrize("name", [slow(n, n in PPOS_RELATIVES) for n in NAMES])
 # with every option on; with the defaults one of each kind, the others in the slow set
 each_variant = pytest.mark.parametrize(
     ("name", "loaded"),
@@ -320,11 +322,16 @@ def supported(actions):
 
 
 SPACES = [(name, action, fakes.VECTOR) for name, action in supported(ACTIONS)]
-PPOS_EYES = ("a2c", "impala", "appo")  # they read observations by the code that PPO does
 SPACES += [
-    (name, fakes.spec(name=name).action, observation)
+    pytest.param(
+        name,
+        fakes.spec(name=name).action,
+        observation,
+        # an image takes ten seconds to compile: one algorithm of each kind
+        marks=[pytest.mark.slow] if len(observation.shape) == 3 and name not in ("ppo", "dqn") else [],
+    )
     for name in NAMES
-    if name not in PPOS_EYES
+    if name not in PPOS_RELATIVES
     for observation in OBSERVATIONS
 ]
 

@@ -263,11 +263,14 @@ def test_a_runner_that_is_killed_or_stalls_costs_its_batch_and_is_replaced(clust
         assert summary([report])["episode/return_min"] is not None
 
     def until_replaced(version, count):
-        while source.metrics["env_runners/num_healthy_workers"] < K:
+        replaced = False
+        while not replaced:  # one that starts during a call is healthy after it, and has no part in it
             time.sleep(0.05)
             rollout, report = source.next(weights(version), KEY)
-            if source.metrics["env_runners/num_healthy_workers"] < K:
+            replaced = rows(rollout)[B] is not None
+            if not replaced:
                 void(rollout, report)
+        assert source.metrics["env_runners/num_healthy_workers"] == K
         assert rows(rollout)[B] == (1, 0, version)  # a new one, with the newest weights
         assert rollout.extras["restarts"][0].tolist() == [0.0] * B + [count] * B
         assert rollout.contiguous.tolist() == [True] * B + [False] * B

@@ -106,7 +106,7 @@ def test_pools_have_the_environments_of_one_pool():
     np.testing.assert_array_equal(observations[0], observations[2])
 
 
-@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+@pytest.mark.parametrize("algo", [pytest.param("ppo", marks=slow), "dqn"])
 def test_nothing_is_kept_of_the_states_before(algo):
     """Each call takes over the buffers of the last: the device holds no more after ten of them than after two."""
     more = ["replay.capacity=4096", "replay.learning_starts=64"] if algo == "dqn" else []

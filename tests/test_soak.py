@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -91,10 +93,17 @@ def test_every_case_is_a_valid_command(tmp_path):
 
 
 def test_the_memory_of_a_process():
-    before = soak.resident_mb(os.getpid())
-    kept = np.ones(2**25, np.uint8)
-    assert 25 < soak.resident_mb(os.getpid()) - before < 60
-    del kept
+    """Of a process of its own: the one that runs the tests gives memory back at moments of its choosing."""
+    program = "import sys; input(); kept = b'x' * 2**25; print('kept', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        before = soak.resident_mb(process.pid)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "kept\n"
+        assert 30 < soak.resident_mb(process.pid) - before < 60
+        process.stdin.close()
     assert soak.resident_mb(2**22 + 1) is None  # beyond the largest process id
 
 

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 # rows, and updates from replay, in one call of a fused program
 _ROWS_PER_CALL = 16_384
 _UPDATES_PER_CALL = 256
+LENGTH = 128  # steps per environment and iteration, unless the config says otherwise
+_STEPS_PER_REPORT = 1_000  # of a run without an end
 
 Fault = tuple[tuple[str, ...], str]  # the keys that were read, the message
 
@@ -22,7 +24,7 @@ class BatchPlan(NamedTuple):
     rows: int  # per iteration: environments x steps
     minibatch: int | None  # rows of a gradient step; None where the algorithm does not say
     updates: int | None  # gradient steps per iteration
-    iterations: int  # until stop.env_steps, if no row is void
+    iterations: int | None  # until stop.env_steps, if no row is void; None: the run has no end
 
 
 def rollout_length(cfg: Any) -> int:
@@ -30,14 +32,20 @@ def rollout_length(cfg: Any) -> int:
     if cfg.rollout.length is not None:
         return cfg.rollout.length
     if cfg.replay is None:
-        return 128
+        return LENGTH
     return max(1, (cfg.replay.train_every or 1) // max(1, cfg.env.num_envs))
+
+
+def total_steps(cfg: Any) -> int | None:
+    """Environment steps after which the run ends; None: it goes on as long as somebody asks for more."""
+    steps = cfg.stop.get("env_steps")
+    return None if steps is None else int(steps)
 
 
 def batch_plan(cfg: Any) -> BatchPlan:
     """Rows, minibatches and updates of an iteration, and the number of iterations."""
-    rows = cfg.env.num_envs * rollout_length(cfg)
-    iterations = math.ceil(cfg.stop["env_steps"] / rows)
+    rows, total = cfg.env.num_envs * rollout_length(cfg), total_steps(cfg)
+    iterations = None if total is None else math.ceil(total / rows)
     if cfg.replay is not None:
         return BatchPlan(rows, cfg.replay.batch_size, round(cfg.replay.updates_per_step * rows), iterations)
     minibatches = getattr(cfg.algo, "num_minibatches", None)
@@ -70,7 +78,11 @@ def policy_lag(cfg: Any) -> int | None:
 
 def report_every(cfg: Any) -> int:
     """Environment steps between two result rows."""
-    return cfg.run.report_every or max(1, int(cfg.stop["env_steps"]) // 100)
+    if cfg.run.report_every:
+        return cfg.run.report_every
+    if (total := total_steps(cfg)) is not None:
+        return max(1, total // 100)
+    return 1 if batch_plan(cfg).rows >= _STEPS_PER_REPORT else _STEPS_PER_REPORT  # a rollout, or several short ones
 
 
 def iterations_per_call(cfg: Any) -> int:
@@ -102,7 +114,8 @@ def lines(cfg: Any) -> Iterator[str]:
         if (passes := getattr(cfg.algo, "circular_buffer_iterations_per_batch", 1)) > 1:
             split = f"{passes} rollouts x {split}"
         yield f"{split} of {plan.minibatch} rows = {plan.updates} updates per iteration"
-    yield f"{plan.iterations} iterations until stop.env_steps {cfg.stop['env_steps']}"
+    if plan.iterations is not None:
+        yield f"{plan.iterations} iterations until stop.env_steps {cfg.stop['env_steps']}"
 
 
 # ---------------------------------------------------------------- what is wrong although each key alone is not
@@ -113,7 +126,7 @@ def faults(cfg: Any) -> Iterator[Fault]:
     for key, least in _LEAST.items():
         section, name = key.split(".")
         value = getattr(getattr(cfg, section), name, None)
-        if value is not None and value < least:
+        if isinstance(value, int | float) and value < least:
             yield (key,), f"{key}: expected at least {least}, got {value}"
     for name in ("hidden", "head_hidden"):
         for width in getattr(cfg.network, name):
@@ -121,11 +134,7 @@ def faults(cfg: Any) -> Iterator[Fault]:
                 yield (f"network.{name}",), f"network.{name}: expected widths of at least 1, got {width}"
 
     steps = cfg.stop.get("env_steps")
-    if steps is None:
-        near = difflib.get_close_matches("env_steps", cfg.stop, 1)
-        mend = f"rename stop.{near[0]}" if near else "set it, e.g. stop.env_steps=1000000"
-        yield ("stop.env_steps", "stop"), f"stop.env_steps is missing: every run needs an end: {mend}"
-    elif steps <= 0 or steps != int(steps):
+    if steps is not None and (steps <= 0 or steps != int(steps)):
         yield ("stop.env_steps",), f"stop.env_steps: expected a whole number above 0, got {steps}"
     for metric, value in cfg.stop.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
@@ -147,6 +156,8 @@ def faults(cfg: Any) -> Iterator[Fault]:
             "checkpoint.exact needs checkpoint.every: checkpoints by the clock are never twice at the same step: "
             f"set it, e.g. checkpoint.every={max(1, int(steps or 0) // 10)}",
         )
+    yield from _episode_faults(cfg)
+    yield from _evaluation_faults(cfg)
     yield from _collection_faults(cfg)
     yield from _device_faults(cfg.devices)
     yield from split_faults(cfg, num_learners(cfg) or 1)
@@ -161,13 +172,14 @@ def split_faults(cfg: Any, learners: int) -> Iterator[Fault]:
 
 _LEAST = {
     "env.num_envs": 1, "rollout.length": 1, "rollout.iterations_per_call": 1, "evaluation.every": 1,
-    "evaluation.episodes": 1, "evaluation.num_envs": 1, "checkpoint.every": 1, "checkpoint.keep_last": 1,
-    "run.seed": 0, "run.report_every": 1, "devices.fake": 1, "rollout.max_policy_lag": 1, "env_runners.num": 0,
-    "env_runners.num_cpus": 0, "env_runners.num_gpus": 0, "env_runners.max_requests_in_flight": 1,
-    "env_runners.max_restarts": 0, "env.batch_wait_ms": 0, "env.batch_size": 1,
-    "replay.capacity": 1, "replay.batch_size": 1,
-    "replay.learning_starts": 0, "replay.train_every": 1, "replay.frame_stack": 1, "replay.priority_alpha": 0,
-    "replay.priority_eps": 0, "checkpoint.keep_every": 1, "run.max_rollbacks": 0, "run.rollback_lr": 0,
+    "evaluation.duration": 1, "evaluation.interval": 1, "evaluation.num_env_runners": 0, "env.horizon": 1,
+    "run.smoothing_episodes": 1, "run.report_every_trained": 1, "evaluation.num_envs": 1, "checkpoint.every": 1,
+    "checkpoint.keep_last": 1, "run.seed": 0, "run.report_every": 1, "devices.fake": 1, "rollout.max_policy_lag": 1,
+    "env_runners.num": 0, "env_runners.num_cpus": 0, "env_runners.num_gpus": 0,
+    "env_runners.max_requests_in_flight": 1, "env_runners.max_restarts": 0, "env.batch_wait_ms": 0,
+    "env.batch_size": 1, "replay.capacity": 1, "replay.batch_size": 1, "replay.learning_starts": 0,
+    "replay.train_every": 1, "replay.frame_stack": 1, "replay.priority_alpha": 0, "replay.priority_eps": 0,
+    "checkpoint.keep_every": 1, "run.max_rollbacks": 0, "run.rollback_lr": 0,
 }  # fmt: skip
 
 
@@ -213,6 +225,56 @@ def _collection_faults(cfg: Any) -> Iterator[Fault]:
         yield keys, f"checkpoint.exact: {who} never do the same twice: turn one of them off"
 
 
+def endless(cfg: Any) -> Iterator[Fault]:
+    """What is missing for a command, which has to end by itself."""
+    if total_steps(cfg) is None:
+        near = difflib.get_close_matches("env_steps", cfg.stop, 1)
+        mend = f"rename stop.{near[0]}" if near else "set it, e.g. stop.env_steps=1000000"
+        yield ("stop.env_steps", "stop"), f"stop.env_steps is missing: every run needs an end: {mend}"
+
+
+def _episode_faults(cfg: Any) -> Iterator[Fault]:
+    env, rollout = cfg.env, cfg.rollout
+    if env.soft_horizon and env.horizon is None:
+        yield (
+            ("env.soft_horizon", "env.horizon"),
+            "env.soft_horizon: without env.horizon there is none: set it, e.g. env.horizon=100, or leave this out",
+        )
+    if rollout.batch_mode == "complete_episodes" and (env.batch_size is not None or env.batch_wait_ms is not None):
+        yield (
+            ("rollout.batch_mode", "env.batch_size", "env.batch_wait_ms"),
+            "rollout.batch_mode complete_episodes: environments that do not wait for each other leave rows empty: "
+            "leave env.batch_size and env.batch_wait_ms out",
+        )
+    for name in ("report_every_s",):
+        value = getattr(cfg.run, name)
+        if value is not None and value < 0:
+            yield (f"run.{name}",), f"run.{name}: expected 0 or more, got {value}"
+
+
+def _evaluation_faults(cfg: Any) -> Iterator[Fault]:
+    found = cfg.evaluation
+    if found.every is not None and found.interval is not None:
+        yield (
+            ("evaluation.every", "evaluation.interval"),
+            "evaluation: every counts environment steps, interval result rows: choose one of them",
+        )
+    if found.duration == "auto" and not found.parallel:
+        yield (
+            ("evaluation.duration", "evaluation.parallel"),
+            "evaluation.duration auto lasts as long as the training beside it: set evaluation.parallel, or a number",
+        )
+    if found.timeout_s is not None and found.timeout_s <= 0:
+        yield ("evaluation.timeout_s",), f"evaluation.timeout_s: expected more than 0, or null, got {found.timeout_s}"
+    counted = found.unit == "episodes" and isinstance(found.duration, int)
+    if counted and found.num_envs is not None and found.num_envs > found.duration:
+        yield (
+            ("evaluation.num_envs", "evaluation.duration"),
+            f"evaluation.num_envs {found.num_envs}: {found.duration} episodes need no more than so many environments: "
+            "lower it",
+        )
+
+
 def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
     envs, length = cfg.env.num_envs, rollout_length(cfg)
     minibatches = getattr(cfg.algo, "num_minibatches", 1)
@@ -245,7 +307,7 @@ def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
         )
         yield keys, message
         return
-    if rows % minibatches:
+    if rows % minibatches and cfg.rollout.batch_mode == "truncate_episodes":  # whole episodes are padded
         below = next(n for n in range(minibatches, 0, -1) if rows % n == 0)
         above = next((n for n in range(minibatches, rows + 1) if rows % n == 0), 0)
         step = minibatches // math.gcd(minibatches, envs // devices)

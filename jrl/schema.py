@@ -174,19 +174,19 @@ def build(
             for key in flatten(given, f"{prefix}{name}"):
                 problems.append(Problem(key, f"unknown key {key}: {_mend(key, valid, synonyms)}"))
     for name, field in fields.items():
-        key, hint, default = prefix + name, swap.get(prefix + name, hints[name]), _default(field)
+        key, hint, default = prefix + name, swap.get(prefix + name, hints[name]), default_of(field)
         given = data.get(name)
-        section = _section(hint, default, given)
+        section = section_class(hint, default, given)
         if key in swap and swap[key] is None:
             values[name] = None
-        elif section and (name in data or _required(field)) and not (given is None and _optional(hints[name])):
+        elif section and (name in data or is_required(field)) and not (given is None and _optional(hints[name])):
             given = {} if given is None else given
             choices = _choices(hint)
             if choices:
                 fault = _choice_fault(choices, default, given, key)
                 if fault:
                     problems.append(fault)
-                    values |= {name: None} if _required(field) else {}
+                    values |= {name: None} if is_required(field) else {}
                     continue
                 given = {**given, "name": next(n for n, c in choices.items() if c is section)}
             if isinstance(default, section) and isinstance(given, Mapping):
@@ -197,9 +197,9 @@ def build(
             problems += found
             if not found:
                 values[name] = value
-            elif _required(field):
+            elif is_required(field):
                 values[name] = None
-        elif _required(field):
+        elif is_required(field):
             doc = docs(cls).get(name)
             expected = _describe(hints[name]) + (f" ({doc})" if doc else "")
             problems.append(Problem(key, f"{key} is missing: expected {expected}"))
@@ -207,7 +207,7 @@ def build(
     return cls(**values)
 
 
-def _required(field: dataclasses.Field) -> bool:
+def is_required(field: dataclasses.Field) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
@@ -215,14 +215,14 @@ def _optional(hint: Any) -> bool:
     return type(None) in typing.get_args(hint)
 
 
-def _default(field: dataclasses.Field) -> Any:
+def default_of(field: dataclasses.Field) -> Any:
     """The field's default, None where it has none."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return None if field.default is dataclasses.MISSING else field.default
 
 
-def _section(hint: Any, default: Any = None, given: Any = None) -> type | None:
+def section_class(hint: Any, default: Any = None, given: Any = None) -> type | None:
     """The dataclass of a section `X` or `X | None`, None for a leaf; of a union of them that which `given` names."""
     choices = _choices(hint)
     if choices:
@@ -262,7 +262,7 @@ def _keys(cls: type, data: Any, swap: Mapping[str, type | None], prefix: str = "
     for field in dataclasses.fields(cls):
         key = prefix + field.name
         given = data.get(field.name) if isinstance(data, Mapping) else None
-        section = _section(swap.get(key, hints[field.name]), _default(field), given)
+        section = section_class(swap.get(key, hints[field.name]), default_of(field), given)
         if section:
             yield from _keys(section, given, swap, key + ".")
         elif field.init:

@@ -194,10 +194,10 @@ def test_without_a_file():
         ({"env": {"seed": 4}}, "unknown key env.seed: did you mean run.seed?"),
         ({"total_timesteps": 4}, "unknown key total_timesteps: did you mean stop.env_steps?"),
         ({"rollout": {"zzz": 1}}, "unknown key rollout.zzz: rollout has length, collector, mode, "
-         "max_policy_lag, iterations_per_call"),
+         "batch_mode, explore, fake, count_steps_by, max_policy_lag, iterations_per_call"),
         ({"zzz": 1},
          "unknown key zzz: the config has algo, env, network, rollout, replay, evaluation, checkpoint, devices, "
-         "env_runners, run, stop"),
+         "env_runners, run, custom, stop"),
         ({"algo": {"lr": "fast"}},
          "algo.lr: expected a number or a schedule [[env_steps, value], ...], got 'fast'"),
         ({"algo": {"gamma": True}}, "algo.gamma: expected a number, got True"),
@@ -268,7 +268,7 @@ def test_error(changes, message):
 
 def test_missing_keys_and_their_mends():
     with pytest.raises(InputError) as e:
-        from_dict({"stop": {"env_step": 5}}, algos=ALGOS)
+        load(None, ["stop.env_step=5"], algos=ALGOS)
     assert list(e.value.errors) == [
         "algo.name is missing: expected one of ppo, dqn",
         "env.id is missing: expected text (as its library names it: CartPole-v1, Pong-v5, HalfCheetah-v4)",

@@ -1,0 +1,201 @@
+"""RLlib's configurations of any generation as jrl's.
+
+    migration = migrate(data)           # a config dict, or a tuned example {name: {run, env, stop, config}}
+    cfg = jrl.config.from_dict(migration.config)
+    python -m jrl.config migrate old.yaml > new.yaml       # what became of each key on stderr
+
+What a file does not set has jrl's default, not RLlib's. docs/rllib-users.md has the table of keys.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jrl import schema
+from jrl.errors import InputError
+from jrl.migrate import hyper, rules
+from jrl.migrate.experiment import conditions, experiment, is_experiment
+from jrl.migrate.job import Job, canonical, translate
+from jrl.migrate.tables import ALGORITHMS, KEYS
+
+__all__ = ["KEYS", "Migration", "hyper", "looks_like_rllib", "main", "migrate", "rules"]
+
+_OURS = ("algo", "network", "rollout", "replay", "checkpoint", "devices", "env_runners", "run", "custom", "evaluation")
+
+
+class Migration(NamedTuple):
+    config: dict[str, Any]  # plain, jrl's; only what differs from a default
+    lines: list[str]  # one for each key: translated, dropped with the reason, or unknown
+
+
+def looks_like_rllib(data: Mapping[str, Any]) -> bool:
+    """Whether this is a configuration of RLlib: a tuned example, an experiment, or a dict of its keys. Cheap."""
+    env = data.get("env")
+    if any(isinstance(data.get(section), Mapping) for section in _OURS):
+        return False
+    if isinstance(env, Mapping) and "grid_search" not in env:
+        return False
+    if data and all(is_experiment(body) for body in data.values()):
+        return True
+    return any(str(name) in KEYS and name != "stop" for name, _ in canonical(data))
+
+
+def migrate(data: Mapping[str, Any], *, algo: str | None = None, env: Any = None, name: str | None = None) -> Migration:
+    """RLlib's configuration as jrl's, checked by `jrl.config.from_dict`.
+
+    Args:
+      data: `{name: {run, env, stop, config}}`, `{run, env, stop, config}`, or a config dict.
+      algo: RLlib's name of the algorithm, in place of that in `data`.
+      env: the environment, in place of that in `data`.
+      name: which experiment, where `data` has several.
+    Raises:
+      InputError: all that is wrong, in words of the keys that were given.
+    """
+    job = _job(data, algo, env, name)
+    _check(job)
+    return Migration(_differing(job), job.lines)
+
+
+def _job(data: Mapping[str, Any], algo: str | None, env: Any, name: str | None) -> Job:
+    if not isinstance(data, Mapping):
+        raise InputError(f"expected a mapping of RLlib's keys, got {str(data)[:60]!r}")
+    body = experiment(data, name)
+    source = _algorithm(algo or body.algo)
+    ours, note = ALGORITHMS[source]
+    from jrl.algos import get_config_class
+
+    config, choices = _first_choices(body.config)
+    raw = dict(canonical(config))
+    if env is not None:
+        raw["env"] = env
+    job = Job(ours, source, get_config_class(ours), raw)
+    job.put(body.algo_key if algo is None else "--algo", "algo.name", ours, note)
+    if source == "ddpg":
+        for key, value in {"num_critics": 1, "policy_every": 1, "target_noise": 0.0}.items():
+            job.set(f"algo.{key}", value, "run: DDPG")
+    job.lines += choices
+    if not raw.get("env"):
+        job.faults.append("env is missing: set it, e.g. --env CartPole-v1")
+    translate(job)
+    conditions(job, body)
+    return job
+
+
+def _algorithm(given: str | None) -> str:
+    known = ", ".join(["PPO", "APPO", "IMPALA", "A2C", "A3C", "DQN", "APEX", "SimpleQ", "SAC", "TD3", "DDPG"])
+    if given is None:
+        raise InputError(f"the algorithm is not named: give --algo with one of {known}")
+    name = given.strip().strip("<>'\" ").rpartition(".")[2].lower()
+    for suffix in ("", "trainer", "config"):
+        if name.removesuffix(suffix) in ALGORITHMS:
+            return name.removesuffix(suffix)
+    raise InputError(f"the algorithm {given!r} is not part of jrl: there are {known}")
+
+
+def _first_choices(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Of a grid_search the first value."""
+    lines: list[str] = []
+
+    def first(value: Any, key: str) -> Any:
+        if isinstance(value, Mapping):
+            found = value.get("grid_search")
+            if isinstance(found, list | tuple) and found:
+                lines.append(
+                    f"{key}: the first of {json.dumps(found, default=str)}: jrl.api.tune takes "
+                    '{"grid_search": [...]} and runs all'
+                )
+                return found[0]
+            return {k: first(v, f"{key}.{k}") for k, v in value.items()}
+        return value
+
+    return {key: first(value, key) for key, value in raw.items()}, lines
+
+
+def _check(job: Job) -> None:
+    """Raises InputError with all that is wrong."""
+    from jrl import config
+
+    if job.faults:
+        raise InputError(*job.faults)
+    try:
+        config.from_dict(job.tree)
+    except InputError as e:
+        where = {ours: theirs for ours, theirs in job.origins.items() if ours != theirs}
+        raise InputError(*(_in_their_words(message, where) for message in e.errors)) from None
+
+
+def _in_their_words(message: str, where: Mapping[str, str]) -> str:
+    keys = [f"{ours} was {theirs}" for ours, theirs in where.items() if ours in message]
+    return f"{message} ({', '.join(keys)})" if keys else message
+
+
+def _differing(job: Job) -> dict[str, Any]:
+    """What is not jrl's default; sections with a name as a whole."""
+    from jrl import config
+
+    default = config.to_dict(config.from_dict({"algo": {"name": job.algo}, "env": {"id": job.tree["env"]["id"]}}))
+    found: dict[str, Any] = {}
+    for section, values in job.tree.items():
+        if section == "stop":
+            found[section] = dict(values)
+            continue
+        same = default[section] or {}
+        kept = {k: v for k, v in values.items() if k in ("name", "id") or not _equal(v, same.get(k))}
+        if kept:
+            found[section] = kept
+    order = ["algo", "env", "network", "rollout", "replay"]
+    return {k: found[k] for k in sorted(found, key=lambda k: (order.index(k) if k in order else 9, k == "stop"))}
+
+
+def _equal(value: Any, default: Any) -> bool:
+    if isinstance(value, Mapping) and isinstance(default, Mapping):
+        return all(_equal(v, default.get(k)) for k, v in value.items()) and bool(value)
+    return schema.plain(value) == default and isinstance(value, bool) == isinstance(default, bool)
+
+
+# ---------------------------------------------------------------- python -m jrl.config migrate
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML or JSON file. Raises InputError."""
+    if path.suffix != ".json" or not path.is_file():
+        return schema.read_yaml(path)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: cannot be read: not UTF-8 text") from None
+    except json.JSONDecodeError as e:
+        raise InputError(f"{path}: not valid JSON at line {e.lineno}, column {e.colno}: {e.msg}") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: expected a mapping of RLlib's keys, got {str(data)[:60]!r}")
+    return data
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """jrl's config on stdout, what became of each key on stderr; the exit status: 0, or 2 for bad input."""
+    parser = argparse.ArgumentParser(
+        prog="python -m jrl.config migrate", description="RLlib's configuration as jrl's, on stdout."
+    )
+    parser.add_argument("config", help="YAML or JSON file: a tuned example, or a config dict such as params.json")
+    parser.add_argument("--algo", help="RLlib's name of the algorithm, where the file has none")
+    parser.add_argument("--env", help="the environment, where the file has none")
+    parser.add_argument("--name", help="which experiment, of a file with several")
+    args = parser.parse_args(argv)
+    try:
+        data = read(Path(args.config))
+        if not looks_like_rllib(data):
+            raise InputError(f"{args.config}: no configuration of RLlib: there is none of its keys at the top")
+        job = _job(data, args.algo, args.env, args.name)
+        print(*job.lines, sep="\n", file=sys.stderr)
+        _check(job)
+    except InputError as e:
+        print(*(f"error: {line}" for line in e.errors), sep="\n", file=sys.stderr)
+        return 2
+    found = _differing(job)
+    comments = {ours: theirs for ours, theirs in job.origins.items() if ours in schema.flatten(found)}
+    print(f"# from {Path(args.config).name}, a configuration of RLlib; the comments are its keys")
+    print(schema.dump(found, comments), end="")
+    return 0

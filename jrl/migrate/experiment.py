@@ -1,0 +1,168 @@
+"""What stands around the config in a tuned example: algorithm, environment, stop criteria, checkpoints."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jrl.errors import InputError
+from jrl.migrate.job import Job, shown
+from jrl.migrate.tables import GROUPS
+
+_RETURNS = ("episode_reward_mean", "episode_return_mean")
+_STEPS = {
+    "env_steps", "timesteps_total", "agent_timesteps_total", "num_env_steps_sampled", "num_env_steps_sampled_lifetime",
+    "num_agent_steps_sampled", "num_agent_steps_sampled_lifetime", "num_env_steps_trained",
+    "num_env_steps_trained_lifetime", "num_agent_steps_trained", "num_agent_steps_trained_lifetime",
+}  # fmt: skip
+_PARTS = ("env_runners/", "sampler_results/", "info/", "counters/")
+_OUTER = {name for key in GROUPS["Experiment"] for name in key.names if name != "algo_class"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    algo: str | None
+    algo_key: str  # where it was named
+    config: dict[str, Any]
+    outer: dict[str, Any]  # what stands beside the config
+
+
+def is_experiment(body: Any) -> bool:
+    """Whether this is what stands under the name of a tuned example."""
+    if not isinstance(body, Mapping):
+        return False
+    return isinstance(body.get("run", body.get("algo")), str) or (
+        "env" in body and isinstance(body.get("config"), Mapping)
+    )
+
+
+def experiment(data: Mapping[str, Any], name: str | None = None) -> Experiment:
+    """The parts of a tuned example, of one experiment, or of a config dict.
+
+    Args:
+      name: which of several.
+    Raises:
+      InputError: there are several and none is named, or there is none of that name.
+    """
+    names = [str(key) for key in data]
+    if names and all(is_experiment(body) for body in data.values()):
+        if name is None and len(names) > 1:
+            raise InputError(f"there are {len(names)} experiments, {', '.join(names)}: choose one with --name")
+        if name is not None and name not in names:
+            raise InputError(f"--name {name}: there is no such experiment: choose one of {', '.join(names)}")
+        data = data[name or names[0]]
+    inner = data.get("config", {})
+    if not isinstance(inner, Mapping):
+        raise InputError(f"config: expected a mapping, got {inner!r}")
+    outer = {str(k): v for k, v in data.items() if str(k) in _OUTER}
+    rest = {k: v for k, v in data.items() if str(k) not in _OUTER and k != "config"}
+    config = {**rest, **inner}
+    named = {"run": outer.get("run"), "algo": outer.get("algo"), "algo_class": config.pop("algo_class", None)}
+    key = next((k for k, v in named.items() if isinstance(v, str)), "run")
+    return Experiment(named[key] if isinstance(named[key], str) else None, key, config, outer)
+
+
+def conditions(job: Job, found: Experiment) -> None:
+    """Stop criteria, checkpoints and what is Tune's."""
+    flat: dict[str, Any] = {}
+    for key, value in found.outer.items():
+        if key in ("checkpoint_config",) and isinstance(value, Mapping):
+            flat |= {f"{key}.{inner}": given for inner, given in value.items()}
+        else:
+            flat[key] = value
+    for key, value in flat.items():
+        last = key.rpartition(".")[2]
+        if key in ("run", "algo"):
+            if key != job.origins["algo.name"]:
+                job.drop(key, f"{job.origins['algo.name']} is given, too")
+            continue
+        if value is None:
+            job.drop(key, "null: not set")
+        elif key == "stop" and isinstance(value, Mapping):
+            _stop(job, value)
+        elif key == "stop":
+            job.wrong(key, "a mapping of metrics to numbers", value)
+        elif last in ("checkpoint_freq", "checkpoint_frequency"):
+            _checkpoints(job, key, value)
+        elif last in ("keep_checkpoints_num", "num_to_keep"):
+            job.put(key, "checkpoint.keep_last", value)
+        elif last in ("checkpoint_score_attr", "checkpoint_score_attribute"):
+            _best(job, key, value)
+        elif last == "checkpoint_score_order":
+            job.put(key, "checkpoint.keep_best", value)
+        else:
+            job.drop(key, next((k.note for k in GROUPS["Experiment"] if key in k.names), "of Tune"))
+
+
+def metric(name: str) -> str | None:
+    """Our name of a metric of RLlib's results; None for one that has none, or counts iterations."""
+    evaluation = name.startswith("evaluation/")
+    rest = name.removeprefix("evaluation/")
+    for part in _PARTS:
+        rest = rest.removeprefix(part)
+    section = "evaluation" if evaluation else "episode"
+    if rest in _RETURNS:
+        return f"{section}/return"
+    if rest == "episode_len_mean":
+        return f"{section}/length"
+    if rest in ("episode_reward_max", "episode_return_max"):
+        return f"{section}/return_max"
+    if rest in ("episode_reward_min", "episode_return_min"):
+        return f"{section}/return_min"
+    if rest in _STEPS and not evaluation:
+        return "env_steps"
+    if rest == "time_total_s":
+        return "time_s"
+    if rest.startswith("custom_metrics/"):
+        return "evaluation/" * evaluation + "custom/" + rest.removeprefix("custom_metrics/")
+    return None
+
+
+def _stop(job: Job, criteria: Mapping[str, Any]) -> None:
+    steps: dict[str, int] = {}
+    for name, value in criteria.items():
+        key, ours = f"stop.{name}", metric(str(name))
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            job.wrong(key, "a number", value)
+        elif name == "training_iteration":
+            each = job.sizes.iteration(job)
+            steps[key] = int(value) * each
+            job.lines.append(f"{key} -> stop.env_steps: {steps[key]}  ({value:g} iterations of {each} steps)")
+        elif ours == "env_steps":
+            steps[key] = int(value)
+            job.lines.append(f"{key} -> stop.env_steps: {steps[key]}")
+        elif ours is not None:
+            job.tree.setdefault("stop", {})[ours] = value
+            job.origins[f"stop.{ours}"] = key
+            note = "  (of the episodes since the last row)" if ours.startswith("episode/return_") else ""
+            job.lines.append(f"{key} -> stop.{ours}: {shown(value)}{note}")
+        else:
+            job.drop(key, "no metric of jrl's result rows: see docs/config.md")
+    if steps:
+        first = min(steps, key=lambda k: steps[k])
+        job.tree.setdefault("stop", {})["env_steps"] = steps[first]
+        job.origins["stop.env_steps"] = first
+        if len(steps) > 1:
+            job.lines.append(f"stop.env_steps: {steps[first]}, the first of {len(steps)} that is reached")
+
+
+def _checkpoints(job: Job, key: str, value: Any) -> None:
+    if not value:
+        return job.drop(key, f"{value}: jrl keeps one every 5 minutes and at the end")
+    if not isinstance(value, int):
+        return job.wrong(key, "a whole number", value)
+    each = job.sizes.iteration(job)
+    return job.put(key, "checkpoint.every", value * each, f"{value} iterations of {each} steps")
+
+
+def _best(job: Job, key: str, value: Any) -> None:
+    name = str(value)
+    ours = metric(name.removeprefix("min-"))
+    if ours is None:
+        job.drop(key, f"{name} is no metric of jrl's result rows")
+    else:
+        job.put(key, "checkpoint.keep_best_by", ours)
+    if ours is not None and name.startswith("min-"):
+        job.put(key, "checkpoint.keep_best", "min")
+
+
+__all__ = ["Experiment", "conditions", "experiment", "is_experiment", "metric"]

@@ -1,0 +1,272 @@
+"""One translation of RLlib's keys: what was given, the sizes that follow from several keys, what became of each.
+
+A rule is a function `(job, key, value)` for a key that is more than a move; it says with `put`, `drop` or `wrong` what
+becomes of it.
+"""
+
+import dataclasses
+import difflib
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+from jrl import schema, sections
+from jrl.hyper import NetworkConfig
+from jrl.migrate.tables import KEYS
+
+# environment steps of a train() of RLlib's algorithms with replay, where the file does not say
+_ITERATION = {"dqn": 1_000, "sac": 100, "td3": 1_000}
+_DEFAULT_ENVS = sections.EnvConfig(id="").num_envs
+_DEFAULT_LENGTH = 128  # of rollout.length
+# keys that had a number, -1, for "not set", and keys of which it is a value
+_NEGATIVE = {"v_min", "target_entropy", "env_config", "evaluation_config", "exploration_config"}
+
+
+@dataclasses.dataclass
+class Job:
+    """One translation: what was given, what became of it, and what is to be said."""
+
+    algo: str  # ours
+    source: str  # RLlib's name, lower case
+    config_class: type  # of the algorithm
+    raw: Mapping[str, Any]  # as `canonical` gave them
+    prefix: str = ""  # of their keys in lines
+    inside: str = ""  # of ours
+    tree: dict[str, Any] = dataclasses.field(default_factory=dict)
+    origins: dict[str, str] = dataclasses.field(default_factory=dict)  # our key -> theirs
+    lines: list[str] = dataclasses.field(default_factory=list)
+    faults: list[str] = dataclasses.field(default_factory=list)
+
+    @cached_property
+    def given(self) -> dict[str, Any]:
+        """Newest name -> value of what is known and set."""
+        return {name: self.raw[theirs] for name, theirs in self.spelled.items()}
+
+    @cached_property
+    def spelled(self) -> dict[str, str]:
+        """Newest name -> the name in `raw`, of what is known and set."""
+        found: dict[str, str] = {}
+        for theirs, value in self.raw.items():
+            name = KEYS[theirs].name if theirs in KEYS else None
+            if name and value is not None and not _unset(name, value) and (theirs == name or name not in found):
+                found[name] = theirs
+        return found
+
+    @cached_property
+    def replays(self) -> bool:
+        return getattr(self.config_class, "uses_replay", False)
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """Hyper-parameters of the algorithm and their defaults."""
+        return {f.name: f.default for f in dataclasses.fields(self.config_class)}
+
+    @cached_property
+    def sizes(self) -> "Sizes":
+        return Sizes(self)
+
+    def put(self, key: str, ours: str, value: Any, note: str = "") -> None:
+        section, _, name = ours.partition(".")
+        if section == "algo" and name != "name" and name not in self.fields:
+            self.drop(key, f"{self.algo} has no {name}")
+            return
+        if section == "replay" and not self.replays:
+            self.drop(key, f"{self.algo} learns from each rollout once and keeps no replay")
+            return
+        self.set(ours, value, key)
+        if not self.inside and self._default(section, name, value):
+            note = "; ".join(filter(None, [note, "jrl's default"]))
+        self.lines.append(
+            f"{self.prefix}{key} -> {self.inside}{ours}: {shown(value)}" + (f"  ({note})" if note else "")
+        )
+
+    def _default(self, section: str, name: str, value: Any) -> bool:
+        defaults = self.fields if section == "algo" else _DEFAULTS.get(section, {})
+        return name in defaults and _same(value, defaults[name])
+
+    def set(self, ours: str, value: Any, key: str) -> None:
+        nested = value
+        for part in reversed(ours.split(".")):
+            nested = {part: nested}
+        if isinstance(value, Mapping):  # as a whole
+            section, _, name = ours.partition(".")
+            self.tree.setdefault(section, {})[name] = dict(value)
+        else:
+            self.tree = schema.merge(self.tree, nested)
+        self.origins[ours] = key
+
+    def drop(self, key: str, reason: str) -> None:
+        self.lines.append(f"{self.prefix}{key}: dropped: {reason}")
+
+    def wrong(self, key: str, expected: str, value: Any) -> None:
+        self.faults.append(f"{self.prefix}{key}: expected {expected}, got {value!r}")
+
+    def number(self, key: str, *, least: float = -math.inf, whole: bool = True) -> Any:
+        """The number given for a key; None where there is none, or what there is was reported as a fault."""
+        name = KEYS[key].name
+        value, key = self.given.get(name), self.spelled.get(name, key)
+        if value is None or value == "auto":
+            return None
+        good = isinstance(value, int | float) and not isinstance(value, bool) and value >= least
+        if not good or (whole and value != int(value)):
+            bound = f" of at least {least}" if least > -math.inf else ""
+            fault = f"{self.prefix}{key}: expected a {'whole ' * whole}number{bound}, got {value!r}"
+            self.faults += [fault] if fault not in self.faults else []
+            return None
+        return int(value) if whole else value
+
+
+def shown(value: Any) -> str:
+    """A value in a line."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _unset(name: str, value: Any) -> bool:
+    """Whether a number that means "not set" was given."""
+    return name not in _NEGATIVE and value == -1 and not isinstance(value, bool)
+
+
+def _same(value: Any, default: Any) -> bool:
+    plain = schema.plain(default)
+    return value == plain and isinstance(value, bool) == isinstance(plain, bool)
+
+
+_SECTIONS = {
+    "env": sections.EnvConfig, "network": NetworkConfig, "rollout": sections.RolloutConfig,
+    "replay": sections.ReplayConfig, "evaluation": sections.EvaluationConfig, "checkpoint": sections.CheckpointConfig,
+    "env_runners": sections.EnvRunnersConfig, "run": sections.RunSettings,
+}  # fmt: skip
+_DEFAULTS = {name: {f.name: f.default for f in dataclasses.fields(s)} for name, s in _SECTIONS.items()}
+
+
+class Sizes:
+    """Environments, steps, batches and gradient steps, which depend on several keys each."""
+
+    def __init__(self, job: Job):
+        number = job.number
+        self.runners = number("num_env_runners", least=0)
+        each = number("num_envs_per_env_runner", least=1)
+        self.known = self.runners is not None or each is not None
+        self.num_envs = max(1, self.runners or 0) * (each or 1) if self.known else _DEFAULT_ENVS
+        self.fragment = number("rollout_fragment_length", least=1)
+        learners = number("num_learners", least=0) or 1
+        gpus = number("num_gpus", least=0, whole=False) or 0
+        self.devices = int(max(gpus, learners, 1))
+        self.shared = self.num_envs % self.devices == 0
+        self.batch = number("train_batch_size", least=1)
+        if self.batch is None and (share := number("train_batch_size_per_learner", least=1)):
+            self.batch = share * max(1, learners)
+        # sequences of IMPALA, APPO and A3C are as long as a fragment, whatever the batch
+        self.sequences = job.algo in ("impala", "appo") or job.source == "a3c"
+        self.length = self.fragment
+        if self.batch is not None and not (self.sequences and self.fragment):
+            self.length = max(1, round(self.batch / self.num_envs))
+        self.rows = self.num_envs * (self.length or _DEFAULT_LENGTH)
+        minibatch = number("minibatch_size", least=1)
+        self.minibatches: int | None = None
+        self.minibatch = minibatch
+        if self.sequences and minibatch is None and self.batch:
+            self.minibatch = self.batch
+        if self.minibatch and not job.replays and "num_minibatches" in job.fields:
+            # of a device; a minibatch of IMPALA is of whole sequences
+            parts = self.num_envs if getattr(job.config_class, "whole_sequences", False) else self.rows
+            parts //= self.devices if self.shared else 1
+            size = self.minibatch
+            counts = (n for n in range(1, parts + 1) if parts % n == 0)
+            self.minibatches = min(counts, key=lambda n: abs(self.rows / n - size))
+        self.train_every: int | None = None
+        self.updates_per_step = sections.ReplayConfig().updates_per_step
+        if job.replays:
+            self._replay(job)
+
+    def _replay(self, job: Job) -> None:
+        """RLlib samples a fragment from every environment, then learns once; or as training_intensity says."""
+        self.length = None
+        intensity = job.number("training_intensity", least=0, whole=False)
+        if not self.fragment and not intensity:
+            return
+        steps = (self.fragment or 1) * (self.num_envs if self.known else 1)
+        updates = 1
+        if intensity:
+            rounds = intensity * steps / (self.batch or sections.ReplayConfig().batch_size)
+            steps *= 1 if rounds >= 1 else round(1 / rounds)
+            updates = max(1, round(rounds))
+        self.updates_per_step = updates / steps
+        whole = math.lcm(self.num_envs, Fraction(updates, steps).denominator)
+        self.train_every = steps if steps % self.num_envs == 0 else whole
+        self.rows = self.train_every
+
+    def iteration(self, job: Job) -> int:
+        """Environment steps of a train() of RLlib."""
+        least = job.number("min_sample_timesteps_per_iteration", least=0)
+        if least is None:
+            least = _ITERATION.get(job.algo, 0) if job.replays else 0
+        rows = self.rows if not job.replays or self.train_every else self.num_envs
+        return max(1, math.ceil(least / rows)) * rows
+
+
+Rule = Callable[[Job, str, Any], None]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    def register(found: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, found))
+        return found
+
+    return register
+
+
+def translate(job: Job, names: Iterable[str] | None = None) -> None:
+    """Every key that was given, or those named: by its rule, as a move, or with the reason why not."""
+    for theirs in job.raw if names is None else names:
+        key, value = KEYS.get(theirs), job.raw[theirs]
+        if key is None:
+            _unknown(job, theirs)
+        elif value is None and key.name != "grad_clip":
+            job.drop(theirs, "null: not set")
+        elif _unset(key.name, value):
+            job.drop(theirs, "-1: not set")
+        elif job.spelled.get(key.name, theirs) != theirs:
+            job.drop(theirs, f"{job.spelled[key.name]} is given, too")
+        elif key.name in RULES:
+            RULES[key.name](job, theirs, value)
+        elif key.ours:
+            job.put(theirs, key.ours, value)
+        else:
+            job.drop(theirs, key.note)
+
+
+def _unknown(job: Job, key: str) -> None:
+    if key.rpartition(".")[2].startswith("_"):
+        job.drop(key, "an inner switch of RLlib")
+        return
+    near = difflib.get_close_matches(key, KEYS, 1)
+    ours = KEYS[near[0]].ours if near else ""
+    is_ours = f", which is {ours} here" if ours else ""
+    job.lines.append(f"{job.prefix}{key}: unknown" + (f": the nearest is {near[0]}{is_ours}" if near else ""))
+
+
+# ---------------------------------------------------------------- reading
+
+
+NESTED = ("model", "optimizer", "optimization", "replay_buffer_config", "multiagent", "policy_model_config",
+           "q_model_config", "policy_model", "Q_model", "checkpoint_config")  # fmt: skip
+_RENAMED = {"model_config": "model", "_model_config": "model", "model_config_dict": "model",
+            "multi_agent": "multiagent"}  # fmt: skip
+
+
+def canonical(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Keys as the table has them: a.b for b in a dict a that belongs to RLlib."""
+    for name, value in data.items():
+        name = _RENAMED.get(str(name), str(name))
+        if name in NESTED and isinstance(value, Mapping) and value:
+            yield from ((f"{name}.{inner}", given) for inner, given in value.items())
+        else:
+            yield name, value
+
+
+__all__ = ["NESTED", "RULES", "Job", "Sizes", "canonical", "rule", "shown", "translate"]

@@ -1,0 +1,384 @@
+"""What RLlib's configuration keys are called in jrl: the one table behind `jrl.migrate` and docs/rllib-users.md.
+
+An entry has all names that a key has had, newest first, the key of jrl that it becomes, and what there is to know. A
+key without a counterpart has the reason. `jrl.migrate.rules` and `jrl.migrate.hyper` compute what is more than a move.
+"""
+
+from typing import NamedTuple
+
+
+class Key(NamedTuple):
+    names: tuple[str, ...]  # newest first; a.b is b in the dict a
+    ours: str  # dotted keys, separated by ", "; "": none
+    note: str  # what is different, or why there is none
+
+    @property
+    def name(self) -> str:
+        """The newest name, by which the rules know the key."""
+        return self.names[0]
+
+
+def _key(names: str, ours: str, note: str = "") -> Key:
+    return Key(tuple(names.split()), ours, note)
+
+
+def _none(reason: str, *names: str) -> list[Key]:
+    return [_key(n, "", reason) for n in names]
+
+
+# name of an algorithm, lower case -> ours, what there is to know
+ALGORITHMS = {
+    "ppo": ("ppo", ""),
+    "ddppo": ("ppo", "jrl's PPO learns data-parallel on all devices"),
+    "appo": ("appo", ""),
+    "impala": ("impala", ""),
+    "a2c": ("a2c", ""),
+    "a3c": ("a2c", "workers do not apply gradients of their own: one update learns from all"),
+    "dqn": ("dqn", ""),
+    "simpleq": ("dqn", "a DQN without further parts"),
+    "rainbow": ("dqn", "its parts are keys of dqn: see configs/rainbow.yaml"),
+    "apex": (
+        "dqn",
+        "an epsilon per worker is algo.exploration {name: epsilon_greedy, ladder: true}, "
+        "collection beside learning is rollout.mode async",
+    ),
+    "apex_dqn": ("dqn", "see APEX"),
+    "sac": ("sac", ""),
+    "td3": ("td3", ""),
+    "ddpg": ("td3", "with num_critics 1, policy_every 1, target_noise 0, as in configs/ddpg.yaml"),
+}
+
+_AUTO = "jrl does so by itself"
+_FRAMEWORK = "JAX is the only framework"
+_OFFLINE = "jrl does not read or write offline data yet"
+_MULTI = "multi-agent training is not part of jrl yet"
+_RECURRENT = "jrl has no recurrent or attention networks yet"
+_TORSO = "network.torso is mlp, nature_cnn or impala, chosen by the observations"
+_TUNE = "for Tune: see jrl.api.tune"
+_STACK = "a switch between RLlib's own old and new parts"
+_CONNECT = "a function of the rollout is custom.transforms"
+_RESTART = "see env_runners.max_restarts and health_check_timeout_s"
+_QUEUES = "of RLlib's queues: see rollout.max_policy_lag"
+_SPACES = "spaces come from the environment"
+_RECORD = "films are made from a checkpoint: python -m jrl.record"
+_INSIDE = "its keys have rows of their own"
+_ENV_VARS = "set the environment variables before the command"
+
+GROUPS: dict[str, list[Key]] = {
+    "Experiment": [
+        _key("run algo algo_class", "algo.name", "in a tuned example; otherwise `--algo PPO`"),
+        _key("stop", "stop", "metrics are renamed; jrl needs a number of env_steps among them"),
+        _key("checkpoint_freq checkpoint_config.checkpoint_frequency", "checkpoint.every", "iterations become steps"),
+        _key("keep_checkpoints_num checkpoint_config.num_to_keep", "checkpoint.keep_last"),
+        _key("checkpoint_score_attr checkpoint_config.checkpoint_score_attribute", "checkpoint.keep_best_by"),
+        _key("checkpoint_config.checkpoint_score_order", "checkpoint.keep_best"),
+        _key(
+            "checkpoint_at_end checkpoint_config.checkpoint_at_end", "", "the end of a run always has a checkpoint"
+        ),
+        _key("checkpoint_config", "", _INSIDE),
+        _key("pass_criteria", "", "put them under stop and use --as-test"),
+        _key("restore", "", "python -m jrl.train --resume continues a run of jrl"),
+        _key("local_dir storage_path", "", "the directory of a run is run.out"),
+        *_none(
+            _TUNE, "num_samples", "resources_per_trial", "trial_resources", "max_failures", "sync_config", "upload_dir",
+            "scheduler", "search_alg", "name",
+        ),
+    ],
+    "Environment": [
+        _key("env", "env.id", "a class path has a colon here: `package.module:Class`"),
+        _key("env_config", "env.options"),
+        _key("horizon", "env.horizon"),
+        _key("soft_horizon", "env.soft_horizon"),
+        _key("no_done_at_end", "env.no_done_at_end", "jrl's default, null, bootstraps at time limits only"),
+        _key("clip_rewards", "env.clip_rewards"),
+        _key("normalize_actions", "env.normalize_actions"),
+        _key("clip_actions", "env.clip_actions"),
+        _key("env_task_fn", "custom.env_task"),
+        *_none(_SPACES, "observation_space", "action_space"),
+        *_none(_RECORD, "render_env", "record_env", "monitor"),
+        _key("is_atari", "", "jrl knows Atari by the id"),
+        _key("action_mask_key", "", "jrl has no action masks yet"),
+        _key("preprocessor_pref", "", "Atari comes as 84 x 84 gray frames, other observations as they are"),
+        *_none(_AUTO, "disable_env_checking", "auto_wrap_old_gym_envs"),
+    ],
+    "Env runners (rollout workers)": [
+        _key("num_env_runners num_rollout_workers num_workers", "env_runners.num, env.num_envs",
+             "env.num_envs counts all: max(1, runners) x environments of each"),
+        _key("num_envs_per_env_runner num_envs_per_worker", "env.num_envs", "times max(1, runners)"),
+        _key("rollout_fragment_length sample_batch_size", "rollout.length, replay.train_every",
+             "on-policy: train_batch_size decides, if it is given; replay: one update for each round of fragments"),
+        _key("batch_mode", "rollout.batch_mode"),
+        _key("sample_async", "rollout.mode", "true: async"),
+        _key("remote_worker_envs", "env.remote_worker_envs"),
+        _key("remote_env_batch_wait_ms", "env.batch_wait_ms", "with remote_worker_envs only"),
+        _key("observation_filter", "algo.normalize_obs", "MeanStdFilter: true; on-policy algorithms have it"),
+        _key("compress_observations", "env_runners.compress_observations"),
+        _key("max_requests_in_flight_per_env_runner max_requests_in_flight_per_sampler_worker "
+             "max_sample_requests_in_flight_per_worker",
+             "env_runners.max_requests_in_flight", "with rollout.mode async"),
+        _key("sample_timeout_s", "env_runners.sample_timeout_s"),
+        *_none("the learner's process makes environments where there are no runners",
+               "create_local_env_runner", "create_env_on_local_worker", "create_env_on_driver"),
+        *_none("every process acts with the learner's statistics",
+               "synchronize_filters", "update_worker_filter_stats", "use_worker_filter_stats"),
+        *_none(_CONNECT, "sample_collector", "enable_connectors", "env_to_module_connector", "module_to_env_connector",
+               "add_default_connectors_to_env_to_module_pipeline", "add_default_connectors_to_module_to_env_pipeline"),
+        *_none(_AUTO, "validate_env_runners_after_construction", "validate_workers_after_construction",
+               "gym_env_vectorize_mode", "sampler_perf_stats_ema_coef", "episodes_to_numpy", "env_runner_cls",
+               "in_evaluation"),
+    ],
+    "Fault tolerance": [
+        _key("ignore_env_runner_failures ignore_worker_failures", "env_runners.ignore_env_runner_failures"),
+        _key("restart_failed_env_runners recreate_failed_env_runners recreate_failed_workers",
+             "env_runners.recreate_failed_env_runners"),
+        _key("restart_failed_sub_environments", "env_runners.restart_failed_sub_environments"),
+        _key("max_num_env_runner_restarts max_num_worker_restarts", "env_runners.max_restarts"),
+        _key("env_runner_health_probe_timeout_s worker_health_probe_timeout_s", "env_runners.health_check_timeout_s"),
+        *_none(_RESTART, "num_consecutive_env_runner_failures_tolerance", "num_consecutive_worker_failures_tolerance",
+               "delay_between_env_runner_restarts_s", "delay_between_worker_restarts_s", "env_runner_restore_timeout_s",
+               "worker_restore_timeout_s"),
+    ],
+    "Training": [
+        _key("gamma", "algo.gamma"),
+        _key("lr", "algo.lr", "a number or [[steps, value], ...]"),
+        _key("lr_schedule", "algo.lr", "takes the place of lr"),
+        _key("train_batch_size", "rollout.length, replay.batch_size",
+             "on-policy: env.num_envs x rollout.length; replay: transitions of a gradient step"),
+        _key("train_batch_size_per_learner", "rollout.length, replay.batch_size", "times max(1, num_learners)"),
+        _key("minibatch_size sgd_minibatch_size mini_batch_size_per_learner", "algo.num_minibatches",
+             "the nearest number that divides the rows of an iteration"),
+        _key("num_epochs num_sgd_iter", "algo.num_epochs"),
+        _key("grad_clip", "algo.max_grad_norm, algo.max_leaf_norm, algo.max_grad_value", "as grad_clip_by says"),
+        _key("grad_clip_by", "algo.max_grad_norm, algo.max_leaf_norm, algo.max_grad_value",
+             "global_norm, norm or value"),
+        _key("optimizer.adam_epsilon optimizer.epsilon optimizer.eps adam_epsilon", "algo.adam_eps"),
+        _key("lambda lambda_", "algo.gae_lambda",
+             "RLlib's V-trace has none: there it is left out"),
+        _key("use_gae", "algo.gae_lambda", "false: gae_lambda 1, the return to the end of the rollout"),
+        _key("clip_param", "algo.clip_eps"),
+        _key("vf_clip_param", "algo.value_clip_eps",
+             "RLlib bounds the squared error, jrl the value's move in an update: the square root is taken"),
+        _key("vf_loss_coeff", "algo.vf_coef", "PPO's is doubled: jrl takes half the squared error"),
+        _key("entropy_coeff", "algo.ent_coef"),
+        _key("entropy_coeff_schedule", "algo.ent_coef", "takes the place of entropy_coeff"),
+        _key("kl_coeff", "algo.kl_coef"),
+        _key("kl_target", "algo.kl_target", "jrl needs a kl_coef above 0 beside it"),
+        _key("use_kl_loss", "algo.kl_coef", "false: 0"),
+        _key("vf_share_layers", "network.shared"),
+        _key("microbatch_size", "algo.microbatch_size"),
+        _key("vtrace_clip_rho_threshold", "algo.clip_rho"),
+        _key("vtrace_clip_pg_rho_threshold", "algo.clip_pg_rho"),
+        _key("circular_buffer_num_batches", "algo.circular_buffer_num_batches"),
+        _key("circular_buffer_iterations_per_batch", "algo.circular_buffer_iterations_per_batch"),
+        _key("target_worker_clipping", "algo.clip_target_ratio"),
+        _key("target_network_update_freq target_update_frequency target_network_update_frequency",
+             "algo.target_update_every",
+             "DQN: environment steps become gradient steps; SAC and TD3 move their targets with every step"),
+        _key("tau", "algo.tau"),
+        _key("optimizer", "", _INSIDE),
+        *_none("jrl always has a value network, and V-trace in IMPALA and APPO", "use_critic", "vtrace"),
+        *_none("the optimizer is Adam", "opt_type", "decay", "momentum", "optimizer.type", "optimizer.beta1",
+               "optimizer.beta2", "optimizer.weight_decay", "_separate_vf_optimizer", "_lr_vf"),
+        *_none("rows are always shuffled", "shuffle_batch_per_epoch", "shuffle_sequences"),
+        *_none(_QUEUES, "vtrace_drop_last_ts", "num_multi_gpu_tower_stacks", "minibatch_buffer_size",
+               "replay_proportion", "replay_ratio", "replay_buffer_num_slots", "learner_queue_size",
+               "learner_queue_timeout", "broadcast_interval", "broadcast_env_runner_states", "num_aggregation_workers",
+               "num_aggregator_actors_per_learner", "max_requests_in_flight_per_aggregator_worker",
+               "max_requests_in_flight_per_aggregator_actor", "max_requests_in_flight_per_learner",
+               "timeout_s_sampler_manager", "timeout_s_aggregator_manager", "keep_local_weights_in_sync",
+               "optimizer.max_weight_sync_delay", "optimizer.num_replay_buffer_shards", "optimizer.debug",
+               "max_weight_sync_delay", "num_replay_buffer_shards"),
+        *_none("a loss of your own is custom.loss, a step of your own custom.training_step",
+               "learner_class", "learner_config_dict", "before_learn_on_batch", "postprocess_inputs"),
+        *_none(_CONNECT, "learner_connector", "add_default_connectors_to_learner_pipeline"),
+        *_none("there is one way to learn on several devices", "simple_optimizer"),
+    ],
+    "DQN": [
+        _key("double_q", "algo.double"),
+        _key("dueling", "algo.dueling"),
+        _key("noisy", "algo.noisy"),
+        _key("sigma0", "algo.noisy_sigma"),
+        _key("num_atoms", "algo.num_atoms, algo.head", "above 1: head c51"),
+        _key("v_min", "algo.v_min"),
+        _key("v_max", "algo.v_max"),
+        _key("hiddens", "network.head_hidden"),
+        _key("td_error_loss_fn", "algo.loss"),
+        _key("epsilon", "algo.exploration", "a number or [[steps, epsilon], ...]; of IMPALA it is RMSprop's"),
+        *_none("use exploration_config", "exploration_fraction", "exploration_final_eps", "exploration_initial_eps",
+               "schedule_max_timesteps", "soft_q", "softmax_temp", "parameter_noise", "per_worker_exploration"),
+        *_none("jrl takes the best action where RLlib has a temperature", "categorical_distribution_temperature"),
+        *_none(_RECURRENT, "burn_in_len", "burn_in"),
+    ],
+    "SAC, TD3 and DDPG": [
+        _key("critic_lr optimization.critic_learning_rate", "algo.lr"),
+        _key("actor_lr optimization.actor_learning_rate", "algo.actor_lr"),
+        _key("alpha_lr optimization.entropy_learning_rate", "algo.ent_coef_lr"),
+        _key("initial_alpha", "algo.ent_coef"),
+        _key("target_entropy", "algo.target_entropy", "auto: null, of which jrl's default is the same"),
+        _key("twin_q", "algo.num_critics", "true: 2, false: 1"),
+        _key("policy_delay", "algo.policy_every"),
+        _key("smooth_target_policy", "algo.target_noise", "false: 0"),
+        _key("target_noise", "algo.target_noise"),
+        _key("target_noise_clip", "algo.target_noise_clip"),
+        _key("policy_model_config.fcnet_hiddens policy_model.fcnet_hiddens actor_hiddens", "network.hidden"),
+        _key("policy_model_config.fcnet_activation policy_model.fcnet_activation actor_hidden_activation",
+             "network.activation"),
+        _key("q_model_config.fcnet_hiddens Q_model.fcnet_hiddens critic_hiddens", "network.hidden",
+             "policy and critics have the same widths: the policy's count"),
+        _key("q_model_config.fcnet_activation Q_model.fcnet_activation critic_hidden_activation",
+             "network.activation", "the policy's counts"),
+        *_none(_TORSO, "use_state_preprocessor"),
+        *_none(_INSIDE, "policy_model_config", "q_model_config", "policy_model", "Q_model"),
+        *_none("the critics' loss is the squared error, without a penalty on weights",
+               "use_huber", "huber_threshold", "l2_reg"),
+        *_none("policies are Gaussian, squashed by tanh", "_deterministic_loss", "_use_beta_distribution"),
+        _key("optimization", "", _INSIDE),
+    ],
+    "Replay": [
+        _key("replay_buffer_config.capacity buffer_size", "replay.capacity"),
+        _key("num_steps_sampled_before_learning_starts replay_buffer_config.learning_starts learning_starts",
+             "replay.learning_starts"),
+        _key("replay_buffer_config.type", "replay.prioritized", "whether it is a prioritized one"),
+        _key("replay_buffer_config.prioritized_replay prioritized_replay", "replay.prioritized"),
+        _key("replay_buffer_config.alpha replay_buffer_config.prioritized_replay_alpha prioritized_replay_alpha",
+             "replay.priority_alpha"),
+        _key("replay_buffer_config.beta replay_buffer_config.prioritized_replay_beta prioritized_replay_beta",
+             "replay.priority_beta"),
+        _key("replay_buffer_config.eps replay_buffer_config.prioritized_replay_eps prioritized_replay_eps",
+             "replay.priority_eps"),
+        _key("prioritized_replay_beta_annealing_timesteps", "replay.priority_beta",
+             "with the next key: a schedule"),
+        _key("final_prioritized_replay_beta", "replay.priority_beta", "its end"),
+        *_none("replay.priority_beta takes a schedule", "beta_annealing_fraction"),
+        _key("training_intensity", "replay.updates_per_step", "divided by the batch size: gradient steps per step"),
+        _key("n_step", "replay.n_step"),
+        _key("store_buffer_in_checkpoints", "checkpoint.replay", "true: full, false: none"),
+        _key("replay_buffer_config", "", _INSIDE),
+        *_none("a row of the buffer is one transition", "replay_buffer_config.storage_unit",
+               "replay_buffer_config.replay_sequence_length", "replay_buffer_config.replay_burn_in",
+               "replay_buffer_config.replay_zero_init_states", "replay_buffer_config.replay_batch_size",
+               "replay_sequence_length", "replay_batch_size", "replay_mode", "replay_buffer_config.replay_mode"),
+        *_none("the buffer lies on the learner's devices", "replay_buffer_config.num_replay_buffer_shards",
+               "replay_buffer_config.no_local_replay_buffer", "replay_buffer_config.replay_buffer_shards_colocated"
+               "_with_driver", "replay_buffer_config._enable_replay_buffer_api",
+               "replay_buffer_config.worker_side_prioritization", "worker_side_prioritization",
+               "replay_buffer_config.metrics_num_episodes_for_smoothing"),
+    ],
+    "Exploration": [
+        _key("explore", "rollout.explore", "for evaluation it is evaluation.explore"),
+        _key("exploration_config", "algo.exploration", "see [replay](replay.md)"),
+    ],
+    "Model": [
+        _key("model.fcnet_hiddens", "network.hidden"),
+        _key("model.fcnet_activation", "network.activation", "tanh, relu, elu, gelu, swish (silu)"),
+        _key("model.post_fcnet_hiddens model.head_fcnet_hiddens", "network.head_hidden", "each head has its own"),
+        _key("model.vf_share_layers", "network.shared"),
+        _key("model.free_log_std", "network.state_dependent_std", "the opposite"),
+        _key("model model_config _model_config", "", _INSIDE),
+        *_none(_TORSO, "model.conv_filters", "model.conv_activation", "model.post_fcnet_activation",
+               "model.head_fcnet_activation", "model.no_final_linear", "model.encoder_latent_dim",
+               "model.custom_model", "model.custom_model_config", "model.custom_options", "model.custom_action_dist",
+               "model.log_std_clip_param", "model.always_check_shapes", "model._disable_preprocessor_api",
+               "model._disable_action_flattening", "model.fcnet_kernel_initializer", "model.fcnet_bias_initializer"),
+        *_none(_RECURRENT, "model.use_lstm", "model.max_seq_len", "model.lstm_cell_size",
+               "model.lstm_use_prev_action", "model.lstm_use_prev_reward", "model.lstm_use_prev_action_reward",
+               "model._time_major", "model.use_attention", "model.attention_num_transformer_units",
+               "model.attention_dim", "model.attention_num_heads", "model.attention_head_dim",
+               "model.attention_memory_inference", "model.attention_memory_training",
+               "model.attention_position_wise_mlp_dim", "model.attention_init_gru_gate_bias",
+               "model.attention_use_n_prev_actions", "model.attention_use_n_prev_rewards"),
+        *_none("Atari comes as 84 x 84 gray frames, four of them", "model.framestack", "model.dim", "model.grayscale",
+               "model.zero_mean", "model.custom_preprocessor", "model.custom_preprocessor_options"),
+    ],
+    "Evaluation": [
+        _key("evaluation_interval", "evaluation.interval, run.report_every",
+             "result rows, each of which covers an iteration"),
+        _key("evaluation_duration evaluation_num_episodes", "evaluation.duration"),
+        _key("evaluation_duration_unit", "evaluation.unit"),
+        _key("evaluation_sample_timeout_s", "evaluation.timeout_s"),
+        _key("evaluation_parallel_to_training", "evaluation.parallel"),
+        _key("evaluation_force_reset_envs_before_iteration", "evaluation.force_reset"),
+        _key("evaluation_config", "evaluation.config, evaluation.explore", "keys of environment and exploration"),
+        _key("evaluation_num_env_runners evaluation_num_workers", "evaluation.num_env_runners"),
+        _key("custom_evaluation_function custom_eval_function", "custom.evaluation"),
+        _key("always_attach_evaluation_results", "evaluation.always_attach"),
+        *_none(_OFFLINE, "off_policy_estimation_methods", "ope_split_batch_by_episode", "input_evaluation"),
+    ],
+    "Offline data": [
+        _key("input input_", "", "sampler, the default, is what jrl does; " + _OFFLINE),
+        *_none(_OFFLINE, "input_config", "actions_in_input_normalized", "shuffle_buffer_size", "offline_sampling",
+               "output", "output_config", "output_compress_columns", "output_max_file_size"),
+    ],
+    "Multi-agent": [
+        _key("count_steps_by multiagent.count_steps_by", "rollout.count_steps_by"),
+        *[_key(f"{n} multiagent.{n}", "", _MULTI) for n in (
+            "policies", "policy_mapping_fn", "policies_to_train", "observation_fn", "policy_map_capacity",
+            "policy_map_cache", "policy_states_are_swappable", "algorithm_config_overrides_per_module")],
+        _key("multiagent.replay_mode", "", _MULTI),
+        _key("multiagent multi_agent", "", _INSIDE),
+    ],
+    "Reporting, debugging and callbacks": [
+        _key("min_time_s_per_iteration min_time_s_per_reporting min_iter_time_s", "run.report_every_s"),
+        _key("min_sample_timesteps_per_iteration min_sample_timesteps_per_reporting timesteps_per_iteration",
+             "run.report_every"),
+        _key("min_train_timesteps_per_iteration min_train_timesteps_per_reporting", "run.report_every_trained"),
+        _key("metrics_num_episodes_for_smoothing metrics_smoothing_episodes", "run.smoothing_episodes"),
+        _key("keep_per_episode_custom_metrics", "run.keep_per_episode_metrics"),
+        _key("log_level", "run.log_level"),
+        _key("log_sys_usage", "run.log_sys_usage"),
+        _key("seed", "run.seed"),
+        _key("fake_sampler", "rollout.fake"),
+        _key("callbacks callbacks_class", "custom.callbacks", "derive the class from jrl.callbacks.Callbacks"),
+        *_none("episodes are counted with the rollout that they end in",
+               "metrics_episode_collection_timeout_s", "collect_metrics_timeout"),
+        *_none("see run.log and run.out", "logger_config", "logger_creator", "log_gradients"),
+        *_none("checkpoints hold the one policy, python -m jrl.export writes other formats",
+               "export_native_model_files", "checkpoint_trainable_policies_only"),
+        *_none(_AUTO, "_run_training_always_in_thread", "_evaluation_parallel_to_training_wo_thread"),
+    ],
+    "Resources": [
+        _key("num_gpus", "devices.learners", "above 1: so many; 0 is JAX_PLATFORMS=cpu; null: all accelerators"),
+        _key("num_learners num_learner_workers", "devices.learners", "above 1: so many"),
+        _key("_fake_gpus", "devices.fake", "as many as num_gpus"),
+        _key("num_cpus_per_env_runner num_cpus_per_worker", "env_runners.num_cpus"),
+        _key("num_gpus_per_env_runner num_gpus_per_worker", "env_runners.num_gpus"),
+        _key("custom_resources_per_env_runner custom_resources_per_worker", "env_runners.custom_resources"),
+        _key("placement_strategy", "env_runners.placement"),
+        *_none("learners are devices of one process: see devices.learners", "num_gpus_per_learner",
+               "num_gpus_per_learner_worker", "num_cpus_per_learner", "num_cpus_per_learner_worker", "local_gpu_idx"),
+        *_none(_TUNE, "num_cpus_for_main_process", "num_cpus_for_local_worker", "num_cpus_for_driver"),
+        *_none(_ENV_VARS, "extra_python_environs_for_driver", "extra_python_environs_for_worker"),
+    ],
+    "Framework and experimental": [
+        *_none(_FRAMEWORK, "framework", "tf_session_args", "local_tf_session_args",
+               "torch_compile_learner", "torch_compile_learner_what_to_compile", "torch_compile_learner_dynamo_backend",
+               "torch_compile_learner_dynamo_mode", "torch_compile_worker", "torch_compile_worker_dynamo_backend",
+               "torch_compile_worker_dynamo_mode", "torch_ddp_kwargs", "torch_skip_nan_gradients"),
+        *_none("run.disable_jit runs operation by operation", "eager_tracing", "eager_max_retraces", "eager", "trace"),
+        *_none("observations and actions are trees of arrays, as the environment has them",
+               "_disable_preprocessor_api", "_disable_action_flattening"),
+        *_none(_STACK, "_tf_policy_handles_more_than_one_loss", "_disable_execution_plan_api",
+               "_disable_initialize_loss_from_dummy_batch", "_enable_new_api_stack", "_enable_rl_module_api",
+               "_enable_learner_api", "enable_rl_module_and_learner", "enable_env_runner_and_connector_v2",
+               "rl_module_spec", "_rl_module_spec", "is_online", "_is_atari", "policy_class",
+               "_learner_class", "_AlgorithmConfig__prior_exploration_config", "__all_models__"),
+    ],
+}  # fmt: skip
+
+KEYS: dict[str, Key] = {name: key for group in GROUPS.values() for key in group for name in key.names}
+
+
+def markdown() -> str:
+    """The table of docs/rllib-users.md."""
+    lines = []
+    for title, keys in GROUPS.items():
+        lines += [f"### {title}", "", "| RLlib | jrl | |", "| --- | --- | --- |"]
+        rows: dict[tuple[str, str], list[str]] = {}
+        for key in keys:  # keys without a counterpart share a row with those of the same reason
+            where = (key.ours, key.note) if not key.ours else (key.ours, f"{key.note}\0{key.name}")
+            rows.setdefault(where, []).extend(key.names)
+        for (ours, note), names in rows.items():
+            theirs, mine = (" ".join(f"`{n}`" for n in several) for several in (names, ours.split(", ")))
+            lines.append(f"| {theirs} | {mine if ours else 'none'} | {note.partition(chr(0))[0]} |")
+        lines.append("")
+    return "\n".join(lines)

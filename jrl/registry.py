@@ -1,0 +1,106 @@
+"""The user's own classes and functions by name: `package.module:name`, or a name under which one was registered.
+
+    register("my-corridor", make_corridor)        # then env.id my-corridor
+    load("my_project.noise:explore", "algo.exploration.path")
+
+A config holds names only, so that it can be written down. `reference` gives the name of an object; one that no other
+process could import by it (it was made in a notebook, or inside a function) is registered, and travels to the
+processes of this run with `needed` and `install`.
+"""
+
+import difflib
+import importlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from jrl.errors import InputError
+
+_registered: dict[str, Any] = {}
+
+
+def register(name: str, found: Any) -> None:
+    """Makes `found` known as `name`; another of that name gives way."""
+    _registered[name] = found
+
+
+def registered(name: str) -> Any | None:
+    """What `register` was told of that name, None for an unknown one."""
+    return _registered.get(name)
+
+
+def reference(found: Any) -> str:
+    """A name by which `load` finds this class or function; a text is one already."""
+    if isinstance(found, str):
+        return found
+    for known_as, known in _registered.items():
+        if known is found:
+            return known_as
+    module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
+    here = sys.modules.get(module or "")
+    if module not in (None, "__main__") and name and "." not in name and getattr(here, name, None) is found:
+        return f"{module}:{name}"
+    base = f"local:{name or type(found).__name__}".replace("<locals>.", "")
+    name, count = base, 1
+    while name in _registered:
+        count += 1
+        name = f"{base}-{count}"
+    register(name, found)
+    return name
+
+
+def everything() -> dict[str, Any]:
+    """All that is registered, for `install` in another process."""
+    return dict(_registered)
+
+
+def needed(tree: Any) -> dict[str, Any]:
+    """What of it the texts in nested data name, for a process that gets this config."""
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
+    tree = getattr(tree, "categories", tree)  # a choice of Ray Tune's
+    if isinstance(tree, list | tuple):
+        return {name: found for part in tree for name, found in needed(part).items()}
+    return {tree: _registered[tree]} if isinstance(tree, str) and tree in _registered else {}
+
+
+def install(found: Mapping[str, Any]) -> None:
+    """Registers what `everything` gave."""
+    _registered.update(found)
+
+
+def load(path: str, key: str) -> Any:
+    """The class or function of a name.
+
+    Args:
+      path: package.module:name, package.module.name, or a registered name.
+      key: of the config, for errors.
+    Raises:
+      InputError: there is none; names the key and what would do.
+    """
+    if path in _registered:
+        return _registered[path]
+    if path.startswith("local:"):
+        raise InputError(
+            f"{key}: {path} is a class or function of another process that cannot be imported: put it into a module, "
+            "and name it as package.module:name"
+        )
+    module_name, colon, name = path.partition(":") if ":" in path else path.rpartition(".")
+    if not (colon and module_name and name):
+        near = difflib.get_close_matches(path, _registered, 1)
+        mend = f": did you mean {near[0]}?" if near else ""
+        raise InputError(f"{key}: expected package.module:name, such as my_project.mine:fn, got {path!r}{mend}")
+    try:
+        module = importlib.import_module(module_name)
+    except (ImportError, ValueError) as e:  # ValueError: an empty name
+        raise InputError(
+            f"{key} {path}: {module_name} cannot be imported ({e}): start the command where the module lies, or "
+            "install it"
+        ) from e
+    found = getattr(module, name, None)
+    if not callable(found):
+        names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        near = difflib.get_close_matches(name, names, 1)
+        mend = f"did you mean {near[0]}?" if near else f"it has {', '.join(names) or 'none'}"
+        raise InputError(f"{key} {path}: {module_name} has no function or class {name}: {mend}")
+    return found

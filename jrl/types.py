@@ -159,6 +159,9 @@ class GraphEnv(NamedTuple):
 
     `pure` is False when the state lives outside the program (EnvPool's XLA interface): such an environment may be
     traced into one program only, cannot be vmapped or sharded, and stays out of the persistent compile cache.
+
+    Where the environments have a task (a pytree of numbers that the state holds), `set_task` and `get_task` write and
+    read it in states with leaves [B, ...] or, on D devices, [D, B, ...]; all B have the same. None where there is none.
     """
 
     spec: EnvSpec
@@ -166,6 +169,8 @@ class GraphEnv(NamedTuple):
     step: Callable[[PyTree, PyTree, Key], tuple[PyTree, StepResult]]  # (env_state, action[B, *], key)
     close: Callable[[], None] = lambda: None
     pure: bool = True
+    set_task: Callable[[PyTree, PyTree], PyTree] | None = None  # (env_state, task) -> env_state
+    get_task: Callable[[PyTree], PyTree] | None = None  # env_state -> task
 
 
 # ---------------------------------------------------------------- data
@@ -252,6 +257,9 @@ class Algo(NamedTuple):
     # on-policy only: the latest rollouts that are kept, and updates on one of them, drawn at random, per new rollout
     rollouts_kept: int = 1
     updates_per_rollout: int = 1
+    # (State, obs[B, *]) -> what the networks say, of `distribution` [B], `value` [B] and `q` [B, A] those that it has;
+    # for looking at a policy, neither acting nor learning calls it
+    outputs: Callable[[PyTree, PyTree], dict[str, Any]] | None = None
 
 
 class Buffer(NamedTuple):

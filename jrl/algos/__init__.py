@@ -1,5 +1,27 @@
 """Algorithms by name. Each is one module with `Config` (a dataclass of hyper-parameters) and
-`make(cfg, spec, network, *, axis_name=None) -> Algo`."""
+`make(cfg, spec, network, *, axis_name=None, loss=None) -> Algo`.
+
+`loss` is a user's pure function that takes the place of the algorithm's own (`custom.loss` of a run):
+
+    def loss(default, net, params, batch):
+        value, metrics = default(params, batch)             # the algorithm's own, at the present schedule values
+        return value + penalty, metrics | {"loss/penalty": penalty}
+
+It returns a float scalar, the mean over the batch's rows weighted by `batch.weight` (0 on void rows), and a dict of
+scalars by name; of both, means are taken over the pieces of a batch and over devices. What it gets:
+
+    ppo, appo     net: actor_critic.ActorCritic, `apply(params, obs) -> (distribution, value)`    batch: ppo.Rows [N]
+    a2c           the same                                                               batch: actor_critic.Rows [N]
+    impala        the same                                         batch: impala.Columns [T, b], whole sequences
+    dqn           net: parts.QNetwork, `q(params, obs) -> [N, A]`                        batch: parts.TdBatch [N]
+    pqn           the same                                                               batch: pqn.Rows [N]
+    sac, td3      net: networks.critics.Critics, `apply(params, obs, action) -> [C, N]`, for sac with Discrete actions
+                  `apply(params, obs) -> [C, N, A]`; it is the critics' loss, `params` are theirs
+                                                                                         batch: parts.TdBatch [N]
+
+Targets and advantages in a batch are the algorithm's and carry no gradient. With replay, priorities stay those of the
+algorithm's own loss. Something else than a loss is an InputError when an update is first traced.
+"""
 
 import importlib
 from types import ModuleType

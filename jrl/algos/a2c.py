@@ -13,8 +13,10 @@ with `rollout.mode=async`: IMPALA is A2C with that correction. Gradients and sta
 
 from dataclasses import replace
 
-from jrl.algos import actor_critic, parts
+from jrl.algos import actor_critic, custom_loss, exploration, parts
 from jrl.algos.actor_critic import Rows, State
+from jrl.algos.custom_loss import Loss
+from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.hyper import Schedule
 from jrl.networks import NetworkConfig
 from jrl.ops import minibatch, returns, schedules
@@ -40,15 +42,25 @@ class Config:
     max_leaf_norm: float | None = None  # clips the norm of each parameter array's gradient
     max_grad_value: float | None = None  # clips each element of the gradient
     adam_eps: float = 1e-5  # added to Adam's denominator
+    exploration: OverDistributions = Stochastic()  # how it acts while it learns
 
     def validate(self) -> list[str]:
         """What is wrong with the values, each with its mend."""
-        return parts.out_of_range(self, unit=("gamma", "gae_lambda"), positive=("microbatch_size", *parts.CLIPPING))
+        errors = parts.out_of_range(self, unit=("gamma", "gae_lambda"), positive=("microbatch_size", *parts.CLIPPING))
+        return errors + exploration.validate(self.exploration)
 
 
-def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *, axis_name: str | None = None) -> Algo:
+def make(
+    cfg: Config,
+    spec: EnvSpec,
+    network: NetworkConfig = DEFAULT_NETWORK,
+    *,
+    axis_name: str | None = None,
+    loss: Loss | None = None,
+) -> Algo:
     """A2C as pure functions, an on-policy Algo; arguments and errors as of `ppo.make`."""
     agent = actor_critic.agent(cfg, spec, network, axis_name=axis_name, record_value=network.shared)
+    custom_loss.check(loss)
 
     def rows_of(state: State, rollout: Rollout):
         """GAE and weights: Rows [T, B], and metrics."""
@@ -67,13 +79,14 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         rows, value_metrics = rows_of(state, rollout)
         lr, ent_coef = (schedules.value(schedule, state.env_steps) for schedule in (cfg.lr, cfg.ent_coef))
 
-        def loss(params, rows: Rows):
+        def own_loss(params, rows: Rows):
             dist, value = agent.net.apply(params, rows.obs)
             log_prob = dist.log_prob(rows.action)
             return actor_critic.policy_gradient(dist, log_prob, value, rows, vf_coef=cfg.vf_coef, ent_coef=ent_coef)
 
         chunk = minibatch.chunk_rows(rollout.reward.size, agent.row_bytes, cfg.microbatch_size)
-        gradient, metrics = minibatch.mean_gradient(loss, state.params, actor_critic.flat(rows), chunk)
+        rows_loss = custom_loss.over_rows(loss, own_loss, agent.net)
+        gradient, metrics = minibatch.mean_gradient(rows_loss, state.params, actor_critic.flat(rows), chunk)
         gradient, metrics = parts.pmean((gradient, metrics), axis_name)
         params, opt_state = parts.descend(agent.optimizer, lr, gradient, state.opt_state, state.params)
         state = agent.observe(replace(state, params=params, opt_state=opt_state), rollout)

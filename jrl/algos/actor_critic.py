@@ -10,7 +10,7 @@ import optax
 from flax import struct
 
 from jrl import distributions, networks
-from jrl.algos import parts
+from jrl.algos import exploration, parts
 from jrl.networks import Head, NetworkConfig
 from jrl.ops import minibatch, normalize, returns
 from jrl.types import ActOut, Algo, Array, Box, EnvSpec, Key, Metrics, PyTree, Rollout, UpdateAux
@@ -72,6 +72,7 @@ class Actor:
 
     params: PyTree
     obs_stats: PyTree
+    env_steps: PyTree = ()  # [] u32 where the exploration reads them
 
 
 @struct.dataclass
@@ -88,6 +89,7 @@ class Rows:
 class Settings(parts.Clipping, Protocol):
     """The fields of a Config that `agent` reads."""
 
+    exploration: exploration.OverDistributions
     gamma: float
     normalize_obs: bool
     normalize_reward: bool
@@ -135,9 +137,10 @@ def agent(
       record_value: acting leaves extras["value"], which `values` then reads.
       record_dist: acting leaves extras["dist"], the acting policy's distribution.
     Raises:
-      InputError: a space or torso that cannot be handled.
+      InputError: a space, torso or exploration that cannot be handled.
     """
     net = make(spec, network)
+    explorer = exploration.make(cfg.exploration, spec.action, kinds=("distribution",))
     optimizer = parts.adam(cfg)
     # integers are one-hot and images are scaled by the network, which reads them as they are
     space = spec.observation
@@ -158,10 +161,17 @@ def agent(
     def see(obs_stats, obs):
         return normalize.normalize(obs_stats, obs) if normalize_obs else obs
 
+    def actor(state) -> Actor:
+        return Actor(state.params, state.obs_stats, state.env_steps if explorer.reads_env_steps else ())
+
     def act(actor: Actor, obs, carry, key: Key, explore: bool = True) -> ActOut:
         dist, value = net.apply(actor.params, see(actor.obs_stats, obs))
-        action = dist.sample(key) if explore else dist.mode()
-        extras = {"log_prob": dist.log_prob(action)}
+        if explore:
+            action, log_prob, carry = explorer.sample_and_log_prob(dist, key, actor.env_steps, carry)
+        else:
+            action = dist.mode()
+            log_prob = dist.log_prob(action)
+        extras = {"log_prob": log_prob}
         if record_value:
             extras["value"] = value
         if record_dist:
@@ -186,14 +196,19 @@ def agent(
             obs_stats = normalize.update(obs_stats, rollout.obs, rollout.mask.astype(jnp.float32), axis_name=axis_name)
         return state.replace(obs_stats=obs_stats, env_steps=parts.count_steps(state.env_steps, rollout.mask, axis_name))
 
+    def outputs(state, obs) -> dict[str, Any]:
+        dist, value = net.apply(state.params, see(state.obs_stats, obs))
+        return {"distribution": dist, "value": value}
+
     def algo(update: Callable[..., tuple[Any, UpdateAux]], *, init=init, **options) -> Algo:
         return Algo(
             init=init,
-            actor=lambda state: Actor(state.params, state.obs_stats),
-            carry=lambda batch_size: (),
+            actor=actor,
+            carry=explorer.carry,
             act=act,
             update=update,
             on_policy=True,
+            outputs=outputs,
             running_return_gamma=cfg.gamma if cfg.normalize_reward else None,
             **options,
         )

@@ -20,7 +20,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jrl.algos import actor_critic, parts, ppo
+from jrl.algos import actor_critic, exploration, parts, ppo
+from jrl.algos.custom_loss import Loss
+from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.hyper import Schedule
 from jrl.networks import NetworkConfig
 from jrl.types import Algo, Array, EnvSpec, Key, PyTree, Rollout, UpdateAux, hyperparams
@@ -60,6 +62,7 @@ class Config:
     max_leaf_norm: float | None = None  # clips the norm of each parameter array's gradient
     max_grad_value: float | None = None  # clips each element of the gradient
     adam_eps: float = 1e-5  # added to Adam's denominator
+    exploration: OverDistributions = Stochastic()  # how it acts while it learns
 
     def validate(self) -> list[str]:
         """What is wrong with the values, each with its mend."""
@@ -68,7 +71,7 @@ class Config:
         sizes = ("num_epochs", "num_minibatches", "target_update_every", "tau", "microbatch_size", *buffer)
         unit = ("gamma", "vtrace_lambda", "tau")
         errors = parts.out_of_range(self, unit=unit, positive=(*clips, *sizes, "target_kl", "kl_target"))
-        return errors + ppo.kl_faults(self)
+        return errors + ppo.kl_faults(self) + exploration.validate(self.exploration)
 
 
 @struct.dataclass
@@ -77,14 +80,21 @@ class State(ppo.State):
     updates: Array  # [] u32
 
 
-def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *, axis_name: str | None = None) -> Algo:
+def make(
+    cfg: Config,
+    spec: EnvSpec,
+    network: NetworkConfig = DEFAULT_NETWORK,
+    *,
+    axis_name: str | None = None,
+    loss: Loss | None = None,
+) -> Algo:
     """APPO as pure functions; arguments and errors as of `ppo.make`.
 
     Returns:
       An on-policy Algo, whose rollouts may be of older policies. `ingest` takes the statistics from a new rollout.
     """
     agent = actor_critic.agent(cfg, spec, network, axis_name=axis_name)
-    improve = ppo.clipped_steps(cfg, agent, axis_name=axis_name)
+    improve = ppo.clipped_steps(cfg, agent, axis_name=axis_name, loss=loss)
     penalise_kl = ppo.penalises_kl(cfg)
 
     def init(key: Key) -> State:

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jrl.algos import parts
+from jrl.algos import custom_loss, parts
+from jrl.algos.custom_loss import Loss
 from jrl.networks import NetworkConfig
 from jrl.ops import random
-from jrl.types import Array, Box, Discrete, InputError, Key, Metrics, MultiDiscrete, PyTree, Space
+from jrl.types import Array, Batch, Box, Discrete, InputError, Key, Metrics, MultiDiscrete, PyTree, Space
 
 
 class Policy(NamedTuple):
@@ -70,29 +71,39 @@ def noise(key: Key, num_rows: int, shape: tuple[int, ...], axis_name: str | None
 
 
 def td_gradient(
-    q: Callable[[PyTree], Array], params: PyTree, target: Array, weight: Array, axis_name: str | None
+    q: Callable[[PyTree, parts.TdBatch], Array],
+    params: PyTree,
+    batch: Batch,
+    target: Array,
+    axis_name: str | None,
+    *,
+    loss: Loss | None = None,
+    net: Any = None,
 ) -> tuple[PyTree, Metrics, Array]:
     """The gradient of half the squared TD error, summed over critics that have the same target.
 
     Args:
-      q: params -> [C, N] f32, each critic's value of the action taken.
+      q: (params, batch) -> [C, N] f32, each critic's value of the action taken.
       params: of the critics.
+      batch: of weight 0 on void rows.
       target: [N] f32; without gradient.
-      weight: [N] f32, 0 on void rows.
       axis_name: of the mapped axis over devices; None outside of one.
+      loss: a user's in the place of the TD error's, which gets `net`, the critics; None: none is.
     Returns:
       gradient like `params`, metrics, and priority [N] f32: the absolute TD error, averaged over the critics.
     """
-    target = jax.lax.stop_gradient(target)
-    mean = lambda x: jnp.mean(weight * x)
 
-    def loss(params):
-        values = q(params)
+    def own_loss(params, batch: parts.TdBatch):
+        weight, target = batch.weight, batch.target
+        mean = lambda x: jnp.mean(weight * x)
+        values = q(params, batch)
         error = values - target[None]
         losses = 0.5 * jnp.mean(weight[None] * jnp.square(error), 1)
         metrics = {"loss/value": losses.mean(), "value/q": mean(values.mean(0)), "value/target": mean(target)}
         return losses.sum(), (metrics, jnp.where(weight > 0, jnp.abs(error).mean(0), 0.0))
 
-    gradient, (metrics, priority) = jax.grad(loss, has_aux=True)(params)
+    td_batch = parts.TdBatch(**vars(batch), target=jax.lax.stop_gradient(target))
+    td_loss = custom_loss.over_replay(loss, own_loss, net)
+    gradient, (metrics, priority) = jax.grad(td_loss, has_aux=True)(params, td_batch)
     gradient, metrics = parts.pmean((gradient, metrics), axis_name)
     return gradient, metrics, priority

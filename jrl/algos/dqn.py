@@ -26,7 +26,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from jrl import networks
-from jrl.algos import exploration, parts, q_heads
+from jrl.algos import custom_loss, exploration, parameter_noise, parts, q_heads
+from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import EpsilonGreedy, OverQ, SoftQ
 from jrl.hyper import Schedule
 from jrl.networks import Head, NetworkConfig
@@ -120,7 +121,21 @@ class State:
     updates: Array  # [] u32, gradient steps
 
 
-def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *, axis_name: str | None = None) -> Algo:
+@struct.dataclass
+class NoisyState(State):
+    """With exploration by parameter noise."""
+
+    noise: parameter_noise.Noise
+
+
+def make(
+    cfg: Config,
+    spec: EnvSpec,
+    network: NetworkConfig = DEFAULT_NETWORK,
+    *,
+    axis_name: str | None = None,
+    loss: Loss | None = None,
+) -> Algo:
     """DQN as pure functions.
 
     Args:
@@ -128,6 +143,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
       spec: spaces of the environment.
       network: shape of the Q network; `head_hidden` gives the heads layers of their own, noisy ones if cfg.noisy.
       axis_name: of the mapped axis over devices; None outside of one.
+      loss: takes the place of the algorithm's own, of TdBatch [N] (`jrl.algos`); None: none does.
     Returns:
       A replay-based Algo.
     Raises:
@@ -141,6 +157,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
     optimizer = parts.adam(cfg)
     explorer = exploration.make(cfg.exploration, spec.action, kinds=("q",))
     one_hot = lambda action: jax.nn.one_hot(action, num_actions)
+    custom_loss.check(loss)
 
     def outputs(params, obs, key):
         """[N, A, K]; `key` draws the noise of noisy layers, None: without."""
@@ -150,22 +167,29 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         advantage = advantage.reshape(-1, num_actions, head.size)
         return value[:, None] + advantage - jnp.mean(advantage, 1, keepdims=True)
 
+    def q_values(params, obs, key=None):
+        """[N, A]"""
+        return head.mean(outputs(params, obs, key))
+
+    noise = parameter_noise.make(cfg.exploration, q_values, spec.action, NoisyState, axis_name=axis_name)
+
     def init(key: Key) -> State:
         params = net.init(key)
-        return State(
+        state = State(
             params=params,
             target_params=jax.tree.map(jnp.copy, params),  # arrays of its own, so that both can be donated
             opt_state=optimizer.init(params),
             env_steps=jnp.zeros((), jnp.uint32),
             updates=jnp.zeros((), jnp.uint32),
         )
+        return noise.init(state, key)
 
     def actor(state: State) -> parts.Actor:
-        return parts.Actor(state.params, state.env_steps)
+        return parts.Actor(state.params, state.env_steps, noise.perturbed(state, state.params))
 
     def act(actor: parts.Actor, obs, carry, key: Key, explore: bool = True) -> ActOut:
         noise_key, key = jax.random.split(key) if cfg.noisy and explore else (None, key)
-        q = head.mean(outputs(actor.params, obs, noise_key))
+        q = q_values(parts.acting(actor, explore), obs, noise_key)
         if not explore:
             return ActOut(jnp.argmax(q, -1).astype(jnp.int32), carry, {})
         action, carry = explorer.sample(q, key, actor.env_steps, carry)
@@ -185,12 +209,12 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         policy = one_hot(jnp.argmax(head.mean(chooser), -1))
         return head.backup(after, policy, None, batch.reward, batch.discount)
 
-    def loss(params, batch: Batch, target, key):
+    def own_loss(params, batch: parts.TdBatch, key):
         # a comparison instead of an index: its gradient is a select, that of an index is a scatter
         taken = jnp.sum(one_hot(batch.action)[..., None] * outputs(params, batch.obs, key), 1)
-        distance = head.loss(taken, target)
+        distance = head.loss(taken, batch.target)
         mean = lambda x: jnp.mean(batch.weight * x)
-        q, target_q = head.mean(taken), head.target_mean(target)
+        q, target_q = head.mean(taken), head.target_mean(batch.target)
         priority = jnp.abs(distance if head.priority_is_loss else target_q - q)
         metrics = {"loss/value": mean(distance), "value/q": mean(q), "value/target": mean(target_q)}
         return metrics["loss/value"], (metrics, jnp.where(batch.weight > 0, priority, 0.0))
@@ -199,16 +223,22 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         batch = parts.without_void(batch)
         keys = jax.random.split(key, 3) if cfg.noisy else (None, None, None)  # a draw of noise for each network's use
         target = jax.lax.stop_gradient(backup(state, batch, keys[0], keys[1]))
-        gradient, (metrics, priority) = jax.grad(loss, has_aux=True)(state.params, batch, target, keys[2])
+        td_loss = custom_loss.over_replay(
+            loss, lambda params, batch: own_loss(params, batch, keys[2]), parts.QNetwork(net.init, q_values)
+        )
+        td_batch = parts.TdBatch(**vars(batch), target=target)
+        gradient, (metrics, priority) = jax.grad(td_loss, has_aux=True)(state.params, td_batch)
         gradient, metrics = parts.pmean((gradient, metrics), axis_name)
         lr = schedules.value(cfg.lr, state.env_steps)
         params, opt_state = parts.descend(optimizer, lr, gradient, state.opt_state, state.params)
         updates = state.updates + 1
         target_params = _move_target(cfg, state.target_params, params, updates)
-        state = State(params, target_params, opt_state, state.env_steps, updates)
-        return state, UpdateAux(metrics | {"train/lr": lr} | _exploration_metrics(cfg, state.env_steps), priority)
+        state = replace(state, params=params, target_params=target_params, opt_state=opt_state, updates=updates)
+        metrics |= {"train/lr": lr} | _exploration_metrics(cfg, state.env_steps) | noise.metrics(state)
+        return state, UpdateAux(metrics, priority)
 
     def ingest(state: State, rollout: Rollout) -> State:
+        state = noise.adapted(state, state.params, rollout.last_obs)
         return replace(state, env_steps=parts.count_steps(state.env_steps, rollout.mask, axis_name))
 
     return Algo(
@@ -219,6 +249,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         update=update,
         on_policy=False,
         ingest=ingest,
+        outputs=lambda state, obs: {"q": head.mean(outputs(state.params, obs, None))},
     )
 
 
@@ -256,4 +287,4 @@ def _move_target(cfg: Config, target: PyTree, params: PyTree, updates: Array) ->
     return jax.tree.map(lambda old, new: jnp.where(due, new, old), target, moved)
 
 
-__all__ = ["Config", "State", "make"]
+__all__ = ["Config", "NoisyState", "State", "make"]

@@ -10,18 +10,21 @@ An algorithm says what it can feed to an exploration, its *kind*:
     explorer = make(cfg.exploration, spec.action, kinds=("q",))                      # in its `make`
     action, carry = explorer.sample(q, key, actor.env_steps, carry)                  # in its `act`, when exploring
 
-Without exploration an algorithm acts greedily and hands its carry on unchanged.
+Without exploration an algorithm acts greedily and hands its carry on unchanged. What parameter noise needs beside that
+is in `jrl.algos.parameter_noise`.
 """
 
-import difflib
 import functools
-import importlib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jrl import registry
 from jrl.hyper import Schedule
 from jrl.ops import exploration as ops
 from jrl.ops import schedules
@@ -78,6 +81,48 @@ class Stochastic:
     random_timesteps: int = 0  # environment steps at the start with uniformly random actions
 
 
+@hyperparams
+class Random:
+    """Uniformly random actions, whatever the policy says."""
+
+    name: Literal["random"] = "random"
+
+
+@hyperparams
+class ParameterNoiseQ:
+    """The best action of Q values from parameters with normal noise, whose deviation adapts (arXiv:1706.01905).
+
+    The noise is scaled until the policy with it is as far from the one without as epsilon-greedy is from the greedy one
+    (KL of softmax policies, appendix C.1). Layers differ in how much the same noise does to them: the paper therefore
+    normalises between them, which `network.layer_norm` does; the parameters of normalisation layers get no noise.
+    """
+
+    name: Literal["parameter_noise"] = "parameter_noise"
+    std: float = 0.1  # deviation of the noise at the start
+    epsilon: Schedule = ((0, 1.0), (10_000, 0.05))  # how far the noise takes the policy: as this epsilon would
+    factor: float = 1.01  # by which the deviation grows or shrinks with each rollout
+    redraw_every: int = 1_000  # environment steps between two draws of the noise; it is one for a whole rollout
+    random_share: float = 0.01  # share of uniformly random actions beside
+    random_timesteps: int = 0  # environment steps at the start with uniformly random actions
+
+
+@hyperparams
+class ParameterNoiseAction:
+    """The action by parameters with normal noise, whose deviation adapts (arXiv:1706.01905).
+
+    The noise is scaled until actions with it and without differ by `target_std`, the root of the mean square (appendix
+    C.1). `network.layer_norm` makes the same noise matter as much in each layer, as the paper has it; the parameters of
+    normalisation layers get none.
+    """
+
+    name: Literal["parameter_noise"] = "parameter_noise"
+    std: float = 0.1  # deviation of the noise at the start
+    target_std: Schedule = 0.2  # of the actions in [-1, 1]
+    factor: float = 1.01  # by which the deviation grows or shrinks with each rollout
+    redraw_every: int = 1_000  # environment steps between two draws of the noise; it is one for a whole rollout
+    random_timesteps: int = 0  # environment steps at the start with uniformly random actions
+
+
 class _Options(dict):
     """A dict that can be part of a static argument."""
 
@@ -90,11 +135,13 @@ class Custom:
     """A user's function `(output, key, env_steps, carry, **options) -> (action, carry)`, or a class.
 
     A class is called with `options`; its instance is called as `(output, key, env_steps, carry)`, and may have a method
-    `carry(batch_size)` that gives the state of B environments at the start of an episode.
+    `carry(batch_size)` that gives the state of B environments at the start of an episode. Where the output is a
+    distribution, `(action, log_prob, carry)` gives the log-probability [B] of the action under what really chose it;
+    without it, that is the policy's.
     """
 
     name: Literal["custom"] = "custom"
-    path: str = ""  # where it is: package.module:name
+    path: str = ""  # where it is: package.module:name, or a registered name
     options: dict[str, Any] = _Options()  # keyword arguments of the function or the class
     random_timesteps: int = 0  # environment steps at the start with uniformly random actions
 
@@ -103,17 +150,20 @@ class Custom:
 
 
 # What a Config offers to an algorithm that feeds Q values, deterministic actions, or a distribution.
-OverQ = EpsilonGreedy | SoftQ | Custom
-OverActions = Gaussian | OrnsteinUhlenbeck | Custom
-OverDistributions = Stochastic | Custom
-Exploration = EpsilonGreedy | SoftQ | Gaussian | OrnsteinUhlenbeck | Stochastic | Custom
+OverQ = EpsilonGreedy | SoftQ | ParameterNoiseQ | Random | Custom
+OverActions = Gaussian | OrnsteinUhlenbeck | ParameterNoiseAction | Random | Custom
+OverDistributions = Stochastic | Random | Custom
+ParameterNoise = ParameterNoiseQ | ParameterNoiseAction
+Exploration = EpsilonGreedy | SoftQ | Gaussian | OrnsteinUhlenbeck | Stochastic | ParameterNoise | Random | Custom
 
-# exploration -> the kind it needs; a custom one takes whatever comes
+# exploration -> the kind it needs; the others take whatever comes
 _KINDS: dict[type, str] = {
     EpsilonGreedy: "q",
     SoftQ: "q",
+    ParameterNoiseQ: "q",
     Gaussian: "action",
     OrnsteinUhlenbeck: "action",
+    ParameterNoiseAction: "action",
     Stochastic: "distribution",
 }
 
@@ -123,6 +173,10 @@ class Explorer(NamedTuple):
     # (output of `kind`, key, env_steps [] u32, carry) -> (action [B, *], carry)
     sample: Callable[[Any, Key, Array, PyTree], tuple[Array, PyTree]]
     kind: str  # what `sample` is to be fed
+    # of kind distribution, with the log-probability [B] f32 of the action under what chose it:
+    # (distribution, key, env_steps, carry) -> (action, log_prob, carry)
+    sample_and_log_prob: Callable[[Any, Key, Array, PyTree], tuple[Array, Array, PyTree]]
+    reads_env_steps: bool  # where not, anything may stand in their place
 
 
 def make(cfg: Exploration, action_space: Space, kinds: tuple[str, ...]) -> Explorer:
@@ -130,10 +184,11 @@ def make(cfg: Exploration, action_space: Space, kinds: tuple[str, ...]) -> Explo
 
     Args:
       cfg: one of the classes above.
-      action_space: Discrete, MultiDiscrete or Box; actions of a Box lie in [-1, 1].
-      kinds: what the algorithm can feed: "q", "action", "distribution"; a custom exploration gets the first.
+      action_space: Discrete, MultiDiscrete or Box; random actions of a Box are uniform between its bounds, those of an
+        element without two finite ones in [-1, 1].
+      kinds: what the algorithm can feed: "q", "action", "distribution"; Random and Custom get the first.
     Returns:
-      Explorer(carry, sample, kind).
+      Explorer(carry, sample, kind, ...).
     Raises:
       InputError: the algorithm cannot feed this exploration, or a custom one cannot be loaded.
     """
@@ -143,21 +198,35 @@ def make(cfg: Exploration, action_space: Space, kinds: tuple[str, ...]) -> Explo
         what = " or ".join({"q": "Q values", "action": "an action", "distribution": "a distribution"}[k] for k in kinds)
         raise InputError(
             f"algo.exploration.name: {cfg.name} does not fit an algorithm that gives {what}: "
-            f"choose one of {', '.join([*fitting, 'custom'])}"
+            f"choose one of {', '.join([*fitting, 'random', 'custom'])}"
         )
     if kind == "q" and not isinstance(action_space, Discrete):
         raise InputError(
             f"algo.exploration: {cfg.name} over Q values needs a Discrete action space, not {action_space}"
         )
-    carry, sample = _explorer(cfg, action_space)
+    carry, choose = _explorer(cfg, action_space)
+    random_timesteps = 0 if isinstance(cfg, Random) else cfg.random_timesteps
 
-    def sample_after_random_actions(output, key, env_steps, carry):
-        action, carry = sample(output, key, env_steps, carry)
-        # the same key will do: of the two actions only one is taken
-        anything = _random_action(action_space, key, action.shape).astype(action.dtype)
-        return jnp.where(env_steps < cfg.random_timesteps, anything, action), carry
+    def sample(output, key, env_steps, carry):
+        action, _, carry = choose(output, key, env_steps, carry)
+        if random_timesteps:
+            # the same key will do: of the two actions only one is taken
+            anything = _random_action(action_space, key, action.shape).astype(action.dtype)
+            action = jnp.where(env_steps < random_timesteps, anything, action)
+        return action, carry
 
-    return Explorer(carry, sample_after_random_actions if cfg.random_timesteps else sample, kind)
+    def sample_and_log_prob(dist, key, env_steps, carry):
+        action, log_prob, carry = choose(dist, key, env_steps, carry)
+        log_prob = dist.log_prob(action) if log_prob is None else log_prob
+        if random_timesteps:
+            early = env_steps < random_timesteps
+            anything = _random_action(action_space, key, action.shape).astype(action.dtype)
+            action = jnp.where(early, anything, action)
+            log_prob = jnp.where(early, _uniform_log_prob(action_space), log_prob)
+        return action, log_prob, carry
+
+    reads_env_steps = bool(random_timesteps) or not isinstance(cfg, Stochastic | Random)
+    return Explorer(carry, sample, kind, sample_and_log_prob, reads_env_steps)
 
 
 def validate(cfg: Exploration) -> list[str]:
@@ -165,7 +234,8 @@ def validate(cfg: Exploration) -> list[str]:
     bounds: dict[str, tuple[float, float]] = {
         "epsilon": (0, 1), "ladder_base": (0, 1), "ladder_alpha": (0, float("inf")), "std": (0, float("inf")),
         "temperature": (0, float("inf")), "theta": (0, float("inf")), "sigma": (0, float("inf")),
-        "dt": (0, float("inf")), "random_timesteps": (0, 2**32 - 1),
+        "dt": (0, float("inf")), "random_timesteps": (0, 2**32 - 1), "target_std": (0, float("inf")),
+        "factor": (1, float("inf")), "redraw_every": (1, float("inf")), "random_share": (0, 1),
     }  # fmt: skip
     errors = []
     for name, (low, high) in bounds.items():
@@ -180,7 +250,10 @@ def validate(cfg: Exploration) -> list[str]:
 
 
 def _explorer(cfg: Exploration, space: Space) -> tuple[Callable, Callable]:
-    """(carry, sample), as if `random_timesteps` were 0."""
+    """(carry, choose), as if `random_timesteps` were 0.
+
+    choose: (output, key, env_steps, carry) -> (action, log_prob or None for that of the policy, carry).
+    """
     stateless = lambda batch_size: ()
     match cfg:
         case EpsilonGreedy():
@@ -188,20 +261,21 @@ def _explorer(cfg: Exploration, space: Space) -> tuple[Callable, Callable]:
             def epsilon_greedy(q, key, env_steps, carry):
                 if cfg.ladder:
                     base = schedules.value(cfg.ladder_base, env_steps)
-                    return ops.epsilon_greedy(q, key, ops.epsilon_ladder(base, cfg.ladder_alpha, q.shape[0])), carry
-                return ops.epsilon_greedy(q, key, schedules.value(cfg.epsilon, env_steps)), carry
+                    epsilon = ops.epsilon_ladder(base, cfg.ladder_alpha, q.shape[0])
+                    return ops.epsilon_greedy(q, key, epsilon), None, carry
+                return ops.epsilon_greedy(q, key, schedules.value(cfg.epsilon, env_steps)), None, carry
 
             return stateless, epsilon_greedy
         case SoftQ():
 
             def soft_q(q, key, env_steps, carry):
-                return ops.soft_q(q, key, schedules.value(cfg.temperature, env_steps)), carry
+                return ops.soft_q(q, key, schedules.value(cfg.temperature, env_steps)), None, carry
 
             return stateless, soft_q
         case Gaussian():
 
             def gaussian(action, key, env_steps, carry):
-                return ops.gaussian(action, key, schedules.value(cfg.std, env_steps)), carry
+                return ops.gaussian(action, key, schedules.value(cfg.std, env_steps)), None, carry
 
             return stateless, gaussian
         case OrnsteinUhlenbeck():
@@ -209,28 +283,63 @@ def _explorer(cfg: Exploration, space: Space) -> tuple[Callable, Callable]:
             def ornstein_uhlenbeck(action, key, env_steps, carry):
                 sigma = schedules.value(cfg.sigma, env_steps)
                 noise = ops.ornstein_uhlenbeck(carry, key, theta=cfg.theta, sigma=sigma, dt=cfg.dt)
-                return jnp.clip(action + noise, -1.0, 1.0), noise
+                return jnp.clip(action + noise, -1.0, 1.0), None, noise
 
             return lambda batch_size: jnp.zeros((batch_size, *space.shape), jnp.float32), ornstein_uhlenbeck
         case Stochastic():
-            return stateless, lambda dist, key, env_steps, carry: (dist.sample(key), carry)
-    return _custom(cfg)
+            return stateless, lambda dist, key, env_steps, carry: (dist.sample(key), None, carry)
+        case ParameterNoiseQ():  # the output comes from perturbed parameters
+            return stateless, lambda q, key, env_steps, carry: (
+                ops.epsilon_greedy(q, key, cfg.random_share), None, carry
+            )  # fmt: skip
+        case ParameterNoiseAction():
+            return stateless, lambda action, key, env_steps, carry: (action, None, carry)
+        case Random():
+
+            def anything(output, key, env_steps, carry):
+                batch = jax.tree.leaves(output)[0].shape[0]
+                action = _random_action(space, key, (batch, *space.shape)).astype(space.dtype)
+                return action, jnp.full((batch,), _uniform_log_prob(space), jnp.float32), carry
+
+            return stateless, anything
+    return _custom(cfg, space)
 
 
-def _custom(cfg: Custom) -> tuple[Callable, Callable]:
-    found = _load(cfg.path)
+def _custom(cfg: Custom, space: Space) -> tuple[Callable, Callable]:
+    found: Any = registry.load(cfg.path, "algo.exploration.path")
+    function: Any
+    carry: Callable[[int], PyTree] = lambda batch_size: ()
     if not inspect.isclass(found):
         _check_call(cfg, found, 4, cfg.options)
-        return lambda batch_size: (), functools.partial(found, **cfg.options)
-    _check_call(cfg, found, 0, cfg.options)
-    instance = found(**cfg.options)
-    if not callable(instance):
-        raise InputError(
-            f"algo.exploration.path {cfg.path}: the class needs a method "
-            "__call__(self, output, key, env_steps, carry) -> (action, carry)"
-        )
-    _check_call(cfg, instance, 4, {})
-    return getattr(instance, "carry", lambda batch_size: ()), instance
+        function = functools.partial(found, **cfg.options)
+    else:
+        _check_call(cfg, found, 0, cfg.options)
+        function = found(**cfg.options)
+        if not callable(function):
+            raise InputError(
+                f"algo.exploration.path {cfg.path}: the class needs a method "
+                "__call__(self, output, key, env_steps, carry) -> (action, carry)"
+            )
+        _check_call(cfg, function, 4, {})
+        carry = getattr(function, "carry", carry)
+
+    def choose(output, key, env_steps, carry):
+        result = function(output, key, env_steps, carry)
+        if not isinstance(result, tuple) or len(result) not in (2, 3):
+            raise InputError(
+                f"algo.exploration.path {cfg.path}: it must return (action, carry) or (action, log_prob, carry), "
+                f"not {type(result).__name__}" + (f" of {len(result)}" if isinstance(result, tuple) else "")
+            )
+        action, log_prob, carry = result if len(result) == 3 else (result[0], None, result[1])
+        batch = action.shape[: action.ndim - len(space.shape)]
+        if log_prob is not None and jnp.shape(log_prob) != batch:
+            raise InputError(
+                f"algo.exploration.path {cfg.path}: log_prob must have the shape {batch}, one number for each action, "
+                f"not {jnp.shape(log_prob)}"
+            )
+        return action, log_prob, carry
+
+    return carry, choose
 
 
 def _check_call(cfg: Custom, function: Callable, num_inputs: int, options: Mapping[str, Any]) -> None:
@@ -248,29 +357,6 @@ def _check_call(cfg: Custom, function: Callable, num_inputs: int, options: Mappi
         ) from e
 
 
-def _load(path: str) -> Callable:
-    """The function or class at "package.module:name". Raises InputError."""
-    module_name, colon, name = path.partition(":")
-    if not (colon and module_name and name):
-        raise InputError(
-            f"algo.exploration.path: expected package.module:name, such as my_project.noise:explore, got {path!r}"
-        )
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as e:
-        raise InputError(
-            f"algo.exploration.path {path}: {module_name} cannot be imported ({e}): "
-            "start the command where the module lies, or install it"
-        ) from e
-    found = getattr(module, name, None)
-    if not callable(found):
-        names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        near = difflib.get_close_matches(name, names, 1)
-        mend = f"did you mean {near[0]}?" if near else f"it has {', '.join(names) or 'none'}"
-        raise InputError(f"algo.exploration.path {path}: {module_name} has no function or class {name}: {mend}")
-    return found
-
-
 def _random_action(space: Space, key: Key, shape: tuple[int, ...]) -> Array:
     match space:
         case Discrete():
@@ -278,7 +364,30 @@ def _random_action(space: Space, key: Key, shape: tuple[int, ...]) -> Array:
         case MultiDiscrete():
             return ops.uniform_action(key, shape, space.nvec)
         case Box():
-            return ops.uniform_action(key, shape, None)
+            action = ops.uniform_action(key, shape, None)
+            low, high = _finite_bounds(space)
+            if (low == -1).all() and (high == 1).all():
+                return action
+            low, high = (np.broadcast_to(x, shape).astype(np.float32) for x in (low, high))
+            return low + 0.5 * (action + 1.0) * (high - low)
+
+
+def _uniform_log_prob(space: Space) -> float:
+    """Of each of the actions of `_random_action`: a density where they are continuous."""
+    match space:
+        case Discrete():
+            return -math.log(space.n)
+        case MultiDiscrete():
+            return -sum(math.log(n) for n in space.nvec)
+        case Box():
+            low, high = _finite_bounds(space)
+            return -float(np.log(high - low).sum())
+
+
+def _finite_bounds(space: Box) -> tuple[np.ndarray, np.ndarray]:
+    low, high = space.bounds()
+    finite = np.isfinite(low) & np.isfinite(high)
+    return np.where(finite, low, -1.0), np.where(finite, high, 1.0)
 
 
 __all__ = [
@@ -290,6 +399,9 @@ __all__ = [
     "OverActions",
     "OverDistributions",
     "OverQ",
+    "ParameterNoiseAction",
+    "ParameterNoiseQ",
+    "Random",
     "SoftQ",
     "Stochastic",
     "make",

@@ -18,8 +18,10 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jrl.algos import actor_critic, parts
+from jrl.algos import actor_critic, custom_loss, exploration, parts
 from jrl.algos.actor_critic import Rows, State
+from jrl.algos.custom_loss import Loss
+from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.hyper import Schedule
 from jrl.networks import NetworkConfig
 from jrl.ops import losses, minibatch, schedules
@@ -50,12 +52,14 @@ class Config:
     max_leaf_norm: float | None = None  # clips the norm of each parameter array's gradient
     max_grad_value: float | None = None  # clips each element of the gradient
     adam_eps: float = 1e-5  # added to Adam's denominator
+    exploration: OverDistributions = Stochastic()  # how it acts while it learns
 
     def validate(self) -> list[str]:
         """What is wrong with the values, each with its mend."""
         clips = ("clip_rho", "clip_c", "clip_pg_rho")
-        sizes = ("num_epochs", "num_minibatches")
-        return parts.out_of_range(self, unit=("gamma", "vtrace_lambda"), positive=(*clips, *sizes, *parts.CLIPPING))
+        positive = (*clips, "num_epochs", "num_minibatches", *parts.CLIPPING)
+        errors = parts.out_of_range(self, unit=("gamma", "vtrace_lambda"), positive=positive)
+        return errors + exploration.validate(self.exploration)
 
 
 @struct.dataclass
@@ -73,14 +77,23 @@ class Columns:
     weight: Array  # [T, b] f32, 0 on masked rows, 1 on average over the rollout
 
 
-def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *, axis_name: str | None = None) -> Algo:
+def make(
+    cfg: Config,
+    spec: EnvSpec,
+    network: NetworkConfig = DEFAULT_NETWORK,
+    *,
+    axis_name: str | None = None,
+    loss: Loss | None = None,
+) -> Algo:
     """IMPALA as pure functions, an on-policy Algo whose rollouts may be of older policies; arguments as of `ppo.make`.
+    A user's loss gets Columns [T, b], whole sequences.
 
     Raises:
       InputError: a space or torso that IMPALA cannot handle; in `update`, columns that num_minibatches does not divide.
     """
     agent = actor_critic.agent(cfg, spec, network, axis_name=axis_name)
     net = agent.net
+    custom_loss.check(loss)
 
     def columns_of(state: State, rollout: Rollout) -> Columns:
         see = lambda obs: agent.see(state.obs_stats, obs)
@@ -97,7 +110,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
             weight=parts.weights(rollout.mask, axis_name),
         )
 
-    def loss(params, columns: Columns, ent_coef):
+    def own_loss(params, columns: Columns, ent_coef):
         """One forward pass gives what learns and, without gradient, what it learns towards."""
         dist, value = net.apply(params, columns.obs)
         log_prob = jnp.where(columns.mask, dist.log_prob(columns.action), columns.log_prob)
@@ -121,11 +134,12 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         state = replace(state, return_stats=parts.observe_returns(state.return_stats, rollout, axis_name))
         columns = columns_of(state, rollout)
         lr, ent_coef = (schedules.value(schedule, state.env_steps) for schedule in (cfg.lr, cfg.ent_coef))
+        columns_loss = custom_loss.over_rows(loss, lambda params, columns: own_loss(params, columns, ent_coef), net)
 
         def step(carry, index):
             params, opt_state = carry
             batch = columns if cfg.num_minibatches == 1 else jax.tree.map(lambda x: x[:, index], columns)
-            gradient, metrics = jax.grad(loss, has_aux=True)(params, batch, ent_coef)
+            gradient, metrics = jax.grad(columns_loss, has_aux=True)(params, batch)
             gradient, metrics = parts.pmean((gradient, metrics), axis_name)
             return parts.descend(agent.optimizer, lr, gradient, opt_state, params), metrics
 

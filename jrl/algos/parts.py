@@ -1,8 +1,8 @@
 """What several algorithms are made of: gradient clipping with Adam, reductions over devices, void rows, counters."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from flax import struct
 from jax.flatten_util import ravel_pytree
 
 from jrl.ops import normalize
-from jrl.types import Array, Batch, Metrics, PyTree, Rollout
+from jrl.types import Array, Batch, Key, Metrics, PyTree, Rollout
 
 _SATURATED = 2**32 - 1  # environment steps are counted in uint32 on the device and stay there, should they get that far
 
@@ -70,11 +70,31 @@ def move_target(target: PyTree, params: PyTree, tau) -> PyTree:
 
 
 @struct.dataclass
+class TdBatch(Batch):
+    """A Batch, and what the values of its actions should be."""
+
+    target: Array  # [N] f32; of DQN [N, K], as its head reads it
+
+
+class QNetwork(NamedTuple):
+    """A Q network as a user's loss gets it."""
+
+    init: Callable[[Key], PyTree]  # key -> params
+    q: Callable[[PyTree, PyTree], Array]  # (params, obs [N, *]) -> [N, A] f32
+
+
+@struct.dataclass
 class Actor:
     """What acting needs of a State where only the exploration changes with time."""
 
     params: PyTree
     env_steps: Array  # [] u32, for schedules of the exploration
+    noisy: PyTree = ()  # parameters that act when exploring, where those are others
+
+
+def acting(actor: Actor, explore: bool) -> PyTree:
+    """The parameters that act."""
+    return actor.params if not explore or actor.noisy == () else actor.noisy
 
 
 def cleared(valid: Array, tree: PyTree) -> PyTree:

@@ -17,7 +17,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jrl.algos import actor_critic, parts
+from jrl.algos import actor_critic, custom_loss, exploration, parts
+from jrl.algos.custom_loss import Loss
+from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.hyper import Schedule
 from jrl.networks import NetworkConfig
 from jrl.ops import losses, minibatch, returns, schedules
@@ -50,6 +52,7 @@ class Config:
     kl_coef: float = 0.0  # weight of a penalty on the KL from the acting policy (at the start, if kl_target is set)
     kl_target: float | None = None  # adapts the weight: x 1.5 above twice this KL, x 0.5 below half of it
     microbatch_size: int | None = None  # rows whose gradient is computed at once; null: chosen for the device
+    exploration: OverDistributions = Stochastic()  # how it acts while it learns
 
     def validate(self) -> list[str]:
         """What is wrong with the values, each with its mend."""
@@ -66,7 +69,7 @@ class Config:
                 *parts.CLIPPING,
             ),
         )
-        return errors + kl_faults(self)
+        return errors + kl_faults(self) + exploration.validate(self.exploration)
 
 
 @struct.dataclass
@@ -81,7 +84,14 @@ class Rows(actor_critic.Rows):
     dist: PyTree  # that policy's distribution; () without a KL penalty
 
 
-def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *, axis_name: str | None = None) -> Algo:
+def make(
+    cfg: Config,
+    spec: EnvSpec,
+    network: NetworkConfig = DEFAULT_NETWORK,
+    *,
+    axis_name: str | None = None,
+    loss: Loss | None = None,
+) -> Algo:
     """PPO as pure functions.
 
     Args:
@@ -89,6 +99,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
       spec: spaces of the environment; `num_envs` is not read, the rollout's shape counts.
       network: shape of policy and value network.
       axis_name: of the mapped axis over devices; None outside of one.
+      loss: takes the place of the algorithm's own, of Rows [N] (`jrl.algos`); None: none does.
     Returns:
       An on-policy Algo.
     Raises:
@@ -99,7 +110,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
     agent = actor_critic.agent(
         cfg, spec, network, axis_name=axis_name, record_value=network.shared, record_dist=penalise_kl
     )
-    improve = clipped_steps(cfg, agent, axis_name=axis_name)
+    improve = clipped_steps(cfg, agent, axis_name=axis_name, loss=loss)
 
     def init(key: Key) -> State:
         return State(**vars(agent.init(key)), kl_coef=jnp.asarray(cfg.kl_coef, jnp.float32))
@@ -165,14 +176,19 @@ def penalises_kl(cfg: ClippedSteps) -> bool:
     return cfg.kl_target is not None or not (isinstance(cfg.kl_coef, float | int) and cfg.kl_coef == 0)
 
 
-def clipped_steps(cfg: ClippedSteps, agent: actor_critic.Agent, *, axis_name: str | None) -> Callable[..., Any]:
-    """PPO's loss, and its epochs of minibatches: (state, Rows [T, B], key) -> (state, metrics).
+def clipped_steps(
+    cfg: ClippedSteps, agent: actor_critic.Agent, *, axis_name: str | None, loss: Loss | None = None
+) -> Callable[..., Any]:
+    """PPO's loss, or another, and its epochs of minibatches: (state, Rows [T, B], key) -> (state, metrics).
 
     The state is a State, or one with its fields; parameters, optimizer and kl_coef move.
     """
     net, penalise_kl = agent.net, penalises_kl(cfg)
+    custom_loss.check(loss)
+    # metrics that decide something
+    deciding = {"policy/approx_kl": cfg.target_kl is not None, "policy/kl": cfg.kl_target is not None}
 
-    def loss(params, rows: Rows, clip_eps, ent_coef, kl_coef):
+    def clipped_loss(params, rows: Rows, clip_eps, ent_coef, kl_coef):
         dist, value = net.apply(params, rows.obs)
         # on a masked row the ratio is 1 before it is exponentiated: weight 0 alone would not undo an overflow
         log_prob = jnp.where(rows.weight > 0, dist.log_prob(rows.action), rows.log_prob)
@@ -202,7 +218,8 @@ def clipped_steps(cfg: ClippedSteps, agent: actor_critic.Agent, *, axis_name: st
         chunk = minibatch.chunk_rows(size, agent.row_bytes, cfg.microbatch_size)
         at = lambda schedule: schedules.value(schedule, state.env_steps)
         lr, clip_eps, ent_coef = at(cfg.lr), at(cfg.clip_eps), at(cfg.ent_coef)
-        rows_loss = lambda params, rows: loss(params, rows, clip_eps, ent_coef, state.kl_coef)
+        own_loss = lambda params, rows: clipped_loss(params, rows, clip_eps, ent_coef, state.kl_coef)
+        rows_loss = custom_loss.over_rows(loss, own_loss, net, metrics=[name for name, on in deciding.items() if on])
 
         def step(carry, batch: Rows):
             params, opt_state, stopped = carry

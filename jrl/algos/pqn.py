@@ -12,6 +12,7 @@ is Adam; the paper's RAdam was not better on CartPole. Gradients and statistics 
 """
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 import jax
@@ -19,7 +20,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from jrl import networks
-from jrl.algos import exploration, parts
+from jrl.algos import custom_loss, exploration, parameter_noise, parts
+from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import EpsilonGreedy, OverQ
 from jrl.hyper import Schedule
 from jrl.networks import Head, NetworkConfig
@@ -78,6 +80,13 @@ class State:
 
 
 @struct.dataclass
+class NoisyState(State):
+    """With exploration by parameter noise."""
+
+    noise: parameter_noise.Noise
+
+
+@struct.dataclass
 class Rows:
     """One row per environment step, as the loss reads it; N rows."""
 
@@ -87,7 +96,14 @@ class Rows:
     weight: Array  # [N] f32, 0 on masked rows, 1 on average
 
 
-def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *, axis_name: str | None = None) -> Algo:
+def make(
+    cfg: Config,
+    spec: EnvSpec,
+    network: NetworkConfig = DEFAULT_NETWORK,
+    *,
+    axis_name: str | None = None,
+    loss: Loss | None = None,
+) -> Algo:
     """PQN as pure functions.
 
     Args:
@@ -95,6 +111,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
       spec: spaces of the environment; `num_envs` is not read, the rollout's shape counts.
       network: shape of the Q network.
       axis_name: of the mapped axis over devices; None outside of one.
+      loss: takes the place of the algorithm's own, of Rows [N] (`jrl.algos`); None: none does.
     Returns:
       An on-policy Algo.
     Raises:
@@ -103,7 +120,10 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
     if not isinstance(spec.action, Discrete):
         raise InputError(f"pqn needs a Discrete action space, not {spec.action}: use ppo, or sac or td3 for a Box")
     net = networks.build(spec, network, {"q": Head(spec.action.n)})
+    q_values = lambda params, obs: net.apply(params, obs, "q")[0]  # [N, A]
     explorer = exploration.make(cfg.exploration, spec.action, kinds=("q",))
+    noise = parameter_noise.make(cfg.exploration, q_values, spec.action, NoisyState, axis_name=axis_name)
+    custom_loss.check(loss)
     optimizer = parts.adam(cfg)
     distance = losses.huber if cfg.loss == "huber" else lambda x: 0.5 * jnp.square(x)
     row_bytes = math.prod(spec.observation.shape) * jnp.dtype(spec.observation.dtype).itemsize
@@ -111,15 +131,17 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
     def init(key: Key) -> State:
         params = net.init(key)
         return_stats = normalize.init(()) if cfg.normalize_reward else ()
-        return State(params, optimizer.init(params), return_stats, jnp.zeros((), jnp.uint32))
+        return noise.init(State(params, optimizer.init(params), return_stats, jnp.zeros((), jnp.uint32)), key)
 
     def actor(state: State) -> parts.Actor:
-        return parts.Actor(state.params, state.env_steps)
+        return parts.Actor(state.params, state.env_steps, noise.perturbed(state, state.params))
 
     def act(actor: parts.Actor, obs, carry, key: Key, explore: bool = True) -> ActOut:
-        q = net.apply(actor.params, obs, "q")[0]
+        q = q_values(actor.params, obs)
         extras = {"value": jnp.max(q, -1)}
         if explore:
+            # values are those of the parameters that learn, whatever acts
+            q = q if actor.noisy == () else q_values(actor.noisy, obs)
             action, carry = explorer.sample(q, key, actor.env_steps, carry)
         else:
             action = jnp.argmax(q, -1).astype(jnp.int32)
@@ -129,7 +151,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         """Q(lambda) targets and weights: [T, B] rollout -> [T * B] rows, and the updated return statistics."""
         return_stats = parts.observe_returns(state.return_stats, rollout, axis_name)
         # Q does not change while a rollout is collected, so that what acting computed is what a second pass would
-        last = jnp.max(net.apply(state.params, rollout.last_obs, "q")[0], -1)
+        last = jnp.max(q_values(state.params, rollout.last_obs), -1)
         target = returns.lambda_returns(
             parts.scaled_reward(return_stats, rollout.reward),
             rollout.terminated,
@@ -142,14 +164,16 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         rows = Rows(rollout.obs, action, target, parts.weights(rollout.mask, axis_name))
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows), return_stats
 
-    def loss(params, rows: Rows):
-        q = net.apply(params, rows.obs, "q")[0]
+    def own_loss(params, rows: Rows):
+        q = q_values(params, rows.obs)
         # a comparison instead of an index: its gradient is a select, that of an index a scatter
         taken = jax.lax.broadcasted_iota(jnp.int32, q.shape, 1) == rows.action[:, None]
         value = jnp.sum(jnp.where(taken, q, 0.0), -1)
         mean = lambda x: jnp.mean(rows.weight * x)
         error = mean(distance(value - rows.target))
         return error, {"loss/q": error, "value/q": mean(value), "value/target": mean(rows.target)}
+
+    rows_loss = custom_loss.over_rows(loss, own_loss, parts.QNetwork(net.init, q_values))
 
     def update(state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
         num_steps, num_envs = rollout.reward.shape
@@ -160,7 +184,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
 
         def step(carry, index):
             params, opt_state = carry
-            gradient, metrics = minibatch.mean_gradient(loss, params, take(index), chunk)
+            gradient, metrics = minibatch.mean_gradient(rows_loss, params, take(index), chunk)
             gradient, metrics = parts.pmean((gradient, metrics), axis_name)
             return parts.descend(optimizer, lr, gradient, opt_state, params), metrics
 
@@ -170,9 +194,11 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
 
         start = (state.params, state.opt_state)
         (params, opt_state), metrics = jax.lax.scan(epoch, start, jax.random.split(key, cfg.num_epochs))
+        state = noise.adapted(state, state.params, rollout.last_obs)  # of the parameters that acted
         env_steps = parts.count_steps(state.env_steps, rollout.mask, axis_name)
-        metrics = jax.tree.map(jnp.mean, metrics) | {"train/lr": lr}
-        return State(params, opt_state, return_stats, env_steps), UpdateAux(metrics)
+        metrics = jax.tree.map(jnp.mean, metrics) | {"train/lr": lr} | noise.metrics(state)
+        state = replace(state, params=params, opt_state=opt_state, return_stats=return_stats, env_steps=env_steps)
+        return state, UpdateAux(metrics)
 
     return Algo(
         init=init,
@@ -181,8 +207,9 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         act=act,
         update=update,
         on_policy=True,
+        outputs=lambda state, obs: {"q": q_values(state.params, obs)},
         running_return_gamma=cfg.gamma if cfg.normalize_reward else None,
     )
 
 
-__all__ = ["Config", "State", "make"]
+__all__ = ["Config", "NoisyState", "State", "make"]

@@ -23,7 +23,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from jrl import distributions, networks
-from jrl.algos import critics, exploration, parts
+from jrl.algos import critics, custom_loss, exploration, parts
+from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.hyper import Schedule
 from jrl.networks import Head, NetworkConfig
@@ -81,7 +82,14 @@ class State:
     updates: Array  # [] u32, gradient steps
 
 
-def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *, axis_name: str | None = None) -> Algo:
+def make(
+    cfg: Config,
+    spec: EnvSpec,
+    network: NetworkConfig = DEFAULT_NETWORK,
+    *,
+    axis_name: str | None = None,
+    loss: Loss | None = None,
+) -> Algo:
     """SAC as pure functions.
 
     Args:
@@ -89,6 +97,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
       spec: spaces of the environment; actions Discrete or a Box of [-1, 1]. With images every network has a torso.
       network: shape of policy and critics; `log_std_init` is added to what the policy puts out for its log_std.
       axis_name: of the mapped axis over devices; None outside of one.
+      loss: takes the place of the critics', of TdBatch [N] (`jrl.algos`); None: none does.
     Returns:
       A replay-based Algo.
     Raises:
@@ -96,6 +105,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
     """
     critics.check_action("sac", spec.action, discrete=True)
     critics.check_network("sac", network)
+    custom_loss.check(loss)
     policy = _policy(spec, network)
     critic = build_critics(spec, network, cfg.num_critics)
     optimizer = critics.adam(cfg)
@@ -167,7 +177,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         q, log_prob = under_policy(state.params["actor"], target_critic, batch.next_obs, noise, jnp.min)
         target = batch.reward + batch.discount * (q - ent_coef_at(state) * log_prob)
         gradient, metrics, priority = critics.td_gradient(
-            lambda params: q_taken(params, batch), state.params["critic"], target, batch.weight, axis_name
+            q_taken, state.params["critic"], batch, target, axis_name, loss=loss, net=critic
         )
         return descend(state, "critic", gradient), metrics, priority
 
@@ -176,11 +186,11 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         ent_coef = ent_coef_at(state)
         mean = lambda x: jnp.mean(batch.weight * x)
 
-        def loss(actor_params):
+        def policy_loss(actor_params):
             q, log_prob = under_policy(actor_params, state.params["critic"], batch.obs, noise, take)
             return mean(ent_coef * log_prob - q), (mean(log_prob), mean(log_prob + target_entropy))
 
-        (value, (log_prob, excess)), gradient = jax.value_and_grad(loss, has_aux=True)(state.params["actor"])
+        (value, (log_prob, excess)), gradient = jax.value_and_grad(policy_loss, has_aux=True)(state.params["actor"])
         value, log_prob, excess, gradient = parts.pmean((value, log_prob, excess, gradient), axis_name)
         state = descend(state, "actor", gradient)
         if cfg.learn_ent_coef:
@@ -210,7 +220,13 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
     def ingest(state: State, rollout: Rollout) -> State:
         return replace(state, env_steps=parts.count_steps(state.env_steps, rollout.mask, axis_name))
 
-    return Algo(init, actor, explorer.carry, act, update, on_policy=False, ingest=ingest)
+    def outputs(state: State, obs) -> dict[str, Any]:
+        dist = policy.apply(state.params["actor"], obs)
+        if isinstance(dist, distributions.Categorical):
+            return {"distribution": dist, "q": jnp.min(critic.apply(state.params["critic"], obs), 0)}
+        return {"distribution": dist, "value": jnp.min(critic.apply(state.params["critic"], obs, dist.mode()), 0)}
+
+    return Algo(init, actor, explorer.carry, act, update, on_policy=False, ingest=ingest, outputs=outputs)
 
 
 def _policy(spec: EnvSpec, network: NetworkConfig) -> critics.Policy:

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from jrl import networks
-from jrl.algos import critics, exploration, parts
+from jrl.algos import critics, custom_loss, exploration, parameter_noise, parts
+from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import Gaussian, OverActions
 from jrl.hyper import Schedule
 from jrl.networks import Head, NetworkConfig
@@ -72,7 +73,21 @@ class State:
     updates: Array  # [] u32, gradient steps
 
 
-def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *, axis_name: str | None = None) -> Algo:
+@struct.dataclass
+class NoisyState(State):
+    """With exploration by parameter noise."""
+
+    noise: parameter_noise.Noise
+
+
+def make(
+    cfg: Config,
+    spec: EnvSpec,
+    network: NetworkConfig = DEFAULT_NETWORK,
+    *,
+    axis_name: str | None = None,
+    loss: Loss | None = None,
+) -> Algo:
     """TD3 as pure functions.
 
     Args:
@@ -80,6 +95,7 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
       spec: spaces of the environment; actions a Box of [-1, 1]. With images every network has a torso of its own.
       network: shape of policy and critics.
       axis_name: of the mapped axis over devices; None outside of one.
+      loss: takes the place of the critics', of TdBatch [N] (`jrl.algos`); None: none does.
     Returns:
       A replay-based Algo.
     Raises:
@@ -87,17 +103,19 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
     """
     critics.check_action("td3", spec.action)
     critics.check_network("td3", network)
+    custom_loss.check(loss)
     policy = _policy(spec, network)
     critic = build_critics(spec, network, cfg.num_critics)
     optimizer = critics.adam(cfg)
     explorer = exploration.make(cfg.exploration, spec.action, kinds=("action",))
+    noise = parameter_noise.make(cfg.exploration, policy.apply, spec.action, NoisyState, axis_name=axis_name)
     smooth = not (isinstance(cfg.target_noise, float | int) and cfg.target_noise == 0)
     lrs = {"actor": cfg.lr if cfg.actor_lr is None else cfg.actor_lr, "critic": cfg.lr}
 
     def init(key: Key) -> State:
         actor_key, critic_key = jax.random.split(key)
         params = {"actor": policy.init(actor_key), "critic": critic.init(critic_key)}
-        return State(
+        state = State(
             params=params,
             target_params=jax.tree.map(jnp.copy, params),  # arrays of its own, so that both can be donated
             opt_state={name: optimizer.init(p) for name, p in params.items()},
@@ -105,12 +123,14 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
             env_steps=jnp.zeros((), jnp.uint32),
             updates=jnp.zeros((), jnp.uint32),
         )
+        return noise.init(state, key)
 
     def actor(state: State) -> parts.Actor:
-        return parts.Actor(state.params["actor"], state.env_steps)
+        params = state.params["actor"]
+        return parts.Actor(params, state.env_steps, noise.perturbed(state, params))
 
     def act(actor: parts.Actor, obs, carry, key: Key, explore: bool = True) -> ActOut:
-        action = policy.apply(actor.params, obs)
+        action = policy.apply(parts.acting(actor, explore), obs)
         if explore:
             action, carry = explorer.sample(action, key, actor.env_steps, carry)
         return ActOut(action, carry, {})
@@ -124,8 +144,8 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         """reward + discount min Q'(next_obs, pi'(next_obs) + clipped noise) (arXiv:1802.09477, alg. 1)."""
         action = policy.apply(state.target_params["actor"], batch.next_obs)
         if smooth:
-            noise = cfg.target_noise * critics.noise(key, action.shape[0], action.shape[1:], axis_name)
-            action = jnp.clip(action + jnp.clip(noise, -cfg.target_noise_clip, cfg.target_noise_clip), -1.0, 1.0)
+            drawn = cfg.target_noise * critics.noise(key, action.shape[0], action.shape[1:], axis_name)
+            action = jnp.clip(action + jnp.clip(drawn, -cfg.target_noise_clip, cfg.target_noise_clip), -1.0, 1.0)
         q = critic.apply(state.target_params["critic"], batch.next_obs, action).min(0)
         return batch.reward + batch.discount * q
 
@@ -133,11 +153,11 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
         """Up the first critic's value (alg. 1), and a move of the target networks."""
         first = jax.tree.map(lambda x: x[:1], state.params["critic"])
 
-        def loss(actor_params):
+        def policy_loss(actor_params):
             q = critic.apply(first, batch.obs, policy.apply(actor_params, batch.obs))[0]
             return -jnp.mean(batch.weight * q)
 
-        value, gradient = parts.pmean(jax.value_and_grad(loss)(state.params["actor"]), axis_name)
+        value, gradient = parts.pmean(jax.value_and_grad(policy_loss)(state.params["actor"]), axis_name)
         state = descend(state, "actor", gradient)
         target_params = parts.move_target(state.target_params, state.params, cfg.tau)
         return replace(state, target_params=target_params, policy_loss=value)
@@ -145,11 +165,13 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
     def update(state: State, batch: Batch, key: Key) -> tuple[State, UpdateAux]:
         batch = parts.without_void(batch)
         gradient, metrics, priority = critics.td_gradient(
-            lambda params: critic.apply(params, batch.obs, batch.action),
+            lambda params, batch: critic.apply(params, batch.obs, batch.action),
             state.params["critic"],
+            batch,
             target_of(state, batch, key),
-            batch.weight,
             axis_name,
+            loss=loss,
+            net=critic,
         )
         state = replace(descend(state, "critic", gradient), updates=state.updates + 1)
         if cfg.policy_every == 1:
@@ -158,12 +180,17 @@ def make(cfg: Config, spec: EnvSpec, network: NetworkConfig = DEFAULT_NETWORK, *
             due = state.updates % cfg.policy_every == 0
             state = jax.lax.cond(due, lambda state: policy_step(state, batch), lambda state: state, state)
         metrics |= {"loss/policy": state.policy_loss, "train/lr": schedules.value(cfg.lr, state.env_steps)}
-        return state, UpdateAux(metrics, priority)
+        return state, UpdateAux(metrics | noise.metrics(state), priority)
 
     def ingest(state: State, rollout: Rollout) -> State:
+        state = noise.adapted(state, state.params["actor"], rollout.last_obs)
         return replace(state, env_steps=parts.count_steps(state.env_steps, rollout.mask, axis_name))
 
-    return Algo(init, actor, explorer.carry, act, update, on_policy=False, ingest=ingest)
+    def outputs(state: State, obs) -> dict[str, Array]:
+        action = policy.apply(state.params["actor"], obs)
+        return {"value": jnp.min(critic.apply(state.params["critic"], obs, action), 0)}
+
+    return Algo(init, actor, explorer.carry, act, update, on_policy=False, ingest=ingest, outputs=outputs)
 
 
 def _policy(spec: EnvSpec, network: NetworkConfig) -> critics.Policy:
@@ -178,4 +205,4 @@ def _policy(spec: EnvSpec, network: NetworkConfig) -> critics.Policy:
     return critics.Policy(net.init, apply)
 
 
-__all__ = ["Config", "State", "make"]
+__all__ = ["Config", "NoisyState", "State", "make"]

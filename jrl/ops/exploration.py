@@ -5,10 +5,22 @@ Pure functions of their arguments. Scalars may be traced; a scalar may also be [
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from jrl.ops import random
 
-__all__ = ["epsilon_greedy", "epsilon_ladder", "gaussian", "ornstein_uhlenbeck", "soft_q", "uniform_action"]
+__all__ = [
+    "adapted_std",
+    "epsilon_greedy",
+    "epsilon_kl",
+    "epsilon_ladder",
+    "gaussian",
+    "ornstein_uhlenbeck",
+    "perturbed",
+    "soft_q",
+    "softmax_kl",
+    "uniform_action",
+]
 
 
 def epsilon_greedy(q, key, epsilon) -> jax.Array:
@@ -100,3 +112,50 @@ def uniform_action(key, shape: tuple[int, ...], choices: int | tuple[int, ...] |
         return 2.0 * u - 1.0
     n = jnp.broadcast_to(jnp.asarray(choices, jnp.int32), shape)
     return jnp.minimum((u * n).astype(jnp.int32), n - 1)
+
+
+def perturbed(params, key, std):
+    """Parameters plus normal noise of deviation `std`, but for normalisation layers (arXiv:1706.01905, section 3).
+
+    Args:
+      params: tree of f32 arrays, with names as keys; a layer whose name contains "norm" is one of normalisation.
+      key:    PRNG key.
+      std:    scalar, at least 0.
+    Returns:
+      A tree like `params`.
+    """
+    flat, unflatten = ravel_pytree(params)
+    noise = unflatten(std * random.normal(key, flat.shape))
+    still = lambda path: "norm" in jax.tree_util.keystr(path).lower()
+    return jax.tree_util.tree_map_with_path(lambda path, p, n: p if still(path) else p + n, params, noise)
+
+
+def softmax_kl(q, other) -> jax.Array:
+    """KL(softmax(q) || softmax(other)), the distance between two Q functions as policies (arXiv:1706.01905, app. C.1).
+
+    Args:
+      q, other: [B, A] f32.
+    Returns:
+      [B] f32, at least 0.
+    """
+    log_p = jax.nn.log_softmax(q)
+    return jnp.sum(jnp.exp(log_p) * (log_p - jax.nn.log_softmax(other)), -1)
+
+
+def epsilon_kl(epsilon, num_actions: int) -> jax.Array:
+    """KL of the greedy from the epsilon-greedy policy, -log(1 - epsilon + epsilon / A) (arXiv:1706.01905, app. C.1)."""
+    return -jnp.log(1.0 - epsilon + epsilon / num_actions)
+
+
+def adapted_std(std, distance, target, factor) -> jax.Array:
+    """`std * factor` where the distance is below its target, `std / factor` above (arXiv:1706.01905, eq. 8).
+
+    Args:
+      std:      scalar f32.
+      distance: scalar, between the perturbed and the unperturbed policy.
+      target:   scalar, what it should be.
+      factor:   scalar, above 1.
+    Returns:
+      Scalar f32, in 1e-6..1e3: where no noise makes a difference, it does not run away.
+    """
+    return jnp.clip(jnp.where(distance > target, std / factor, std * factor), 1e-6, 1e3)

@@ -198,7 +198,14 @@ def updates(learn):
     return run
 
 
-@each_variant
+@pytest.mark.parametrize(
+    ("name", "loaded"),
+    [
+        pytest.param(n, loaded, marks=[] if loaded and n in ("ppo", "dqn", "sac") else [pytest.mark.slow])
+        for n in NAMES
+        for loaded in (False, True)
+    ],
+)
 def test_any_number_of_devices_learns_the_same(name, loaded):
     """The same global batches on 1, 2 and 4 devices, and by a researcher's own jax.pmap."""
     m = made(name, loaded)

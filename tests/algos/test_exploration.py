@@ -4,15 +4,26 @@ import dataclasses
 import itertools
 import sys
 
+import fakes
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
-from jrl import distributions
+from jrl import algos, distributions
 from jrl.algos import exploration
-from jrl.algos.exploration import Custom, EpsilonGreedy, Gaussian, OrnsteinUhlenbeck, SoftQ, Stochastic
+from jrl.algos.exploration import (
+    Custom,
+    EpsilonGreedy,
+    Gaussian,
+    OrnsteinUhlenbeck,
+    ParameterNoiseAction,
+    ParameterNoiseQ,
+    Random,
+    SoftQ,
+    Stochastic,
+)
 from jrl.errors import InputError
 from jrl.types import Box, Discrete, MultiDiscrete
 
@@ -27,13 +38,21 @@ OUTPUTS = {
         jnp.broadcast_to(jnp.asarray([1.0, 3.0, 0.0, 1.0, -1.0]), (N, 5)), (3, 2)
     ),
 }
-ALL = [EpsilonGreedy(), SoftQ(), Gaussian(), OrnsteinUhlenbeck(), Stochastic()]
-KINDS = {"epsilon_greedy": "q", "soft_q": "q", "gaussian": "action", "ornstein_uhlenbeck": "action"}
-each = pytest.mark.parametrize("cfg", ALL, ids=lambda cfg: cfg.name)
+KINDS = {
+    EpsilonGreedy: "q",
+    SoftQ: "q",
+    ParameterNoiseQ: "q",
+    Gaussian: "action",
+    OrnsteinUhlenbeck: "action",
+    ParameterNoiseAction: "action",
+    Stochastic: "distribution",
+}
+ALL = [cls() for cls in KINDS]
+each = pytest.mark.parametrize("cfg", ALL, ids=lambda cfg: type(cfg).__name__)
 
 
 def kind_of(cfg):
-    return KINDS.get(cfg.name, "distribution")
+    return KINDS[type(cfg)]
 
 
 def made(cfg):
@@ -59,7 +78,8 @@ def test_actions_of_the_space_and_the_same_from_the_same_key(cfg):
     again, _ = draw(output, KEY, jnp.uint32(0), explorer.carry(N))
     other, _ = draw(output, jax.random.key(6), jnp.uint32(0), explorer.carry(N))
     np.testing.assert_array_equal(action, again)
-    assert not np.array_equal(action, other)
+    if not isinstance(cfg, ParameterNoiseAction):  # whose noise is in the output already
+        assert not np.array_equal(action, other)
 
 
 @each
@@ -131,7 +151,9 @@ def test_ornstein_uhlenbeck_noise_is_the_carry():
     np.testing.assert_allclose(step(noises[-1]) - step(reset), 0.85 * noises[-1], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("cfg", [c for c in ALL if jax.tree.leaves(c)], ids=lambda cfg: cfg.name)
+@pytest.mark.parametrize(
+    "cfg", [c for c in ALL if jax.tree.leaves(c) and "noise" not in c.name], ids=lambda cfg: cfg.name
+)
 def test_floats_can_be_traced_and_vmapped(cfg):
     kind = kind_of(cfg)
     output = OUTPUTS[kind][:50]
@@ -156,7 +178,7 @@ def test_what_an_algorithm_cannot_feed_is_named(cfg, kinds):
         exploration.make(cfg, Discrete(3), kinds)
     assert f"algo.exploration.name: {cfg.name} does not fit" in str(e.value)
     fitting = str(e.value).partition("choose one of ")[2].split(", ")
-    assert fitting == [c.name for c in ALL if kind_of(c) in kinds] + ["custom"]
+    assert fitting == [c.name for c in ALL if kind_of(c) in kinds] + ["random", "custom"]
 
 
 def test_q_values_need_a_discrete_space():
@@ -171,12 +193,129 @@ def test_faulty_values():
         "exploration.random_timesteps must be at least 0, not -1",
     ]
     assert exploration.validate(OrnsteinUhlenbeck(sigma=-0.1)) == ["exploration.sigma must be at least 0, not -0.1"]
+    assert exploration.validate(ParameterNoiseQ(factor=0.9, redraw_every=0, random_share=2)) == [
+        "exploration.factor must be at least 1, not 0.9",
+        "exploration.redraw_every must be at least 1, not 0",
+        "exploration.random_share must be in 0..1, not 2",
+    ]
     assert exploration.validate(Custom()) == [
         "exploration.path is missing: expected package.module:name of a function or a class"
     ]
 
 
+# ---------------------------------------------------------------- random actions and their log-probability
+
+UNIFORM = {  # space -> log-probability of each uniformly random action
+    Discrete(3): -np.log(3),
+    MultiDiscrete((3, 2)): -np.log(6),
+    Box((2,), low=-1.0, high=1.0): -2 * np.log(2),
+    Box((2,), low=(0.0, -1.0), high=(4.0, 2.0)): -np.log(4) - np.log(3),
+    Box((2,), low=(0.0, -np.inf), high=(0.5, 3.0)): -np.log(0.5) - np.log(2),  # the second within [-1, 1]
+}
+
+
+def policy_over(space):
+    """A distribution far from uniform, [N]."""
+    if isinstance(space, Box):
+        return distributions.DiagGaussian(jnp.full((N, 2), 0.3), jnp.full((2,), -1.0))
+    size = space.n if isinstance(space, Discrete) else sum(space.nvec)
+    logits = jnp.broadcast_to(jnp.linspace(0.0, 2.0, size), (N, size))
+    return (
+        distributions.Categorical(logits)
+        if isinstance(space, Discrete)
+        else distributions.MultiCategorical(logits, space.nvec)
+    )
+
+
+@pytest.mark.parametrize("space", UNIFORM, ids=str)
+def test_the_log_probability_is_of_what_chose_the_action(space):
+    dist = policy_over(space)
+    early, late = jnp.uint32(9), jnp.uint32(10)
+    for cfg in (Stochastic(random_timesteps=10), Random()):
+        explorer = exploration.make(cfg, space, kinds=("distribution",))
+        action, log_prob, _ = explorer.sample_and_log_prob(dist, KEY, early, ())
+        assert (action.shape, action.dtype) == ((N, *space.shape), space.dtype)
+        np.testing.assert_allclose(log_prob, np.full(N, UNIFORM[space]), rtol=1e-6)
+        values = np.asarray(action).reshape(N, -1)
+        if isinstance(space, Box):
+            low, high = (np.where(np.isinf(space.bounds()[0]), x, b) for x, b in zip((-1.0, 1.0), space.bounds()))
+            for i in range(2):
+                assert stats.kstest(values[:, i], stats.uniform(low[i], high[i] - low[i]).cdf).pvalue > 1e-3
+        else:
+            assert stats.chisquare(np.unique(values, axis=0, return_counts=True)[1]).pvalue > 1e-3
+    explorer = exploration.make(Stochastic(random_timesteps=10), space, kinds=("distribution",))
+    action, log_prob, _ = explorer.sample_and_log_prob(dist, KEY, late, ())
+    np.testing.assert_array_equal(action, dist.sample(KEY))
+    np.testing.assert_array_equal(log_prob, dist.log_prob(action))
+
+
+slow = lambda name, quick: pytest.param(name, marks=[] if name in quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [slow(name, ("ppo", "dqn", "td3")) for name in algos.names()])
+def test_every_algorithm_can_act_at_random(name):
+    algo = fakes.make(name, exploration=Random())
+    actor = algo.actor(fakes.perturbed(algo.init(KEY)))
+    obs = jnp.ones((3000, 4))
+    out = algo.act(actor, obs, algo.carry(3000), KEY)
+    if name == "td3":
+        assert stats.kstest(np.ravel(out.action), stats.uniform(-1, 2).cdf).pvalue > 1e-3
+    else:
+        assert stats.chisquare(np.bincount(out.action, minlength=3)).pvalue > 1e-3
+    if "log_prob" in out.extras:
+        np.testing.assert_allclose(out.extras["log_prob"], -np.log(3) * np.ones(3000), rtol=1e-6)
+    greedy = algo.act(actor, obs, algo.carry(3000), KEY, explore=False).action
+    assert (np.asarray(greedy) == np.asarray(greedy)[:1]).all()  # and not where it does not explore
+
+
+@pytest.mark.parametrize("name", [slow(name, ("ppo",)) for name in ("ppo", "a2c", "impala", "appo")])
+def test_actor_critics_begin_with_random_actions(name):
+    default = fakes.make(name)
+    assert default.actor(default.init(KEY)).env_steps == ()  # what nobody reads is not sent
+    algo = fakes.make(name, exploration=Stochastic(random_timesteps=100))
+    state = fakes.perturbed(algo.init(KEY))
+    act = lambda steps: algo.act(algo.actor(state.replace(env_steps=jnp.uint32(steps))), jnp.ones((50, 4)), (), KEY)
+    np.testing.assert_allclose(act(99).extras["log_prob"], np.full(50, -np.log(3)), rtol=1e-6)
+    np.testing.assert_array_equal(act(100).action, default.act(default.actor(state), jnp.ones((50, 4)), (), KEY).action)
+    assert np.unique(act(100).extras["log_prob"]).size > 1
+
+
 # ---------------------------------------------------------------- a user's own
+
+
+def inverted(dist, key, env_steps, carry):
+    """The opposite policy, and its log-probability."""
+    opposite = distributions.Categorical(-dist.logits)
+    return *opposite.sample_and_log_prob(key), carry
+
+
+def best(dist, key, env_steps, carry):
+    return dist.mode(), carry
+
+
+def without_carry(dist, key, env_steps, carry):
+    return dist.mode()
+
+
+def wrong_log_prob(dist, key, env_steps, carry):
+    return dist.mode(), jnp.zeros(()), carry
+
+
+def test_a_custom_one_over_a_distribution_may_give_the_log_probability():
+    logits = jnp.broadcast_to(jnp.asarray([0.0, 1.0, 2.0]), (5, 3))
+    dist = distributions.Categorical(logits)
+    act = lambda name: custom(name, kinds=("distribution",)).sample_and_log_prob(dist, KEY, jnp.uint32(0), ())
+    action, log_prob, _ = act("inverted")
+    np.testing.assert_allclose(log_prob, jax.nn.log_softmax(-logits[0])[action], rtol=1e-6)
+    action, log_prob, _ = act("best")
+    np.testing.assert_allclose(log_prob, np.full(5, jax.nn.log_softmax(logits[0])[2]), rtol=1e-6)
+    with pytest.raises(InputError, match=r"must return \(action, carry\) or \(action, log_prob, carry\), not Arra"):
+        act("without_carry")
+    with pytest.raises(InputError, match=r"log_prob must have the shape \(5,\), one number for each action, not \(\)"):
+        act("wrong_log_prob")
+    algo = fakes.make("ppo", exploration=Custom(path=f"{__name__}:inverted"))
+    actor = algo.actor(algo.init(KEY))
+    assert set(algo.act(actor, jnp.ones((5, 4)), algo.carry(5), KEY).extras) == {"log_prob"}
 
 
 def always(output, key, env_steps, carry, *, action=0):
@@ -225,6 +364,8 @@ def test_a_custom_class():
         action, carry = jax.jit(explorer.sample)(Q[:2], KEY, jnp.uint32(0), carry)
         actions.append(action.tolist())
     assert actions == [[1, 1], [2, 2], [0, 0], [1, 1]]
+    dotted = exploration.make(Custom(path=f"{__name__}.Sweep"), Discrete(3), kinds=("q",))
+    np.testing.assert_array_equal(dotted.carry(2), [0, 0])
     stateless = custom("Stateless")
     assert stateless.carry(2) == ()
     np.testing.assert_array_equal(stateless.sample(Q[:2], KEY, jnp.uint32(0), ())[0], [2, 2])
@@ -249,7 +390,7 @@ def test_a_config_with_options_can_be_static_and_compared():
 @pytest.mark.parametrize(
     ("path", "options", "message"),
     [
-        ("noise", {}, "expected package.module:name, such as my_project.noise:explore, got 'noise'"),
+        ("noise", {}, "expected package.module:name, such as my_project.mine:fn, got 'noise'"),
         (":explore", {}, "expected package.module:name"),
         ("no.such:explore", {}, "no.such cannot be imported (No module named 'no'): start the command where"),
         (f"{__name__}:alway", {}, "has no function or class alway: did you mean always?"),

@@ -279,7 +279,7 @@ def test_faulty_values():
 def test_spaces_and_explorations_that_do_not_fit():
     with pytest.raises(InputError, match=r"pqn needs a Discrete action space, not .*: use ppo"):
         pqn.make(pqn.Config(), fakes.spec(Box((2,))))
-    with pytest.raises(InputError, match=r"gaussian does not fit .* choose one of epsilon_greedy, soft_q, custom"):
+    with pytest.raises(InputError, match=r"gaussian does not fit .* choose one of epsilon_greedy, soft_q, .*custom"):
         pqn.make(pqn.Config(exploration=Gaussian()), SPEC)
 
 

@@ -19,7 +19,7 @@ from jrl.algos.exploration import Custom, Stochastic
 from jrl.distributions import TanhGaussian
 from jrl.errors import InputError
 from jrl.networks import NetworkConfig
-from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete
+from jrl.types import Batch, Box, Discrete, EnvSpec, MultiDiscrete
 
 KEY = jax.random.key(2)
 BOX = Box((2,), low=-1.0, high=1.0)
@@ -80,8 +80,10 @@ def test_one_update_by_hand(case, action):
 def test_td_gradient_with_numbers():
     """Two critics q = a x: 0.5 mean(w (a x - y)^2), summed; d/da = mean(w (a x - y) x)."""
     x, target, weight = jnp.array([1.0, 2.0]), jnp.array([3.0, 1.0]), jnp.array([0.5, 1.5])
-    q = lambda a: a[:, None] * x[None]
-    gradient, metrics, priority = critics.td_gradient(q, jnp.array([1.0, 2.0]), target, weight, None)
+    nothing = jnp.zeros(2)
+    batch = Batch(x[:, None], nothing, nothing, nothing, x[:, None], weight, jnp.arange(2))
+    q = lambda a, batch: a[:, None] * batch.obs[None, :, 0]
+    gradient, metrics, priority = critics.td_gradient(q, jnp.array([1.0, 2.0]), batch, target, None)
     # errors [[-2, 1], [-1, 3]]
     np.testing.assert_allclose(gradient, [(0.5 * -2 * 1 + 1.5 * 1 * 2) / 2, (0.5 * -1 * 1 + 1.5 * 3 * 2) / 2])
     np.testing.assert_allclose(priority, [1.5, 2.0])
@@ -90,7 +92,7 @@ def test_td_gradient_with_numbers():
     np.testing.assert_allclose(metrics["value/target"], (0.5 * 3 + 1.5 * 1) / 2)
 
     def through_the_target(a):
-        return critics.td_gradient(q, jnp.array([1.0, 2.0]), a * target, weight, None)[0].sum()
+        return critics.td_gradient(q, jnp.array([1.0, 2.0]), batch, a * target, None)[0].sum()
 
     assert float(jax.grad(through_the_target)(1.0)) == 0
 

@@ -109,6 +109,34 @@ def test_uniform_actions():
     assert stats.kstest(np.ravel(box), stats.uniform(-1, 2).cdf).pvalue > 1e-3
 
 
+def test_noise_on_parameters():
+    params = {"layer": {"kernel": jnp.ones((200, 300)), "bias": jnp.zeros((300,))}, "LayerNorm_0": {"scale": Q}}
+    noisy = exploration.perturbed(params, KEY, 0.3)
+    for name in ("kernel", "bias"):
+        noise = np.ravel(noisy["layer"][name] - params["layer"][name])
+        assert stats.kstest(noise, stats.norm(0, 0.3).cdf).pvalue > 1e-3
+    np.testing.assert_array_equal(noisy["LayerNorm_0"]["scale"], Q)
+    np.testing.assert_array_equal(exploration.perturbed(params, KEY, 0.0)["layer"]["kernel"], np.ones((200, 300)))
+
+
+def test_distances_of_policies_by_hand():
+    # softmax([0, log 3]) is (1/4, 3/4): KL = 1/4 log((1/4) / (1/2)) + 3/4 log((3/4) / (1/2)), and the other way round
+    q, flat = jnp.log(jnp.asarray([[1.0, 3.0], [5.0, 5.0]])), jnp.zeros((2, 2))
+    np.testing.assert_allclose(
+        exploration.softmax_kl(q, flat), [0.25 * np.log(0.5) + 0.75 * np.log(1.5), 0], rtol=1e-5, atol=1e-7
+    )
+    np.testing.assert_allclose(exploration.softmax_kl(flat, q)[0], 0.5 * np.log(2) + 0.5 * np.log(2 / 3), rtol=1e-5)
+    # with epsilon 0.4 and 4 actions the greedy one has the probability 0.7
+    kl = exploration.epsilon_kl(jnp.asarray([0.4, 1.0, 0.0]), 4)
+    np.testing.assert_allclose(kl, [-np.log(0.7), np.log(4), 0], rtol=1e-6)
+
+
+def test_the_deviation_adapts_by_hand():
+    adapted = lambda distance: exploration.adapted_std(jnp.float32(0.5), distance, 0.2, 1.25)
+    np.testing.assert_allclose([adapted(0.1), adapted(0.3)], [0.625, 0.4], rtol=1e-6)
+    assert exploration.adapted_std(jnp.float32(999), 0.0, 0.2, 2.0) == 1000
+
+
 def test_scalars_can_be_traced_and_vmapped():
     q = jnp.broadcast_to(Q, (1000, 4))
     scalars = jnp.asarray([0.0, 0.5, 1.0])

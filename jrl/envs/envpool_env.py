@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import functools
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import numpy as np
 from jax.interpreters import mlir
 
 from jrl.envs import spec as spaces
+from jrl.envs.vector import Infos
 from jrl.types import Array, Box, EnvSpec, GraphEnv, InputError, PyTree, StepResult
 
 _RESERVED = ("num_envs", "seed", "env_seed", "batch_size", "max_num_players", "base_path", "gym_reset_return_info")
@@ -68,6 +70,47 @@ def check(id: str, options: dict[str, Any]) -> list[str]:
     return errors
 
 
+def limited(id: str, options: dict[str, Any], horizon: int | None) -> dict[str, Any]:
+    """The options with which episodes have at most `horizon` steps.
+
+    A smaller `max_episode_steps` stays, where the task knows its own before an episode begins; some of BabyAI do not,
+    and say 0.
+
+    Raises:
+      InputError: this one does not end at its limit.
+    """
+    if horizon is None:
+        return options
+    with _quiet():
+        import envpool
+
+        own = options.get("max_episode_steps", envpool.make_spec(id).config.max_episode_steps)
+    if own and own <= horizon:
+        return options
+    if not _ends_at_limit(id):
+        raise InputError(
+            f"env.horizon: EnvPool's {id} takes max_episode_steps but goes on beyond it: use another env.backend, or "
+            "leave it out"
+        )
+    return {**options, "max_episode_steps": horizon}
+
+
+@functools.cache
+def _ends_at_limit(id: str) -> bool:
+    """Whether an episode of at most one step has one. Those of Catch-v0, CliffWalking-v1 and Highway's have more, and
+    call their true end a time limit then.
+    """
+    pool = _pool(id, 1, 0, {"max_episode_steps": 1})
+    try:
+        space = spaces.action_space(pool.action_space)
+        pool.reset()
+        action = np.zeros((1, *space.shape), pool.action_space.dtype if isinstance(space, Box) else np.int32)
+        _, _, terminated, truncated, _ = pool.step(action)
+        return bool(terminated[0] | truncated[0])
+    finally:
+        pool.close()
+
+
 def _pool(id: str, num_envs: int, seed: int, options: dict[str, Any], batch_size: int | None = None) -> Any:
     errors = check(id, options)
     if errors:
@@ -91,6 +134,7 @@ class _Pool:
 
     def __init__(self, id: str, num_envs: int, seed: int, options: dict[str, Any], batch_size: int | None = None):
         self._pool: Any = _pool(id, num_envs, seed, options, batch_size)
+        self.infos = Infos(num_envs)
         with _quiet():
             observed, acted = self._pool.observation_space, self._pool.action_space
         self._observed, action = spaces.observations(observed), spaces.action_space(acted)
@@ -119,12 +163,15 @@ class EnvPoolEnv(_Pool):
     def reset(self) -> PyTree:
         """[B, *] observations of new episodes."""
         self._host_only()
-        return self._observed.convert(self._pool.reset()[0])
+        obs, info = self._pool.reset()
+        self.infos.of_pool(info)
+        return self._observed.convert(obs)
 
     def step(self, action: Array) -> StepResult:
         """Raises ValueError for actions of another shape, dtype or range than `spec.action`."""
         self._host_only()
         obs, reward, terminated, truncated, info = self._pool.step(self._action(action, self.spec.num_envs))
+        self.infos.of_pool(info)
         return StepResult(self._observed.convert(obs), _reward(reward, info), terminated, truncated)
 
     def _host_only(self) -> None:
@@ -208,6 +255,7 @@ class AsyncEnvPoolEnv(_Pool):
             )
         while True:
             obs, reward, terminated, truncated, info = self._pool.recv()
+            self.infos.of_pool(info)
             env_id = np.array(info["env_id"], np.int32)
             result = StepResult(self._observed.convert(obs), _reward(reward, info), terminated, truncated)
             stale = self._stale[env_id]

@@ -1,10 +1,15 @@
-"""Environments written in JAX: the dynamics of one step, and the reset contract around them."""
+"""Environments written in JAX: the dynamics of one step, and the reset contract around them.
+
+A definition may have a task: numbers that its functions get as their last argument, that the state carries and that can
+be set between two calls of a program without compiling it anew.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from jrl.envs.spec import check_action
@@ -15,47 +20,58 @@ _ENDED = -1  # GraphState.elapsed of an environment whose next step resets
 
 
 class Definition(NamedTuple):
-    """A task, for B environments at once.
+    """What B environments do at once.
 
     `draws` [num_draws, B] f32 are uniform numbers in [0, 1), all the randomness there is. State leaves are [B, ...];
-    tasks keep one [B] array per variable, which XLA fuses into a single loop over the environments.
+    ours keep one [B] array per variable, which XLA fuses into a single loop over the environments.
+
+    `task` is None, or a pytree of numbers (or arrays) that `reset`, `step` and `observe` get as a last argument, its
+    leaves with B before their shape. A new one takes effect at once, in the middle of episodes; a number that is to
+    count from the next episode on is copied into the state by `reset`.
     """
 
     observation: Space
     action: Space
     max_episode_steps: int | None
     num_draws: int
-    reset: Callable[[Array], PyTree]  # draws -> state
-    step: Callable[[PyTree, Array, Array], tuple[PyTree, Array, Array]]  # (state, action, draws) -> state, reward, end
-    observe: Callable[[PyTree], Array]  # state -> [B, *]
+    reset: Callable[..., PyTree]  # draws -> state
+    step: Callable[..., tuple[PyTree, Array, Array]]  # (state, action, draws) -> state, reward, end
+    observe: Callable[..., Array]  # state -> [B, *]
+    task: PyTree = None  # what it begins with
 
 
 @struct.dataclass
 class GraphState:
     """Where B environments stand."""
 
-    inner: PyTree  # the task's own state, leaves [B, ...]
+    inner: PyTree  # the definition's own state, leaves [B, ...]
     elapsed: Array  # [B] i32, steps since the reset; -1 after an end: the next step resets
+    task: PyTree = ()  # leaves [B, ...]; () where there is none
 
 
-def build(task: Definition, num_envs: int) -> GraphEnv:
-    """B environments of a task."""
+def build(definition: Definition, num_envs: int) -> GraphEnv:
+    """B environments of a definition."""
 
-    def reset(key: Key) -> tuple[PyTree, Array]:
-        inner = task.reset(random.uniform(key, (task.num_draws, num_envs)))
-        return inner, task.observe(inner)
+    def reset(key: Key, *given: PyTree) -> tuple[PyTree, Array]:
+        inner = definition.reset(random.uniform(key, (definition.num_draws, num_envs)), *given)
+        return inner, definition.observe(inner, *given)
 
-    def advance(inner: PyTree, action: Array, key: Key, fresh: Array) -> tuple[PyTree, Array, Array, Array]:
-        draws = random.uniform(key, (task.num_draws, num_envs))  # a row uses them to reset or to step, never for both
-        moved, reward, terminated = task.step(inner, action, draws)
-        inner = select(fresh, task.reset(draws), moved)
-        return inner, task.observe(inner), reward, terminated
+    def advance(
+        inner: PyTree, action: Array, key: Key, fresh: Array, *given: PyTree
+    ) -> tuple[PyTree, Array, Array, Array]:
+        draws = random.uniform(
+            key, (definition.num_draws, num_envs)
+        )  # a row uses them to reset or to step, never for both
+        moved, reward, terminated = definition.step(inner, action, draws, *given)
+        inner = select(fresh, definition.reset(draws, *given), moved)
+        return inner, definition.observe(inner, *given), reward, terminated
 
-    return under_contract(EnvSpec(task.observation, task.action, num_envs, task.max_episode_steps), reset, advance)
+    spec = EnvSpec(definition.observation, definition.action, num_envs, definition.max_episode_steps)
+    return under_contract(spec, reset, advance, task=definition.task)
 
 
 def under_contract(
-    spec: EnvSpec, reset: Callable[[Key], tuple[PyTree, PyTree]], advance: Callable[..., Any]
+    spec: EnvSpec, reset: Callable[..., tuple[PyTree, PyTree]], advance: Callable[..., Any], *, task: PyTree = None
 ) -> GraphEnv:
     """Reset on the next step, time limit included (see `jrl.types.StepResult`).
 
@@ -66,26 +82,68 @@ def under_contract(
       reset: key -> (inner, obs).
       advance: (inner, action, key, fresh) -> (inner, obs, reward, terminated); rows where `fresh` [B] holds are reset,
         their reward and terminated are ignored.
+      task: what the environments begin with; both functions get it as a last argument, unless it is None.
     """
     limit = spec.max_episode_steps
+    like = () if task is None else jax.tree.map(_number, task)
+    given = lambda state_task: () if task is None else (state_task,)
 
     def first(key: Key) -> tuple[GraphState, PyTree]:
-        inner, obs = reset(key)
+        begun = jax.tree.map(lambda x: jnp.array(jnp.broadcast_to(x, (spec.num_envs, *x.shape))), like)
+        inner, obs = reset(key, *given(begun))
         # a copy: the caller donates state and observation, which must not share a buffer
-        return GraphState(inner, jnp.zeros((spec.num_envs,), jnp.int32)), jax.tree.map(jnp.copy, obs)
+        return GraphState(inner, jnp.zeros((spec.num_envs,), jnp.int32), begun), jax.tree.map(jnp.copy, obs)
 
     def step(state: GraphState, action: Array, key: Key) -> tuple[GraphState, StepResult]:
         check_action(spec.action, spec.num_envs, action)  # while tracing: shape and dtype
         fresh = state.elapsed == _ENDED
-        inner, obs, reward, terminated = advance(state.inner, action, key, fresh)
+        inner, obs, reward, terminated = advance(state.inner, action, key, fresh, *given(state.task))
         elapsed = jnp.where(fresh, 0, state.elapsed + 1)
         terminated = terminated & ~fresh
         truncated = jnp.zeros_like(terminated) if limit is None else (elapsed >= limit) & ~terminated
         reward = jnp.where(fresh, 0.0, reward.astype(jnp.float32))
         elapsed = jnp.where(terminated | truncated, _ENDED, elapsed)
-        return GraphState(inner, elapsed), StepResult(obs, reward, terminated, truncated)
+        return GraphState(inner, elapsed, state.task), StepResult(obs, reward, terminated, truncated)
 
-    return GraphEnv(spec, first, step)
+    if task is None:
+        return GraphEnv(spec, first, step)
+
+    def set_task(state: Any, new: PyTree) -> Any:
+        return state.replace(task=jax.tree.map(_filled, state.task, _checked(new, like)))
+
+    def get_task(state: Any) -> PyTree:
+        return jax.tree.map(lambda x, one: x.reshape(-1, *one.shape)[0], state.task, like)
+
+    return GraphEnv(spec, first, step, set_task=set_task, get_task=get_task)
+
+
+def _number(x: Any) -> jax.Array:
+    return jnp.asarray(x, "float32" if isinstance(x, float) else None)
+
+
+def _filled(held: Array, new: Array) -> Array:
+    """`new` [*] in each place of `held` [..., *], on its devices: or the next call would compile anew."""
+    filled = jnp.broadcast_to(jnp.asarray(new, held.dtype), held.shape)
+    traced = isinstance(held, jax.core.Tracer)
+    return filled if traced or not isinstance(held, jax.Array) else jax.device_put(filled, held.sharding)
+
+
+def _checked(new: PyTree, like: PyTree) -> PyTree:
+    """`new`. Raises InputError unless it is numbers in the structure and shapes of `like`."""
+    numbers = lambda x: isinstance(x, bool | int | float | np.ndarray | np.generic | jax.Array)
+    structure: Any = jax.tree.structure
+    same = structure(new) == structure(like)
+    pairs = zip(jax.tree.leaves(new), jax.tree.leaves(like)) if same else ()
+    if not same or not all(numbers(x) and np.shape(x) == y.shape for x, y in pairs):
+        raise InputError(f"set_task: expected a task as {described(like)}, got {new!r}")
+    return new
+
+
+def described(task: PyTree) -> PyTree:
+    """A task's numbers as Python's, arrays as numpy's."""
+    arrays = (jax.Array, np.ndarray, np.generic)
+    plain = lambda x: x.item() if x.ndim == 0 else np.asarray(x)
+    return jax.tree.map(lambda x: plain(x) if isinstance(x, arrays) else x, task)
 
 
 def select(mask: Array, on_true: PyTree, on_false: PyTree) -> PyTree:

@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from jrl import registry
+from jrl.envs import context as contexts
 from jrl.envs import spec as spaces
-from jrl.envs.vector import Vector
+from jrl.envs.context import EnvContext, Maker
+from jrl.envs.vector import Infos, Vector
 from jrl.envs.workers import Workers
 from jrl.types import Array, EnvSpec, InputError, PyTree, StepResult
 
@@ -23,11 +26,13 @@ def ids() -> tuple[str, ...]:
 
 
 def load_class(id: str) -> Callable[..., Any] | None:
-    """The class or function that `package.module:Name` names, None if the id is of another form.
+    """What `package.module:Name` names, or was registered under the id; None if the id is of another form.
 
     Raises:
       InputError: no such module or name.
     """
+    if registry.registered(id) is not None or id.startswith("local:"):
+        return registry.load(id, "env.id")
     module, colon, name = id.partition(":")
     if not colon:
         return None
@@ -60,36 +65,37 @@ def check(id: str, options: dict[str, Any]) -> list[str]:
     return errors
 
 
-def _maker(id: str, options: dict[str, Any]) -> Callable[[], Any]:
-    """What makes one environment, here or in a process that has registered nothing of this one's.
+def _maker(id: str, context: EnvContext, horizon: int | None, soft_horizon: bool) -> Maker:
+    """What makes the environments, here or in a process that has registered nothing of this one's.
 
     Raises:
       InputError: see `check`.
     """
     import gymnasium
 
-    errors = check(id, options)
+    errors = check(id, context)
     if errors:
         raise InputError(*errors)
+    limits: dict[str, Any] = {"horizon": horizon, "soft_horizon": soft_horizon}
     found = load_class(id)
     if found is not None:
-        return functools.partial(found, **options)
+        return contexts.maker(found, context, creator=registry.registered(id) is not None, **limits)
     name = id if id in gymnasium.registry else id.partition(":")[2]
-    return functools.partial(gymnasium.make, gymnasium.registry.get(name, id), **options)
+    found = functools.partial(gymnasium.make, gymnasium.registry.get(name, id))
+    return Maker(found, context, by_context=False, **limits)
 
 
 def _described(id: str, options: dict[str, Any]) -> str:
     return f"env {id} cannot be made with options {options}"
 
 
-def _in_this_process(id: str, num_envs: int, seed: int, options: dict[str, Any], restart_failed: bool) -> Vector:
+def _in_this_process(id: str, num_envs: int, seed: int, make: Maker, described: str, restart_failed: bool) -> Vector:
     import gymnasium
 
-    make = _maker(id, options)
     try:
-        first = make()
+        first = make(0)
     except (TypeError, ImportError, gymnasium.error.Error) as e:
-        raise InputError(f"{_described(id, options)}: {e}") from e
+        raise InputError(f"{described}: {e}") from e
     try:  # before memory is laid out for them
         spaces.observations(first.observation_space), spaces.action_space(first.action_space)
     except InputError:
@@ -98,23 +104,38 @@ def _in_this_process(id: str, num_envs: int, seed: int, options: dict[str, Any],
     return Vector(make, first, id=id, num_envs=num_envs, seed=seed, restart_failed=restart_failed)
 
 
-def _in_workers(id: str, num_envs: int, seed: int, options: dict[str, Any], **settings: Any) -> Workers:
+def _in_workers(id: str, num_envs: int, seed: int, make: Maker, described: str, **settings: Any) -> Workers:
     import cloudpickle  # takes what the main module defines, too
 
-    make = cloudpickle.dumps(_maker(id, options))
-    return Workers(make, described=_described(id, options), id=id, num_envs=num_envs, seed=seed, **settings)
+    with contexts.by_value():
+        pickled = cloudpickle.dumps(make)
+    return Workers(pickled, described=described, id=id, num_envs=num_envs, seed=seed, **settings)
+
+
+def _inside(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`fn` of the environments that are in `jrl.envs.limits.Limited`."""
+
+    def call(limited: Any) -> Any:
+        return fn(limited.env)
+
+    if hasattr(fn, "for_index"):  # see `Workers.foreach_env`
+        call.for_index = lambda i: _inside(fn.for_index(i))  # type: ignore[attr-defined]
+    return call
 
 
 class _Adapter:
     """A vector between our spaces and Gymnasium's. `spec` is the environment's own, before any action transform."""
 
-    def __init__(self, vector: Vector | Workers, num_envs: int, restart_failed: bool):
+    def __init__(
+        self, vector: Vector | Workers, num_envs: int, restart_failed: bool, horizon: int | None, soft_horizon: bool
+    ):
         self._vector: Any = vector
+        self._limited, self._goes_on = horizon is not None, soft_horizon
         self._restart_failed = restart_failed
         try:
             observation, action = vector.observation_space, vector.action_space
             self._observed = spaces.observations(observation)
-            limit = vector.max_episode_steps
+            limit = min((n for n in (vector.max_episode_steps, horizon) if n is not None), default=None)
             self.spec = EnvSpec(self._observed.space, spaces.action_space(action), num_envs, limit)
         except InputError:
             vector.close()
@@ -140,6 +161,11 @@ class _Adapter:
         )
 
     @property
+    def infos(self) -> Infos:
+        """What the environments say beside the results of the latest step, once it is wanted."""
+        return self._vector.infos
+
+    @property
     def num_restarts(self) -> int:
         """How many environments failed and were made anew."""
         return self._vector.restarts.count
@@ -148,9 +174,14 @@ class _Adapter:
         """What `fn(env)` returns for each environment, after the steps under way.
 
         In worker processes `fn` and what it returns travel pickled, and where it raises, a RuntimeError has its
-        traceback.
+        traceback. What an environment was made with: `jrl.envs.context.of(env)`.
         """
-        return self._vector.foreach_env(fn)
+        return self._vector.foreach_env(_inside(fn) if self._limited else fn)
+
+    def _begin_anew(self) -> None:
+        """Before a reset of all: those that stand at a soft horizon are reset, too."""
+        if self._goes_on:
+            self._vector.foreach_env(lambda limited: limited.begin_anew())
 
     def close(self) -> None:
         """Closes the environments, and ends their processes within five seconds."""
@@ -163,6 +194,8 @@ class GymnasiumEnv(_Adapter):
     Args:
       id, options: what Gymnasium, or the class that the id names, makes an environment of.
       num_envs, seed: B environments; i gets seed + i at the first reset.
+      context: of environment 0, options included; None: they know of `options` only.
+      horizon, soft_horizon: see `jrl.envs.limits`.
       remote: each in a process of its own.
       restart_failed: an environment that raises, or whose process ends or exceeds the time limit, is closed and made
         anew with another seed; `StepResult.failed` tells. One that fails eleven times in a row ends the run. Without
@@ -182,16 +215,22 @@ class GymnasiumEnv(_Adapter):
         remote: bool = False,
         restart_failed: bool = False,
         step_timeout_s: float | None = None,
+        context: EnvContext | None = None,
+        horizon: int | None = None,
+        soft_horizon: bool = False,
     ):
+        make = _maker(id, context or EnvContext(options, num_envs=num_envs, seed=seed), horizon, soft_horizon)
+        described = _described(id, options)
         if remote:
             limits = {"restart_failed": restart_failed, "step_timeout_s": step_timeout_s}
-            vector: Vector | Workers = _in_workers(id, num_envs, seed, options, **limits)
+            vector: Vector | Workers = _in_workers(id, num_envs, seed, make, described, **limits)
         else:
-            vector = _in_this_process(id, num_envs, seed, options, restart_failed)
-        super().__init__(vector, num_envs, restart_failed)
+            vector = _in_this_process(id, num_envs, seed, make, described, restart_failed)
+        super().__init__(vector, num_envs, restart_failed, horizon, soft_horizon)
 
     def reset(self) -> PyTree:
         """[B, *] observations of new episodes; the first reset seeds the environments."""
+        self._begin_anew()
         self._vector.reset()
         return self._observed.convert(self._vector.block.observations())
 
@@ -211,14 +250,26 @@ class AsyncGymnasiumEnv(_Adapter):
     least = 1
 
     def __init__(
-        self, id: str, *, num_envs: int, seed: int, options: dict[str, Any], batch_wait_ms: float, **limits: Any
+        self,
+        id: str,
+        *,
+        num_envs: int,
+        seed: int,
+        options: dict[str, Any],
+        batch_wait_ms: float,
+        context: EnvContext | None = None,
+        horizon: int | None = None,
+        soft_horizon: bool = False,
+        **limits: Any,
     ):
-        workers = _in_workers(id, num_envs, seed, options, **limits)
-        super().__init__(workers, num_envs, limits.get("restart_failed", False))
+        make = _maker(id, context or EnvContext(options, num_envs=num_envs, seed=seed), horizon, soft_horizon)
+        workers = _in_workers(id, num_envs, seed, make, _described(id, options), **limits)
+        super().__init__(workers, num_envs, limits.get("restart_failed", False), horizon, soft_horizon)
         self._workers, self.batch_size, self._more_s = workers, num_envs, batch_wait_ms / 1000
 
     def reset(self) -> None:
         """Begins new episodes in all, when the steps under way are done; their results are lost."""
+        self._begin_anew()
         self._workers.begin()
 
     def send(self, action: Array, env_id: Array) -> None:

@@ -6,13 +6,12 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
-from jrl.envs import classic, suites, toys
+from jrl import registry
+from jrl.envs import classic, limits, suites, toys
+from jrl.envs.context import EnvContext, makes_graph
 from jrl.envs.graph import Definition, build, time_limit
-from jrl.envs.spec import check_action
-from jrl.envs.wrappers import action_transform
-from jrl.types import Array, AsyncEnv, Env, EnvSpec, GraphEnv, InputError, Key, PyTree, Space, StepResult
+from jrl.envs.wrappers import wrap
+from jrl.types import AsyncEnv, Env, GraphEnv, InputError
 
 BACKENDS = ("envpool", "gymnasium", "graph")  # in the order that `auto` asks them
 
@@ -25,6 +24,7 @@ GRAPH: dict[str, Callable[..., Definition]] = {
     "Catch-v0": toys.catch,
     "StatelessCartPole-v1": toys.stateless_cartpole,
     "RepeatAfterMe-v0": toys.repeat_after_me,
+    "Corridor-v0": toys.corridor,
 }
 ROLES = ("train", "eval")
 _BLOCKS = 8_192  # per role, of 65,536 seeds each: int32 holds those of four roles
@@ -49,9 +49,22 @@ def backends_of(id: str) -> tuple[str, ...]:
 
 
 def _has(id: str, backend: str) -> bool:
-    if ":" in id:  # package.module:Class, or a suite's
-        return backend == ("graph" if id.startswith(suites.PREFIXES) else "gymnasium")
-    return id in ids(backend)
+    if registry.registered(id) is None:
+        if ":" not in id:
+            return id in ids(backend)
+        if id.startswith(suites.PREFIXES):
+            return backend == "graph"
+    # the user's own: a class, a function, or a name that only looks like one, whose fault the backend tells
+    if backend == "envpool":
+        return False
+    from jrl.envs import gym_env
+
+    try:
+        found = gym_env.load_class(id)
+    except InputError:
+        found = None
+    graph = makes_graph(found)
+    return graph is not False if backend == "graph" else not graph
 
 
 def resolve(id: str, backend: str = "auto") -> str:
@@ -68,7 +81,7 @@ def resolve(id: str, backend: str = "auto") -> str:
     others = backends_of(id)
     if others:
         raise InputError(f"env.id {id}: the {backend} backend does not have it: use env.backend {' or '.join(others)}")
-    known = [name for b in BACKENDS for name in ids(b)]
+    known = [*registry.everything(), *(name for b in BACKENDS for name in ids(b))]
     near = [f"{name} ({', '.join(backends_of(name))})" for name in difflib.get_close_matches(id, set(known), 3)]
     mend = f"did you mean {', '.join(near)}?" if near else "name an id of EnvPool or Gymnasium, or package.module:Class"
     raise InputError(f"env.id {id}: no backend has it: {mend}")
@@ -85,6 +98,8 @@ def check(
     batch_wait_ms: float | None = None,
     restart_failed: bool = False,
     step_timeout_s: float | None = None,
+    horizon: int | None = None,
+    soft_horizon: bool = False,
 ) -> list[str]:
     """What is wrong with these, without making an environment; each message names the mend. Arguments as `make`."""
     try:
@@ -94,6 +109,7 @@ def check(
     errors = [
         *_size_errors(id, found, num_envs, batch_size),
         *_worker_errors(id, found, remote_worker_envs, batch_wait_ms, restart_failed, step_timeout_s),
+        *limits.errors(horizon, soft_horizon, id, found, backends_of(id) if soft_horizon else ()),
     ]
     try:
         if found == "envpool":
@@ -104,10 +120,10 @@ def check(
             from jrl.envs import gym_env
 
             errors += gym_env.check(id, options or {})
-        elif id in GRAPH:
-            _definition(id, options or {})
-        else:
+        elif _is_suites(id):
             errors += suites.check(id)
+        else:
+            _definition(id, options or {})
     except InputError as e:
         errors += e.errors
     return errors
@@ -147,20 +163,53 @@ def _worker_errors(
         yield f"{name}: expected more than 0, got {step_timeout_s}"
 
 
+def _is_suites(id: str) -> bool:
+    return id.startswith(suites.PREFIXES) and registry.registered(id) is None
+
+
 def _definition(id: str, options: dict[str, Any]) -> Definition:
+    """Raises InputError: an option that it does not take, or a function of the user's that gives no Definition."""
     options = dict(options)
-    known = ["max_episode_steps", *inspect.signature(GRAPH[id]).parameters]
+    found: Any = registry.registered(id) or GRAPH.get(id)
+    if found is None:
+        from jrl.envs import gym_env
+
+        found = gym_env.load_class(id)
+    parameters = {} if isinstance(found, Definition) else inspect.signature(found).parameters
+    known = ["max_episode_steps", *parameters]
     errors = []
     for key in options:
-        if key not in known:
+        if key not in known and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
             near = difflib.get_close_matches(key, known, 1)
             mend = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
             errors.append(f"env.options.{key}: {id} has no such option: {mend}")
     if errors:
         raise InputError(*errors)
     limit = options.pop("max_episode_steps", None)
-    task = GRAPH[id](**options)
-    return task if limit is None else task._replace(max_episode_steps=time_limit(limit))
+    try:
+        made = found if isinstance(found, Definition) else found(**options)
+    except TypeError as e:
+        raise InputError(f"env {id} cannot be made with options {options}: {e}") from e
+    if not isinstance(made, Definition):
+        raise InputError(
+            f"env.id {id}: the graph backend takes a function that returns a jrl.envs.graph.Definition, and this one "
+            f"returns a {type(made).__name__}: use env.backend gymnasium if that is an environment"
+        )
+    return made if limit is None else made._replace(max_episode_steps=time_limit(limit))
+
+
+def _graph(id: str, num_envs: int, options: dict[str, Any], horizon: int | None, soft_horizon: bool) -> GraphEnv:
+    def made(**limit: int) -> GraphEnv:
+        given = {**options, **limit}
+        return suites.make(id, num_envs, given) if _is_suites(id) else build(_definition(id, given), num_envs)
+
+    env = made()
+    if horizon is None:
+        return env
+    if soft_horizon:
+        return limits.soften(env, horizon)
+    own = env.spec.max_episode_steps
+    return env if own is not None and own <= horizon else made(max_episode_steps=horizon)
 
 
 def seed_range(seed: int, role: str = "train", index: int = 0) -> int:
@@ -207,11 +256,17 @@ def make(
     batch_wait_ms: float | None = None,
     restart_failed: bool = False,
     step_timeout_s: float | None = None,
+    horizon: int | None = None,
+    soft_horizon: bool = False,
+    no_done_at_end: bool | None = None,
+    worker_index: int = 0,
+    num_workers: int = 0,
 ) -> GraphEnv | Env | AsyncEnv:
     """B environments under one contract (see `jrl.types.StepResult`).
 
     Args:
-      id: `CartPole-v1`, `package.module:Class`, `gymnax:NAME`, `brax:NAME`.
+      id: `CartPole-v1`, `package.module:Class`, `gymnax:NAME`, `brax:NAME`, or a name that was registered (see
+        `jrl.registry`). A function that returns a `jrl.envs.graph.Definition` gives graph environments.
       backend: auto, envpool, gymnasium or graph.
       num_envs: B.
       seed, role (one of ROLES), index: pools that differ in role or index have no environment in common. Graph
@@ -227,6 +282,8 @@ def make(
         wait for each other.
       restart_failed: Gymnasium only: an environment that fails is made anew (`StepResult.failed`).
       step_timeout_s: of worker processes: a step or reset that takes longer has failed; seconds.
+      horizon, soft_horizon, no_done_at_end: where episodes end and what that means; see `jrl.envs.limits`.
+      worker_index, num_workers: which env runner of how many this is; for `jrl.envs.context.EnvContext`.
     Returns:
       An AsyncEnv with `batch_wait_ms`, or a `batch_size` below `num_envs`; else a GraphEnv where the environment can be
       stepped inside a program, and an Env where it cannot. Gymnasium's have two members more, `foreach_env(fn)` and
@@ -247,18 +304,21 @@ def make(
         batch_wait_ms=batch_wait_ms,
         restart_failed=restart_failed,
         step_timeout_s=step_timeout_s,
+        horizon=horizon,
+        soft_horizon=soft_horizon,
     )
     if errors:
         raise InputError(*errors)
     found, options = resolve(id, backend), dict(options or {})
-    pool: dict[str, Any] = {"num_envs": num_envs, "seed": seed_range(seed, role, index) + offset, "options": options}
+    first = seed_range(seed, role, index) + offset
+    pool: dict[str, Any] = {"num_envs": num_envs, "seed": first, "options": options}
     env: Any
     if found == "graph":
-        graph = id in GRAPH
-        env = build(_definition(id, options), num_envs) if graph else suites.make(id, num_envs, options)
+        env = _graph(id, num_envs, options, horizon, soft_horizon)
     elif found == "envpool":
         from jrl.envs import envpool_env
 
+        pool["options"] = envpool_env.limited(id, options, horizon)
         if batch_size is not None and batch_size < num_envs:
             env = envpool_env.AsyncEnvPoolEnv(id, batch_size=batch_size, **pool)
         else:
@@ -267,65 +327,20 @@ def make(
     else:
         from jrl.envs import gym_env
 
-        limits: dict[str, Any] = {"restart_failed": restart_failed, "step_timeout_s": step_timeout_s}
+        pool |= {"restart_failed": restart_failed, "step_timeout_s": step_timeout_s}
+        pool |= {"horizon": horizon, "soft_horizon": soft_horizon}
+        pool["context"] = EnvContext(
+            options,
+            worker_index=worker_index,
+            num_workers=num_workers,
+            vector_index=offset,
+            num_envs=num_envs,
+            remote=remote_worker_envs,
+            in_evaluation=role == "eval",
+            seed=first,
+        )
         if batch_wait_ms is not None:
-            env = gym_env.AsyncGymnasiumEnv(id, batch_wait_ms=batch_wait_ms, **pool, **limits)
+            env = gym_env.AsyncGymnasiumEnv(id, batch_wait_ms=batch_wait_ms, **pool)
         else:
-            env = gym_env.GymnasiumEnv(id, remote=remote_worker_envs, **pool, **limits)
-    space, fn = action_transform(env.spec.action, normalize=normalize_actions, clip=clip_actions)
-    if isinstance(env, GraphEnv):
-        return _acting_in(env, space, fn) if fn else env
-    if fn is None:
-        return env
-    spec = env.spec._replace(action=space, env_action=env.spec.action)
-    return _AsyncTransformed(env, spec, fn) if hasattr(env, "recv") else _Transformed(env, spec, fn)
-
-
-def _acting_in(env: GraphEnv, space: Space, fn: Callable[[Array], Array]) -> GraphEnv:
-    """`env` with the policy's action space in front of its own."""
-
-    def step(state: PyTree, action: Array, key: Key) -> tuple[PyTree, StepResult]:
-        check_action(space, env.spec.num_envs, action)  # before the transform, which would broadcast it
-        return env.step(state, fn(action), key)
-
-    return env._replace(spec=env.spec._replace(action=space, env_action=env.spec.action), step=step)
-
-
-class _Behind:
-    """A host environment behind an action transform; what it has beside the members of its kind is its own."""
-
-    def __init__(self, env: Any, spec: EnvSpec, fn: Callable[[Array], Array]):
-        self._env, self.spec, self._fn = env, spec, fn
-
-    def _action(self, action: Array, num_envs: int) -> Array:
-        action = np.asarray(action)
-        check_action(self.spec.action, num_envs, action)  # before the transform, which would broadcast it
-        return self._fn(action)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._env, name)
-
-    def reset(self) -> Any:
-        return self._env.reset()
-
-    def close(self) -> None:
-        self._env.close()
-
-
-class _Transformed(_Behind):
-    def step(self, action: Array) -> StepResult:
-        return self._env.step(self._action(action, self.spec.num_envs))
-
-
-class _AsyncTransformed(_Behind):
-    def __init__(self, env: AsyncEnv, spec: EnvSpec, fn: Callable[[Array], Array]):
-        super().__init__(env, spec, fn)
-        self.batch_size, self.least = env.batch_size, env.least
-
-    def send(self, action: Array, env_id: Array) -> None:
-        self._env.send(self._action(action, len(env_id)), env_id)
-
-    def recv(self) -> tuple[Array, StepResult]:
-        return self._env.recv()
+            env = gym_env.GymnasiumEnv(id, remote=remote_worker_envs, **pool)
+    return wrap(env, normalize=normalize_actions, clip=clip_actions, no_done_at_end=no_done_at_end)

@@ -1,4 +1,6 @@
-"""Small tasks that ask one question each: credit, memory."""
+"""Small tasks that ask one question each: credit, memory, a way that becomes longer."""
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -81,3 +83,31 @@ def repeat_after_me(delay: int = 1, episode_length: int = 100) -> Definition:
 
     space = Discrete(tokens)
     return Definition(space, space, None, 1, reset, step, lambda state: state.history[:, -1])
+
+
+def corridor(length: float = 5.0) -> Definition:
+    """Corridor-v0: walk to the far end (after RLlib's SimpleCorridor); its length is a task, for curricula.
+
+    Observation [2], position and length; actions left, right, which at the near end stays. 1 at the far end, where the
+    episode ends, else -0.01 per step; at most 200 steps. A new length counts at once: whoever stands beyond it is there
+    with the next step that does not lead back. A random walk needs about length squared steps.
+
+    Raises:
+      InputError: a length below 1.
+    """
+    if length < 1:
+        raise InputError(f"env.options.length: Corridor-v0 takes at least 1, got {length}")
+
+    def reset(draws, length):
+        return jnp.zeros_like(length)
+
+    def step(position, action, draws, length):
+        position = jnp.maximum(position + jnp.where(action == 1, 1.0, -1.0), 0.0)
+        there = position >= length
+        return position, jnp.where(there, 1.0, -0.01), there
+
+    def observe(position, length):
+        return jnp.stack([position, length], -1)
+
+    space = Box((2,), "float32", 0.0, math.inf)
+    return Definition(space, Discrete(2), 200, 1, reset, step, observe, task=float(length))

@@ -2,7 +2,7 @@
 
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,56 @@ from jrl.envs.worker_process import Block
 ATTEMPTS = 10  # to make and reset an environment anew, until the run ends
 _RESTARTED = 2**30  # seeds from here on belong to no pool's first reset (see `make.seed_range`)
 _log = logging.getLogger(__name__)
+
+
+class Infos:
+    """What environments say beside the results of their latest step or reset.
+
+    `latest` is kept only once `wanted`: by environment a dict, or None for one that has not answered.
+    """
+
+    def __init__(self, num_envs: int):
+        self.wanted = False
+        self.latest: Sequence[Any] | Mapping[int, Any] = [None] * num_envs
+
+    def of_pool(self, info: Mapping[str, Any]) -> None:
+        """What EnvPool says of the environments `info["env_id"]`."""
+        if self.wanted:
+            self.latest = PoolInfos(info, info["env_id"])
+
+
+class PoolInfos(Mapping[int, dict[str, Any]]):
+    """What a pool says as arrays [n, ...], by environment: a dict that is made when it is asked for.
+
+    Args:
+      arrays: name -> array, or a dict of them; they are copied. Those without a row per environment are left out.
+      env_id: [n] environments of the rows.
+    """
+
+    def __init__(self, arrays: Mapping[str, Any], env_id: np.ndarray):
+        self._rows = {int(i): row for row, i in enumerate(env_id)}
+        self._arrays = self._copied(arrays)
+
+    def _copied(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, x in arrays.items():
+            if isinstance(x, Mapping):
+                found[name] = self._copied(x)
+            elif np.shape(x)[:1] == (len(self._rows),):
+                found[name] = np.array(x)
+        return found
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return self._picked(self._arrays, self._rows[i])
+
+    def _picked(self, arrays: Mapping[str, Any], row: int) -> dict[str, Any]:
+        return {name: self._picked(x, row) if isinstance(x, dict) else x[row] for name, x in arrays.items()}
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
 
 class Restarts:
@@ -47,23 +97,26 @@ class Restarts:
 class Vector:
     """B environments, one after the other; rows as `jrl.types.StepResult` says, actions and observations unconverted.
 
-    `first` is the first of them, whose spaces all must have; `make` makes the others, and those that take the place of
-    one that failed.
+    `first` is the first of them, whose spaces all must have; `make(i)` makes the others, and those that take the place
+    of one that failed.
     """
 
-    def __init__(self, make: Callable[[], Any], first: Any, *, id: str, num_envs: int, seed: int, restart_failed: bool):
+    def __init__(
+        self, make: Callable[[int], Any], first: Any, *, id: str, num_envs: int, seed: int, restart_failed: bool
+    ):
         self.observation_space, self.action_space = first.observation_space, first.action_space
         self.max_episode_steps = getattr(first.spec, "max_episode_steps", None)
         self.metadata, self.restarts = first.metadata, Restarts(id, num_envs, seed)
         self._make, self._restart_failed, self._num_envs = make, restart_failed, num_envs
         self._seed: int | None = seed
         self._ended = [False] * num_envs
-        self.block = Block(self.observation_space, self.action_space, num_envs)
+        self.block, self.infos = Block(self.observation_space, self.action_space, num_envs), Infos(num_envs)
+        self._told: list[Any] = [None] * num_envs
         self._envs = [first, *[None] * (num_envs - 1)]
         try:
             for i in range(1, num_envs):
                 try:
-                    self._envs[i] = self._made()
+                    self._envs[i] = self._made(i)
                 except Exception as error:
                     self._made_anew(i, error)
         except BaseException:
@@ -72,33 +125,41 @@ class Vector:
 
     def reset(self) -> None:
         """New episodes; the first call seeds the environments, i with seed + i."""
+        self._told = [None] * self._num_envs
         for i, env in enumerate(self._envs):
             try:
-                obs, _ = env.reset() if self._seed is None else env.reset(seed=self._seed + i)
+                obs, self._told[i] = env.reset() if self._seed is None else env.reset(seed=self._seed + i)
                 self.block.put(i, obs, 0.0, False, False)
             except Exception as error:
                 self._made_anew(i, error)
+        self._tell()
         self._seed, self._ended = None, [False] * self._num_envs
 
     def step(self, action: np.ndarray) -> np.ndarray:
         """Which environments failed [B] bool, in the middle of an episode; the rest is in `block`."""
         block, ended, failed = self.block, self._ended, np.zeros(self._num_envs, bool)
+        told = self._told = [None] * self._num_envs
         for i, env in enumerate(self._envs):
             try:
                 if ended[i]:
-                    obs, _ = env.reset()
+                    obs, told[i] = env.reset()
                     block.put(i, obs, 0.0, False, False)
                 else:
-                    obs, reward, terminated, truncated, _ = env.step(action[i])
+                    obs, reward, terminated, truncated, told[i] = env.step(action[i])
                     block.put(i, obs, reward, terminated, truncated)
             except Exception as error:
                 self._made_anew(i, error)
                 failed[i] = not ended[i]
         self._ended = (block.terminated | block.truncated).tolist()
+        self._tell()
         return failed
 
-    def _made(self) -> Any:
-        env = self._make()
+    def _tell(self) -> None:
+        if self.infos.wanted:  # copies: an environment may go on writing to its dict
+            self.infos.latest = [dict(info) for info in self._told]
+
+    def _made(self, i: int) -> Any:
+        env = self._make(i)
         if (env.observation_space, env.action_space) != (self.observation_space, self.action_space):
             env.close()
             raise ValueError(f"spaces {env.observation_space}, {env.action_space} unlike those of the others")
@@ -113,8 +174,8 @@ class Vector:
             _close(self._envs[i])
             self._envs[i] = None
             try:
-                self._envs[i] = self._made()
-                obs, _ = self._envs[i].reset(seed=self.restarts.next_seed(i))
+                self._envs[i] = self._made(i)
+                obs, self._told[i] = self._envs[i].reset(seed=self.restarts.next_seed(i))
                 self.block.put(i, obs, 0.0, False, False)
             except Exception as another:
                 error = another

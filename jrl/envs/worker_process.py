@@ -23,10 +23,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-# what a worker is asked; SEED and CALL bring a pickled argument
+# what a worker is asked; SEED and CALL bring a pickled argument. In capitals: and to tell its info
 STEP, RESET, SEED, MAKE, CALL = b"s", b"r", b"i", b"m", b"c"
-# what it answers; VALUE and ERROR bring a pickled one
-DONE, VALUE, ERROR = b"d", b"v", b"e"
+# what it answers; VALUE, ERROR and INFO, which is DONE with an info, bring a pickled one
+DONE, VALUE, ERROR, INFO = b"d", b"v", b"e", b"n"
 # what the nursery is asked, with a process id, and its answer: the id, an exit code, or minus an errno
 FORK, KILL = b"f", b"k"
 REQUEST, ANSWER, LENGTH = struct.Struct("<cq"), struct.Struct("<q"), struct.Struct("<I")
@@ -119,23 +119,26 @@ class _Worker:
         """Does what it is asked, and returns what goes back."""
         if kind == STEP:
             # a copy: the environment may keep its action, and the next one is written to the same place
-            obs, reward, terminated, truncated, _ = self._env.step(self._block.action[self._index].copy())
+            obs, reward, terminated, truncated, info = self._env.step(self._block.action[self._index].copy())
             self._block.put(self._index, obs, reward, terminated, truncated)
-        elif kind == RESET:
-            obs, _ = self._env.reset()
+            return info
+        if kind == RESET:
+            obs, info = self._env.reset()
             self._block.put(self._index, obs, 0.0, False, False)
-        elif kind == SEED:
+            return info
+        if kind == SEED:
             if self._block is None:
                 spaces = self._env.observation_space, self._env.action_space
                 self._block = Block(*spaces, self._setup["num_envs"], lambda size: mmap.mmap(self._memory, size))
-            obs, _ = self._env.reset(seed=pickle.loads(argument))
+            obs, info = self._env.reset(seed=pickle.loads(argument))
             self._block.put(self._index, obs, 0.0, False, False)
-        elif kind == MAKE:
+            return info
+        if kind == MAKE:
             self.close()
             self._make = self._make or pickle.loads(self._setup["make"])
-            self._env = env = self._make()
+            self._env = env = self._make(self._index)
             return env.observation_space, env.action_space, getattr(env.spec, "max_episode_steps", None)
-        elif kind == CALL:
+        if kind == CALL:
             return pickle.loads(pickle.loads(argument))(self._env)  # the function was pickled by cloudpickle
         return None
 
@@ -147,11 +150,15 @@ class _Worker:
 
 def _work(source: socket.socket, worker: _Worker) -> None:
     """Answers until nobody asks. Raises ConnectionError where nobody waits for the answer."""
-    while kind := source.recv(1):
+    while asked := source.recv(1):
+        kind = asked.lower()
         argument = receive(source) if kind in (SEED, CALL) else b""
         try:
             value = worker.answer(kind, argument)
-            answer = DONE if kind in (STEP, RESET, SEED) else message(VALUE, value)
+            if kind in (MAKE, CALL):
+                answer = message(VALUE, value)
+            else:
+                answer = DONE if asked == kind else message(INFO, _sendable(value))
         except BaseException as e:  # SystemExit, too: an environment has no say in when its process ends
             import gymnasium
 
@@ -159,6 +166,23 @@ def _work(source: socket.socket, worker: _Worker) -> None:
             wrong = kind == MAKE and isinstance(e, TypeError | ImportError | gymnasium.error.Error)
             answer = message(ERROR, (wrong, f"{type(e).__name__}: {e}", traceback.format_exc()))
         source.sendall(answer)
+
+
+def _sendable(info: Any) -> dict[Any, Any]:
+    """What of an info can be pickled."""
+    try:
+        pickle.dumps(info)
+        return dict(info)
+    except Exception:
+        return {name: value for name, value in info.items() if _picklable(value)}
+
+
+def _picklable(value: Any) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:
+        return False
+    return True
 
 
 def _run_worker(source: socket.socket, worker: _Worker) -> NoReturn:

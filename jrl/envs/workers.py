@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from jrl.envs import worker_process as process
-from jrl.envs.vector import ATTEMPTS, Restarts
+from jrl.envs.vector import ATTEMPTS, Infos, Restarts
 from jrl.errors import InputError
 
 _NEVER_S = 1e6
@@ -100,7 +100,7 @@ class Workers:
     """B environments in a process each. Rows as `jrl.types.StepResult` says; actions and observations unconverted.
 
     Args:
-      make: pickled, what makes an environment.
+      make: pickled, what makes environment i when called with i.
       described: how the errors of making one begin.
       id, num_envs, seed: environment i is seeded with seed + i at the first reset.
       restart_failed: an environment that raises, whose process ends, or that exceeds the time limit is made anew, by
@@ -127,6 +127,8 @@ class Workers:
         self.busy: set[int] = set()  # those under way
         self.failed = np.zeros(num_envs, bool)  # of those that are ready: they failed in the middle of an episode
         self.block: process.Block
+        self.infos = Infos(num_envs)
+        self._told: list[Any] = [None] * num_envs
         self._described, self._restart_failed, self._limit = described, restart_failed, step_timeout_s
         self._seed: int | None = seed
         self.observation_space: Any = None
@@ -197,6 +199,8 @@ class Workers:
         until = time.monotonic() + more_s
         while self.busy and (left := until - time.monotonic()) > 0:
             self._poll(left)
+        if self.infos.wanted:
+            self.infos.latest = list(self._told)
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
         """What `fn(env)` returns for each environment, by their own processes; it must be one that can be pickled.
@@ -249,6 +253,8 @@ class Workers:
         try:
             if worker.link is None:
                 raise ConnectionError
+            if self.infos.wanted and kind in (process.STEP, process.RESET, process.SEED):
+                kind = kind.upper()
             worker.link.sendall(kind if argument is None else process.message(kind, argument))
         except ConnectionError:
             self._gone(i)
@@ -276,6 +282,9 @@ class Workers:
             value = pickle.loads(process.receive(worker.link))
         except ConnectionError:
             return self._gone(i)
+        if kind == process.INFO:
+            self._told[i] = value
+            return self._done(i)
         if worker.asked == process.CALL:
             worker.answer = (kind == process.VALUE, value if kind == process.VALUE else value[2])
             return self._settled(i)

@@ -1,4 +1,4 @@
-"""What stands between policy and environment: the action's range, the reward the learner sees."""
+"""What stands between policy and environment: the action's range, the reward and the ends that the learner sees."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,8 +6,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jrl.envs import limits
 from jrl.envs import spec as spaces
-from jrl.types import Array, Box, Space
+from jrl.types import Array, AsyncEnv, Box, Env, EnvSpec, GraphEnv, Key, PyTree, Space, StepResult
 
 
 def action_transform(space: Space, *, normalize: bool, clip: bool) -> tuple[Space, Callable[[Array], Array] | None]:
@@ -57,3 +58,78 @@ def reward_transform(
         return jnp.sign
     low, high = clip_rewards if isinstance(clip_rewards, tuple | list) else (-clip_rewards, clip_rewards)
     return lambda reward: jnp.clip(reward, low, high)
+
+
+def wrap(
+    env: GraphEnv | Env | AsyncEnv, *, normalize: bool, clip: bool, no_done_at_end: bool | None
+) -> GraphEnv | Env | AsyncEnv:
+    """`env` behind `action_transform` and `limits.flags`; itself where they change nothing."""
+    space, fn = action_transform(env.spec.action, normalize=normalize, clip=clip)
+    ends = limits.flags(no_done_at_end)
+    if fn is None and ends is None:
+        return env
+    spec = env.spec if fn is None else env.spec._replace(action=space, env_action=env.spec.action)
+    if isinstance(env, GraphEnv):
+        return _graph(env, spec, fn, ends)
+    return _Async(env, spec, fn, ends) if isinstance(env, AsyncEnv) else _Waiting(env, spec, fn, ends)
+
+
+_Action = Callable[[Array], Array] | None
+_Ends = Callable[[Array, Array], tuple[Array, Array]] | None
+
+
+def _told(result: StepResult, ends: _Ends) -> StepResult:
+    if ends is None:
+        return result
+    terminated, truncated = ends(result.terminated, result.truncated)
+    return result._replace(terminated=terminated, truncated=truncated)
+
+
+def _graph(env: GraphEnv, spec: EnvSpec, fn: _Action, ends: _Ends) -> GraphEnv:
+    def step(state: PyTree, action: Array, key: Key) -> tuple[PyTree, StepResult]:
+        spaces.check_action(spec.action, spec.num_envs, action)  # before the transform, which would broadcast it
+        state, result = env.step(state, action if fn is None else fn(action), key)
+        return state, _told(result, ends)
+
+    return env._replace(spec=spec, step=step)
+
+
+class _Behind:
+    """A host environment; what it has beside the members of its kind is its own."""
+
+    def __init__(self, env: Any, spec: EnvSpec, fn: _Action, ends: _Ends):
+        self._env, self.spec, self._fn, self._ends = env, spec, fn, ends
+
+    def _action(self, action: Array, num_envs: int) -> Array:
+        action = np.asarray(action)
+        spaces.check_action(self.spec.action, num_envs, action)  # before the transform, which would broadcast it
+        return action if self._fn is None else self._fn(action)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._env, name)
+
+    def reset(self) -> Any:
+        return self._env.reset()
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class _Waiting(_Behind):
+    def step(self, action: Array) -> StepResult:
+        return _told(self._env.step(self._action(action, self.spec.num_envs)), self._ends)
+
+
+class _Async(_Behind):
+    def __init__(self, env: AsyncEnv, spec: EnvSpec, fn: _Action, ends: _Ends):
+        super().__init__(env, spec, fn, ends)
+        self.batch_size, self.least = env.batch_size, env.least
+
+    def send(self, action: Array, env_id: Array) -> None:
+        self._env.send(self._action(action, len(env_id)), env_id)
+
+    def recv(self) -> tuple[Array, StepResult]:
+        env_id, result = self._env.recv()
+        return env_id, _told(result, self._ends)

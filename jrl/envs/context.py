@@ -1,0 +1,160 @@
+"""The user's own environments: what a name in `env.id` stands for, and what it is told of its place in the run."""
+
+import contextlib
+import inspect
+import sys
+import threading
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jrl.envs.limits import Limited
+
+CONFIG_NAMES = ("config", "env_config", "env_context", "context")  # of a first parameter that takes an EnvContext
+_KEPT_AS = "_jrl_context"  # attribute of an environment
+
+
+class EnvContext(dict):
+    """`env.options`, and which environment of the run they are for.
+
+    Attributes:
+      worker_index: 0 in the main process, 1 .. num_workers in env runners.
+      num_workers: how many env runners there are; also as `num_env_runners`.
+      vector_index: which of the run's environments this is, counted over all vectors of its kind (of training, of
+        evaluation).
+      num_envs: of its vector.
+      remote: it has a process of its own.
+      in_evaluation: it is not trained on.
+      seed: of its first reset; None where random numbers come from keys (graph environments).
+    """
+
+    def __init__(
+        self,
+        options: dict[str, Any] | None = None,
+        *,
+        worker_index: int = 0,
+        num_workers: int = 0,
+        vector_index: int = 0,
+        num_envs: int = 1,
+        remote: bool = False,
+        in_evaluation: bool = False,
+        seed: int | None = None,
+    ):
+        super().__init__(options or {})
+        self.worker_index, self.num_workers, self.vector_index = worker_index, num_workers, vector_index
+        self.num_envs, self.remote, self.in_evaluation, self.seed = num_envs, remote, in_evaluation, seed
+
+    @property
+    def num_env_runners(self) -> int:
+        return self.num_workers
+
+    def of(self, i: int) -> "EnvContext":
+        """For the environment that comes i after this one in the vector, with options of its own to change."""
+        there = EnvContext(self)
+        there.__dict__.update(self.__dict__)
+        there.vector_index = self.vector_index + i
+        there.seed = None if self.seed is None else self.seed + i
+        return there
+
+
+def of(env: Any) -> EnvContext | None:
+    """What a Gymnasium environment of a run was made with, as `foreach_env` hands it out."""
+    return getattr(env, _KEPT_AS, None)
+
+
+# ---------------------------------------------------------------- from a name to an environment
+
+
+def takes_context(found: Callable[..., Any], *, creator: bool, options: dict[str, Any]) -> bool:
+    """Whether a class or function is called with an EnvContext, rather than with the options as arguments.
+
+    Args:
+      found: what `env.id` names.
+      creator: it was registered: a function of the context, whatever its parameter is called.
+      options: an option of the parameter's name is an argument.
+    """
+    try:
+        parameters = list(inspect.signature(found).parameters.values())
+    except (TypeError, ValueError):  # of a builtin
+        return False
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if not parameters or parameters[0].kind not in kinds:
+        return creator and bool(parameters) and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL
+    name = parameters[0].name
+    return (creator and not inspect.isclass(found)) or (name in CONFIG_NAMES and name not in options)
+
+
+def makes_graph(found: Any) -> bool | None:
+    """Whether an object that `env.id` names gives a `jrl.envs.graph.Definition`; None where only a call would tell."""
+    if type(found).__name__ == "Definition":
+        return True
+    if inspect.isclass(found) or not callable(found):
+        return False
+    try:
+        result = typing.get_type_hints(found).get("return")
+    except (NameError, TypeError, AttributeError):  # names that are imported for type checkers only
+        result = getattr(found, "__annotations__", {}).get("return")
+    if result is None:
+        return None
+    return (result if isinstance(result, str) else getattr(result, "__name__", "")).endswith("Definition")
+
+
+class Maker:
+    """`maker(i)` makes environment i of a vector.
+
+    Args:
+      found: a class or function; with `by_context` of an EnvContext, else of the options as keyword arguments.
+      context: of environment 0.
+      horizon, soft_horizon: see `jrl.envs.limits`.
+    """
+
+    def __init__(
+        self,
+        found: Callable[..., Any],
+        context: EnvContext,
+        *,
+        by_context: bool,
+        horizon: int | None,
+        soft_horizon: bool,
+    ):
+        self._found, self._context, self._by_context = found, context, by_context
+        self.horizon, self._soft = horizon, soft_horizon
+
+    def __call__(self, i: int) -> Any:
+        context = self._context.of(i)
+        env = self._found(context) if self._by_context else self._found(**context)
+        for name in ("observation_space", "action_space"):
+            if not hasattr(env, name):
+                what = getattr(self._found, "__qualname__", self._found)
+                graph = ": set env.backend graph" if type(env).__name__ == "Definition" else ""
+                raise TypeError(f"{what} gave a {type(env).__name__}, no Gymnasium environment: no {name}{graph}")
+        with contextlib.suppress(AttributeError):  # one with __slots__
+            setattr(env, _KEPT_AS, context)
+        return env if self.horizon is None else Limited(env, self.horizon, self._soft)
+
+
+_pickling = threading.Lock()
+
+
+@contextlib.contextmanager
+def by_value() -> Iterator[None]:
+    """In here, cloudpickle writes a Maker so that it can be read by a process that does not import jrl."""
+    import cloudpickle
+
+    modules = [sys.modules[cls.__module__] for cls in (Maker, Limited)]
+    with _pickling:
+        try:
+            for module in modules:
+                cloudpickle.register_pickle_by_value(module)
+            yield
+        finally:
+            for module in modules:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+def maker(
+    found: Callable[..., Any], context: EnvContext, *, creator: bool, horizon: int | None, soft_horizon: bool
+) -> Maker:
+    """A Maker for a class or function; `creator` as in `takes_context`."""
+    by_context = takes_context(found, creator=creator, options=context)
+    return Maker(found, context, by_context=by_context, horizon=horizon, soft_horizon=soft_horizon)

@@ -1,0 +1,145 @@
+"""Where episodes end beside the environment's own ends, and what an end means for the learner.
+
+`env.horizon` ends an episode after so many steps; a smaller limit of the environment's own stays. What the learner is
+told is `terminated` (the value after the row is 0) or `truncated` (it bootstraps from V of the true next observation):
+
+    no_done_at_end   a true end    the horizon, another time limit
+    null (default)   terminated    truncated
+    false            terminated    terminated
+    true             truncated     truncated
+
+`env.soft_horizon` says what becomes of the environment at the horizon. Together, at the horizon:
+
+                             soft_horizon false             soft_horizon true
+    no_done_at_end null      reset, bootstrap               goes on from where it stands, bootstrap
+    no_done_at_end false     reset, no bootstrap            goes on, no bootstrap: as if it had ended
+    no_done_at_end true      reset, bootstrap (so do true   goes on, bootstrap (so do true ends, which reset)
+                             ends, which reset as ever)
+
+An environment that goes on is not stepped on the row after the horizon, where others are reset: that row is masked as
+ever, its action is ignored, its reward 0, and its result shows the observation that the horizon had. A bootstrapped
+value then is an estimate across the horizon. A recurrent state is not carried across: whoever collects begins it anew
+after every end, and the learner repeats that from the flags, which do not tell a soft horizon from others. A true end,
+and a limit of the environment's own, reset it as ever, also on the step that reaches the horizon.
+
+The words are RLlib's; its default, `no_done_at_end: False`, is our false.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jrl.types import Array, GraphEnv, Key, PyTree, StepResult
+
+_PAUSED, _FRESH = -1, -2  # SoftState.steps of an environment whose next row is the one after an end
+
+
+def errors(horizon: int | None, soft_horizon: bool, id: str, backend: str, others: tuple[str, ...]) -> Iterator[str]:
+    """What is wrong with these settings for an `id` stepped by `backend`, which `others` have, too."""
+    if horizon is not None and (isinstance(horizon, bool) or not isinstance(horizon, int) or horizon < 1):
+        yield f"env.horizon: expected a positive integer, got {horizon!r}"
+    if soft_horizon and horizon is None:
+        yield "env.soft_horizon: there is no horizon at which an episode could go on: set env.horizon, or leave it out"
+    if soft_horizon and backend == "envpool":
+        able = [name for name in others if name != "envpool"]
+        mend = f"use env.backend {' or '.join(able)}" if able else "leave it out"
+        yield (
+            "env.soft_horizon: EnvPool steps and resets all environments of a pool, none can be held back, and "
+            f"{id} is stepped by the envpool backend: {mend}"
+        )
+
+
+def flags(no_done_at_end: bool | None) -> Callable[[Array, Array], tuple[Array, Array]] | None:
+    """From (terminated, truncated) [B] bool of the environment to those of the learner; None: they are the same."""
+    if no_done_at_end is None:
+        return None
+
+    def fn(terminated: Array, truncated: Array) -> tuple[Array, Array]:
+        end = terminated | truncated
+        never = end & ~end
+        return (never, end) if no_done_at_end else (end, never)
+
+    return fn
+
+
+# ---------------------------------------------------------------- in a program
+
+
+@struct.dataclass
+class SoftState:
+    """Where B environments stand that go on at the horizon."""
+
+    env: PyTree  # of the environments, [B, ...]
+    obs: PyTree  # [B, *], the latest: shown once more after the horizon
+    steps: Array  # [B] i32, since the episode began; below 0 after an end: -1 at the horizon, -2 at a true one
+
+
+def soften(env: GraphEnv, horizon: int) -> GraphEnv:
+    """`env`, whose state has leaves [B, ...], with episodes that end after `horizon` steps and go on."""
+    limit = env.spec.max_episode_steps
+    spec = env.spec._replace(max_episode_steps=horizon if limit is None else min(horizon, limit))
+
+    def reset(key: Key) -> tuple[SoftState, PyTree]:
+        state, obs = env.reset(key)
+        # copies: the caller donates state and observation, which must not share a buffer
+        return SoftState(state, jax.tree.map(jnp.copy, obs), jnp.zeros((spec.num_envs,), jnp.int32)), obs
+
+    def step(state: SoftState, action: Array, key: Key) -> tuple[SoftState, StepResult]:
+        paused = state.steps == _PAUSED
+        moved, result = env.step(state.env, action, key)
+        held = lambda old, new: jnp.where(jnp.expand_dims(paused, tuple(range(1, new.ndim))), old, new)
+        inner, obs = jax.tree.map(held, (state.env, state.obs), (moved, result.obs))
+        terminated, truncated = result.terminated & ~paused, result.truncated & ~paused
+        steps = jnp.where(state.steps < 0, 0, state.steps + 1)
+        ended = terminated | truncated
+        there = (steps >= horizon) & ~ended
+        steps = jnp.where(there, _PAUSED, jnp.where(ended, _FRESH, steps))
+        reward = jnp.where(paused, 0.0, result.reward)
+        return SoftState(inner, obs, steps), StepResult(obs, reward, terminated, truncated | there)
+
+    found = env._replace(spec=spec, reset=reset, step=step)
+    if env.set_task is None or env.get_task is None:
+        return found
+    set_task, get_task = env.set_task, env.get_task
+    return found._replace(
+        set_task=lambda state, task: state.replace(env=set_task(state.env, task)),
+        get_task=lambda state: get_task(state.env),
+    )
+
+
+# ---------------------------------------------------------------- from the host
+
+
+class Limited:
+    """One Gymnasium environment whose episodes end after `horizon` steps; all else is its own.
+
+    The reset after the horizon is none with `soft`: the environment goes on, unless `begin_anew` was called before.
+    """
+
+    def __init__(self, env: Any, horizon: int, soft: bool):
+        self.env, self._horizon, self._soft = env, horizon, soft
+        self._steps, self._goes_on, self._obs = 0, False, None
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "env" or name.startswith("__"):  # of one that is only half there
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    def reset(self, **how: Any) -> tuple[Any, dict[str, Any]]:
+        goes_on, self._goes_on, self._steps = self._goes_on, False, 0
+        return (self._obs, {}) if goes_on and not how else self.env.reset(**how)
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._steps += 1
+        if self._steps >= self._horizon and not (terminated or truncated):
+            truncated = True
+            self._goes_on, self._obs = self._soft, obs
+        return obs, reward, terminated, truncated, info
+
+    def begin_anew(self) -> None:
+        """The next reset is one."""
+        self._goes_on = False

@@ -1,7 +1,7 @@
 """What the loop drives: one interface over on-policy and replay-based algorithms."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -85,6 +85,58 @@ def on_policy(algo: Algo, like: Rollout | None = None) -> Learner:
         return state, replay, jax.tree.map(lambda x: x.mean(0), metrics)
 
     return Learner(algo.init, init_replay, algo.actor, step)
+
+
+def transformed(learner: Learner, transforms: Sequence[Callable[[Rollout], Rollout]]) -> Learner:
+    """Learns from what the pure functions `transforms` make of a rollout, in their order.
+
+    A rollout keeps its shapes and dtypes; with several devices each sees its own columns.
+    """
+    if not transforms:
+        return learner
+
+    def step(state: PyTree, replay: PyTree, rollout: Rollout, key: Key):
+        for transform in transforms:
+            like, rollout = rollout, transform(rollout)
+            _same_shapes(transform, like, rollout)
+        return learner.step(state, replay, rollout, key)
+
+    return learner._replace(step=step)
+
+
+def batches_transformed(
+    algo: Algo, transforms: Sequence[Callable[[Any], Any]], *, axis_name: str | None = None
+) -> Algo:
+    """Makes each update on what the pure functions `transforms` make of the batch, in their order.
+
+    Args:
+      algo: any.
+      transforms: from a Batch, or a Rollout of an on-policy algorithm, to another, or to (batch, metrics).
+      axis_name: of the mapped axis over devices, over which the metrics are averaged.
+    """
+    if not transforms:
+        return algo
+
+    def update(state: PyTree, batch: PyTree, key: Key):
+        added: Metrics = {}
+        for transform in transforms:
+            out = transform(batch)
+            batch, metrics = out if type(out) is tuple else (out, {})
+            added |= metrics
+        if axis_name is not None:
+            added = jax.tree.map(lambda x: jax.lax.pmean(x, axis_name), added)
+        state, aux = algo.update(state, batch, key)
+        return state, aux._replace(metrics={**aux.metrics, **added})
+
+    return algo._replace(update=update)
+
+
+def _same_shapes(transform: Callable, before: Rollout, after: Rollout) -> None:
+    """Raises TypeError: what follows is compiled for rollouts of the shapes before."""
+    kind = lambda tree: jax.tree.map(lambda x: (jnp.shape(x), jnp.result_type(x)), tree)
+    if kind(before) != kind(after):
+        name = getattr(transform, "__qualname__", transform)
+        raise TypeError(f"{name}: a transform keeps a rollout's shapes and dtypes: {kind(before)} -> {kind(after)}")
 
 
 def off_policy(

@@ -8,9 +8,10 @@ Every random number follows from the seed and a counter: `fold_in(fold_in(key(se
 
 import dataclasses
 import enum
+import functools
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from jrl.metrics import episodes as episode_metrics
 from jrl.metrics.timers import Timers
 from jrl.rollout.sources import Source, outside_compile_cache
 from jrl.rollout.unroll import Unroll, UnrollState
-from jrl.types import Episodes, Key, Metrics, PyTree, StepInfo
+from jrl.types import Episodes, Key, Metrics, PyTree, Rollout, StepInfo
 
 # calls between two whose stages are timed, which means to wait for each: where they overlap, that costs more
 _TIMED_EVERY = {"collect": 16, "wait": 64}
@@ -56,6 +57,14 @@ class LoopState:
     source: PyTree
 
 
+class Parts(NamedTuple):
+    """The halves of an iteration. `call` counts those of one iteration and is part of their keys; 0 is `advance`'s."""
+
+    collect: Callable[[LoopState, int, int, int], tuple[Rollout, Episodes]]  # (state, seed, iteration, call)
+    # (state, rollout, seed, iteration, call); takes over the state's buffers, not the rollout's
+    learn: Callable[[LoopState, Rollout, int, int, int], tuple[LoopState, Metrics]]
+
+
 class Program(NamedTuple):
     """One call of `advance` makes `iterations` iterations; it is dispatched, not waited for."""
 
@@ -63,6 +72,8 @@ class Program(NamedTuple):
     advance: Callable[[LoopState, int, int], tuple[LoopState, Metrics, Episodes]]  # (state, seed, iteration)
     keep: Callable[[LoopState], LoopState]  # what of a state a checkpoint can hold
     place: Callable[[LoopState], LoopState]  # what was kept, onto the devices; after `init`
+    # (state, learner as `keep` gave it) -> state, in which nothing else has changed
+    assign: Callable[[LoopState, PyTree], LoopState]
     actor: Callable[[LoopState], PyTree]  # on one device, for evaluation
     iterations: int
     rows: int  # rows per iteration (T * B over all devices), reset rows included
@@ -70,6 +81,7 @@ class Program(NamedTuple):
     # environments that cannot be kept are made anew for a count, between two calls; None where they can
     restart: Callable[[int], None] | None = None
     source: Callable[[], Source] | None = None  # of a staged program, after `init`; a fused one has none
+    parts: Parts | None = None  # of a staged program
 
 
 def fused(
@@ -121,7 +133,8 @@ def fused(
         counters = iteration + jnp.arange(iterations, dtype=jnp.uint32)
         state, (metrics, reports) = jax.lax.scan(lambda s, i: one(s, root, i), state, counters)
         state = LoopState(state.learner, _joined_replay(state.replay), _stacked(state.source))
-        return state, jax.tree.map(_over_iterations, metrics), _stacked(_sum_up(reports))
+        reports = episode_metrics.add_up_stacked(reports)
+        return state, jax.tree.map(_over_iterations, metrics), _stacked(reports)
 
     specs = LoopState(parallel.REPLICATED, parallel.PER_DEVICE, parallel.PER_DEVICE)
     in_specs = (specs, parallel.REPLICATED, parallel.REPLICATED)
@@ -148,7 +161,8 @@ def fused(
         return LoopState(learned, parallel.shard(state.replay, mesh), parallel.shard(source, mesh))
 
     actor = lambda s: parallel.first(learner.actor(s.learner))
-    return Program(init, advance, keep, place, actor, iterations, rows, close or (lambda: None))
+    assign = lambda s, kept: s.replace(learner=parallel.replicate(learner.resume(kept), mesh))
+    return Program(init, advance, keep, place, assign, actor, iterations, rows, close or (lambda: None))
 
 
 def staged(
@@ -181,11 +195,12 @@ def staged(
 
     specs = (parallel.REPLICATED, parallel.PER_DEVICE, parallel.ROLLOUT, parallel.REPLICATED)
     out_specs = (parallel.REPLICATED, parallel.PER_DEVICE, parallel.REPLICATED)
-    learn = parallel.pmap(body, mesh, specs, out_specs, donate_argnums=(0, 1))
+    step = parallel.pmap(body, mesh, specs, out_specs, donate_argnums=(0, 1))
     keys = jax.jit(lambda root, i: (role_key(root, Role.COLLECT, i), role_key(root, Role.UPDATE, i)))
     source: list[Source] = []
     keys_made: list[Key] = []  # of the source
     root: dict[int, Key] = {}
+    later = jax.jit(jax.random.fold_in)
     waits, every = parallel.waits(mesh), _TIMED_EVERY[stage]
 
     def init(seed: int) -> LoopState:
@@ -199,26 +214,40 @@ def staged(
         source[:] = [make_source(keys_made[0])]
         return LoopState(state, replay, ())
 
-    def advance(state: LoopState, seed: int, iteration: int):
-        timed = iteration % every == 1
-        collect_key, update_key = keys(root.setdefault(seed, jax.random.key(seed)), np.uint32(iteration))
+    @functools.lru_cache(maxsize=1)
+    def keys_of(seed: int, iteration: int) -> tuple[Key, Key]:
+        return keys(root.setdefault(seed, jax.random.key(seed)), np.uint32(iteration))
+
+    def collect(state: LoopState, seed: int, iteration: int, call: int = 0):
+        timed, (key, _) = iteration % every == 1, keys_of(seed, iteration)
         actor = parallel.first(learner.actor(state.learner))
         if timed:
             jax.block_until_ready(actor)
         start = time.perf_counter()
-        rollout, report = source[0].next(actor, collect_key)
+        rollout, report = source[0].next(actor, later(key, np.uint32(call)) if call else key)
         if mesh.devices.size > 1:
             rollout = parallel.shard(rollout, mesh, parallel.ROLLOUT)
         if timed:
             jax.block_until_ready(rollout)
-            collected = time.perf_counter()
-        learned, replay, metrics = learn(state.learner, state.replay, rollout, update_key)
+            timers.add(stage, (time.perf_counter() - start) * every)
+        return rollout, report
+
+    def learn(state: LoopState, rollout: Rollout, seed: int, iteration: int, call: int = 0):
+        timed, (_, key) = iteration % every == 1, keys_of(seed, iteration)
+        start = time.perf_counter()
+        learned, replay, metrics = step(
+            state.learner, state.replay, rollout, later(key, np.uint32(call)) if call else key
+        )
         if timed or waits:
             jax.block_until_ready(learned)
         if timed:
-            timers.add(stage, (collected - start) * every)
-            timers.add("update", (time.perf_counter() - collected) * every)
-        return LoopState(learned, replay, ()), {**metrics, **source[0].metrics}, report
+            timers.add("update", (time.perf_counter() - start) * every)
+        return LoopState(learned, replay, ()), metrics
+
+    def advance(state: LoopState, seed: int, iteration: int):
+        rollout, report = collect(state, seed, iteration)
+        state, metrics = learn(state, rollout, seed, iteration)
+        return state, {**metrics, **source[0].metrics}, report
 
     def keep(state: LoopState) -> LoopState:
         return LoopState(learner.keep(state.learner), state.replay, source[0].columns)
@@ -240,8 +269,69 @@ def staged(
             s.close()
 
     actor = lambda s: parallel.first(learner.actor(s.learner))
+    assign = lambda s, kept: s.replace(learner=parallel.replicate(learner.resume(kept), mesh))
     again = restart if remake else None
-    return Program(init, advance, keep, place, actor, 1, rows, close, again, lambda: source[0])
+    parts = Parts(collect, learn)
+    return Program(init, advance, keep, place, assign, actor, 1, rows, close, again, lambda: source[0], parts)
+
+
+class Step:
+    """One iteration in the hands of a user's function, which decides what is collected and learned from.
+
+    Attributes:
+      state: the LoopState; its buffers are taken over by `learn`.
+      seed, iteration: of the run, and the iterations before this one.
+      metrics: name -> scalar, put into the result row beside those of learning; empty at first.
+    """
+
+    def __init__(self, parts: Parts, state: LoopState, seed: int, iteration: int):
+        self.state, self.seed, self.iteration = state, seed, iteration
+        self.metrics: Metrics = {}
+        self._parts = parts
+        self._reports: list[Episodes] = []
+        self._learned: list[Metrics] = []
+
+    def sample(self) -> Rollout:
+        """The next rollout [T, B], collected with the state as it is now. May be called again, or not at all."""
+        rollout, report = self._parts.collect(self.state, self.seed, self.iteration, len(self._reports))
+        self._reports.append(report)
+        return rollout
+
+    def learn(self, rollout: Rollout) -> Metrics:
+        """One step of the learner: on-policy all epochs on `rollout`, which stays as it is; from replay all updates.
+
+        Returns:
+          Its metrics, on the device: reading one waits. An iteration reports the mean over its calls.
+        """
+        self.state, metrics = self._parts.learn(self.state, rollout, self.seed, self.iteration, len(self._learned))
+        self._learned.append(metrics)
+        return metrics
+
+
+def custom(program: Program, fn: Callable[[Step], Any]) -> Program:
+    """The program in which an iteration is `fn(step)`; `lambda step: step.learn(step.sample())` is the ordinary one.
+
+    Environment steps are those of all samples. What `fn` returns is ignored.
+
+    Raises:
+      ValueError: the program is a fused one, whose iterations have no parts.
+    """
+    if program.parts is None or program.source is None:
+        raise ValueError("a fused program collects and learns in one: only a staged one can be taken apart")
+    parts, source = program.parts, program.source
+
+    def advance(state: LoopState, seed: int, iteration: int):
+        step = Step(parts, state, seed, iteration)
+        fn(step)
+        reports, learned = step._reports, step._learned
+        if not reports:
+            report = episode_metrics.nothing(source().columns)
+        else:
+            report = reports[0] if len(reports) == 1 else episode_metrics.add_up(reports)
+        metrics = learned[0] if len(learned) == 1 else _mean(learned)
+        return step.state, {**metrics, **source().metrics, **step.metrics}, report
+
+    return program._replace(advance=advance)
 
 
 def run(
@@ -249,12 +339,12 @@ def run(
     state: LoopState,
     *,
     seed: int,
-    total_env_steps: int,
+    total_env_steps: int | None,
     iteration: int = 0,
     env_steps: int = 0,
     timers: Timers | None = None,
 ) -> Iterator[StepInfo]:
-    """Advances the program until `total_env_steps` environment steps have been counted.
+    """Advances the program until `total_env_steps` environment steps have been counted; None: for ever.
 
     Args:
       program, state: from `fused` or `staged`, and its `init` or a checkpoint.
@@ -270,6 +360,9 @@ def run(
         if uncounted is not None:
             env_steps += episode_metrics.steps(uncounted)
         yield StepInfo(state, metrics, report, iteration, env_steps, timers)
+        if total_env_steps is None:
+            uncounted = report
+            continue
         may_be_last = env_steps + program.iterations * program.rows >= total_env_steps
         if may_be_last and env_steps + episode_metrics.steps(report) >= total_env_steps:
             return
@@ -308,16 +401,8 @@ def _over_iterations(metric):
     return jnp.nanmean(metric) if jnp.issubdtype(metric.dtype, jnp.floating) else metric[-1]
 
 
-def _sum_up(reports: Episodes) -> Episodes:
-    """The reports [K] of one call's iterations as one."""
-    add = lambda x: x.sum(0, dtype=x.dtype)
-    return Episodes(
-        count=add(reports.count),
-        return_sum=add(reports.return_sum),
-        return_min=reports.return_min.min(0),
-        return_max=reports.return_max.max(0),
-        length_sum=add(reports.length_sum),
-        steps=add(reports.steps),
-        window_return=reports.window_return[-1],
-        window_length=reports.window_length[-1],
-    )
+def _mean(calls: list[Metrics]) -> Metrics:
+    """Metrics of several calls as those of one."""
+    names = list(dict.fromkeys(name for metrics in calls for name in metrics))
+    together = lambda name: jnp.stack([jnp.asarray(m[name]) for m in calls if name in m])
+    return {name: _over_iterations(together(name)) for name in names}

@@ -246,6 +246,79 @@ def test_staged_on_four_devices_learns_as_on_one(programs, eight):
     assert total(infos) == total(infos_one) == total(eight["staged"][1][:3])  # `init` starts the environments anew
 
 
+# ---------------------------------------------------------------- a user's own iteration
+
+
+def test_the_ordinary_iteration_by_hand_is_bit_identical(programs, eight):
+    seen = []
+
+    def ordinary(step):
+        metrics = step.learn(step.sample())
+        seen.append((step.seed, step.iteration, sorted(metrics)))
+
+    state, infos = play(loop.custom(programs["staged"], ordinary), 8)
+    expected, expected_infos = eight["staged"]
+    assert_trees(state, expected)
+    assert total(infos) == total(expected_infos)
+    assert_trees([i.metrics for i in infos], [i.metrics for i in expected_infos])
+    assert_trees([i.episodes for i in infos], [i.episodes for i in expected_infos])
+    assert seen == [(SEED, i, sorted(infos[0].metrics)) for i in range(8)]
+
+
+def test_an_iteration_of_several_samples_and_steps(programs):
+    """Reports are summed, metrics averaged; each call draws anew."""
+    rollouts, losses = [], []
+
+    def twice(step):
+        assert step.metrics == {}
+        for _ in range(2):
+            rollouts.append(jax.device_get(step.sample()))
+        for rollout in rollouts[-2:]:
+            losses.append(float(step.learn(rollout)["loss/value"]))
+        step.metrics["mine/rows"] = float(rollouts[-1].mask.size)
+
+    state, infos = play(loop.custom(programs["staged"], twice), 2)
+    assert [int(r.contiguous.all()) for r in rollouts] == [0, 1, 1, 1]
+    masks = [int(r.mask.sum()) for r in rollouts]
+    assert [episodes.steps(i.episodes) for i in infos] == [sum(masks[:2]), sum(masks[2:])]
+    assert int(state.env_steps) == sum(masks) == infos[-1].env_steps_after()
+    ended = [int(((r.terminated | r.truncated) & r.mask).sum()) for r in rollouts]
+    assert [int(i.episodes.count) for i in infos] == [sum(ended[:2]), sum(ended[2:])]
+    found = [float(i.metrics["loss/value"]) for i in infos]
+    np.testing.assert_allclose(found, [np.mean(losses[:2]), np.mean(losses[2:])], rtol=1e-6)
+    assert infos[0].metrics["mine/rows"] == T * B
+    # the same parameters acted in both samples of the first iteration, with other random numbers
+    same = [np.mean(a == b) for a, b in zip(rollouts[0].action.T, rollouts[1].action.T)]
+    assert 0.2 < np.mean(same) < 0.8
+
+
+def test_an_iteration_without_a_sample_or_without_learning(programs):
+    kept = []
+
+    def alternate(step):
+        if step.iteration % 3 == 0:
+            kept[:] = [step.sample()]
+        elif step.iteration % 3 == 1:
+            step.learn(kept[0])
+            step.learn(kept[0])
+
+    program = loop.custom(programs["staged"], alternate)
+    state, infos = play(program, 3)
+    steps = [episodes.steps(i.episodes) for i in infos]
+    assert steps[0] > 0
+    assert steps[1:] == [0, 0]
+    assert int(state.env_steps) == 2 * steps[0]  # it was learned from twice
+    assert [i.env_steps_after() for i in infos] == [steps[0]] * 3
+    assert [sorted(i.metrics) == [] for i in infos] == [True, False, True]
+    row = episodes.summary([infos[0].episodes, infos[1].episodes])
+    assert row == episodes.summary([infos[0].episodes])  # the windows are still there
+
+
+def test_what_is_one_program_cannot_be_taken_apart(programs):
+    with pytest.raises(ValueError, match="staged"):
+        loop.custom(programs["K1"], lambda step: None)
+
+
 # ---------------------------------------------------------------- hooks
 
 

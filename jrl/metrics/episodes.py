@@ -1,7 +1,7 @@
 """Episode statistics, computed on the device from what a rollout recorded."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +11,7 @@ from flax import struct
 
 from jrl.types import Array, Episodes, PyTree
 
-WINDOW = 100  # episodes over which the reported mean return is taken
+WINDOW = 100  # episodes over which the reported mean return is taken, unless a run says otherwise
 
 
 @struct.dataclass
@@ -34,9 +34,9 @@ class Tracked(NamedTuple):
     running_return: Array  # [T, B] f32
 
 
-def window_of(parts: int) -> int:
-    """The latest episodes that each of so many pools reports on, so that all together report on WINDOW at least."""
-    return -(-WINDOW // parts)
+def window_of(parts: int, smoothing: int = WINDOW) -> int:
+    """The latest episodes that each of so many pools reports on, so that all report on `smoothing` at least."""
+    return -(-smoothing // parts)
 
 
 def init(num_envs: int, window: int = WINDOW) -> Columns:
@@ -162,6 +162,42 @@ def merge(reports: list[Episodes]) -> Episodes:
         length_sum=total("length_sum"),
         return_min=over(np.min, "return_min"),
         return_max=over(np.max, "return_max"),
+    )
+
+
+def add_up(reports: Sequence[Episodes]) -> Episodes:
+    """Reports of one part of a run after the other, oldest first, as one, on the device; windows are the last one's."""
+    return add_up_stacked(jax.tree.map(lambda *x: jnp.stack(x), *reports))
+
+
+def add_up_stacked(reports: Episodes) -> Episodes:
+    """As `add_up`, of reports whose leaves are stacked along a first axis."""
+    total = lambda x: x.sum(0, dtype=x.dtype)
+    return Episodes(
+        count=total(reports.count),
+        return_sum=total(reports.return_sum),
+        return_min=reports.return_min.min(0),
+        return_max=reports.return_max.max(0),
+        length_sum=total(reports.length_sum),
+        steps=total(reports.steps),
+        window_return=reports.window_return[-1],
+        window_length=reports.window_length[-1],
+    )
+
+
+def nothing(columns: Columns) -> Episodes:
+    """The report of a time in which no step was taken, in numpy; leaves of `columns` may have leading axes."""
+    of = lambda value, dtype: np.full(columns.window_next.shape, value, dtype)
+    return Episodes(
+        count=of(0, np.int32),
+        return_sum=of(0, np.float32),
+        return_min=of(np.inf, np.float32),
+        return_max=of(-np.inf, np.float32),
+        length_sum=of(0, np.int32),
+        steps=of(0, np.int32),
+        # copies: the next rollout takes over the buffers of the columns
+        window_return=np.array(columns.window_return),
+        window_length=np.array(columns.window_length),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from jrl.errors import InputError
 
-Row = Mapping[str, float | int | str]
+Row = Mapping[str, float | int | str | list[float]]  # lists, such as of one number per episode, go to jsonl only
 
 
 class Logger(NamedTuple):
@@ -74,7 +74,7 @@ def jsonl(path: str | Path, resume_at: int | None = None) -> Logger:
     def write(row: Row) -> None:
         numbers = {k: _number(v) for k, v in row.items()}
         seen.update(dict.fromkeys(numbers))
-        full = {k: None if _not_finite(v) else v for k, v in (seen | numbers).items()}
+        full = {k: _jsonable(v) for k, v in (seen | numbers).items()}
         file.write(json.dumps(full, allow_nan=False) + "\n")
         file.flush()
 
@@ -94,6 +94,7 @@ def csv_table(path: str | Path, resume_at: int | None = None) -> Logger:
 
     def write(row: Row) -> None:
         nonlocal file, columns
+        row = _scalars(row)
         new = [k for k in row if k not in columns]
         if new:
             file.close()
@@ -116,15 +117,16 @@ def tensorboard(path: str | Path, resume_at: int | None = None) -> Logger:
     writer = SummaryWriter(str(path), purge_step=purge, flush_secs=10)
 
     def write(row: Row) -> None:
-        numbers = {key: _number(value) for key, value in row.items() if key != "env_steps"}
+        numbers = {key: _number(value) for key, value in _scalars(row).items() if key != "env_steps"}
         values = [
             Summary.Value(tag=key, simple_value=number)
             for key, number in numbers.items()
             if not isinstance(number, str) and not _not_finite(number)
         ]
+        steps: Any = row["env_steps"]
         # one event per row: add_scalar makes one per number, at thirty times the cost
         assert writer.file_writer is not None
-        writer.file_writer.add_summary(Summary(value=values), int(row["env_steps"]))
+        writer.file_writer.add_summary(Summary(value=values), int(steps))
 
     return Logger(write, writer.close)
 
@@ -141,6 +143,16 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
 def _number(value: Any) -> Any:
     """Numpy and jax scalars as Python's."""
     return value.item() if hasattr(value, "item") else value
+
+
+def _scalars(row: Row) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if not isinstance(value, list)}
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_jsonable(x) for x in value]
+    return None if _not_finite(value) else value
 
 
 def _not_finite(value: Any) -> bool:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrl.envs.vector import Infos
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout.unroll import finish, reset_where
@@ -33,6 +34,9 @@ class HostCollector:
       timers: where the stages act, env and transfer are timed.
       cut: `truncated` also ends episodes that broke off with an environment, for learning. False: only time limits do,
         for those who count episodes.
+      record: see `unroll.finish`.
+      record_infos: after `next`, `infos` [T][B] has what the environments said beside the results of each row, and
+        `reset_infos` [B] what they said at the first reset. None where they say nothing.
     """
 
     def __init__(
@@ -48,7 +52,12 @@ class HostCollector:
         timers: Timers | None = None,
         cut: bool = True,
         window: int = episodes.WINDOW,
+        record: bool = False,
+        record_infos: bool = False,
     ):
+        self._told = told_by(env) if record_infos else None
+        self.infos: list[Any] | None = None
+        self.reset_infos: Any = None
         self._env, self._act, self._length, self._explore = env, act, length, explore
         self._timers, self._window = timers or Timers(), window
         self._initial_carry = carry(env.spec.num_envs)
@@ -63,7 +72,8 @@ class HostCollector:
         self._allocate = jax.jit(self._empty_buffer)
         self._keys = jax.jit(lambda key: jax.random.split(key, (length, 2))[:, 0])
         self._finish = jax.jit(
-            partial(finish, reward_transform=reward_transform, gamma=running_return_gamma, cut=cut), donate_argnums=0
+            partial(finish, reward_transform=reward_transform, gamma=running_return_gamma, cut=cut, record=record),
+            donate_argnums=0,
         )
         self._forget = jax.jit(lambda failed, carry: reset_where(failed, self._initial_carry, carry))
 
@@ -84,6 +94,7 @@ class HostCollector:
         reward, mask = np.empty(shape, np.float32), np.empty(shape, bool)
         terminated, truncated = np.empty(shape, bool), np.empty(shape, bool)
         failed: np.ndarray | None = None
+        infos: list[Any] = []
         device = device_of(actor)
         # all of it committed there, as the outputs of a step will be: another kind of input is another compilation
         state = (self._obs, self._carry, self.columns, self._keys(key))
@@ -96,6 +107,8 @@ class HostCollector:
                 action = jax.tree.map(np.asarray, action)
             with self._timers("env"):
                 result = self._env.step(action)
+            if self._told is not None:
+                infos.append(self._told.latest)
             mask[t], reward[t] = ~self._done, result.reward
             terminated[t], truncated[t] = result.terminated, result.truncated
             self._done = np.asarray(result.terminated | result.truncated)
@@ -112,6 +125,7 @@ class HostCollector:
         rows: Any = (observed, actions, reward, terminated, truncated, mask, extras)
         self.columns, rollout, report = self._finish(self.columns, rows, obs, first_carry, self._started, failed)
         self._started = np.ones_like(self._started)
+        self.infos = infos if self._told is not None else None
         if failed is not None:
             self.metrics = {FAILURES: self.metrics.get(FAILURES, 0.0) + float(failed.sum())}
         return rollout, report
@@ -120,6 +134,7 @@ class HostCollector:
         """All environments to the start of an episode; their seed was given when they were made."""
         num_envs = self._env.spec.num_envs
         self._obs, self._carry = jax.tree.map(np.copy, self._env.reset()), self._initial_carry
+        self.infos, self.reset_infos = None, None if self._told is None else self._told.latest
         self._done, self._started = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
         self.columns = episodes.init(num_envs, self._window)
 
@@ -129,6 +144,14 @@ class HostCollector:
     def foreach_env(self, fn: Callable[[Any], Any]) -> list:
         """`fn` of each environment. Raises InputError where they are not Python objects of this program."""
         return foreach_env(self._env, fn)
+
+
+def told_by(env: Env | AsyncEnv) -> Infos | None:
+    """Where the environments put their infos from now on; None where they have none."""
+    found: Infos | None = getattr(env, "infos", None)
+    if found is not None:
+        found.wanted = True
+    return found
 
 
 def device_of(actor: PyTree) -> jax.Device:

@@ -14,7 +14,7 @@ import numpy as np
 
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
-from jrl.rollout.collect import FAILURES, device_of, foreach_env
+from jrl.rollout.collect import FAILURES, device_of, foreach_env, told_by
 from jrl.rollout.unroll import finish, reset_where
 from jrl.types import ActOut, Array, AsyncEnv, Episodes, Key, PyTree, Rollout, element
 
@@ -54,10 +54,15 @@ class AsyncCollector:
         timers: Timers | None = None,
         cut: bool = True,
         window: int = episodes.WINDOW,
+        record: bool = False,
+        record_infos: bool = False,
     ):
         num_envs = env.spec.num_envs
         if not 1 <= env.least <= num_envs:
             raise ValueError(f"env.least is {env.least}: must be in 1..{num_envs}, the number of environments")
+        self._told = told_by(env) if record_infos else None
+        self.infos: list[list[Any]] | None = None
+        self.reset_infos: list[Any] | None = None
         self._env, self._act, self._length, self._explore = env, act, length, explore
         self._timers, self._window = timers or Timers(), window
         self._initial_carry = carry(num_envs)
@@ -81,7 +86,8 @@ class AsyncCollector:
         self._pad = jax.jit(self._pad_buffer, donate_argnums=(0, 1))
         self._pick = jax.jit(reset_where)
         self._finish = jax.jit(
-            partial(finish, reward_transform=reward_transform, gamma=running_return_gamma, cut=cut), donate_argnums=0
+            partial(finish, reward_transform=reward_transform, gamma=running_return_gamma, cut=cut, record=record),
+            donate_argnums=0,
         )
 
     # ------------------------------------------------------------ programs
@@ -123,6 +129,7 @@ class AsyncCollector:
         reward = np.zeros((length + 1, num_envs), np.float32)  # index -1: what belongs to no row, of resets
         terminated, truncated, mask, failed = np.zeros((4, length + 1, num_envs), bool)
         can_fail, acts = False, 0
+        self.infos = None if self._told is None else [[None] * num_envs for _ in range(length)]
         device = device_of(actor)
         # all of it committed there, as the outputs of a step will be: another kind of input is another compilation
         key, self._carry, self._carry_before, self.columns = jax.device_put(
@@ -161,6 +168,7 @@ class AsyncCollector:
                 answered, result = self._env.recv()
             ids = np.array(answered, np.int32)
             t = self._count[ids]
+            self._hear(t, ids)
             mask[t, ids], reward[t, ids] = ~self._done[ids], result.reward
             terminated[t, ids], truncated[t, ids] = result.terminated, result.truncated
             self._done[ids] = result.terminated | result.truncated
@@ -191,6 +199,12 @@ class AsyncCollector:
         self._measure(count, failed if can_fail else None)
         return rollout, report
 
+    def _hear(self, t, ids) -> None:
+        if self._told is None or self.infos is None or self.reset_infos is None:
+            return
+        for row, column in zip(t.tolist(), ids.tolist()):
+            (self.infos[row] if row >= 0 else self.reset_infos)[column] = self._told.latest[column]
+
     def _measure(self, count, failed) -> None:
         metrics = {VOID: 1.0 - float(count.mean()) / self._length}
         before = self.metrics.get(FAILURES)
@@ -218,6 +232,7 @@ class AsyncCollector:
         """All environments to the start of an episode; their seed was given when they were made."""
         num_envs = self._env.spec.num_envs
         self._env.reset()
+        self.infos, self.reset_infos = None, None if self._told is None else [None] * num_envs
         self._count, self._under_way = np.full(num_envs, -1), np.ones(num_envs, bool)
         self._done, self._started = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
         self._carry = self._carry_before = self._initial_carry

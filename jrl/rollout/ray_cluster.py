@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl.metrics import episodes
+from jrl.rollout import compression
 from jrl.rollout.runner_health import RunnerOptions, check_fits
 from jrl.types import InputError, Key, PyTree
 
@@ -27,10 +28,17 @@ _GOODBYE = 1.0  # seconds for idle runners to close their environments
 
 
 class Host:
-    """Holds the source of a runner."""
+    """Holds the source of a runner. With a `codec`, it sends observations as `compression.pack` makes them."""
 
-    def __init__(self, make: Callable[[int, int], Any], index: int, restarts: int, columns: episodes.Columns | None):
-        self._source = make(index, restarts)
+    def __init__(
+        self,
+        make: Callable[[int, int], Any],
+        index: int,
+        restarts: int,
+        columns: episodes.Columns | None,
+        codec: str | None = None,
+    ):
+        self._source, self._codec = make(index, restarts), codec
         if columns is not None:
             self._source.columns = columns
 
@@ -40,7 +48,10 @@ class Host:
     def next(self, actor: PyTree, key: np.ndarray, impl: str, number: int):
         # uploaded once, not at each of the T steps
         rollout, report = self._source.next(jax.device_put(actor), _key(key, impl, number))
-        return *jax.device_get((rollout, report, self._source.columns)), dict(self._source.metrics)
+        rollout, report, columns = jax.device_get((rollout, report, self._source.columns))
+        if self._codec is not None:
+            rollout = compression.pack(rollout, self._codec)
+        return rollout, report, columns, dict(self._source.metrics)
 
     def call(self, fn: Callable, *args: Any) -> Any:
         return fn(self._source, *args)
@@ -84,11 +95,13 @@ class Cluster:
       ray: the module.
       options: of the runners.
       store: bytes of the object store, if Ray is begun here.
+      codec: with which runners compress observations; None: not at all.
     """
 
-    def __init__(self, ray: Any, options: RunnerOptions, store: int):
-        self._ray, self._options = ray, options
+    def __init__(self, ray: Any, options: RunnerOptions, store: int, codec: str | None = None):
+        self._ray, self._options, self._codec = ray, options, codec
         self._group: Any = None
+        self._shared = False  # the group is that of this process, and stays
         self._begun = not ray.is_initialized()
         if self._begun:
             self._connect(store)
@@ -135,6 +148,10 @@ class Cluster:
         options, need = self._options, self._options.resources()
         if not need:
             return
+        self._group = self._reserved(need)
+        if self._group is not None:
+            self._shared = True
+            return
         self._group = self._ray.util.placement_group([need] * options.num, strategy=options.placement)
         if not self._group.wait(options.health_check_timeout_s):
             raise InputError(
@@ -143,13 +160,32 @@ class Cluster:
                 f"{options.placement}; ask for fewer, or wait longer (env_runners.health_check_timeout_s)"
             )
 
+    def _reserved(self, need: Mapping[str, float]) -> Any:
+        """The placement group of this process, if what it starts belongs there, as in a trial of Ray Tune; or None."""
+        ray, options = self._ray, self._options
+        group = ray.util.get_current_placement_group()
+        if group is None or not ray.get_runtime_context().should_capture_child_tasks_in_placement_group:
+            return None
+        own = ray.get_runtime_context().get_assigned_resources()
+        for name, amount in need.items():
+            left = sum(bundle.get(name, 0.0) for bundle in group.bundle_specs) - own.get(name, 0.0)
+            if left < amount * options.num:
+                raise InputError(
+                    f"env_runners.num: {options.num} runners need {amount * options.num:g} {name}, and of what was "
+                    f"reserved for this process {left:g} is left: reserve a bundle for each, such as "
+                    f"tune.with_resources(fn, tune.PlacementGroupFactory([{{'CPU': 1}}] + [{dict(need)}] * "
+                    f"{options.num}))"
+                )
+        return group
+
     def start(self, make: Callable[[int, int], Any], index: int, restarts: int, columns: Any) -> tuple[Any, Any]:
         """The actor that holds make(index, restarts), and the reference that comes when it has started."""
         settings = dict(self._settings)
         if self._group is not None:
             place = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
-            settings["scheduling_strategy"] = place(self._group, placement_group_bundle_index=index)
-        actor = self._host.options(**settings).remote(make, index, restarts, columns)
+            bundle = -1 if self._shared else index  # -1: any that has room
+            settings["scheduling_strategy"] = place(self._group, placement_group_bundle_index=bundle)
+        actor = self._host.options(**settings).remote(make, index, restarts, columns, self._codec)
         return actor, actor.started.remote()
 
     def put(self, value: Any) -> Any:
@@ -184,7 +220,7 @@ class Cluster:
             for actor in actors:
                 with contextlib.suppress(Exception):
                     ray.kill(actor)
-            if self._group is not None:
+            if self._group is not None and not self._shared:
                 with contextlib.suppress(Exception):
                     ray.util.remove_placement_group(self._group)
         finally:

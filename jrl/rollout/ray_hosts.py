@@ -25,7 +25,7 @@ import numpy as np
 from jrl.errors import RunnersLost
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
-from jrl.rollout import ray_cluster
+from jrl.rollout import compression, ray_cluster
 from jrl.rollout.collect import FAILURES
 from jrl.rollout.ray_cluster import Cluster, Failure
 from jrl.rollout.runner_health import Part, RunnerOptions, Slots, newest_allowed
@@ -86,8 +86,9 @@ class EnvRunners:
     place. Runners that fail before any rollout has come are not replaced for ever: when each has failed once, it ends.
 
     Metrics: `rollout/policy_lag` and `rollout/policy_lag_max` in calls of `next`, `env_runners/num_healthy_workers`,
-    `env_runners/num_restarts`, `env_runners/dropped` (rollouts that were ordered and lost), and those of the runners'
-    sources: their means, of `env/failures` the sum. Stages: `wait` for the runners; `receive`, `join`, `send`.
+    `env_runners/num_restarts`, `env_runners/dropped` (rollouts that were ordered and lost), with `compress` also
+    `env_runners/bytes_per_step` (of rollouts as they were sent), and those of the runners' sources: their means, of
+    `env/failures` the sum. Stages: `wait` for the runners; `receive`, `join`, `send`.
 
     Args:
       make: (index, restarts) -> the source of runner `index`, called in its process; `restarts` counts those that had
@@ -100,6 +101,7 @@ class EnvRunners:
         synchronous.
       timers: where stages are timed.
       window: the latest so many episodes each runner's source reports on.
+      compress: observations on their way from the runners, without loss: see `rollout.compression`.
     Raises:
       InputError: the cluster has no place for them, or cannot be reached.
       RunnersLost: by `next`, `reset`, `foreach_worker` and the setter of `columns`.
@@ -116,6 +118,7 @@ class EnvRunners:
         lag: int | None = None,
         timers: Timers | None = None,
         window: int = episodes.WINDOW,
+        compress: bool = False,
     ):
         import ray
 
@@ -135,8 +138,12 @@ class EnvRunners:
         self._failures: dict[tuple[int, int], float] = {}  # so far, of each runner that there has been
         self._answered = self._closed = False  # a rollout has come from any of them
         self.metrics: dict[str, float] = {}
+        self.recreated: list[int] = []  # runners that have started in the place of failed ones; readers empty it
+        # of each block of columns of the latest rollout: index, restarts and the rollout's number, as in Part
+        self.blocks: list[tuple[int, int, int] | None] = [None] * options.num
         part = sum(x.nbytes for x in jax.tree.leaves(self._void))
-        self._cluster = Cluster(ray, options, 2 * options.num * (self._in_flight + 2) * part + _STORE)
+        self._packed, codec = compress, compression.codec() if compress else None
+        self._cluster = Cluster(ray, options, 2 * options.num * (self._in_flight + 2) * part + _STORE, codec)
         try:
             for index in range(options.num):
                 self._start(index, 0)
@@ -156,7 +163,9 @@ class EnvRunners:
         parts = self._take_ready(order) if self._lag else self._take_all(order)
         with self._timers("join"):
             rollouts, reports = [], []
-            for part, goes_on in self._slots.assign(parts):
+            assigned = self._slots.assign(parts)
+            self.blocks = [part and (part.runner, part.restarts, part.number) for part, _ in assigned]
+            for part, goes_on in assigned:
                 rollout = self._void if part is None else part.rollout
                 if part is not None and not goes_on:
                     rollout = dataclasses.replace(rollout, contiguous=np.zeros_like(self._void.contiguous))
@@ -284,9 +293,16 @@ class EnvRunners:
         runner.since = time.monotonic()
         if runner.starting is not None:
             runner.starting = None
+            if runner.restarts:
+                self.recreated.append(runner.index)
             return None
         request = runner.requests.popleft()
         rollout, report, self._columns[runner.index], metrics = answer
+        if self._packed:
+            sent = compression.num_bytes(rollout) / max(1, int(np.count_nonzero(rollout.mask)))
+            metrics = metrics | {"env_runners/bytes_per_step": sent}
+            with self._timers("receive"):
+                rollout = compression.unpack(rollout, self._void.obs)
         runner.warm = self._answered = True
         if FAILURES in metrics:
             self._failures[runner.index, runner.restarts] = metrics[FAILURES]

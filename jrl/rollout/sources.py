@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from jrl.envs import task as tasks
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout import unroll
@@ -55,6 +56,7 @@ class GraphSource:
     ):
         functions = unroll.make(env, act, **options)
         self._env = env
+        self._task: PyTree = None  # that was set
         step = jax.jit(functions.step, donate_argnums=0)
         self._step = step if env.pure else outside_compile_cache(step)
         self._init = functions.init
@@ -78,8 +80,26 @@ class GraphSource:
     def reset(self, key: Key) -> None:
         # committed to the device, as the outputs of a step will be: another kind of input is another compilation
         self._state = jax.device_put(self._init(key), self._device)
+        if self._task is not None:
+            self.set_task(self._task)
+
+    def get_task(self) -> PyTree:
+        """Of all environments. Raises InputError where there is none."""
+        return tasks.get_in(self._state, self._env)
+
+    def set_task(self, task: PyTree) -> None:
+        """Of all environments, from the next step on; a reset keeps it, but for the observation that it begins with.
+
+        Raises:
+          InputError: there is none, or it does not fit.
+        """
+        self._state = tasks.set_in(self._state, self._env, task)
+        self._task = task
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
+        """`fn` of one `jrl.envs.task.Handle` for all of them, where they have a task."""
+        if self._env.set_task is not None:
+            return [fn(tasks.Handle(self.get_task, self.set_task))]
         raise InputError("foreach_env: these environments are part of a program: Python cannot call them one by one")
 
     def close(self) -> None:
@@ -140,6 +160,23 @@ def make(
     if isinstance(env, AsyncEnv):
         return AsyncCollector(env, act, timers=timers, **options)
     return HostCollector(env, act, timers=timers, **options)
+
+
+def set_task(source: Any, task: Any) -> None:
+    """Sets the task of all environments of a source, at the boundary of two rollouts.
+
+    Raises:
+      InputError: environments without a task, or one of another structure.
+      RuntimeError: the environment's own `set_task` raised in another process.
+    """
+    each = getattr(source, "foreach_worker", None)
+    if hasattr(source, "set_task"):
+        source.set_task(task)
+    elif each is not None:
+        each(functools.partial(set_task, task=task))
+    else:
+        tasks.check(source)
+        source.foreach_env(tasks.setter(task))
 
 
 # ---------------------------------------------------------------- threads
@@ -226,6 +263,21 @@ class Pools:
         total = {name: sum(m.get(name, 0.0) for m in found) for m in found for name in m}
         return {name: x if name == FAILURES else x / len(found) for name, x in total.items()}
 
+    @property
+    def infos(self) -> list[Any] | None:
+        """[T][B] of the latest rollout, see HostCollector; None where a part has none."""
+        found = [getattr(part, "infos", None) for part in self._parts]
+        if len(found) == 1 or any(rows is None for rows in found):
+            return found[0] if len(found) == 1 else None
+        return [_side_by_side(rows) for rows in zip(*found)]
+
+    @property
+    def reset_infos(self) -> Any:
+        found = [getattr(part, "reset_infos", None) for part in self._parts]
+        if len(found) == 1 or any(row is None for row in found):
+            return found[0] if len(found) == 1 else None
+        return _side_by_side(found)
+
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
         if not self._threads:
             rollout, report = self._parts[0].next(jax.device_put(actor, self._devices[0]), key)
@@ -258,6 +310,11 @@ class Pools:
             part.close()
 
 
+def _side_by_side(rows: Sequence[Any]) -> list[Any]:
+    """The infos of neighbouring columns; those of a pool go by environment."""
+    return [row[i] for row in rows for i in range(len(row))]
+
+
 class _Order(NamedTuple):
     made: concurrent.futures.Future
     version: int  # updates before the weights that act in it
@@ -288,13 +345,16 @@ class Async:
         # the learner's own arrays are donated to its next update, perhaps before the thread has read them
         self._copy = jax.jit(lambda actor: jax.tree.map(jnp.copy, actor))
         self.metrics: dict[str, float] = {}
+        self.infos: Any = None  # of the latest rollout and of the first reset, see HostCollector
+        self.reset_infos: Any = None
 
-    def _collect(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes, dict[str, float]]:
+    def _collect(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes, dict[str, float], Any]:
         start = time.perf_counter()
         rollout, report = self._source.next(actor, key)
         jax.block_until_ready(rollout)  # or the thread would run ahead of the device
         self._timers.add("collect", time.perf_counter() - start)
-        return rollout, report, self._source.metrics
+        infos = getattr(self._source, "infos", None), getattr(self._source, "reset_infos", None)
+        return rollout, report, self._source.metrics, infos
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
         actor = self._copy(actor)
@@ -302,7 +362,7 @@ class Async:
             order = self._thread.call(self._collect, actor, jax.random.fold_in(key, i))
             self._orders.append(_Order(order, self._calls))
         order, version = self._orders.popleft()
-        rollout, report, metrics = order.result()
+        rollout, report, metrics, (self.infos, self.reset_infos) = order.result()
         self.metrics = {**metrics, "rollout/policy_lag": float(self._calls - version)}
         self._calls += 1
         return rollout, report

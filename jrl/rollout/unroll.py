@@ -15,6 +15,8 @@ from flax import struct
 from jrl.metrics import episodes
 from jrl.types import ActOut, Algo, Array, EnvSpec, Episodes, GraphEnv, Key, PyTree, Rollout, element
 
+RECORD = "record"  # in a rollout's extras: what those who watch its episodes need
+
 
 @struct.dataclass
 class UnrollState:
@@ -44,6 +46,7 @@ def make(
     running_return_gamma=None,
     explore: bool = True,
     window: int = episodes.WINDOW,
+    record: bool = False,
 ) -> Unroll:
     """Builds the two functions that run `act` in `env`.
 
@@ -56,6 +59,7 @@ def make(
       running_return_gamma: `Algo.running_return_gamma`.
       explore: passed to `act`.
       window: the latest so many episodes are reported on.
+      record: see `finish`.
     """
     num_envs = env.spec.num_envs
 
@@ -86,14 +90,15 @@ def make(
             state.started,
             reward_transform=reward_transform,
             gamma=running_return_gamma,
+            record=record,
         )
         return UnrollState(env_state, obs, done, jnp.ones_like(done), memory, columns), rollout, report
 
     return Unroll(init, step, env.pure)
 
 
-def rollout_like(spec: EnvSpec, algo: Algo, *, length: int, num_envs: int) -> Rollout:
-    """Shapes and dtypes of the rollouts [T, B] that `algo` gets, whoever collects them."""
+def rollout_like(spec: EnvSpec, algo: Algo, *, length: int, num_envs: int, record: bool = False) -> Rollout:
+    """Shapes and dtypes of the rollouts [T, B] that `algo` gets, whoever collects them; `record`: see `finish`."""
     rows = lambda x: jax.ShapeDtypeStruct((length, *x.shape), x.dtype)
     scalar: Any = lambda dtype: jax.ShapeDtypeStruct((length, num_envs), jnp.dtype(dtype))
     obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_envs, *x.shape), x.dtype), element(spec.observation))
@@ -109,6 +114,9 @@ def rollout_like(spec: EnvSpec, algo: Algo, *, length: int, num_envs: int) -> Ro
     if algo.running_return_gamma is not None:
         extras["running_return"] = scalar("float32")
     no = scalar(bool)
+    if record:
+        floats = {name: scalar("float32") for name in ("reward", "episode_return")}
+        extras[RECORD] = {**floats, "length": scalar("int32"), "truncated": no, "failed": no}
     contiguous: Any = jax.ShapeDtypeStruct((num_envs,), jnp.dtype(bool))
     action = jax.tree.map(rows, out.action)
     return Rollout(jax.tree.map(rows, obs), obs, action, scalar("float32"), no, no, no, contiguous, extras, out.carry)
@@ -121,7 +129,17 @@ def reset_where(reset, initial: PyTree, carry: PyTree) -> PyTree:
 
 
 def finish(
-    columns, rows, last_obs, carry, contiguous, failed=None, *, reward_transform, gamma, cut: bool = True
+    columns,
+    rows,
+    last_obs,
+    carry,
+    contiguous,
+    failed=None,
+    *,
+    reward_transform,
+    gamma,
+    cut: bool = True,
+    record: bool = False,
 ) -> tuple[episodes.Columns, Rollout, Episodes]:
     """From recorded rows to a Rollout and what is known of its episodes; the same for all that collect.
 
@@ -135,9 +153,12 @@ def finish(
       reward_transform, gamma: see `make`.
       cut: where a void row follows upon a row that was no end, its `truncated` is set: for learning. Its successor's
         observation is a true one of the same episode, so that bootstrapping from it is right.
+      record: `extras[RECORD]` says what became of each row before anything was changed for the learner: `reward`,
+        `truncated` and `failed`, and the `episode_return` and `length` of its episode, this row included; [T, B] each.
     """
     obs, action, reward, terminated, truncated, mask, extras = rows
     done = ended = terminated | truncated
+    limited = truncated
     if failed is not None:
         contiguous = contiguous & ~(failed[0] & mask[0])  # a reset that broke is still the reset after an end
         mask = mask & ~failed
@@ -150,5 +171,9 @@ def finish(
     columns, report = episodes.reduce(columns, tracked, ended, mask)
     if gamma is not None:
         extras = {**extras, "running_return": tracked.running_return}
+    if record:
+        broken = jnp.zeros_like(mask) if failed is None else failed
+        recorded = {"reward": reward, "episode_return": tracked.episode_return, "length": tracked.length}
+        extras = {**extras, RECORD: {**recorded, "truncated": limited, "failed": broken}}
     rollout = Rollout(obs, last_obs, action, learned, terminated, truncated, mask, contiguous, extras, carry)
     return columns, rollout, report

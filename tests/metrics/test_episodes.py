@@ -147,3 +147,38 @@ def test_steps_do_not_wrap():
     report = report_of([], [])
     many = report.replace(steps=np.full((4,), 2**31 - 1, np.int32))
     assert episodes.steps(many) == 4 * (2**31 - 1)
+
+
+def test_reports_add_up():
+    """Of two rollouts, one after the other: the report that one rollout of both would have given."""
+    first, last = report_of([1.0, 9.0], [1, 2]), report_of([-4.0], [7])
+    both = episodes.add_up([first, last])
+    assert [float(x) for x in (both.count, both.return_sum, both.length_sum, both.steps)] == [3, 6, 10, 3]
+    assert (float(both.return_min), float(both.return_max)) == (-4.0, 9.0)
+    np.testing.assert_array_equal(both.window_return, last.window_return)
+    assert both.steps.dtype == first.steps.dtype
+    stack = lambda *reports: jax.tree.map(lambda *x: np.stack(x), *reports)
+    of_devices = episodes.add_up([stack(first, last), stack(last, last)])
+    assert of_devices.return_sum.tolist() == [6.0, -8.0]
+    assert of_devices.return_max.tolist() == [9.0, -4.0]
+    assert of_devices.window_return.shape == (2, 5)
+
+
+def test_where_nothing_was_played_the_windows_are_those_from_before():
+    done, mask = np.array([[True], [False]]), np.ones((2, 1), bool)
+    columns, tracked = track(episodes.init(1, 3), np.array([[5.0], [1.0]], np.float32), done, mask)
+    columns, report = reduce(columns, tracked, done, mask)
+    silent = episodes.nothing(columns)
+    assert jax.tree.map(np.shape, silent) == jax.tree.map(np.shape, report)
+    assert jax.tree.map(lambda x: np.asarray(x).dtype, silent) == jax.tree.map(lambda x: np.asarray(x).dtype, report)
+    assert episodes.summary([report, silent]) == episodes.summary([report])
+    assert episodes.steps(silent) == episodes.summary([silent])["episode/count"] == 0
+    assert episodes.summary([silent])["episode/return"] == 5.0
+    assert episodes.nothing(jax.tree.map(lambda x: x[None], columns)).count.shape == (1,)
+
+
+@pytest.mark.parametrize(("parts", "smoothing", "window"), [(1, 100, 100), (3, 100, 34), (4, 10, 3), (8, 5, 1)])
+def test_all_windows_together_hold_what_is_smoothed_over(parts, smoothing, window):
+    assert episodes.window_of(parts, smoothing) == window
+    assert window * parts >= smoothing > (window - 1) * parts
+    assert episodes.window_of(parts) == episodes.window_of(parts, episodes.WINDOW)

@@ -114,3 +114,11 @@ def test_unknown_logger(tmp_path):
     with pytest.raises(InputError) as e:
         open_loggers(tmp_path, ["jsonl", "wandb"])
     assert e.value.errors == ("unknown logger wandb: expected one of jsonl, csv, tensorboard",)
+
+
+def test_lists_go_to_jsonl_only(tmp_path):
+    logger = open_loggers(tmp_path, ["jsonl", "csv", "tensorboard"])
+    logger.write({"env_steps": 1, "x": 2.0, "hist/angles": [0.5, float("nan")]})
+    logger.close()
+    assert read_rows(tmp_path / "result.jsonl") == [{"env_steps": 1, "x": 2.0, "hist/angles": [0.5, None]}]
+    assert (tmp_path / "progress.csv").read_text() == "env_steps,x\n1,2.0\n"

@@ -12,6 +12,7 @@ import ray_sources
 from jrl.rollout.ray_hosts import EnvRunners, RunnerOptions
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are begun deaf to it
     ended = []
     handler = lambda number, frame: ended.append(number)
     signal.signal(signal.SIGTERM, handler)

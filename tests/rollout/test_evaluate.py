@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 from jrl.envs.graph import Definition, build
-from jrl.rollout.evaluate import evaluator
+from jrl.errors import RunnersLost
+from jrl.rollout import ray_evaluate
+from jrl.rollout.evaluate import Goal, Player, Rows, Tally, Until, evaluator, play
+from jrl.rollout.ray_cluster import Failure
+from jrl.rollout.runner_health import RunnerOptions
 from jrl.types import ActOut, Box, Discrete, EnvSpec, StepResult
 
 
@@ -101,3 +105,220 @@ def test_episodes_that_never_end():
     task = task._replace(step=lambda state, action, draws: (state, state[:, 0], jnp.zeros(state.shape[:1], bool)))
     with pytest.raises(RuntimeError, match="0 of 3 episodes ended within 128 steps"):
         evaluator(build(task, 2), act, num_episodes=3, max_steps=128)((), jax.random.key(0))
+
+
+# ---------------------------------------------------------------- goals
+
+
+def test_the_remainder_is_played_by_the_first():
+    assert [g.amount for g in Goal(10).split(7)] == [2, 2, 2, 1, 1, 1, 1]
+    assert [g.amount for g in Goal(3).split(4)] == [1, 1, 1, 0]
+    assert [g.amount for g in Goal(200, "timesteps").split(7)] == [29] * 7  # rounded up
+    assert [g.amount for g in Goal(None).split(2)] == [None, None]
+
+
+def played(num_envs, num_rows):
+    """What `Counting` gives: (row, slot, return, length) of the episodes in the order of their ends, and steps so far
+    after each row."""
+    ends, steps, total = [], [], 0
+    for b in range(num_envs):
+        t, k = -1, 0
+        while t < num_rows:
+            t += b + k + 1  # its last row; a reset row comes after it
+            ends.append((t, b, 100.0 * b + k, b + k + 1))
+            t, k = t + 1, k + 1
+    reset_rows = {(t + 1, b) for t, b, *_ in ends}
+    for t in range(num_rows):
+        total += sum((t, b) not in reset_rows for b in range(num_envs))
+        steps.append(total)
+    return sorted(e for e in ends if e[0] < num_rows), steps
+
+
+@pytest.mark.parametrize("amount", [1, 29, 200, 500])
+def test_timesteps_end_with_the_row_that_reaches_them(amount):
+    ends, steps = played(3, 300)
+    last = next(t for t, n in enumerate(steps) if n >= amount)
+    player, tally = Player(Counting(3), act), Tally(Goal(amount, "timesteps"), 3)
+    play(player, tally, (), jax.random.key(0))
+    found = tally.result()
+    assert found.timesteps == steps[last]
+    assert found.returns.tolist() == [r for t, _, r, _ in ends if t <= last]
+    summary = found.summary()
+    assert summary["episodes"] == len(found.returns) and ("return" in summary)
+
+
+def test_no_episode_is_no_number():
+    summary = Tally(Goal(10, "timesteps"), 2).result().summary()
+    assert summary["episodes"] == 0 and np.isnan(summary["return"]) and np.isnan(summary["length"])
+
+
+def test_going_on_counts_every_episode_once_in_the_order_of_their_ends():
+    """Three environments, whose episodes often end on one row; evaluations of 4 go on from each other."""
+    ends, _ = played(3, 300)
+    env = Counting(3)
+    player, found = Player(env, act, length=1), []
+    for i in range(6):
+        tally = Tally(Goal(4, reset=False), 3, player.left)
+        play(player, tally, (), jax.random.key(i), reset=False)
+        result = tally.result()
+        assert len(result.returns) == 4 and result.timesteps == result.lengths.sum()
+        found += zip(result.returns.tolist(), result.lengths.tolist())
+    assert found == [(r, n) for _, _, r, n in ends[:24]]
+    assert env.resets == 1
+
+
+def test_a_stop_leaves_what_has_ended():
+    until = Until()
+    until.stop()
+    player, tally = Player(Counting(2), act), Tally(Goal(1000), 2)
+    play(player, tally, (), jax.random.key(0), until=until)
+    ends, _ = played(2, 64)  # one block
+    assert sorted(tally.result().returns) == sorted(r for *_, r, _ in ends)
+    assert tally.missing == 1000 - len(ends)
+
+
+def test_a_watch_sees_the_episodes_that_count_and_no_other():
+    seen = []
+    player, tally = Player(Counting(4), act), Tally(Goal(10), 4)
+    play(player, tally, (), jax.random.key(0), watch=lambda rollout, infos: seen.append((rollout, infos)))
+    ended = [(r.terminated | r.truncated) & r.mask for r, _ in seen]
+    rewards = [r.reward[e] for (r, _), e in zip(seen, ended)]
+    assert sorted(np.concatenate(rewards)) == sorted(tally.result().returns)
+    assert (
+        sum(int(r.mask.sum()) for r, _ in seen) == tally.result().lengths.sum()
+    )  # nothing of an episode that does not
+    assert all(infos is None and isinstance(r.obs, np.ndarray) for r, infos in seen)
+
+
+def test_a_share_that_grows_takes_the_next_episodes_of_its_environments():
+    rows = lambda *values: Rows(*(np.asarray(v) for v in values))
+    one = np.ones((4, 2), bool)
+    block = rows(one, one, np.arange(8.0).reshape(4, 2), one.astype(int))  # an episode on every row
+    tally = Tally(Goal(3), 2)  # 2 and 1
+    np.testing.assert_array_equal(tally.add(block), [[1, 1], [1, 0], [0, 0], [0, 0]])
+    assert tally.result().returns.tolist() == [0, 2, 1]
+    tally.more(3)  # 3 and 3: played already
+    assert tally.missing == 0 and tally.result().returns.tolist() == [0, 2, 4, 1, 3, 5]
+    tally.more(4)  # 5 and 5, of which 4 each are there
+    assert tally.missing == 2
+    assert tally.give_up() == 2 and tally.missing == 0 and len(tally.result().returns) == 8
+
+
+# ---------------------------------------------------------------- runners, without Ray
+
+
+class Actor:
+    """A runner in this process, whose calls are made when they are waited for. `fail`: the call that raises."""
+
+    def __init__(self, cluster, holder, index, restarts):
+        self.cluster, self.holder, self.index, self.restarts = cluster, holder, index, restarts
+        self.calls, self.call = 0, self
+
+    def remote(self, fn, *args):
+        self.calls += 1
+        fault = self.cluster.faults.get((self.index, self.restarts, self.calls))
+        return ("call", self, fn, args, fault)
+
+
+class FakeCluster:
+    faults: dict = {}  # noqa: RUF012
+
+    def __init__(self, ray, options, store):
+        self.started, self.killed = [], []
+
+    def start(self, make, index, restarts, columns):
+        actor = Actor(self, make(index, restarts), index, restarts)
+        self.started.append((index, restarts))
+        return actor, ("started",)
+
+    def put(self, value):
+        return value
+
+    def wait(self, refs, seconds):
+        return next((i for i, ref in enumerate(refs) if ref[-1] != "hang"), None)
+
+    def get(self, ref):
+        if ref[0] == "started":
+            return None
+        _, actor, fn, args, fault = ref
+        if fault == "fail":
+            raise Failure("it broke")
+        return fn(actor.holder, *args)
+
+    def kill(self, actor):
+        self.killed.append((actor.index, actor.restarts))
+
+    def close(self, actors, idle):
+        pass
+
+
+def runners(monkeypatch, num, num_envs, faults=None, make=None, **options):
+    monkeypatch.setattr(ray_evaluate, "Cluster", FakeCluster)
+    monkeypatch.setattr(FakeCluster, "faults", faults or {})
+    make = make or (lambda count, index, restarts: Player(Counting(num_envs), act))
+    given = RunnerOptions(num=num, **options)
+    return ray_evaluate.Runners(make, given, num_envs=[num_envs] * num, length=64)
+
+
+def test_runners_share_the_episodes(monkeypatch):
+    group = runners(monkeypatch, 7, 1)
+    found = group.play((), jax.random.key(0), Goal(10), Until())
+    assert found.returns.tolist() == [0, 1, 0, 1, 0, 1, 0, 0, 0, 0]  # the first three play two
+    assert group.healthy == 7 and group.missing == 0
+    steps = group.play((), jax.random.key(0), Goal(20, "timesteps"), Until())
+    assert steps.timesteps == 7 * 3
+
+
+def test_short_episodes_are_not_favoured_by_runners(monkeypatch):
+    make = lambda count, index, restarts: Player(build(short_or_long(), 40), act)
+    group = runners(monkeypatch, 3, 40, make=make)
+    found = group.play((), jax.random.key(0), Goal(400), Until())
+    assert len(found.returns) == 400
+    assert abs(found.returns.mean() - 0.5) < 4 * 0.5 / np.sqrt(400)
+    again = group.play((), jax.random.key(0), Goal(400), Until())
+    np.testing.assert_array_equal(found.returns, again.returns)
+    other = group.play((), jax.random.key(1), Goal(400), Until())
+    assert not np.array_equal(found.returns, other.returns)
+
+
+def test_what_a_runner_leaves_is_played_by_the_others(monkeypatch):
+    faults = {(1, 0, 2): "fail"}  # its second block
+    group = runners(monkeypatch, 3, 2, faults, ignore_env_runner_failures=True)
+    with pytest.warns(RuntimeWarning, match="runner 1 of the evaluation failed, the others play its share: it broke"):
+        found = group.play((), jax.random.key(0), Goal(90), Until())
+    assert len(found.returns) == 90 and group.healthy == 2 and group.missing == 0
+    block = {r for *_, r, _ in played(2, 64)[0]}
+    assert len(block) < 30 and all(np.sum(found.returns == r) == 3 for r in block)  # what it had played counts
+    assert len(group.play((), jax.random.key(0), Goal(5), Until()).returns) == 5  # by the two that are left
+
+
+def test_another_runner_plays_what_is_missing(monkeypatch):
+    faults = {(1, 0, 2): "fail"}
+    group = runners(monkeypatch, 2, 2, faults, recreate_failed_env_runners=True)
+    with pytest.warns(RuntimeWarning, match="another starts in its place"):
+        found = group.play((), jax.random.key(0), Goal(60), Until())
+    first = [r for _, _, r, _ in played(2, 64)[0]]
+    of_second = found.returns[30:].tolist()
+    assert len(of_second) == 30
+    for b in (0, 1):  # what had ended counts, then the episodes of the new environments from their beginning
+        mine = [r for r in of_second if r // 100 == b]
+        block = [r for r in first if r // 100 == b]
+        assert mine == block + [100.0 * b + k for k in range(15 - len(block))]
+    assert group.recreated == [1] and group.healthy == 2
+
+
+def test_a_failure_ends_the_run_unless_the_options_say_otherwise(monkeypatch):
+    group = runners(monkeypatch, 2, 2, {(0, 0, 1): "fail"})
+    with pytest.raises(RunnersLost, match="recreate_failed_env_runners"):
+        group.play((), jax.random.key(0), Goal(4), Until())
+    group = runners(monkeypatch, 1, 2, {(0, 0, 1): "fail"}, ignore_env_runner_failures=True)
+    with pytest.raises(RunnersLost, match="the last one"):
+        group.play((), jax.random.key(0), Goal(4), Until())
+
+
+def test_a_runner_that_hangs_is_replaced_when_the_time_is_over(monkeypatch):
+    group = runners(monkeypatch, 2, 1, {(1, 0, 1): "hang"})
+    found = group.play((), jax.random.key(0), Goal(6), Until(0.1))
+    assert found.returns.tolist() == [0, 1, 2] and group.missing == 3
+    assert group._cluster.killed == [(1, 0)] and group.recreated == [1]
+    assert len(group.play((), jax.random.key(0), Goal(6), Until()).returns) == 6

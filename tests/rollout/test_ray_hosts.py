@@ -278,6 +278,8 @@ def test_a_runner_that_is_killed_or_stalls_costs_its_batch_and_is_replaced(clust
         assert source.columns.window_return[1, 0] == 4.0
         assert source.metrics["env_runners/num_restarts"] == count
         assert source.metrics["env/failures"] == K + count  # also of those that are no more
+        assert source.recreated == [1] * count
+        assert source.blocks[1][:2] == (1, count)
 
     os.kill(pids[1], signal.SIGKILL)
     with pytest.warns(RuntimeWarning, match="environment runner 1 failed, another starts in its place"):
@@ -382,7 +384,7 @@ def test_an_interrupted_program_ends_the_ray_that_it_began():
         processes = descendants(program.pid)
         assert set(told["pids"]) <= set(processes)
         os.killpg(program.pid, signal.SIGINT)  # as a terminal does: the whole group
-        out, err = program.communicate(timeout=30)
+        out, err = program.communicate(timeout=90)
         assert program.returncode == 0, err
         assert json.loads(out)["seconds"] < 5.0
         assert "Traceback" not in err
@@ -390,3 +392,33 @@ def test_an_interrupted_program_ends_the_ray_that_it_began():
     finally:
         program.kill()
         program.communicate()
+
+
+def test_compressed_observations_arrive_as_they_were_made(cluster):
+    """Stacks of frames, from a runner that compresses them; everything else as without."""
+
+    def with_frames(source):
+        make = source.next
+
+        def next(actor, key):
+            rollout, report = make(actor, key)
+            numbers = np.arange(T + 4)[:, None] + 10 * np.arange(B)[None]
+            frames = np.broadcast_to(numbers[..., None, None], (T + 4, B, 30, 30)).astype(np.uint8)
+            obs = np.stack([frames[i : i + T + 1] for i in range(4)], 2)  # [T + 1, B, 4, 30, 30]
+            return rollout.replace(obs=obs[:-1], last_obs=obs[-1]), report
+
+        source.next = next
+
+    source = runners(OPTIONS._replace(num=1), join=lambda parts: parts[0], compress=True)
+    try:
+        source.foreach_worker(with_frames)
+        rollout, _ = source.next(weights(3), KEY)
+    finally:
+        source.close()
+    numbers = np.arange(T)[:, None, None] + 10 * np.arange(B)[None, :, None] + np.arange(4)[None, None]
+    np.testing.assert_array_equal(rollout.obs, np.broadcast_to(numbers[..., None, None], (T, B, 4, 30, 30)))
+    np.testing.assert_array_equal(rollout.last_obs[:, -1, 0, 0], [T + 3, T + 13])
+    assert rollout.obs.dtype == np.uint8
+    assert rollout.extras["version"].tolist() == [[3.0] * B] * T
+    # 3600 bytes of each observation and as many of the last; the actions, rewards and so on of a step are 40
+    assert 30 < source.metrics["env_runners/bytes_per_step"] < 360

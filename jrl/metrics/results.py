@@ -1,0 +1,99 @@
+"""A result row under the names that RLlib's users know, nested as there."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+# ours -> theirs; those of episodes stand at the top and under `env_runners`
+EPISODES = {
+    "episode/return": "episode_return_mean",
+    "episode/return_min": "episode_return_min",
+    "episode/return_max": "episode_return_max",
+    "episode/length": "episode_len_mean",
+    "episode/count": "episodes_this_iter",
+}
+COUNTS = {
+    "env_steps": "num_env_steps_sampled_lifetime",
+    "time_s": "time_total_s",
+    "timestamp": "timestamp",
+    "env_runners/num_healthy_workers": "num_healthy_workers",
+}
+# the first part of our names -> where they stand
+_PLACES = {
+    "time": "timers",
+    "evaluation": "evaluation",
+    "custom": "custom_metrics",
+    "hist": "hist_stats",
+    "perf": "perf",
+    "sys": "perf",
+    "env_runners": "env_runners",
+    "env": "env_runners",
+    "rollout": "env_runners",
+}
+# names of an evaluation's metrics
+_EVALUATION = {
+    "return": "episode_return_mean",
+    "return_std": "episode_return_std",
+    "return_min": "episode_return_min",
+    "return_max": "episode_return_max",
+    "length": "episode_len_mean",
+    "episodes": "num_episodes",
+}
+
+
+def result(row: Mapping[str, Any], *, iteration: int, trained: int, before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The dict that `Algorithm.train` returns.
+
+    Args:
+      row: of the loggers.
+      iteration: number of the row.
+      trained: environment steps learned from so far.
+      before: the row before, None for the first.
+    """
+    learner: dict[str, Any] = {}
+    found: dict[str, Any] = {
+        "training_iteration": iteration,
+        "num_env_steps_trained_lifetime": trained,
+        "num_env_steps_sampled": row["env_steps"] - (before["env_steps"] if before else 0),
+        "time_this_iter_s": row["time_s"] - (before["time_s"] if before else 0.0),
+        "env_runners": {},
+        "learners": {"default_policy": learner},
+        "timers": {},
+        "custom_metrics": {},
+    }
+    for name, value in row.items():
+        first, _, rest = name.partition("/")
+        if name in EPISODES:
+            found[EPISODES[name]] = found["env_runners"][EPISODES[name]] = value
+        elif name in COUNTS:
+            found[COUNTS[name]] = value
+        elif first == "evaluation":
+            found.setdefault("evaluation", {})[_EVALUATION.get(rest, rest)] = value
+        elif rest and first in _PLACES:
+            found.setdefault(_PLACES[first], {})[rest] = value
+        elif name not in ("iteration", "episode/window"):
+            learner[name.removeprefix("learner/")] = value
+    return found
+
+
+def evaluation(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics of an evaluation under those names."""
+    return {_EVALUATION.get(name, name): value for name, value in found.items()}
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, with names joined by /."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}/")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers and texts of `after` that `before` has not, or has otherwise."""
+    nan = lambda x: isinstance(x, float) and math.isnan(x)
+    other = lambda k, v: k not in before or not (before[k] is v or before[k] == v or (nan(before[k]) and nan(v)))
+    return {k: v for k, v in after.items() if isinstance(v, int | float | str) and other(k, v)}

@@ -1,0 +1,392 @@
+"""Whole episodes: against a plain Python loop over the rows of each column, and with real sources and learners."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tasks
+
+from jrl import learner, loop, parallel
+from jrl.algos import a2c, impala, ppo
+from jrl.envs.graph import build
+from jrl.errors import InputError
+from jrl.metrics import episodes
+from jrl.metrics.timers import Timers
+from jrl.networks import NetworkConfig
+from jrl.ops import returns
+from jrl.replay import ring
+from jrl.rollout import complete
+from jrl.rollout.complete import Complete, longest_episode
+from jrl.rollout.sources import GraphSource
+from jrl.types import Rollout
+
+T, B, H = 5, 6, 7  # the task's episodes have at most 7 steps
+KEY = jax.random.key(3)
+
+
+def source(length=T, num_envs=B, seed=0):
+    env = build(tasks.drift(), num_envs)
+    return GraphSource(
+        env, tasks.act, key=jax.random.key(seed), length=length, carry=tasks.carry, running_return_gamma=0.9
+    )
+
+
+def collect(source, calls):
+    """Rollouts on the host, and the reports."""
+    made = [source.next(tasks.ACTOR, jax.random.fold_in(KEY, i)) for i in range(calls)]
+    return jax.device_get([m[0] for m in made]), [m[1] for m in made]
+
+
+def split(rollouts, column):
+    """The episodes of a column, each a list of rows, by a plain loop: (obs, action, reward, terminated, truncated,
+    log_prob, running return) and last the observation after it; those that have not ended are left out.
+    """
+    found, rows = [], []
+    for r in rollouts:
+        if not r.contiguous[column]:
+            rows = []
+        for t in range(len(r.reward)):
+            if not r.mask[t, column]:
+                continue
+            extras = (r.extras["log_prob"][t, column], r.extras["running_return"][t, column])
+            end = r.terminated[t, column], r.truncated[t, column]
+            rows.append((r.obs[t, column], r.action[t, column], r.reward[t, column], *end, *extras))
+            if any(end):
+                after = r.obs[t + 1, column] if t + 1 < len(r.reward) else r.last_obs[column]
+                found.append([*rows, after])
+                rows = []
+    return found
+
+
+def packed_episodes(rollout, column):
+    """What `split` gives, of one rollout of whole episodes."""
+    rows = np.asarray(rollout.mask[:, column])
+    assert not rows[-1]
+    # each run of unmasked rows ends with an end, and nothing else does
+    ends = rollout.terminated[:, column] | rollout.truncated[:, column]
+    np.testing.assert_array_equal(ends[:-1], rows[:-1] & ~rows[1:])
+    assert not ends[-1]
+    # packed at the front: the first of two masked rows in a row is followed by masked rows only
+    void = np.flatnonzero(~rows[:-1] & ~rows[1:])
+    assert not rows[0] or not len(void) or not rows[void[0] :].any()
+    assert rows.any() == rows[0]
+    return split([rollout.replace(contiguous=np.zeros_like(rollout.contiguous))], column)
+
+
+def assert_same(found, expected):
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected):
+        assert len(a) == len(b)
+        for x, y in zip(a, b):
+            jax.tree.map(np.testing.assert_array_equal, x, y)
+
+
+@pytest.fixture(scope="module")
+def played():
+    """The source's own rollouts, and whole episodes of an equal source."""
+    plain, reports = collect(source(), 12)
+    whole, whole_reports = collect(Complete(source(), limit=H, carry=tasks.carry), 12)
+    return plain, reports, whole, whole_reports
+
+
+def test_rollouts_hold_exactly_the_episodes_that_were_played(played):
+    plain, reports, whole, whole_reports = played
+    assert all(r.mask.shape == (T + H, B) for r in whole)
+    for column in range(B):
+        expected = split(plain, column)
+        # a column has its own keys only by call: the same calls collect the same, one rollout each
+        found = [e for r in whole for e in packed_episodes(r, column)]
+        assert len(expected) >= 6
+        assert_same(found, expected)
+    assert sum(int(r.count) for r in reports) == sum(len(split(plain, c)) for c in range(B))
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(reports), jax.device_get(whole_reports))
+
+
+def test_a_rollout_has_the_episodes_that_its_call_finished(played):
+    _, reports, whole, _ = played
+    for i, (rollout, report) in enumerate(zip(whole, reports)):
+        found = [e for c in range(B) for e in packed_episodes(rollout, c)]
+        assert len(found) == int(report.count), i
+        rewards = [sum(float(row[2]) for row in e[:-1]) for e in found]
+        np.testing.assert_allclose(sum(rewards), report.return_sum, rtol=1e-5)
+        np.testing.assert_allclose(max(rewards), report.return_max, rtol=1e-5)
+        assert sum(len(e) - 1 for e in found) == int(report.length_sum)
+
+
+def test_what_a_rollout_says_beside_its_rows(played):
+    plain, _, whole, _ = played
+    for before, rollout in zip(plain, whole):
+        assert not rollout.contiguous.any()
+        np.testing.assert_array_equal(rollout.carry["memory"], np.full((B, 3), tasks.INITIAL))
+        np.testing.assert_array_equal(rollout.last_obs, before.last_obs)
+        assert not rollout.reward[~rollout.mask].any()
+        # the policy's memory, recorded after each step, goes along: row 0 begins from the initial one
+        first = 0.7 * tasks.INITIAL + rollout.obs[0, :, :1] * np.asarray(tasks.ACTOR["w"])[None]
+        live = rollout.mask[0]
+        np.testing.assert_allclose(rollout.extras["memory"][0][live], first[live], rtol=1e-5)
+
+
+def test_advantages_are_those_of_a_loop_over_each_episode(played):
+    gamma, decay = 0.9, 0.8
+    value_of = lambda obs: 2.0 * obs[..., 0] - 0.5
+    gae = jax.jit(functools.partial(returns.gae, gamma=gamma, gae_lambda=decay))
+    for rollout in played[2][:4]:
+        value = np.concatenate([value_of(rollout.obs), value_of(rollout.last_obs)[None]])
+        done = rollout.terminated | rollout.truncated
+        advantage = np.asarray(gae(rollout.reward, rollout.terminated, done, value)[0])
+        monte_carlo = np.asarray(
+            returns.gae(rollout.reward, rollout.terminated, done, value * 0, gamma=gamma, gae_lambda=1.0)[0]
+        )
+        for column in range(B):
+            expected, plain_returns = [], []
+            for *rows, after in packed_episodes(rollout, column):
+                values = [float(value_of(row[0])) for row in rows] + [float(value_of(after))]
+                total, ahead, back, sums = 0.0, 0.0, [], []
+                for t in reversed(range(len(rows))):
+                    bootstrap = 0.0 if rows[t][3] else values[t + 1]
+                    total = float(rows[t][2]) + gamma * bootstrap - values[t] + gamma * decay * total
+                    ahead = float(rows[t][2]) + gamma * ahead
+                    back.append(total)
+                    sums.append(ahead)
+                expected += back[::-1]
+                plain_returns += sums[::-1]
+            live = rollout.mask[:, column]
+            np.testing.assert_allclose(advantage[live, column], expected, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(monte_carlo[live, column], plain_returns, rtol=1e-4, atol=1e-5)
+
+
+# ---------------------------------------------------------------- rows that were written down
+
+
+class Written:
+    """A source of one column per string: `.` a step, `T` and `t` a true end and a time limit, `r` a void row, `|` the
+    start of a rollout that does not continue the one before. Row n has observation n.
+    """
+
+    def __init__(self, *columns, length):
+        self._rows, self._length, self._at = columns, length, 0
+        self.metrics, self.columns, self.closed = {"rollout/other": 1.0}, None, False
+        self.began = [True] * len(columns)
+
+    def next(self, actor, key):
+        at, length, size = self._at, self._length, len(self._rows)
+        rows = np.array([list(c.replace("|", "")[at : at + length]) for c in self._rows]).T
+        bars = [len(c.split("|")[0]) if "|" in c else -1 for c in self._rows]
+        obs = np.broadcast_to(np.arange(at, at + length + 1, dtype=np.float32)[:, None], (length + 1, size))
+        going_on = np.array([at > 0 and at != bar for bar in bars])
+        flags = [rows == "T", rows == "t", rows != "r"]
+        self._at += length
+        rollout = Rollout(obs[:-1], obs[-1], obs[:-1] * 10, obs[:-1] + 1, *flags, going_on, {}, ())
+        rollout = jax.tree.map(jnp.asarray, rollout)
+        # the statistics of a rollout: as many steps as there are, nothing else
+        zero = jnp.int32(0)
+        report = episodes.Episodes(
+            zero, zero, jnp.inf, -jnp.inf, zero, flags[2].sum(dtype=jnp.int32), obs[0] * 0, obs[0]
+        )
+        return rollout, jax.tree.map(jnp.asarray, report)
+
+    def reset(self, key):
+        self.was_reset = True
+
+    def foreach_env(self, fn):
+        return [fn(c) for c in self._rows]
+
+    foreach_worker = foreach_env
+
+    def close(self):
+        self.closed = True
+
+
+def written(*columns, length, limit, calls):
+    """By call, by column: the rows as text, `.` step, T and t ends, `_` void; and the observations of live rows."""
+    source = Complete(Written(*columns, length=length), limit=limit)
+    out = []
+    for _ in range(calls):
+        r = jax.device_get(source.next(None, KEY)[0])
+        text = np.where(r.mask, np.where(r.terminated, "T", np.where(r.truncated, "t", ".")), "_").T
+        obs = [r.obs[: "".join(row).rstrip("_").__len__() + 1, c].tolist() for c, row in enumerate(text)]
+        out.append([("".join(row), o) for row, o in zip(text, obs)])
+        for c, row in enumerate(text):
+            np.testing.assert_array_equal(r.action[row != "_", c], 10 * r.obs[row != "_", c])
+            np.testing.assert_array_equal(r.reward[row != "_", c], 1 + r.obs[row != "_", c])
+    return out
+
+
+def test_written_rows():
+    """Ends of both kinds, at the last row of a rollout and at the first; two in one rollout; broken environments."""
+    columns = ("..TrT" + "r.Tr.", "...tr" + "|" + "..Tr.", "..tr." + "Trr.T")
+    (a, b, c), (d, e, f) = written(*columns, length=5, limit=4, calls=2)
+    # the second episode ends with the rollout: its last observation is that after the rollout
+    assert a == ("..T_T____", [0, 1, 2, 3, 4, 5])
+    assert d == (".T_______", [6, 7, 8])  # the reset row, which nothing precedes, is gone
+    assert b == ("...t_____", [0, 1, 2, 3, 4])
+    assert e == ("..T______", [5, 6, 7, 8])
+    # an episode of two rollouts; then two void rows, the second of a reset that failed
+    assert c == ("..t______", [0, 1, 2, 3])
+    assert f == (".T_.T____", [4, 5, 6, 8, 9, 10])
+
+
+def test_an_episode_that_broke_off_is_cut_where_it_broke():
+    """A void row upon one that is no end."""
+    ((a,), (b,)) = written("..r.." + ".T...", length=5, limit=4, calls=2)
+    assert a == (".t_______", [0, 1, 2])
+    assert b == ("...T_____", [3, 4, 5, 6, 7])
+
+
+def test_rows_that_do_not_go_on_are_dropped():
+    ((a,), (b,)) = written("Tr..." + "|" + "..Tr.", length=5, limit=4, calls=2)
+    assert a == ("T________", [0, 1])
+    assert b == ("..T______", [5, 6, 7, 8])
+
+
+def test_an_episode_beyond_the_limit_is_cut():
+    """Pieces of 3 steps, each with a true successor; one step in four is lost, but none where a rollout ends."""
+    ((a,), (b,)) = written("....." + "..Tr.", length=5, limit=3, calls=2)
+    assert a == ("..t_____", [0, 1, 2, 3])
+    # row 4 waits; 5 and 6 follow, and row 7 is lost
+    assert b == ("..t_____", [4, 5, 6, 7])
+    ((a,), (b,)) = written("..." + "..T", length=3, limit=3, calls=2)
+    assert a == ("..t___", [0, 1, 2, 3])
+    assert b == ("..T___", [3, 4, 5, 6])
+
+
+def test_it_collects_until_an_episode_has_ended():
+    source = Complete(Written(".......", "......T", length=1), limit=6 + 1)
+    rollout, report = source.next(None, KEY)
+    assert int(report.steps) == 14  # seven rollouts of one row
+    assert rollout.mask.sum(0).tolist() == [7, 7]
+    assert rollout.truncated[6].tolist() == [True, False]  # the limit
+    assert source.metrics == {"rollout/other": 1.0, complete.PADDING: pytest.approx(1 - 14 / 16)}
+    # rows that are all void do not keep it for ever
+    rollout, report = Complete(Written("r" * 20, length=1), limit=4).next(None, KEY)
+    assert not rollout.mask.any()
+    assert int(report.steps) == 0
+
+
+def test_a_reset_drops_what_waits_and_the_rest_is_the_source():
+    inner = Written("..Tr..", ".....T", length=3)
+    source = Complete(inner, limit=6)
+    source.next(None, KEY)
+    source.reset(KEY)
+    assert inner.was_reset
+    rollout, _ = source.next(None, KEY)
+    assert rollout.mask.sum(0).tolist() == [0, 3]
+    assert source.foreach_env(len) == source.foreach_worker(len) == [6, 6]
+    source.columns = 3
+    assert inner.columns == source.columns == 3
+    source.close()
+    assert inner.closed
+
+
+def test_the_longest_episode():
+    assert longest_episode(None, 500) == longest_episode(500, None) == longest_episode(500, 900) == 500
+    with pytest.raises(InputError, match=r"set env\.horizon"):
+        longest_episode(None, None)
+    with pytest.raises(ValueError, match="limit"):
+        Complete(None, limit=0)
+
+
+# ---------------------------------------------------------------- learners
+
+
+def test_columns_of_several_devices_stay_where_they_are(four_devices):
+    class Dealt(GraphSource):
+        def next(self, actor, key):
+            rollout, report = super().next(actor, key)
+            return parallel.shard(rollout, four_devices, parallel.ROLLOUT), report
+
+    env = build(tasks.drift(), 8)
+    make = lambda cls: Complete(cls(env, tasks.act, key=KEY, length=T, carry=tasks.carry), limit=H, carry=tasks.carry)
+    one, four = make(GraphSource), make(Dealt)
+    for i in range(3):
+        a, b = (jax.block_until_ready(s.next(tasks.ACTOR, jax.random.fold_in(KEY, i))[0]) for s in (one, four))
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
+    assert {len(x.sharding.device_set) for x in jax.tree.leaves(b)} == {4}
+    assert b.obs.addressable_shards[0].data.shape == (T + H, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("algo", "cfg"),
+    [
+        pytest.param(
+            ppo,
+            ppo.Config(num_epochs=1, num_minibatches=2, normalize_obs=True, normalize_reward=True),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(a2c, a2c.Config(), marks=pytest.mark.slow),
+        (impala, impala.Config()),
+    ],
+)
+def test_learning_takes_nothing_from_padding(algo, cfg):
+    """The update is bit for bit the same, whatever stands on the void rows."""
+    env = build(tasks.drift(), B)
+    made = algo.make(cfg, env.spec, NetworkConfig(hidden=(8,)))
+    state = made.init(jax.random.key(1))
+    options = {"length": T, "carry": made.carry, "running_return_gamma": made.running_return_gamma}
+    source = Complete(GraphSource(env, made.act, key=KEY, **options), limit=H, carry=made.carry)
+    rollout, _ = source.next(made.actor(state), KEY)
+    noise = lambda x: 5 * jnp.ones_like(x) if jnp.issubdtype(x.dtype, jnp.floating) else x * 0
+    void = lambda x: jnp.where(jnp.expand_dims(rollout.mask, tuple(range(2, x.ndim))), x, noise(x))
+    other = rollout.replace(action=void(rollout.action), reward=void(rollout.reward))
+    # rows behind the last episode have no row that looks at their observation
+    behind = jnp.cumsum(rollout.mask[::-1], 0)[::-1] == 0
+    behind = jnp.concatenate([jnp.zeros_like(behind[:1]), behind[:-1]])  # but for the one that follows its end
+    other = other.replace(obs=jnp.where(behind[..., None], 7.0, rollout.obs))
+    update = jax.jit(made.update)
+    (a, aux), (b, _) = (update(state, r, KEY) for r in (rollout, other))
+    assert int(rollout.mask.sum()) == int(a.env_steps) > 0
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((a, aux.metrics)))
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_a_replay_draws_what_it_would_of_the_rollouts_as_they_came():
+    """n-step windows over rows, ends and padding: by observation, the same transitions as a plain loop makes."""
+    gamma, n = 0.5, 3
+    like = jax.ShapeDtypeStruct((2,), jnp.float32)
+    buffer = ring.make(
+        like, jax.ShapeDtypeStruct((), jnp.int32), capacity=6 * (T + H) * B, num_envs=B, batch_size=512, gamma=gamma,
+        n_step=n,
+    )  # fmt: skip
+    whole = Complete(source(), limit=H, carry=tasks.carry)
+    state, kept = buffer.init(), []
+    add = jax.jit(buffer.add)
+    for i in range(4):
+        rollout, _ = whole.next(tasks.ACTOR, jax.random.fold_in(KEY, i))
+        state = add(state, rollout)
+        kept.append(jax.device_get(rollout))
+    expected = {}
+    for *rows, after in (e for r in kept for c in range(B) for e in packed_episodes(r, c)):
+        for t, row in enumerate(rows):
+            used = rows[t : t + n]
+            following = rows[t + len(used)][0] if t + len(used) < len(rows) else after
+            discount = 0.0 if used[-1][3] else gamma ** len(used)
+            reward = sum(gamma**k * float(x[2]) for k, x in enumerate(used))
+            expected[row[0].tobytes()] = (row[1], reward, discount, following)
+    batch = jax.device_get(jax.jit(buffer.sample)(state, KEY))
+    seen = set()
+    for i in np.flatnonzero(batch.weight):
+        action, reward, discount, following = expected[batch.obs[i].tobytes()]
+        assert batch.action[i] == action
+        np.testing.assert_allclose([batch.reward[i], batch.discount[i]], [reward, discount], rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(batch.next_obs[i], following)
+        seen.add(batch.obs[i].tobytes())
+    assert len(seen) > len(expected) / 2
+
+
+def test_a_run_counts_steps_when_they_are_taken():
+    env = build(tasks.drift(), B)
+    made = ppo.make(
+        ppo.Config(num_epochs=1, num_minibatches=2), env.spec, NetworkConfig(hidden=(8,)), axis_name=parallel.AXIS
+    )
+    make = lambda key: Complete(GraphSource(env, made.act, key=key, length=T), limit=H)
+    program = loop.staged(
+        learner.on_policy(made), make, parallel.make_mesh(1), rows=T * B, timers=Timers(), stage="collect"
+    )
+    learned = []
+    for info in loop.run(program, program.init(0), seed=0, total_env_steps=4 * T * B):
+        learned.append(int(info.state.learner.env_steps))
+        assert 0 < learned[-1] <= info.env_steps_after()
+        assert 0 < info.metrics[complete.PADDING] < 1
+    assert info.env_steps_after() >= 4 * T * B

@@ -1,0 +1,398 @@
+"""The moments of callbacks: which are called, in which order and with what; what of them runs inside a program."""
+
+from types import SimpleNamespace
+
+import counting_envs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl import callbacks, envs, learner, registry
+from jrl.callbacks import Callbacks, Hooks, in_program, load, make_multi_callbacks
+from jrl.errors import InputError
+from jrl.rollout import sources
+from jrl.rollout.unroll import RECORD
+from jrl.types import ActOut, Algo, Batch, Rollout, UpdateAux
+
+T, B = 12, 3
+ACTOR = {"w": jnp.zeros(1)}
+KINDS = {
+    "gymnasium": {"backend": "gymnasium"},
+    "envpool": {"backend": "envpool", "host": True},
+    "graph": {"backend": "graph"},
+}
+
+
+def act(actor, obs, carry, key, explore=True):
+    """Always to the same side: the pole falls within ten steps."""
+    return ActOut(jnp.zeros(obs.shape[:1], jnp.int32), (), {})
+
+
+def source_of(kind, hooks, *, id="CartPole-v1", **options):
+    env = envs.make(id, num_envs=B, **KINDS[kind])
+    told = hooks.collecting(env)[0] if hooks else {}
+    return sources.make(env, act, key=jax.random.key(0), length=T, **told, **options)
+
+
+def context(i):
+    return {"size": 10 + i}
+
+
+class All(Callbacks):
+    """Writes down every moment."""
+
+    def __init__(self):
+        self.calls = []
+
+
+def _noting(name):
+    def method(self, **kwargs):
+        assert set(kwargs) == set(callbacks.MOMENTS[name])
+        episode = kwargs.get("episode")
+        self.calls.append((name, None if episode is None else (episode.in_evaluation, episode.episode_id)))
+
+    return method
+
+
+for _name in callbacks.MOMENTS:
+    setattr(All, _name, _noting(_name))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_moment_in_its_order(kind):
+    made = All()
+    hooks = Hooks(made)
+    hooks.check(on_policy=True)
+    source = source_of(kind, hooks)
+    hooks.created(source, context)
+    hooks.begin("algorithm", "policy")
+    subs = ["on_sub_environment_created"] * (B if kind == "gymnasium" else 0)
+    before = ["on_environment_created", *subs, "on_create_policy", "on_algorithm_init"]
+    assert [name for name, _ in made.calls] == before
+
+    watch, ended = hooks.watch(source, B), 0
+    for i in range(3):
+        made.calls.clear()
+        ended += int(watch.next(ACTOR, jax.random.key(i))[1].count)
+        names = [name for name, _ in made.calls]
+        assert names[-3:] == ["on_postprocess_trajectory", "on_sample_end", "on_learn_on_batch"]
+        assert set(names[:-3]) <= set(callbacks.EPISODE_MOMENTS)
+        steps = T * B - int(names.count("on_episode_end"))
+        assert steps - B <= names.count("on_episode_step") <= steps
+    assert ended >= 2 * B
+
+    made.calls.clear()
+    hooks.call("on_evaluate_start", algorithm="algorithm")
+    evaluated = hooks.episode_watch(B)
+    for i in range(2):
+        evaluated(jax.device_get(source.next(ACTOR, jax.random.key(i))[0]))
+    hooks.call("on_evaluate_end", algorithm="algorithm", evaluation_metrics={})
+    hooks.call("on_train_result", algorithm="algorithm", result={})
+    hooks.call("on_checkpoint_loaded", algorithm="algorithm")
+    replaced = SimpleNamespace(recreated=[1])
+    for _ in range(2):  # each is told of once
+        hooks.recreated("algorithm", "workers", replaced)
+    names = [name for name, _ in made.calls]
+    assert names[0] == "on_evaluate_start"
+    assert names[-4:] == ["on_evaluate_end", "on_train_result", "on_checkpoint_loaded", "on_workers_recreated"]
+    # numbers of their own, and each from its beginning on
+    by_episode = {}
+    for name, which in made.calls:
+        if which is not None:
+            by_episode.setdefault(which, []).append(name.removeprefix("on_episode_"))
+    assert list(by_episode) == [(True, i) for i in range(len(by_episode))]
+    for told in by_episode.values():
+        steps = told.count("step")
+        assert told in (["created", "start", *["step"] * steps, *end] for end in ([], ["end"]))
+    watch.close()
+
+
+class PoleAngle(Callbacks):
+    """RLlib's example: the mean angle of an episode. With the older arguments."""
+
+    def on_episode_start(self, *, worker, base_env, policies, episode, env_index, **kwargs):
+        assert episode.length == 0
+        episode.user_data["angles"] = []
+        episode.hist_data["angles"] = []
+
+    def on_episode_step(self, *, worker, episode):
+        angle = float(abs(episode.last_observation_for()[2]))
+        assert angle == abs(episode.get_observations(-1)[2])
+        episode.user_data["angles"].append(angle)
+
+    def on_episode_end(self, *, episode, **kwargs):
+        angles = episode.user_data["angles"]
+        assert len(angles) == len(episode) == len(episode.actions) == len(episode.get_rewards())
+        episode.custom_metrics["pole_angle"] = np.mean(angles)
+        episode.hist_data["angles"] = angles
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_custom_metrics_are_those_of_the_episodes(keep):
+    hooks = Hooks(load(["test_callbacks:PoleAngle"]), keep_per_episode=keep)
+    source = source_of("graph", hooks)
+    watch = hooks.watch(source, B)
+    angles, each = [[] for _ in range(B)], []
+    for i in range(3):
+        rollout, _ = watch.next(ACTOR, jax.random.key(i))
+        obs = np.concatenate([rollout.obs[1:], rollout.last_obs[None]])
+        for t, b in np.argwhere(np.asarray(rollout.mask)):
+            angles[b].append(abs(obs[t, b, 2]))
+            if rollout.terminated[t, b]:
+                each.append(np.mean(angles[b]))
+                angles[b] = []
+    row = hooks.drain()
+    assert len(each) >= B
+    hist = row.pop("hist/angles")
+    assert len(hist) > len(each)
+    if keep:
+        np.testing.assert_allclose(row["custom/pole_angle"], each, rtol=1e-6)
+    else:
+        found = [row[f"custom/pole_angle_{kind}"] for kind in ("mean", "min", "max")]
+        np.testing.assert_allclose(found, [np.mean(each), min(each), max(each)], rtol=1e-6)
+    assert hooks.drain() == {}
+
+    evaluated = hooks.episode_watch(B)
+    for i in range(3):
+        evaluated(source.next(ACTOR, jax.random.key(i))[0])
+    assert set(hooks.drain()) == {f"evaluation/{name}" for name in (*row, "hist/angles")}
+
+
+def test_a_metric_that_is_no_number_is_named():
+    class Wrong(Callbacks):
+        def on_episode_end(self, *, episode, **kwargs):
+            episode.custom_metrics["colour"] = "red"
+
+    hooks = Hooks(Wrong())
+    watch = hooks.watch(source_of("graph", hooks), B)
+    with pytest.raises(TypeError, match=r"custom_metrics\['colour'\] is 'red': expected a number"):
+        watch.next(ACTOR, jax.random.key(0))
+
+
+def test_the_return_is_the_reported_one_whatever_the_learner_sees():
+    class Totals(Callbacks):
+        def on_episode_end(self, *, episode, **kwargs):
+            episode.custom_metrics["total"] = episode.total_reward
+            assert episode.total_reward == episode.rewards.sum() == episode.length
+
+    hooks = Hooks(Totals(), keep_per_episode=True)
+    source = source_of("envpool", hooks, reward_transform=envs.reward_transform(0.25, is_atari=False))
+    watch = hooks.watch(source, B)
+    rollout, report = watch.next(ACTOR, jax.random.key(0))
+    assert set(np.unique(rollout.reward)) <= {0.0, 0.25}
+    assert sum(hooks.drain()["custom/total"]) == float(report.return_sum) > 0
+    watch.close()
+
+
+# ---------------------------------------------------------------- batches
+
+
+class Doubles(Callbacks):
+    order: list = []  # noqa: RUF012
+
+    def on_sample_end(self, *, samples, **kwargs):
+        self.order.append("doubles")
+        return samples.replace(reward=np.asarray(samples.reward) * 2)
+
+    def on_train_result(self, *, result, **kwargs):
+        result["seen"] = [*result.get("seen", []), "doubles"]
+
+
+class Adds(Callbacks):
+    def on_sample_end(self, *, samples):
+        Doubles.order.append("adds")
+        return samples.replace(reward=samples.reward + 1)
+
+    def on_learn_on_batch(self, *, train_batch, result, **kwargs):
+        result["largest"] = train_batch.reward.max()
+
+    def on_train_result(self, *, result, **kwargs):
+        result["seen"] = [*result.get("seen", []), "adds"]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_several_callbacks_hand_on_what_they_changed(reverse):
+    Doubles.order.clear()
+    classes = [Adds, Doubles] if reverse else [Doubles, Adds]
+    hooks = Hooks(make_multi_callbacks(classes)())
+    assert not hooks.needs_episodes
+    assert hooks.needs_rollouts
+    assert hooks.collecting(None) == ({}, "")
+    source = source_of("graph", None)
+    watch = hooks.watch(source, B)
+    rollout, _ = watch.next(ACTOR, jax.random.key(0))
+    mask = np.asarray(rollout.mask)
+    largest = 4.0 if reverse else 3.0
+    np.testing.assert_array_equal(rollout.reward, np.where(mask, largest, 2.0 if reverse else 1.0))
+    assert isinstance(rollout.reward, jax.Array)
+    assert Doubles.order == (["adds", "doubles"] if reverse else ["doubles", "adds"])
+    assert hooks.drain() == {"learner/largest": largest}
+    result = {}
+    hooks.call("on_train_result", algorithm=None, result=result)
+    assert result["seen"] == Doubles.order
+    # the class itself does the same
+    again = make_multi_callbacks(classes)().on_sample_end(samples=source.next(ACTOR, jax.random.key(1))[0])
+    assert np.asarray(again.reward).max() == largest
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: r.replace(reward=np.zeros((T, B + 1), np.float32)), "on_sample_end returned a Rollout of other"),
+        (lambda r: r.replace(reward=np.asarray(r.reward, np.float64).astype(np.int32)), "of other shapes or dtypes"),
+        (lambda r: r.reward, "expected a Rollout, or None"),
+    ],
+)
+def test_a_rollout_that_does_not_fit_is_refused(change, message):
+    class Wrong(Callbacks):
+        def on_sample_end(self, *, samples, **kwargs):
+            return change(samples)
+
+    watch = Hooks(Wrong()).watch(source_of("graph", None), B)
+    with pytest.raises(TypeError, match=message):
+        watch.next(ACTOR, jax.random.key(0))
+
+
+class Pure(Callbacks):
+    @in_program
+    def on_postprocess_trajectory(self, postprocessed_batch):
+        return postprocessed_batch.replace(reward=postprocessed_batch.reward + 1)
+
+    @in_program
+    def on_sample_end(self, *, samples):
+        return samples.replace(reward=samples.reward * 3)
+
+    @in_program
+    def on_learn_on_batch(self, train_batch):
+        return train_batch.replace(reward=train_batch.reward - 1), {"mean": train_batch.reward.mean()}
+
+
+def averaging():
+    """An algorithm whose state is the sum of its losses, which are mean rewards."""
+
+    def update(state, batch, key):
+        loss = batch.reward.mean()
+        return state + loss, UpdateAux({"loss/mean": loss})
+
+    nothing = lambda *args: ()
+    return Algo(lambda key: jnp.zeros(()), lambda s: s, nothing, act, update, True)
+
+
+def test_pure_moments_run_inside_the_program():
+    hooks = Hooks(Pure())
+    assert not hooks.needs_rollouts
+    hooks.check(on_policy=False)
+    algo = learner.batches_transformed(averaging(), hooks.batch_transforms())
+    learn = learner.transformed(learner.on_policy(algo), hooks.program_transforms())
+    row = jnp.zeros((2, 1))
+    flags = (jnp.zeros((2, 1), bool),) * 3
+    rollout = Rollout(row, row[0], row, jnp.array([[1.0], [4.0]]), *flags, jnp.ones(1, bool), {}, ())
+    state, _, metrics = jax.jit(learn.step)(jnp.zeros(()), (), rollout, jax.random.key(0))
+    # (1 + 1) * 3 = 6 and (4 + 1) * 3 = 15: the batch has mean 10.5, and the loss is one less
+    assert float(state) == float(metrics["loss/mean"]) == 9.5
+    assert float(metrics["learner/mean"]) == 10.5
+    one = jnp.ones(2)
+    batch = Batch(one, one, jnp.array([2.0, 6.0]), one, one, one, jnp.zeros(2, jnp.int32))
+    state, aux = jax.jit(algo.update)(jnp.zeros(()), batch, jax.random.key(0))
+    assert float(state) == 3.0
+    assert float(aux.metrics["learner/mean"]) == 4.0
+
+
+# ---------------------------------------------------------------- what is refused, and what costs nothing
+
+
+def test_what_cannot_be_had_is_said_before_the_run():
+    with pytest.raises(
+        InputError, match=r"on_learn_on_batch: .* batches from replay inside the program: mark .*in_program"
+    ):
+        Hooks(Adds()).check(on_policy=False)
+    Hooks(Adds()).check(on_policy=True)
+
+    class NeedsInfos(PoleAngle):
+        infos = True
+
+    class NoInfos(PoleAngle):
+        infos = False
+
+    graph = envs.make("CartPole-v1", backend="graph", num_envs=1)
+    gym = envs.make("CartPole-v1", backend="gymnasium", num_envs=1)
+    with pytest.raises(InputError, match=r"infos is True, but environments inside a program have none: .*collector"):
+        Hooks(NeedsInfos()).collecting(graph)
+    with pytest.raises(InputError, match="env runners do not send them"):
+        Hooks(NeedsInfos()).collecting(gym, env_runners=True)
+    assert Hooks(NeedsInfos()).collecting(gym) == ({"record": True, "record_infos": True}, "")
+    assert Hooks(NoInfos()).collecting(graph) == ({"record": True}, "")
+    options, note = Hooks(PoleAngle()).collecting(graph)
+    assert options == {"record": True}
+    assert note == "callbacks: episodes have no infos: environments inside a program have none"
+    gym.close()
+
+
+class Misspelt(Callbacks):
+    def on_episod_end(self, *, episode, **kwargs):
+        pass
+
+    @in_program
+    def on_episode_step(self, **kwargs):
+        pass
+
+    def on_train_result(self, *, algorithm, results):
+        pass
+
+
+def test_names_are_checked():
+    assert load([]) is None
+    key = "custom.callbacks test_callbacks:"
+    with pytest.raises(InputError) as caught:
+        load(["test_callbacks:Misspelt", "test_callbacks:act"])
+    assert caught.value.errors == (
+        f"{key}Misspelt: on_episode_step cannot be in_program: only on_postprocess_trajectory, on_sample_end, "
+        "on_learn_on_batch can",
+        f"{key}Misspelt: on_train_result takes 'results', which it is not given: it gets algorithm, result",
+        f"{key}Misspelt: there is no moment on_episod_end: did you mean on_episode_end?",
+        f"{key}act: expected a subclass of jrl.callbacks.Callbacks, got {act!r}",
+    )
+    with pytest.raises(InputError, match="has no function or class PoleAngel: did you mean PoleAngle"):
+        load(["test_callbacks:PoleAngel"])
+    registry.register("mine", Adds)
+    several = load(["mine", "test_callbacks:Doubles"])
+    assert [type(part) for part in several.parts] == [Adds, Doubles]
+    nested = make_multi_callbacks([type(several), PoleAngle])()
+    assert [type(part) for part in nested.parts] == [Adds, Doubles, PoleAngle]
+
+
+def test_what_nobody_looks_at_costs_nothing():
+    class OfRows(Callbacks):
+        def on_train_result(self, *, result, **kwargs):
+            pass
+
+    hooks = Hooks(OfRows())
+    assert (hooks.needs_rollouts, hooks.needs_episodes, hooks.needs_infos) == (False, False, False)
+    assert hooks.program_transforms() == hooks.batch_transforms() == ()
+    source = source_of("graph", hooks)
+    assert RECORD not in source.next(ACTOR, jax.random.key(0))[0].extras
+
+
+def test_what_a_callback_raises_ends_the_run():
+    class Raises(Callbacks):
+        def on_episode_end(self, **kwargs):
+            raise ArithmeticError("mine")
+
+    hooks = Hooks(Raises())
+    watch = hooks.watch(source_of("graph", hooks), B)
+    with pytest.raises(ArithmeticError, match="mine") as caught:
+        watch.next(ACTOR, jax.random.key(0))
+    assert caught.traceback[-1].name == "on_episode_end"
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_environments_are_told_of_where_they_are(remote):
+    env = envs.make(
+        "counting_envs:Counter", backend="gymnasium", num_envs=2, remote_worker_envs=remote, options={"size": 7}
+    )
+    hooks = Hooks(counting_envs.Marks())
+    source = sources.make(env, act, key=jax.random.key(0), length=2)
+    hooks.created(source, context)
+    assert source.foreach_env(lambda env: env.unwrapped.mark) == [(i, 7, remote) for i in range(2)]
+    source.close()

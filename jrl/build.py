@@ -1,21 +1,24 @@
 """From a RunConfig to the parts of a run: environments, algorithm, program."""
 
+import dataclasses
 import functools
+import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
-from jrl import algos, envs, learner, loop, parallel, plan, watch
-from jrl.config import RunConfig, algo_name
+from jrl import algos, build_learner, callbacks, envs, learner, loop, parallel, plan, registry
+from jrl.config import RunConfig, algo_name, to_dict
+from jrl.envs import task as tasks
+from jrl.envs.context import EnvContext
 from jrl.errors import InputError
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
-from jrl.replay import memory, prioritized, ring
-from jrl.rollout import ray_hosts, sources, unroll
-from jrl.types import Algo, AsyncEnv, Buffer, Env, EnvSpec, GraphEnv, Key, PyTree, Rollout, element
+from jrl.rollout import complete, fake, ray_hosts, sources, unroll
+from jrl.types import Algo, AsyncEnv, Env, EnvSpec, GraphEnv, Key, PyTree, Rollout
 
 GUARANTEES = {
     "bitwise": "resume continues exactly: the environments are part of a checkpoint",
@@ -36,10 +39,13 @@ class Run(NamedTuple):
     replay: str  # what the replay buffer takes, in words; "" without
     guarantee: str  # what a resumed run has in common with one that was never interrupted: a key of GUARANTEES
     learners: int  # devices that learn
+    note: str  # what callbacks cannot have in this run, in words; "" for nothing
+    # (state, curriculum function, result row, a number that differs from call to call) -> state: see `jrl.envs.task`
+    apply_task: Callable[[loop.LoopState, tasks.TaskFn, dict[str, Any], int], loop.LoopState]
 
 
 def environment(
-    cfg: RunConfig, *, num_envs: int, role: str = "train", index: int = 0, offset: int = 0
+    cfg: RunConfig, *, num_envs: int, role: str = "train", index: int = 0, offset: int = 0, worker_index: int = 0
 ) -> GraphEnv | Env | AsyncEnv:
     """`num_envs` environments as `cfg.env` and `cfg.rollout.collector` describe them.
 
@@ -48,6 +54,7 @@ def environment(
       num_envs: of this vector.
       role, index: see `envs.make`; those of an evaluation wait for each other.
       offset: of its first environment among those of the run.
+      worker_index: 0 in the process that learns; environment runners count from 1.
     Raises:
       InputError: the id is unknown, or the collector does not fit the backend.
     """
@@ -69,6 +76,11 @@ def environment(
         batch_wait_ms=cfg.env.batch_wait_ms if training else None,
         restart_failed=cfg.env_runners.restart_failed_sub_environments,
         step_timeout_s=cfg.env_runners.env_step_timeout_s,
+        horizon=cfg.env.horizon,
+        soft_horizon=cfg.env.soft_horizon,
+        no_done_at_end=cfg.env.no_done_at_end,
+        worker_index=worker_index,
+        num_workers=cfg.env_runners.num,
     )
     if cfg.rollout.collector == "graph" and not isinstance(env, GraphEnv):
         env.close()
@@ -82,17 +94,33 @@ def environment(
     return env
 
 
-def algorithm(cfg: RunConfig, spec: EnvSpec, *, axis_name: str | None = None) -> Algo:
-    """The algorithm that `cfg.algo` belongs to, for the spaces of `spec`."""
-    return algos.get(algo_name(cfg)).make(cfg.algo, spec, cfg.network, axis_name=axis_name)
+def algorithm(
+    cfg: RunConfig, spec: EnvSpec, *, axis_name: str | None = None, hooks: callbacks.Hooks | None = None
+) -> Algo:
+    """The algorithm that `cfg.algo` belongs to, for the spaces of `spec`; with the user's loss and what `hooks` does
+    to batches in the program.
+    """
+    loss = None if cfg.custom.loss is None else registry.load(cfg.custom.loss, "custom.loss")
+    given = {} if loss is None else {"loss": loss}
+    made = algos.get(algo_name(cfg)).make(cfg.algo, spec, cfg.network, axis_name=axis_name, **given)
+    return learner.batches_transformed(made, hooks.batch_transforms() if hooks else (), axis_name=axis_name)
 
 
-def run(cfg: RunConfig, *, timers: Timers | None = None, restarts: int = 0) -> Run:
+def run(
+    cfg: RunConfig,
+    *,
+    timers: Timers | None = None,
+    restarts: int = 0,
+    hooks: callbacks.Hooks | None = None,
+    training_step: Callable[[loop.Step], Any] | None = None,
+) -> Run:
     """Environments, algorithm and the program that trains it.
 
     Args:
       cfg: the run.
       timers: where stages are timed.
+      hooks: what callbacks have to do with rollouts and batches; None: nothing.
+      training_step: what an iteration does; None: as the config says.
       restarts: a number that differs between a run and its continuations, for environments that cannot be restored:
         they start anew, with other seeds.
     Raises:
@@ -105,19 +133,24 @@ def run(cfg: RunConfig, *, timers: Timers | None = None, restarts: int = 0) -> R
     rows = plan.batch_plan(cfg).rows
     backend = envs.resolve(cfg.env.id, cfg.env.backend)
     here = not cfg.env_runners.num and cfg.rollout.mode == "sync" and devices.actors == tuple(mesh.devices.flat)
+    # what looks at rollouts between collecting and learning, or decides what to learn from, needs them apart
+    if training_step is None and cfg.custom.training_step:
+        training_step = registry.load(cfg.custom.training_step, "custom.training_step")
+    here = here and not (cfg.rollout.fake or training_step or (hooks and hooks.needs_rollouts))
+    here = here and cfg.rollout.batch_mode == "truncate_episodes"
     # pure environments are part of the program, a share on each device; EnvPool's may be of the program of one device
     pools = plan.num_pools(cfg, learners)
     vectors = _vectors(cfg, pools, restarts)
     try:
         spec = vectors[0].spec
-        algo = algorithm(cfg, spec, axis_name=parallel.AXIS)
-        if algo.on_policy:
-            like = functools.partial(unroll.rollout_like, spec, algo, length=plan.rollout_length(cfg))
-            of_one = like(num_envs=cfg.env.num_envs // learners)
-            make_learner = functools.partial(learner.on_policy, like=of_one)
-            learn, replay = _watched(cfg, algo, like(num_envs=cfg.env.num_envs), make_learner), ""
-        else:
-            learn, replay = _replay_learner(cfg, algo, spec, learners)
+        if cfg.custom.env_task:
+            tasks.check(vectors[0])
+        algo = algorithm(cfg, spec, axis_name=parallel.AXIS, hooks=hooks)
+        if hooks:
+            hooks.check(on_policy=algo.on_policy)
+        length = plan.rollout_length(cfg) + _whole_episodes(cfg, spec)
+        learn, replay = build_learner.make(cfg, algo, spec, devices=learners, length=length)
+        learn = learner.transformed(learn, _transforms(cfg, hooks))
     except InputError:
         _close(vectors)
         raise
@@ -125,7 +158,7 @@ def run(cfg: RunConfig, *, timers: Timers | None = None, restarts: int = 0) -> R
     # EnvPool too, where one process steps it for one device and an iteration is short: with a rollout of a few rows and
     # a few gradient steps, dispatching two programs takes a quarter of the time. A pool is a constant of its program:
     # where pools are made anew, the program that holds one is a small one
-    short = learners == 1 and not algo.on_policy and not cfg.checkpoint.exact
+    short = learners == 1 and not algo.on_policy and not cfg.checkpoint.exact and not cfg.custom.env_task
     env = vectors[0]
     if here and isinstance(env, GraphEnv) and (env.pure or short):
         iterations = plan.iterations_per_call(cfg)
@@ -133,10 +166,39 @@ def run(cfg: RunConfig, *, timers: Timers | None = None, restarts: int = 0) -> R
         program = loop.fused(learn, collect, mesh, iterations=iterations, rows=rows, close=lambda: _close(vectors))
         backend = f"{backend}, {iterations} iterations per call"
         guarantee = "refilled" if refilled else "bitwise" if env.pure else "learner"
-        return Run(spec, algo, program, backend, True, replay, guarantee, learners)
+
+        def task_in_program(state: loop.LoopState, fn: tasks.TaskFn, result: dict[str, Any], count: int):
+            if not env.pure:
+                raise InputError(
+                    f"set_task: {cfg.env.id} is stepped by EnvPool inside the program that learns, and cannot be made "
+                    "anew there: use rollout.collector host, or name the curriculum in custom.env_task"
+                )
+            context = EnvContext(cfg.env.options)
+            return dataclasses.replace(state, source=tasks.apply_in(state.source, env, fn, result, context)[0])
+
+        return Run(spec, algo, program, backend, True, replay, guarantee, learners, "", task_in_program)
     timers = timers or Timers()
-    source = functools.partial(_source, cfg, algo, devices, timers)
-    exact = cfg.checkpoint.exact
+    latest = [cfg]  # a task of EnvPool is other options of the environment
+    given: list[Any] = []  # the task of the others
+
+    def source(key: Key, vectors: list[Any], count: int) -> sources.Source:
+        made = _source(latest[0], algo, devices, timers, key, vectors, count, hooks)
+        watched = hooks is not None and hooks.needs_rollouts
+        whole = cfg.rollout.batch_mode == "complete_episodes" and not cfg.env_runners.num
+        if hooks and watched:  # episodes with the rows as they were collected, rollouts as they are learned from
+            made = hooks.watch(made, cfg.env.num_envs, batches=not whole)
+        if whole:
+            made = _completed(cfg, made, spec, algo)
+        if hooks and watched and whole:
+            made = hooks.watch(made, cfg.env.num_envs, episodes=False)
+        return fake.Fake(made) if cfg.rollout.fake else made
+
+    def remake(key: Key, count: int) -> sources.Source:
+        made = source(key, _vectors(latest[0], pools, count), count)
+        for task in given:
+            sources.set_task(made, task)
+        return made
+
     program = loop.staged(
         learn,
         lambda key: source(key, vectors, restarts),
@@ -144,14 +206,73 @@ def run(cfg: RunConfig, *, timers: Timers | None = None, restarts: int = 0) -> R
         rows=rows,
         timers=timers,
         stage="collect" if cfg.rollout.mode == "sync" and not cfg.env_runners.num else "wait",
-        remake=(lambda key, count: source(key, _vectors(cfg, pools, count), count)) if exact else None,
+        remake=remake,
     )
+    if training_step is not None:
+        program = loop.custom(program, training_step)
+
+    def apply_task(state: loop.LoopState, fn: tasks.TaskFn, result: dict[str, Any], count: int) -> loop.LoopState:
+        assert program.source is not None and program.restart is not None
+        if envs.resolve(cfg.env.id, cfg.env.backend) != "envpool":
+            found = tasks.apply(program.source(), fn, result, EnvContext(cfg.env.options))
+            given[:] = found[:1] if all(repr(x) == repr(found[0]) for x in found) else []
+            return state
+        options, wanted = latest[0].env.options, list[Any]()
+        task = fn(result, tasks.Handle(lambda: options, wanted.append), EnvContext(options))
+        for changed in [*wanted, *([] if task is None else [task])][-1:]:
+            if changed != options:
+                latest[0] = _with_options(latest[0], changed)
+                program.restart(count)
+        return state
+
+    exact = cfg.checkpoint.exact
+    note = hooks.collecting(env, env_runners=cfg.env_runners.num > 0)[1] if hooks else ""
     graph = isinstance(env, GraphEnv)
     how = "inside a program" if graph else "from the host"
     if cfg.env_runners.num:
         how, graph = f"in {cfg.env_runners.num} env runners", False
     guarantee = "refilled" if refilled else "restarted" if exact else "learner"
-    return Run(spec, algo, program, f"{backend}, {how}", graph, replay, guarantee, learners)
+    return Run(spec, algo, program, f"{backend}, {how}", graph, replay, guarantee, learners, note, apply_task)
+
+
+def _whole_episodes(cfg: RunConfig, spec: EnvSpec) -> int:
+    """Rows that a rollout of whole episodes has beyond its length; 0 where episodes may be cut.
+
+    Raises:
+      InputError: nobody knows how long an episode can be, or replay would hold little but padding.
+    """
+    if cfg.rollout.batch_mode == "truncate_episodes":
+        return 0
+    longest, length = complete.longest_episode(cfg.env.horizon, spec.max_episode_steps), plan.rollout_length(cfg)
+    if cfg.replay is not None and length < longest:
+        raise InputError(
+            f"rollout.batch_mode complete_episodes: replay would store rollouts of {length} steps as "
+            f"{length + longest} rows, most of them padding: use rollout.length {longest} or more, or truncate_episodes"
+        )
+    # whole minibatches, and of a size that can be cut into equal parts
+    unit = math.lcm(getattr(cfg.algo, "num_minibatches", 1), 16)
+    return -(-(length + longest) // unit) * unit - length
+
+
+def _completed(cfg: RunConfig, source: sources.Source, spec: EnvSpec, algo: Algo) -> sources.Source:
+    limit = _whole_episodes(cfg, spec)
+    return complete.Complete(source, limit=limit, carry=algo.carry) if limit else source
+
+
+def _transforms(cfg: RunConfig, hooks: callbacks.Hooks | None) -> tuple[Callable[[Rollout], Rollout], ...]:
+    """What becomes of a rollout between collecting and learning: the config's, then those of callbacks."""
+    given = [registry.load(path, "custom.transforms") for path in cfg.custom.transforms]
+    return (*given, *(hooks.program_transforms() if hooks else ()))
+
+
+def _with_options(cfg: RunConfig, task: Any) -> RunConfig:
+    """The run in environments with other options, the task's over its own. Raises InputError."""
+    if not isinstance(task, Mapping):
+        raise InputError(f"a task of {cfg.env.id}, which EnvPool steps, is a mapping of its options, not {task!r}")
+    options = {**cfg.env.options, **task}
+    if errors := envs.check(cfg.env.id, cfg.env.backend, options):
+        raise InputError(*errors)
+    return dataclasses.replace(cfg, env=dataclasses.replace(cfg.env, options=options))
 
 
 # ---------------------------------------------------------------- who collects
@@ -185,7 +306,8 @@ def _close(vectors: Iterable[GraphEnv | Env | AsyncEnv]) -> None:
 def _collecting(cfg: RunConfig, algo: Algo, pools: int) -> dict[str, Any]:
     """What whoever collects for one of so many pools has to know, beside the environments and how to act."""
     return {
-        "window": episodes.window_of(pools),
+        "window": episodes.window_of(pools, cfg.run.smoothing_episodes),
+        "explore": cfg.rollout.explore,
         "length": plan.rollout_length(cfg),
         "carry": algo.carry,
         "reward_transform": envs.reward_transform(cfg.env.clip_rewards, is_atari=envs.is_atari(cfg.env.id)),
@@ -201,20 +323,27 @@ def _source(
     key: Key,
     vectors: list[GraphEnv | Env | AsyncEnv],
     count: int,
+    hooks: callbacks.Hooks | None = None,
 ) -> sources.Source:
     """Where the rollouts of a staged program come from; those of the whole batch, on the devices that learn."""
     lag = plan.policy_lag(cfg)
     join = functools.partial(parallel.deal, mesh=devices.learners)
     if cfg.env_runners.num:
         _close(vectors)
-        return _env_runners(cfg, algo, vectors[0].spec, timers, count, join)
+        record = hooks is not None and hooks.needs_episodes
+        return _env_runners(cfg, algo, vectors[0].spec, timers, count, join, record=record)
     collecting = _collecting(cfg, algo, len(vectors))
+    if hooks:
+        collecting |= hooks.collecting(vectors[0])[0]
     parts = [
         sources.make(env, algo.act, key=jax.random.fold_in(key, i), timers=timers, device=d, **collecting)
         for i, (env, d) in enumerate(zip(vectors, devices.actors, strict=True))
     ]
+    if hooks:
+        for i, part in enumerate(parts):
+            hooks.created(part, _contexts(cfg, 0), offset=i * vectors[0].spec.num_envs)
     pools = sources.Pools(parts, devices=devices.actors, join=join, stack=parallel.stack)
-    return pools if lag is None else sources.Async(pools, lag=lag, timers=timers)
+    return pools if lag is None or cfg.rollout.fake else sources.Async(pools, lag=lag, timers=timers)
 
 
 def collector(cfg: RunConfig) -> tuple[sources.Source, PyTree]:
@@ -227,128 +356,78 @@ def collector(cfg: RunConfig) -> tuple[sources.Source, PyTree]:
 
 
 def _env_runners(
-    cfg: RunConfig, algo: Algo, spec: EnvSpec, timers: Timers, count: int, join: Callable[[Sequence[Rollout]], Rollout]
+    cfg: RunConfig,
+    algo: Algo,
+    spec: EnvSpec,
+    timers: Timers,
+    count: int,
+    join: Callable[[Sequence[Rollout]], Rollout],
+    *,
+    record: bool,
 ) -> sources.Source:
     share = cfg.env.num_envs // cfg.env_runners.num
-    like = unroll.rollout_like(spec, algo, length=plan.rollout_length(cfg), num_envs=share)
+    length = plan.rollout_length(cfg) + _whole_episodes(cfg, spec)
+    like = unroll.rollout_like(spec, algo, length=length, num_envs=share, record=record)
     options = {f: getattr(cfg.env_runners, f) for f in ray_hosts.RunnerOptions._fields}
     return ray_hosts.EnvRunners(
-        functools.partial(runner_source, cfg, count),
+        functools.partial(runner_source, cfg, count, registry.needed(to_dict(cfg)), record),
         ray_hosts.RunnerOptions(**options),
         num_envs=cfg.env.num_envs,
         like=like,
         join=join,
         lag=plan.policy_lag(cfg),
         timers=timers,
-        window=episodes.window_of(cfg.env_runners.num),
+        window=episodes.window_of(cfg.env_runners.num, cfg.run.smoothing_episodes),
+        compress=cfg.env_runners.compress_observations,
     )
 
 
-def runner_source(cfg: RunConfig, count: int, index: int, restarts: int) -> sources.Source:
+def runner_source(
+    cfg: RunConfig, count: int, registered: Mapping[str, Any], record: bool, index: int, restarts: int
+) -> sources.Source:
     """The source of one env runner, in its own process.
 
     Args:
       cfg: the run.
       count: differs between a run and its continuations.
+      registered: `registry.needed` of the process that learns.
+      record: whether somebody looks at the episodes: see `unroll.finish`.
       index: of the runner.
       restarts: how often runners were started in its place: each has environments of its own.
     """
+    registry.install(registered)
     share = cfg.env.num_envs // cfg.env_runners.num
-    env = environment(cfg, num_envs=share, index=count + _RESTARTED * restarts, offset=index * share)
+    seeds = count + _RESTARTED * restarts
+    env = environment(cfg, num_envs=share, index=seeds, offset=index * share, worker_index=index + 1)
     algo = algorithm(cfg, env.spec)
     key = jax.random.key(cfg.run.seed)
     for number in (loop.Role.ENV, count, index, restarts):
         key = jax.random.fold_in(key, number)
-    return sources.make(env, algo.act, key=key, **_collecting(cfg, algo, cfg.env_runners.num))
+    made = sources.make(env, algo.act, key=key, record=record, **_collecting(cfg, algo, cfg.env_runners.num))
+    source: Any = _completed(cfg, made, env.spec, algo)
+    source.worker_index = index + 1
+    if loaded := callbacks.load(cfg.custom.callbacks):
+        callbacks.Hooks(loaded).created(source, _contexts(cfg, index + 1), offset=index * share)
+    return source
+
+
+def _contexts(cfg: RunConfig, worker_index: int) -> Callable[[int], EnvContext]:
+    """What environment i of the run is told of its place."""
+    runners = cfg.env_runners.num
+    return lambda i: EnvContext(cfg.env.options, worker_index=worker_index, num_workers=runners, vector_index=i)
 
 
 _RESTARTED = 4_099  # between the indices of a runner's environments and those of the next in its place
 
 
-# ---------------------------------------------------------------- who learns
-
-
-def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> tuple[learner.Learner, str]:
-    """The learner around a replay buffer that fits the devices' memory, and its size in words.
-
-    Raises:
-      InputError: it does not fit.
-    """
-    replay = cfg.replay
-    assert replay is not None
-    options = {
-        "num_envs": cfg.env.num_envs // devices,
-        "batch_size": replay.batch_size // devices,
-        "gamma": cfg.algo.gamma,
-        "n_step": replay.n_step,
-        "frame_stack": _frame_stack(cfg, spec),
-    }
-    if replay.prioritized:
-        options |= {"alpha": replay.priority_alpha, "beta": replay.priority_beta, "eps": replay.priority_eps}
-        options["num_devices"] = devices
-    make = prioritized.make if replay.prioritized else ring.make
-
-    def buffer(capacity: int) -> Buffer:
-        return make(element(spec.observation), element(spec.action), capacity=capacity // devices, **options)
-
-    size = memory.check_fits(buffer, replay.capacity, devices=devices)
-    held = buffer(replay.capacity)
-    of_all = lambda x: jax.ShapeDtypeStruct((x.shape[0] * devices, *x.shape[1:]), x.dtype)
-    like = jax.tree.map(of_all, jax.eval_shape(lambda: held.sample(held.init(), jax.random.key(0))))
-    make_learner = functools.partial(
-        learner.off_policy,
-        buffer=held,
-        updates=plan.batch_plan(cfg).updates or 1,
-        learning_starts=min(replay.learning_starts, _most_held(cfg, spec)),
-        axis_name=parallel.AXIS,
-    )
-    return _watched(cfg, algo, like, make_learner), size
-
-
-def _watched(cfg: RunConfig, algo: Algo, like: PyTree, make: Callable[[Algo], learner.Learner]) -> learner.Learner:
-    """The learner of `algo`, with a watch over updates that are not finite unless the config says to ignore them."""
-    if cfg.run.on_nonfinite == "ignore":
-        return make(algo)
-    learn = make(watch.watched(algo, like, axis_name=parallel.AXIS))
-    return learn._replace(keep=lambda state: state.state, resume=lambda kept: watch.fresh(kept, like))
-
-
-def _most_held(cfg: RunConfig, spec: EnvSpec) -> int:
-    """Rows that a full buffer can be sampled from: all but the head and those whose frame stacks are incomplete."""
-    assert cfg.replay is not None
-    stack = _frame_stack(cfg, spec)
-    return (cfg.replay.capacity // cfg.env.num_envs - (stack.size if stack else 1)) * cfg.env.num_envs
-
-
-def _frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
-    """How many images of an observation are frames of a stack: as told, or what EnvPool makes of Atari."""
-    assert cfg.replay is not None
-    size, shape = cfg.replay.frame_stack, spec.observation.shape
-    if size is None:
-        atari = envs.is_atari(cfg.env.id) and envs.resolve(cfg.env.id, cfg.env.backend) == "envpool"
-        size = shape[0] if atari and len(shape) == 3 else 1
-    if cfg.env.batch_size is not None and cfg.replay.frame_stack is None:
-        size = 1  # rows that a rollout leaves empty hold no frame: stacks around them could not be put together again
-    if size == 1:
-        return None
-    if cfg.env.batch_size is not None or cfg.env.batch_wait_ms is not None:
-        raise InputError(
-            f"replay.frame_stack {size}: environments that do not wait for each other leave rows empty, and frames are "
-            "missing there: use 1, or leave env.batch_size and env.batch_wait_ms out"
-        )
-    ends: tuple[Literal[0], Literal[-1]] = (0, -1)
-    axes = [axis for axis in ends if len(shape) == 3 and shape[axis] == size]
-    if not axes:
-        raise InputError(f"replay.frame_stack {size}: observations {shape} are no stacks of {size} images: use 1")
-    return ring.FrameStack(size, axes[0])
-
-
 def enable_compile_cache() -> None:
-    """Keeps compiled programs for the next process, in JAX_COMPILATION_CACHE_DIR or ~/.cache/jrl.
+    """Keeps compiled programs for the next process, where jax was told to, or in ~/.cache/jrl.
 
     Call before the first compilation.
     """
-    directory = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(Path.home() / ".cache" / "jrl" / "programs")
+    settings: Any = jax.config
+    chosen = os.environ.get("JAX_COMPILATION_CACHE_DIR") or settings.jax_compilation_cache_dir
+    directory = chosen or str(Path.home() / ".cache" / "jrl" / "programs")
     jax.config.update("jax_compilation_cache_dir", directory)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

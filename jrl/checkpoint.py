@@ -111,9 +111,7 @@ class Checkpointer:
           InputError: this save or the one before it could not be written.
         """
         self.wait()
-        kept = {part: tree for part, tree in parts.items() if jax.tree.leaves(tree)}
-        host = jax.tree.map(lambda x: np.array(x, copy=True), jax.device_get(kept))
-        self._pending = self._pool.submit(self._write, iteration, host, dict(meta))
+        self._pending = self._pool.submit(self._write, iteration, on_host(parts), dict(meta))
         self.last_saved = iteration
 
     def wait(self) -> None:
@@ -157,6 +155,12 @@ class Checkpointer:
         for n, m in every_meta.items():
             if n not in latest and n != best and not m.get("keep"):
                 _discard(self._directory / str(n))
+
+
+def on_host(parts: Mapping[str, PyTree]) -> dict[str, PyTree]:
+    """Copies for `write`; a part without arrays is left out."""
+    kept = {part: tree for part, tree in parts.items() if jax.tree.leaves(tree)}
+    return jax.tree.map(lambda x: np.array(x, copy=True), jax.device_get(kept))
 
 
 def write(directory: Path, parts: Mapping[str, PyTree], meta: dict[str, Any]) -> None:
@@ -223,10 +227,16 @@ def read_meta(checkpoint: Path) -> dict[str, Any]:
         raise InputError(f"checkpoint: {checkpoint} is damaged or not made by jrl: use an earlier one") from e
     if version > FORMAT:
         raise InputError(f"checkpoint: {checkpoint} has format {version}, this jrl reads up to {FORMAT}: update jrl")
-    settings = found.get("config", {}).get("run", {})
-    if (devices := settings.pop("devices", 1)) > 1:  # the name of `devices.learners` in earlier versions
-        found["config"]["devices"] = {"learners": list(range(devices))}
+    _renamed(found.get("config", {}))
     return found
+
+
+def _renamed(config: dict[str, Any]) -> None:
+    """Brings names of earlier versions in a stored config to the present ones."""
+    if (devices := config.get("run", {}).pop("devices", 1)) > 1:
+        config["devices"] = {"learners": list(range(devices))}
+    if "episodes" in (evaluation := config.get("evaluation", {})):
+        evaluation["duration"] = evaluation.pop("episodes")
 
 
 def restore(checkpoint: Path, part: str, template: PyTree) -> PyTree:
@@ -253,8 +263,7 @@ def fitting(checkpoint: Path, part: str, found: PyTree, like: PyTree) -> PyTree:
     """
     for (path, a), b in zip(jax.tree.leaves_with_path(like), jax.tree.leaves(found), strict=True):
         if (a.shape, a.dtype) != (b.shape, b.dtype):
-            name = jax.tree_util.keystr(path, simple=True, separator=".")
-            raise _misfit(checkpoint, part, f"{name} is {b.dtype}{list(b.shape)}, not {a.dtype}{list(a.shape)}")
+            raise _misfit(checkpoint, part, f"{_name(path)} is {b.dtype}{list(b.shape)}, not {a.dtype}{list(a.shape)}")
     return found
 
 
@@ -272,12 +281,36 @@ def read(checkpoint: Path, part: str, like: PyTree = None) -> PyTree:
         raise _misfit(checkpoint, part, "it holds " + (", ".join(known) or "nothing"))
     try:
         with ocp.StandardCheckpointer() as reader:
-            found = reader.restore(checkpoint / part, like)
+            found = reader.restore(checkpoint / part)
     except (ValueError, KeyError, TypeError, OSError) as e:
         raise _misfit(checkpoint, part, _first_line(e)) from e
     if _checksum(found) != known[part]:
         raise InputError(f"checkpoint: {checkpoint} is damaged: its {part} is not what was written: use an earlier one")
-    return found
+    return found if like is None else _in_structure(checkpoint, part, found, like)
+
+
+def _in_structure(checkpoint: Path, part: str, found: PyTree, like: PyTree) -> PyTree:
+    """`found` in the containers of `like`, by the names of the arrays: what is empty there need not be in `found`.
+
+    Raises:
+      InputError: other names.
+    """
+    there, wanted = _named(found), _named(like)
+    for name in wanted:
+        if name not in there:
+            raise _misfit(checkpoint, part, f"{name} is not in it")
+    for name in there:
+        if name not in wanted:
+            raise _misfit(checkpoint, part, f"it has {name} beside")
+    return jax.tree.map_with_path(lambda path, _: there[_name(path)], like)
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _named(tree: PyTree) -> dict[str, Any]:
+    return {_name(path): x for path, x in jax.tree.leaves_with_path(tree)}
 
 
 def differences(saved: dict[str, Any], now: RunConfig) -> list[str]:
@@ -327,9 +360,8 @@ def _sync(directory: Path) -> None:
 
 def _checksum(tree: PyTree) -> str:
     """Of all bytes, in the order of the names, so that it does not depend on the containers."""
-    named = sorted((jax.tree_util.keystr(p, simple=True, separator="."), x) for p, x in jax.tree.leaves_with_path(tree))
     value = 0
-    for name, x in named:
+    for name, x in sorted(_named(tree).items()):
         value = zlib.crc32(name.encode(), value)
         value = zlib.crc32(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data, value)
     return f"{value:08x}"

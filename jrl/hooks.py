@@ -24,6 +24,14 @@ class Reporter:
 
     A call's metrics are read when the next one is under way, so that the device is never idle for a report. A row
     covers the calls since the row before: losses are those of the latest call, episode counts and times are summed.
+
+    Args:
+      sinks: get each row; the first may change it.
+      every, seconds, trained: least environment steps, seconds, and environment steps learned from between two rows.
+      updates_per_iteration: gradient steps.
+      rows_per_update: from replay, transitions of a gradient step; None: each step is learned from once it is taken.
+      before: called before each row, may change `extra`.
+      env_steps, time_s: to continue from.
     """
 
     def __init__(
@@ -32,25 +40,54 @@ class Reporter:
         *,
         every: int,
         updates_per_iteration: int,
+        seconds: float = 0.0,
+        trained: int = 0,
+        rows_per_update: int | None = None,
+        before: Callable[[], None] = lambda: None,
         env_steps: int = 0,
         time_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._sinks, self._every, self._updates, self._clock = sinks, every, updates_per_iteration, clock
+        self._seconds, self._trained, self._rows_per_update, self._before = seconds, trained, rows_per_update, before
         self._pending: list[StepInfo] = []
         self._started = clock() - time_s
         # time and steps of the last two rows: the last row of a run may follow the one before at once
         self._marks = collections.deque([(clock(), env_steps)], maxlen=2)
+        self._trained_then = 0
         self.extra: dict[str, Any] = {}  # keys that other hooks put into the next rows
         self.row: dict[str, Any] | None = None  # the latest
+        self.count = 0  # rows so far
 
     def __call__(self, info: StepInfo) -> str | None:
-        reason = None
         # info.env_steps counts the calls before this one: those that are pending
-        if self._pending and info.env_steps - self._marks[-1][1] >= self._every:
-            reason = self._write(info.env_steps)
-        self._pending.append(info._replace(state=None))  # the state will be donated
+        reason = self._write(info.env_steps) if self._pending and self._due(info.env_steps) else None
+        self.add(info)
         return reason
+
+    def add(self, info: StepInfo) -> None:
+        """Takes a call into the next row."""
+        self._pending.append(info._replace(state=None))  # the state will be donated
+
+    def due(self) -> bool:
+        """Whether a row that includes the latest call would be long enough. Waits for the device."""
+        return bool(self._pending) and self._due(self._pending[-1].env_steps_after())
+
+    def _due(self, env_steps: int) -> bool:
+        now, (then, steps_then) = self._clock(), self._marks[-1]
+        if env_steps - steps_then < self._every or now - then < self._seconds:
+            return False
+        if self._trained == 0:
+            return True
+        return self.trained(env_steps, self._updates_after(self._pending[-1])) - self._trained_then >= self._trained
+
+    def trained(self, env_steps: int, updates: int) -> int:
+        """Environment steps learned from, when so many were taken; an update from replay learns from those it draws."""
+        return env_steps if self._rows_per_update is None else updates * self._rows_per_update
+
+    def _updates_after(self, info: StepInfo) -> int:
+        # replay-based learners, which begin late, count their gradient steps
+        return int(np.asarray(info.metrics.get("train/updates", info.iteration * self._updates)))
 
     def state(self) -> dict[str, Any]:
         """What the next row depends on, as JSON. Waits for the device."""
@@ -64,12 +101,14 @@ class Reporter:
                 "metrics": {name: np.asarray(x).item() for name, x in last.metrics.items()},
                 "episodes": {name: np.asarray(x).tolist() for name, x in vars(merged).items()},
             }
-        return {"env_steps": self._marks[-1][1], "extra": dict(self.extra), "pending": pending}
+        found = {"env_steps": self._marks[-1][1], "count": self.count, "trained": self._trained_then}
+        return {**found, "extra": dict(self.extra), "pending": pending}
 
     def restore(self, state: Mapping[str, Any], timers: Any) -> None:
         """Continues from what `state` returned."""
         number = lambda x: float(x) if isinstance(x, str) else x  # numbers that are not finite
         self._marks = collections.deque([(self._clock(), state["env_steps"])], maxlen=2)
+        self.count, self._trained_then = state.get("count", 0), state.get("trained", 0)
         self.extra.update({name: number(x) for name, x in state["extra"].items()})
         if state["pending"] is not None:
             p = state["pending"]
@@ -78,7 +117,7 @@ class Reporter:
             self._pending = [StepInfo(None, metrics, report, p["iteration"], p["env_steps"], timers)]
 
     def flush(self) -> str | None:
-        """A row for what is still pending. Waits for the device."""
+        """A row for what is pending. Waits for the device."""
         return self._write(self._pending[-1].env_steps_after()) if self._pending else None
 
     def seconds(self) -> float:
@@ -86,16 +125,19 @@ class Reporter:
         return round(self._clock() - self._started, 3)
 
     def _write(self, env_steps: int) -> str | None:
+        self._before()
         last = self._pending[-1]
         now, (then, steps_then) = self._clock(), self._marks[0]
         log_start = time.perf_counter()
         metrics = {name: value for name, value in last.metrics.items() if name != NOT_FINITE}
-        # replay-based learners, which begin late, count their gradient steps
-        updates = metrics.pop("train/updates", last.iteration * self._updates)
+        metrics.pop("train/updates", None)
+        self.count += 1
+        updates = self._updates_after(last)
+        self._trained_then = self.trained(env_steps, updates)
         self.row = {
             "env_steps": env_steps,
             "iteration": last.iteration,
-            "updates": int(np.asarray(updates)),
+            "updates": updates,
             "time_s": self.seconds(),
             "timestamp": round(time.time(), 3),
             "perf/steps_per_s": (env_steps - steps_then) / max(now - then, 1e-9),
@@ -120,16 +162,16 @@ def not_finite(info: StepInfo) -> bool:
 _STAGES = ("time/env", "time/act", "time/transfer", "time/collect", "time/update", "time/log")
 
 
-def stop_at(criteria: Mapping[str, float]) -> Sink:
+def stop_at(criteria: Mapping[str, float], window: int = episode_metrics.WINDOW) -> Sink:
     """Ends the run when a metric of a row reaches its number; `env_steps` is the loop's own.
 
-    `episode/return` and `episode/length` count once their window is full: a mean over the first few episodes is luck.
+    `episode/return` and `episode/length` count once their `window` is full: a mean over the first few episodes is luck.
     """
     wanted = {name: value for name, value in criteria.items() if name != "env_steps"}
 
     def sink(row: dict[str, Any]) -> str | None:
         for name, value in wanted.items():
-            full = row["episode/window"] >= episode_metrics.WINDOW
+            full = row["episode/window"] >= window
             if name in ("episode/return", "episode/length") and not full:
                 continue
             if name in row and row[name] >= value:

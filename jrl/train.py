@@ -14,8 +14,8 @@ from jrl import config, faults, plan
 from jrl.errors import InputError, RunnersLost
 
 if TYPE_CHECKING:
-    from jrl.build import Run
     from jrl.hooks import Hook
+    from jrl.session import Session
     from jrl.types import StepInfo
 
 
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _train(args: argparse.Namespace) -> int:
     cfg = config.load(
-        args.config, args.overrides, algo=args.algo, env=args.env, stop=args.stop, out=args.out
+        args.config, args.overrides, algo=args.algo, env=args.env, stop=args.stop, out=args.out, tell=print
     )  # fmt: skip
     criteria = [name for name in cfg.stop if name != "env_steps"]
     if args.as_test and not criteria:
@@ -158,8 +158,9 @@ def _run(cfg: config.RunConfig, directory: Path, start: _Start, *, verbose: int,
     """Trains until a criterion, the step budget, a signal or an update that is not finite."""
     import jax
 
-    from jrl import build, checkpoint, hooks, loop, parallel, resume
+    from jrl import build, checkpoint, hooks, parallel
     from jrl.metrics import loggers, progress, report, timers
+    from jrl.session import Session
 
     if verbose > 1:
         jax.config.update("jax_log_compiles", True)
@@ -168,32 +169,23 @@ def _run(cfg: config.RunConfig, directory: Path, start: _Start, *, verbose: int,
     if cfg.run.compile_cache:
         build.enable_compile_cache()
     meta = checkpoint.read_meta(start.saved) if start.saved else None
-    counters = {name: meta[name] if meta else 0 for name in ("iteration", "env_steps")}
-    total = int(cfg.stop["env_steps"])
-    if counters["env_steps"] >= total:
+    total, done = int(cfg.stop["env_steps"]), meta["env_steps"] if meta else 0
+    if done >= total:
         raise InputError(
-            f"--resume: the run is complete, with {counters['env_steps']:,} of {total:,} steps: "
+            f"--resume: the run is complete, with {done:,} of {total:,} steps: "
             "to train on, raise the budget, e.g. --stop env_steps=" + str(2 * total)
         )
     stages = timers.Timers()
-    run = build.run(cfg, timers=stages, restarts=counters["iteration"])
-    devices = run.learners
+    sinks: list[hooks.Sink] = []
+    session = Session(cfg, timers=stages, restarts=meta["iteration"] if meta else 0, sinks=sinks)
+    run = session.run
     with contextlib.ExitStack() as stack:
         watchdog = stack.enter_context(faults.Watchdog(cfg.run.stall_seconds, pulse=lambda: stages.latest))
-        stack.callback(run.program.close)
+        stack.enter_context(session)
         checkpoints = stack.enter_context(checkpoint.Checkpointer(directory / "checkpoints", cfg.checkpoint))
-        print(*_introduction(cfg, run, devices), sep="\n")
-        state = run.program.init(cfg.run.seed)
-        if start.saved and meta:
-            for note in resume.notes(start.saved, cfg, devices):
-                print("resume:", note)
-            state = run.program.place(resume.restore(start.saved, cfg, run.program.keep(state), devices))
-            print(f"resume: from {start.saved} at {meta['env_steps']:,} steps")
-        elif start.weights:
-            kept = run.program.keep(state)
-            learner, lines = resume.weights(start.weights, jax.device_get(kept.learner))
-            print(*(f"init-from: {line}" for line in lines), sep="\n")
-            state = run.program.place(dataclasses.replace(kept, learner=learner))
+        print(*_introduction(session), sep="\n")
+        for note in session.start(start.saved, start.weights):
+            print(note)
         # not before the checkpoint was found to fit: nothing in the directory changes until then
         (directory / "config.yaml").write_text(config.to_yaml(cfg))
         report.write_env_json(directory, devices=[str(d) for d in jax.devices()])
@@ -201,53 +193,29 @@ def _run(cfg: config.RunConfig, directory: Path, start: _Start, *, verbose: int,
         stack.callback(log.close)
         display = progress.open_progress(total)
         stack.callback(display.close)
-        sinks: list[hooks.Sink] = [log.write, display.update, hooks.stop_at(cfg.stop)]
+        sinks += [log.write, display.update, hooks.stop_at(cfg.stop, cfg.run.smoothing_episodes)]
         if verbose:
             sinks.append(_print_stages)
-        reporter = hooks.Reporter(
-            sinks,
-            every=plan.report_every(cfg),
-            updates_per_iteration=plan.batch_plan(cfg).updates or 1,
-            env_steps=counters["env_steps"],
-            time_s=meta["time_s"] if meta else 0.0,
-        )
-
-        def described(info: "StepInfo") -> dict[str, Any]:
-            """What stands beside the arrays of a state."""
-            counts = {"iteration": info.iteration, "env_steps": info.env_steps_after(), "time_s": reporter.seconds()}
-            more = {
-                "counted": info.env_steps,
-                "rows": reporter.state(),
-                "metrics": {**(reporter.row or {}), **reporter.extra},
-            }
-            return checkpoint.meta(cfg, run.spec, counters=counts, devices=devices, guarantee=run.guarantee, **more)
 
         def save(info: "StepInfo") -> None:
             watchdog.beat("checkpoint", grace=60.0)
-            checkpoints.save(info.iteration, resume.parts(run.program.keep(info.state), cfg), described(info))
-            if run.program.restart:
+            checkpoints.save(info.iteration, session.parts(), session.description())
+            if cfg.checkpoint.exact and run.program.restart:
                 run.program.restart(info.iteration)
 
         # in this order: a checkpoint knows of what the others did before it
-        after: list[Hook] = [reporter]
-        counted = meta["counted"] if meta else 0
-        if cfg.evaluation.every:
-            evaluate = _evaluation(cfg, run, reporter.extra, stack)
-            after.append(hooks.every(cfg.evaluation.every, evaluate, counted))
         if cfg.checkpoint.every is None:
-            after.append(hooks.every_seconds(_SECONDS_BETWEEN_CHECKPOINTS, save))
+            due = hooks.every_seconds(_SECONDS_BETWEEN_CHECKPOINTS, save)
         else:
-            after.append(hooks.every(cfg.checkpoint.every, save, counted))
-        if meta:
-            reporter.restore(meta["rows"], stages)
+            due = hooks.every(cfg.checkpoint.every, save, meta["counted"] if meta else 0)
+        after: list[Hook] = [session.after, due]
         reason, before = None, None
         hint = faults.IN_A_PROGRAM if run.in_program else faults.FROM_THE_HOST
         watchdog.beat("compilation and the first steps", grace=_COMPILATION, hint=hint)
         info: StepInfo | None = None
         try:
-            for info in loop.run(
-                run.program, state, seed=cfg.run.seed, total_env_steps=total, timers=stages, **counters
-            ):
+            while (latest := session.advance()) is not None:
+                info = latest
                 watchdog.beat("result rows and evaluation", grace=60.0)  # the first evaluation compiles
                 if before is not None and hooks.not_finite(before):
                     break
@@ -258,21 +226,21 @@ def _run(cfg: config.RunConfig, directory: Path, start: _Start, *, verbose: int,
                 watchdog.beat("environment steps and update", hint=hint)
         except Exception:
             # what was learned is not lost with environments that break: they do before the state is donated
-            if info is not None and not any(x.is_deleted() for x in jax.tree.leaves(info.state.learner)):
-                checkpoints.save(info.iteration, resume.parts(run.program.keep(info.state), cfg), described(info))
+            if info is not None and not any(x.is_deleted() for x in jax.tree.leaves(session.state.learner)):
+                checkpoints.save(info.iteration, session.parts(), session.description())
             raise
         assert info is not None
         watchdog.beat("the end of the run", grace=60.0)
         if hooks.not_finite(info):
-            bundle = _bundle(directory, info, described(info))
-            reporter.flush()
+            bundle = session.write_fault(directory, info)
+            session.reporter.flush()
             return _End(None, bundle)
-        if apart := parallel.diverged(info.state.learner):
+        if apart := parallel.diverged(session.state.learner):
             raise RuntimeError(f"the devices learned different things: {', '.join(apart)}: a reduction is missing")
         if not interrupted:  # a row of its own would be one that an uninterrupted run does not have
-            reason = reporter.flush() or reason
-        if checkpoints.last_saved != info.iteration and not (interrupted and run.program.restart):
-            checkpoints.save(info.iteration, resume.parts(run.program.keep(info.state), cfg), described(info))
+            reason = session.reporter.flush() or reason
+        if checkpoints.last_saved != info.iteration and not (interrupted and cfg.checkpoint.exact):
+            checkpoints.save(info.iteration, session.parts(), session.description())
         checkpoints.wait()
     report.plot_learning_curve(
         directory / "result.jsonl", directory / "learning_curve.png", title=f"{config.algo_name(cfg)} on {cfg.env.id}"
@@ -280,64 +248,19 @@ def _run(cfg: config.RunConfig, directory: Path, start: _Start, *, verbose: int,
     return _End(reason)
 
 
-def _bundle(directory: Path, info: "StepInfo", meta: dict[str, Any]) -> Path:
-    """Writes what `jrl.debug` needs to repeat an update that was not finite."""
-    import jax
-
-    from jrl import checkpoint
-    from jrl.types import Rollout
-
-    state = jax.device_get(info.state.learner)
-    fault = state.fault
-    found = [name for name, flag in (("loss", fault.in_loss), ("params", fault.in_params)) if flag]
-    kind = "rollout" if isinstance(fault.batch, Rollout) else "batch"
-    note = {"iteration": info.iteration, "key": fault.key.tolist(), "kind": kind, "found": found}
-    path = directory / "nonfinite" / str(info.iteration)
-    checkpoint.write(path, {"learner": state.state, "batch": fault.batch}, {**meta, "nonfinite": note})
-    print(f"not finite: {' and '.join(found)}, before iteration {info.iteration}: the last good state is in {path}")
-    return path
-
-
-def _introduction(cfg: config.RunConfig, run: "Run", devices: int) -> Iterator[str]:
+def _introduction(session: "Session") -> Iterator[str]:
     import jax
 
     from jrl import build
 
-    kind = jax.devices()[0].device_kind
-    yield f"{config.algo_name(cfg)} on {cfg.env.id} ({run.backend}), {devices} x {kind}"
+    cfg, run, kind = session.config, session.run, jax.devices()[0].device_kind
+    yield f"{config.algo_name(cfg)} on {cfg.env.id} ({run.backend}), {run.learners} x {kind}"
     yield from plan.lines(cfg)
     if run.replay:
         yield run.replay
+    if session.hooks:
+        yield from filter(None, [run.note])
     yield build.GUARANTEES[run.guarantee]
-
-
-def _evaluation(cfg: config.RunConfig, run: "Run", extra: dict[str, Any], stack: contextlib.ExitStack):
-    """The action of `evaluation.every`: plays episodes and puts `evaluation/...` into the rows that follow."""
-    from jrl import build, loop
-    from jrl.rollout.evaluate import evaluator
-
-    num_envs = cfg.evaluation.num_envs or min(cfg.evaluation.episodes, 16)
-    episodes, explore = cfg.evaluation.episodes, cfg.evaluation.explore
-
-    def player(index: int = 0):
-        env = build.environment(cfg, num_envs=num_envs, role="eval", index=index)
-        return env, evaluator(env, run.algo.act, num_episodes=episodes, carry=run.algo.carry, explore=explore)
-
-    env, evaluate = player()
-    stack.callback(lambda: env.close())
-    names = ("return", "return_std", "return_min", "return_max", "length", "episodes")
-    extra.update({f"evaluation/{name}": float("nan") for name in names})  # every row has every key
-
-    def action(info: "StepInfo") -> None:
-        nonlocal env, evaluate
-        if run.program.restart:  # environments that would go on where they were the last time
-            env.close()
-            env, evaluate = player(info.iteration)
-        actor = run.program.actor(info.state)
-        found = evaluate(actor, loop.role_key(cfg.run.seed, loop.Role.EVALUATE, info.iteration)).summary()
-        extra.update({f"evaluation/{name}": value for name, value in found.items()})
-
-    return action
 
 
 def _print_stages(row: dict[str, Any]) -> None:

@@ -18,12 +18,15 @@ ARROWS = {
     "ops": set(),
     "errors": set(),
     "hyper": set(),
+    "registry": {"errors"},
+    "exploration_names": {"errors", "registry"},
+    "sections": {"hyper"},
     "types": {"errors"},
     "distributions": {"types", "ops", "hyper", "errors"},
     "networks": {"types", "ops", "hyper", "errors"},
-    "algos": {"types", "ops", "networks", "distributions", "hyper", "errors"},
+    "algos": {"types", "ops", "networks", "distributions", "hyper", "errors", "registry"},
     "replay": {"types", "ops", "errors"},
-    "envs": {"types", "ops", "errors"},
+    "envs": {"types", "ops", "errors", "registry"},
     "rollout": {"types", "ops", "envs", "metrics", "errors"},
     "metrics": {"types", "errors"},
     "learner": {"types", "ops"},
@@ -38,9 +41,15 @@ ARROWS = {
     "hooks": {"types", "metrics", "checkpoint", "rollout"},
     "schema": {"errors", "hyper"},  # hyper: what a Schedule is
     "plan": set(),
-    "config": {"schema", "errors", "hyper", "plan"},
+    "config": {"schema", "errors", "hyper", "plan", "sections"},
+    "migrate": {"schema", "errors", "hyper", "registry", "sections", "exploration_names"},
+    "callbacks": {"errors", "registry", "rollout", "metrics"},
     "checkpoint": {"types", "config", "errors", "schema"},
     "build": {"*", "-api", "-train"},
+    "build_learner": {"*", "-api", "-train"},
+    "evaluation": {"*", "-api", "-train"},
+    "session": {"*", "-api", "-train"},
+    "workers": {"rollout", "errors", "session"},
     "train": {"*", "-api"},
     "export": {"*", "-api", "-train"},
     "record": {"*", "-api", "-train"},
@@ -48,7 +57,10 @@ ARROWS = {
     "api": ANY,
 }
 # allowed inside a function only
-LAZY_ARROWS = {"config": {"algos", "envs"}}
+LAZY_ARROWS = {
+    "config": {"algos", "envs", "migrate"},
+    "migrate": {"algos", "config"},
+}
 
 # libraries of a room, beside the standard library; the rooms that are not listed may import any of `REQUIRED`
 STDLIB_ONLY = {"errors", "hyper", "faults"}
@@ -58,7 +70,7 @@ THIRD_PARTY = {
 }
 # library -> where it may be imported, and then inside a function
 CONFINED = {
-    "ray": ("rollout/ray_hosts.py", "api/"),
+    "ray": ("rollout/ray_hosts.py", "rollout/ray_evaluate.py", "api/"),
     "envpool": ("envs/",),
     "gymnasium": ("envs/",),
     "orbax": ("checkpoint.py",),

@@ -165,6 +165,7 @@ def test_weights_leave_the_rest_as_it_is(trained):
 # ---------------------------------------------------------------- after a kill
 
 
+@pytest.mark.slow
 def test_a_killed_and_resumed_run_is_the_same_to_the_last_bit(tmp_path):
     settings = [s.removeprefix("--set=") for s in SMALL + REPLAY]
     cfg = config.load(None, settings, algo="dqn", env="CartPole-v1", stop=["env_steps=8000"])
@@ -197,7 +198,7 @@ def test_a_run_that_lost_its_latter_half_becomes_the_same_again(algo, backend, g
     """As if killed after its third checkpoint; environments that cannot be stored start anew at each."""
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     exact = [f"--set=env.backend={backend}", "--set=checkpoint.exact=true", "--set=checkpoint.every=200"]
-    exact += ["--set=evaluation.every=300", "--set=evaluation.episodes=2", "--set=run.report_every=100"]
+    exact += ["--set=evaluation.every=300", "--set=evaluation.duration=2", "--set=run.report_every=100"]
     exact += ["--set=checkpoint.keep_last=20", "--stop=env_steps=1000"]
     assert run(algo, *exact, out=whole) == 0
     shutil.copytree(whole, halves)

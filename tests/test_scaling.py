@@ -41,7 +41,9 @@ def started(*args, out):
 # ---------------------------------------------------------------- it learns as it does alone
 
 
-@pytest.mark.parametrize("knob", ["devices.fake=4", "rollout.mode=async", "env_runners.num=2"])
+@pytest.mark.parametrize(
+    "knob", ["devices.fake=4", "rollout.mode=async", pytest.param("env_runners.num=2", marks=pytest.mark.slow)]
+)
 def test_one_config_reaches_its_return_everywhere(knob, tmp_path):
     out = tmp_path / "run"
     args = [f"--set={knob}", "--as-test", "--set=run.log=[jsonl]", "--set=algo.normalize_obs=true"]

@@ -159,7 +159,7 @@ def test_ctrl_c_saves_a_checkpoint(tmp_path):
 )
 def test_the_same_run_on_every_backend(env, tmp_path):
     settings = [s for s in SMALL if "backend" not in s]
-    args = [*settings, *env, "--stop=env_steps=300", "--set=evaluation.every=100", "--set=evaluation.episodes=3"]
+    args = [*settings, *env, "--stop=env_steps=300", "--set=evaluation.every=100", "--set=evaluation.duration=3"]
     assert train.main([*args, "--out", str(tmp_path / "i")]) == 0
     last = loggers.read_rows(tmp_path / "i" / "result.jsonl")[-1]
     assert last["evaluation/episodes"] == 3 and last["evaluation/return"] >= 8

@@ -128,7 +128,7 @@ def test_a_replay_that_does_not_fit_is_refused_before_anything_is_made(tmp_path,
         (["--set=replay.frame_stack=4"], "replay.frame_stack 4: observations (4,) are no stacks of 4 images: use 1"),
         (
             ["--set=algo.exploration.name=gaussian"],
-            "algo.exploration.name: expected one of epsilon_greedy, soft_q, custom",
+            "algo.exploration.name: expected one of epsilon_greedy, soft_q, parameter_noise, random, custom",
         ),
         (["--set=algo.exploration={name: custom, path: no.such:thing}"], "no.such cannot be imported"),
         (["--env=Pendulum-v1"], "dqn needs a Discrete action space"),

@@ -1,0 +1,335 @@
+"""A run as an object: `train()` makes one iteration and returns its result.
+
+The object drives `jrl.session.Session`, as `python -m jrl.train` does; there is no second loop.
+"""
+
+import copy
+import dataclasses
+import datetime
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from jrl import build, checkpoint, config, envs, hooks, migrate, registry
+from jrl.api.config import AlgorithmConfig
+from jrl.api.policy import ActionPolicy
+from jrl.errors import InputError
+from jrl.metrics import results
+from jrl.session import Session
+from jrl.types import PyTree
+
+
+class Algorithm:
+    """A run that goes on as long as it is asked to.
+
+    Subclasses may replace steps of it by methods: `training_step(self, step)`, of a jrl.loop.Step, and
+    `loss(default, net, params, batch)`, a static method (see jrl.algos).
+
+    Args:
+      config: an AlgorithmConfig, or a dict of its arguments; RLlib's dicts are migrated. It is copied and frozen.
+      env: short for the environment of the config.
+      checkpoint: to continue from.
+    Attributes:
+      config: the frozen AlgorithmConfig.
+      workers, evaluation_workers: who collects and who evaluates: `foreach_worker(fn)`, `foreach_env(fn)`.
+    Raises:
+      InputError: all that is wrong.
+    """
+
+    algo_name: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        config: AlgorithmConfig | Mapping[str, Any] | None = None,
+        env: Any = None,
+        *,
+        checkpoint: str | Path | None = None,
+    ):
+        made = self.read_config(config, env)
+        if env is not None:
+            made.environment(env)
+        made.freeze()
+        self.config = made
+        self._begun = False
+        self._policy: ActionPolicy | None = None
+        self._directory: Path | None = None
+        self._loggers: list[Callable[[], None]] = []
+        self._open(None if checkpoint is None else Path(checkpoint))
+
+    @classmethod
+    def read_config(cls, given: AlgorithmConfig | Mapping[str, Any] | None, env: Any = None) -> AlgorithmConfig:
+        """A copy of a config, or that of a dict: of its arguments or sections, or RLlib's, which is migrated."""
+        from jrl import api
+
+        if isinstance(given, AlgorithmConfig):
+            return given.copy(copy_frozen=False)
+        if given is not None and cls._rllibs(given):
+            found = migrate.migrate(given, algo=cls.algo_name or None, env=env)
+            print(*(f"migrated: {line}" for line in found.lines), sep="\n")
+            return AlgorithmConfig.from_dict(found.config)
+        if not cls.algo_name:
+            raise InputError("Algorithm: use the class of an algorithm, such as jrl.api.PPO, or AlgorithmConfig.build")
+        return api.config_class(cls.algo_name)().update_from_dict(given or {})
+
+    @classmethod
+    def _rllibs(cls, given: Mapping[str, Any]) -> bool:
+        """Whether a dict is RLlib's: it has a name of theirs that is none of ours, and none that only we have."""
+        from jrl import api
+
+        if not migrate.looks_like_rllib(given) or not cls.algo_name:
+            return migrate.looks_like_rllib(given)
+        known = set(api.config_class(cls.algo_name).names()) | {f.name for f in dataclasses.fields(config.RunConfig)}
+        names, model = set(given), given.get("model")
+        if names & (known - set(migrate.KEYS)):
+            return False
+        inner = {f"model.{name}" for name in model} if isinstance(model, Mapping) else set()
+        theirs = (names - known | inner) & set(migrate.KEYS)
+        return bool(theirs) or not names & known or isinstance(given.get("run"), str)
+
+    @classmethod
+    def get_default_config(cls) -> AlgorithmConfig:
+        """A fresh config of this algorithm."""
+        return cls.read_config(None)
+
+    def _open(self, saved: Path | None) -> None:
+        cfg, own_step = self.config.to_run_config(), None
+        if type(self).training_step is not Algorithm.training_step:
+            own_step = self.training_step
+        if type(self).loss is not Algorithm.loss:
+            own_loss = registry.reference(type(self).loss)
+            cfg = dataclasses.replace(cfg, custom=dataclasses.replace(cfg.custom, loss=own_loss))
+        config.check_env(cfg)
+        if cfg.run.on_nonfinite == "rollback":
+            raise InputError(
+                "run.on_nonfinite rollback needs the checkpoints of `python -m jrl.train`: use stop or ignore here"
+            )
+        if cfg.run.compile_cache:
+            build.enable_compile_cache()
+        found = checkpoint.locate(saved) if saved else None
+        restarts = checkpoint.read_meta(found)["iteration"] if found else 0
+        self.session = Session(cfg, restarts=restarts, face=self, endless=True, training_step=own_step)
+        self._stopped = False
+        try:
+            self.workers = self.env_runner_group = self.session.workers
+            self.session.start(found, begin=not self._begun)
+            self._begun = True
+            if cfg.run.out:
+                self._log_to(Path(cfg.run.out))
+        except BaseException:
+            self.session.close()
+            raise
+
+    def training_step(self, step: Any) -> None:
+        """One iteration: collects and learns. Subclasses may do otherwise with a jrl.loop.Step."""
+        step.learn(step.sample())
+
+    @staticmethod
+    def loss(default: Callable, net: Any, params: PyTree, batch: Any) -> Any:
+        """(scalar, metrics) of a batch. Subclasses may return another; `default(params, batch)` is the algorithm's."""
+        return default(params, batch)
+
+    def _log_to(self, directory: Path) -> None:
+        from jrl.metrics import loggers
+
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "config.yaml").write_text(self.config.to_yaml())
+        log = loggers.open_loggers(directory, self.session.config.run.log, self.session.env_steps or None)
+        self.session.sinks.append(log.write)
+        self._loggers.append(log.close)
+
+    # ------------------------------------------------------------ training
+
+    def train(self) -> dict[str, Any]:
+        """One iteration: at least one rollout and its updates, and as many as `reporting` asks for.
+
+        Returns:
+          The result: training_iteration, episode_return_mean, _min, _max, episode_len_mean (NaN until an episode has
+          ended), num_env_steps_sampled_lifetime, time_total_s, `learners`, `timers`, `env_runners`, `evaluation`,
+          `custom_metrics`; and `done`, whether a criterion of `stop` is met.
+        Raises:
+          FloatingPointError: an update was not finite; names what `python -m jrl.debug` repeats.
+        """
+        if self._stopped:
+            raise RuntimeError("this Algorithm was stopped: build another, or restore a checkpoint")
+        session = self.session
+        while True:
+            info = session.advance()
+            assert info is not None  # a session without an end
+            session.reporter.add(info)
+            if session.config.evaluation.every:
+                session.evaluate_if_due(info)
+            if session.reporter.due():
+                break
+        if session.config.run.on_nonfinite != "ignore" and hooks.not_finite(info):
+            path = session.write_fault(self.logdir, info)
+            raise FloatingPointError(f"an update was not finite; python -m jrl.debug {path} tells why")
+        session.reporter.flush()
+        assert session.result is not None
+        met = hooks.stop_at(session.config.stop, session.config.run.smoothing_episodes)(session.reporter.row or {})
+        total = session.config.stop.get("env_steps")
+        done = met is not None or (total is not None and session.counted() >= total)
+        return {**copy.deepcopy(session.result), "done": done}
+
+    @property
+    def iteration(self) -> int:
+        """Calls of `train` so far, those before a restore included."""
+        return self.session.reporter.count
+
+    training_iteration = iteration
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps so far. Waits for those under way."""
+        return self.session.counted()
+
+    def evaluate(self, duration: int | None = None) -> dict[str, Any]:
+        """Plays an evaluation now; `duration` episodes or timesteps, or as the config says.
+
+        Returns:
+          episode_return_mean, _min, _max, episode_len_mean, num_episodes, weights_version and more.
+        """
+        return results.evaluation(self.session.evaluate(duration))
+
+    @property
+    def evaluation_workers(self) -> Any:
+        return self.session.evaluation_workers
+
+    eval_env_runner_group = evaluation_workers
+
+    def set_task(self, task: Any) -> None:
+        """Gives all environments a task."""
+        self.session.set_task(task)
+
+    # ------------------------------------------------------------ acting
+
+    def get_policy(self, policy_id: str = "default_policy") -> ActionPolicy:
+        """The policy as it is now: acts, and shows what its networks say. Raises KeyError for another id."""
+        if policy_id != "default_policy":
+            raise KeyError(f"there is no policy {policy_id}: one agent has default_policy")
+        if self._policy is None:
+            cfg = self.session.config
+            spec = self.session.run.spec._replace(num_envs=1)
+            own = spec.env_action or spec.action
+            algo = build.algorithm(cfg, spec)
+            to_env = lambda normalize, clip: envs.action_transform(own, normalize=normalize, clip=clip)[1]
+            self._policy = ActionPolicy(algo, spec, cfg, to_env, self.session)
+        return self._policy
+
+    def compute_single_action(
+        self,
+        observation: Any,
+        state: PyTree = None,
+        *,
+        explore: bool | None = None,
+        full_fetch: bool = False,
+        unsquash_action: bool | None = None,
+        clip_action: bool | None = None,
+        policy_id: str = "default_policy",
+    ) -> Any:
+        """The action for one observation, in the environment's own units. Observation statistics stay as they are.
+
+        Args:
+          observation: [*], of one environment.
+          state: what the algorithm carries through an episode, from the call before; None: an episode begins.
+          explore: sample as in training; None: as `env_runners(explore=...)` says.
+          full_fetch: return (action, state, extras) also without a state.
+          unsquash_action, clip_action: map to the environment's bounds, clip to them; None: as the config says.
+        Returns:
+          The action; with `state` or `full_fetch` (action, state, extras), where extras are what acting records
+          (action log probability, value).
+        """
+        return self.get_policy(policy_id).compute_single_action(
+            observation,
+            state,
+            explore=explore,
+            full_fetch=full_fetch,
+            unsquash_action=unsquash_action,
+            clip_action=clip_action,
+        )
+
+    def compute_actions(self, observations: Any, state: PyTree = None, *, explore: bool | None = None) -> Any:
+        """The actions for many observations: [N, *] gives [N, *], a dict by agent gives a dict by agent.
+
+        The action of row i is what the i-th of N calls of `compute_single_action` would give without exploration.
+        """
+        return self.get_policy().compute_actions(observations, state, explore=explore)
+
+    def get_weights(self) -> dict[str, Any]:
+        """{"default_policy": the fields of the algorithm's State that are weights}, numpy arrays."""
+        return {"default_policy": self.session.get_weights()}
+
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
+        """Takes over what `get_weights` gave. Raises ValueError where shapes differ."""
+        if set(weights) != {"default_policy"}:
+            raise ValueError(f"set_weights: expected {{'default_policy': ...}}, got {', '.join(map(str, weights))}")
+        self.session.set_weights(weights["default_policy"])
+
+    # ------------------------------------------------------------ checkpoints and end
+
+    @property
+    def logdir(self) -> Path:
+        """Where this run puts what it writes; made when it is asked for."""
+        if self._directory is None:
+            own = self.session.config.run.out
+            name = f"{self.config.algo_name}_{datetime.datetime.now():%Y%m%d-%H%M%S}-"
+            Path("runs").mkdir(exist_ok=True) if own is None else None
+            self._directory = Path(own) if own else Path(tempfile.mkdtemp(prefix=name, dir="runs"))
+        return self._directory
+
+    def save(self, path: str | Path | None = None) -> str:
+        """Writes a checkpoint that `restore`, `from_checkpoint` and `jrl.load` take.
+
+        Args:
+          path: a directory that does not exist, or is empty; None: one of its own under `logdir`.
+        Returns:
+          The path.
+        """
+        session = self.session
+        target = Path(path) if path is not None else self.logdir / "checkpoints" / str(session.iteration)
+        target, again = target.resolve(), 1
+        while path is None and target.exists():
+            target, again = target.with_name(f"{session.iteration}-{again + 1}"), again + 1
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise InputError(f"save: {target} exists already: name another, or leave the path out")
+        checkpoint.write(target, checkpoint.on_host(session.parts()), session.description())
+        return str(target)
+
+    def restore(self, path: str | Path) -> None:
+        """Goes on from a checkpoint of a run with this config: parameters, optimizer, counters, replay.
+
+        Raises:
+          InputError: there is none, or it does not fit.
+        """
+        found = checkpoint.locate(Path(path))
+        self._close()
+        self._open(found)
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path) -> "Algorithm":
+        """The Algorithm of a checkpoint, with the config that is stored there. Raises InputError."""
+        from jrl import api
+
+        found = checkpoint.locate(Path(path))
+        made = AlgorithmConfig.from_dict(checkpoint.read_meta(found)["config"])
+        own = cls if cls.algo_name else api.algorithm_class(made.algo_name)
+        return own(made, checkpoint=found)
+
+    def stop(self) -> None:
+        """Ends environments, processes and threads of the run; may be called again."""
+        self._close()
+
+    cleanup = stop
+
+    def _close(self) -> None:
+        self._policy, self._stopped = None, True
+        self.session.close()
+        for close in self._loggers:
+            close()
+        self._loggers.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.stop()

@@ -1,0 +1,263 @@
+"""A run as an object: what `train` returns and never changes, weights, checkpoints, own steps, and its end."""
+
+import math
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+import jrl
+from jrl import config
+from jrl.api import PPO, Algorithm, DQNConfig, PPOConfig
+from jrl.errors import InputError
+from jrl.session import Session
+
+
+def small(**reporting):
+    made = PPOConfig().environment("CartPole-v1", backend="graph").env_runners(num_envs=4, rollout_fragment_length=16)
+    return made.training(num_epochs=1, model={"hidden": [8]}).reporting(**reporting).debugging(seed=5)
+
+
+@pytest.fixture(scope="module")
+def algo():
+    with small().build() as made:
+        yield made
+
+
+def same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_a_result_has_the_names_that_rllib_users_know(algo):
+    first, second = algo.train(), algo.train()
+    assert (first["training_iteration"], second["training_iteration"]) == (1, 2)
+    for result in (first, second):
+        assert {"episode_return_mean", "episode_return_min", "episode_return_max", "episode_len_mean"} <= set(result)
+        assert result["num_env_steps_sampled"] >= 1000
+        assert math.isfinite(result["learners"]["default_policy"]["loss/policy"])
+    before, new = first["num_env_steps_sampled_lifetime"], second["num_env_steps_sampled"]
+    assert second["num_env_steps_sampled_lifetime"] == before + new
+    assert second["num_env_steps_sampled_lifetime"] == algo.env_steps == second["num_env_steps_trained_lifetime"]
+    assert second["time_total_s"] >= first["time_total_s"] > 0
+    assert not second["done"]
+
+
+def test_it_is_the_run_that_the_command_makes():
+    """After as many iterations: the same parameters as the loop alone gives."""
+    cfg = small().to_run_config()
+    with small().build() as algo:
+        algo.train()
+        found, iteration = algo.get_weights()["default_policy"], algo.session.iteration
+    with Session(cfg) as session:
+        session.start()
+        while session.advance().iteration < iteration:
+            pass
+        same(session.get_weights(), found)
+
+
+def test_how_long_an_iteration_is_never_changes_learning():
+    steps, weights = [], []
+    for reporting in (
+        {"min_sample_timesteps_per_iteration": 1},
+        {"min_sample_timesteps_per_iteration": 250},
+        {"min_sample_timesteps_per_iteration": 1, "min_time_s_per_iteration": 0.05},
+        {"min_sample_timesteps_per_iteration": 1, "min_train_timesteps_per_iteration": 200},
+    ):
+        with small(**reporting).build() as algo:
+            while algo.session.iteration < 24:
+                result = algo.train()
+                assert result["num_env_steps_sampled"] >= reporting["min_sample_timesteps_per_iteration"]
+                if "min_time_s_per_iteration" in reporting:
+                    assert result["time_this_iter_s"] >= 0.049
+                    break
+            while algo.session.iteration < 24:
+                algo.session.advance()
+            steps.append(algo.session.iteration)
+            weights.append(algo.get_weights())
+    at = [w for w, n in zip(weights, steps) if n == 24]
+    assert len(at) >= 2
+    for other in at[1:]:
+        same(at[0], other)
+
+
+def test_actions(algo):
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(6, 4)).astype(np.float32)
+    alone = [algo.compute_single_action(o, explore=False) for o in obs]
+    np.testing.assert_array_equal(algo.compute_actions(obs, explore=False), alone)
+    named = algo.compute_actions({"a": obs[0], "b": obs[1]}, explore=False)
+    assert named == {"a": alone[0], "b": alone[1]}
+    drawn = [int(algo.compute_single_action(obs[0])) for _ in range(50)]  # explore is on, as in training
+    assert set(drawn) == {0, 1}
+    action, state, extras = algo.compute_single_action(obs[0], explore=False, full_fetch=True)
+    dist = algo.get_policy().distribution(obs[:1])
+    assert action == alone[0] and state == ()
+    assert float(extras["log_prob"]) == pytest.approx(float(dist.log_prob(np.asarray([alone[0]]))[0]), rel=1e-5)
+    with pytest.raises(ValueError, match=r"observation: expected float32 \(4,\)"):
+        algo.compute_single_action(np.zeros(3, np.float32))
+
+
+def test_continuous_actions_are_in_the_environments_units():
+    made = PPOConfig().environment("Pendulum-v1", backend="graph").env_runners(num_envs=2, rollout_fragment_length=8)
+    with made.training(model={"hidden": [8], "log_std_init": 2.0}).build() as algo:
+        obs = np.zeros(3, np.float32)
+        raw = [algo.compute_single_action(obs, unsquash_action=False, clip_action=False) for _ in range(30)]
+        assert max(abs(x[0]) for x in raw) > 2.0
+        clipped = [algo.compute_single_action(obs)[0] for _ in range(30)]
+        assert max(map(abs, clipped)) == 2.0
+
+
+def test_weights_go_out_and_in(algo):
+    weights = algo.get_weights()
+    nothing = jax.tree.map(np.zeros_like, weights)
+    algo.set_weights(nothing)
+    (held,) = algo.workers.foreach_worker(lambda worker: worker.get_weights())
+    assert not any(x.any() for x in jax.tree.leaves(held["default_policy"]["params"]))
+    assert algo.compute_single_action(np.ones(4, np.float32), explore=False, full_fetch=True)[2]["log_prob"] == np.log(
+        np.float32(0.5)
+    )
+    algo.set_weights(weights)
+    same(algo.get_weights(), weights)
+    before = algo.env_steps
+    algo.train()
+    assert algo.env_steps > before
+    with pytest.raises(ValueError, match=r"set_weights: nonsense is none of params"):
+        algo.set_weights({"default_policy": {"nonsense": 1}})
+    with pytest.raises(ValueError, match="has the shapes"):
+        algo.set_weights(
+            {"default_policy": {"params": jax.tree.map(lambda x: x[:1], weights["default_policy"]["params"])}}
+        )
+
+
+def test_a_policy_shows_what_its_networks_say(algo):
+    obs = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
+    policy = algo.get_policy()
+    assert policy.dist_class.__name__ == "Categorical"
+    assert policy.value_function(obs).shape == (3,)
+    names = [name for name, _, _ in policy.parameters()]
+    assert len(names) == 8 and sum(n for _, _, n in policy.parameters()) == 2 * (4 * 8 + 8) + (8 * 2 + 2) + (8 + 1)
+    assert policy.summary().splitlines()[-1].split()[-1] == "107"
+    with pytest.raises(ValueError, match="has no q: it has distribution, value"):
+        policy.q_values(obs)
+    with pytest.raises(KeyError, match="there is no policy other"):
+        algo.get_policy("other")
+
+
+def test_q_values():
+    with DQNConfig().environment("CartPole-v1", backend="graph").training(model={"hidden": [8]}).build() as algo:
+        obs = np.random.default_rng(1).normal(size=(9, 4)).astype(np.float32)
+        q = algo.get_policy().q_values(obs)
+        np.testing.assert_array_equal(q.argmax(-1), algo.compute_actions(obs, explore=False))
+        np.testing.assert_array_equal(q.max(-1), algo.get_policy().value_function(obs))
+
+
+def test_save_restore_and_go_on(tmp_path):
+    with small().build() as algo:
+        algo.train()
+        path = algo.save(tmp_path / "c")
+        after = algo.train()
+        weights = algo.get_weights()
+        with pytest.raises(InputError, match="exists already"):
+            algo.save(tmp_path / "c")
+        algo.restore(path)
+        again = algo.train()
+        assert again["num_env_steps_sampled_lifetime"] == after["num_env_steps_sampled_lifetime"]
+        same(algo.get_weights(), weights)
+    obs = np.ones(4, np.float32)
+    with Algorithm.from_checkpoint(path) as other:
+        assert type(other) is PPO and other.iteration == 1 and other.config == small()
+        assert other.compute_single_action(obs, explore=False) == jrl.load(path).act(obs)
+        assert other.train()["training_iteration"] == 2
+        same(other.get_weights(), weights)
+
+
+def test_a_subclass_replaces_the_training_step():
+    calls = []
+
+    class Twice(PPO):
+        def training_step(self, step):
+            for _ in range(2):
+                step.learn(step.sample())
+            calls.append(step.iteration)
+
+    with Twice(small(min_sample_timesteps_per_iteration=1)) as algo:
+        result = algo.train()
+        assert calls == [0]
+        assert 64 < result["num_env_steps_sampled"] <= 128
+
+
+def test_a_subclass_replaces_the_loss():
+    class Still(PPO):
+        @staticmethod
+        def loss(default, net, params, batch):
+            value, metrics = default(params, batch)
+            return 0.0 * value, metrics
+
+    with Still(small()) as algo:
+        before = algo.get_weights()["default_policy"]["params"]
+        algo.train()
+        same(algo.get_weights()["default_policy"]["params"], before)
+
+
+def test_a_transform_between_collecting_and_learning():
+    def doubled(rollout):
+        return rollout.replace(reward=2.0 * rollout.reward)
+
+    targets = []
+    for transforms in ([], [doubled]):
+        made = small(min_sample_timesteps_per_iteration=1).training(
+            learner_connector=transforms, gae_lambda=0.0, gamma=0.0
+        )
+        with made.build() as algo:
+            targets.append(algo.train()["learners"]["default_policy"]["value/target"])
+    assert targets == pytest.approx([1.0, 2.0])
+
+
+def test_evaluation_in_the_result():
+    made = small(min_sample_timesteps_per_iteration=1)
+    with made.evaluation(
+        evaluation_interval=2, evaluation_duration=3, always_attach_evaluation_results=False
+    ).build() as algo:
+        results = [algo.train() for _ in range(4)]
+        attached = [not math.isnan(r["evaluation"]["episode_return_mean"]) for r in results]
+        assert attached == [False, True, False, True]
+        assert results[1]["evaluation"]["num_episodes"] == 3
+        assert results[1]["evaluation"]["weights_version"] == 2
+        own = algo.evaluate(duration=2)
+        assert own["num_episodes"] == 2 and own["episode_return_min"] <= own["episode_return_mean"]
+
+
+def test_old_configs_are_migrated(capsys):
+    with PPO(config={"env": "CartPole-v1", "num_workers": 0, "num_sgd_iter": 2, "framework": "torch"}) as algo:
+        assert algo.config.num_epochs == 2
+    assert "num_sgd_iter" in capsys.readouterr().out
+
+
+def test_nothing_is_left_after_stop():
+    before = set(threading.enumerate())
+    algo = PPO(small().environment("CartPole-v1", backend="gymnasium").env_runners(sample_mode="async"))
+    algo.train()
+    algo.stop()
+    algo.stop()
+    left = [t for t in set(threading.enumerate()) - before if t.name.startswith("jrl")]
+    for thread in left:
+        thread.join(5)
+    assert not any(thread.is_alive() for thread in left)
+
+
+def test_bad_input_is_found_before_anything_is_made():
+    with pytest.raises(InputError, match=r"env\.id is missing"):
+        PPOConfig().build()
+    with pytest.raises(InputError, match="rollback needs the checkpoints"):
+        small().debugging(on_nonfinite="rollback").build()
+    with pytest.raises(InputError, match="use the class of an algorithm"):
+        Algorithm({})
+
+
+def test_rows_go_to_files_where_out_is_set(tmp_path):
+    with small().debugging(out=str(tmp_path / "run"), log=["jsonl"]).build() as algo:
+        result = algo.train()
+    rows = [line for line in (tmp_path / "run" / "result.jsonl").read_text().splitlines() if line]
+    assert len(rows) == 1 and f'"env_steps": {result["num_env_steps_sampled_lifetime"]}' in rows[0]
+    assert config.load(tmp_path / "run" / "config.yaml", ["stop.env_steps=1"]).run.seed == 5

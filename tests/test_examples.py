@@ -1,0 +1,237 @@
+"""Every example runs, and does what its docstring says. An example without an entry here fails."""
+
+import importlib.util
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl import registry
+from jrl.ops import returns
+from jrl.types import Rollout
+
+FOLDER = Path(__file__).parent.parent / "examples"
+
+
+def train_and_save(main, out):
+    found = main(3, str(out / "saved"))
+    assert (out / "saved").is_dir() and len(found) == 3
+
+
+def one_episode(main, out):
+    assert main(20) > 60  # a random policy makes about 20 steps
+
+
+def weights(main, out):
+    assert main() == ([0], True)
+
+
+def observations(main, out):
+    found = main()
+    assert found["Pong-v5"] == ((4, 84, 84), (8, 8, 4, 32))
+    assert found["FrozenLake-v1"] == ((), (16, 64))  # sixteen fields, one-hot
+
+
+def action_distribution(main, out):
+    found = main()
+    assert found["actions"].shape == (2,)
+    np.testing.assert_allclose(found["probabilities"].sum(-1), 1.0, rtol=1e-5)
+
+
+def q_values(main, out):
+    q, value, greedy = main(2)
+    np.testing.assert_allclose(value, q.max(-1), rtol=1e-5)
+    assert greedy.tolist() == q.argmax(-1).tolist()
+
+
+def custom_metric(main, out):
+    for row in main(1):
+        assert 0.0 < row["pole_angle_min"] < row["pole_angle_mean"] < row["pole_angle_max"] < 0.2095
+
+
+def several_callbacks(main, out):
+    best, gaps = zip(*main(2))
+    assert list(best) == sorted(best) and all(gap > 0 for gap in gaps)
+
+
+def callbacks_in_program(main, out):
+    found = main()
+    assert found["without"] < -1.5 and found["with"] > 0.3  # -2 is 200 steps without the end, 0.53 the shortest way
+
+
+def curriculum(main, out):
+    last, mean = main(40)
+    assert last in (4, 48.0) and mean > 0.4  # the fifth level; 48 fields
+
+
+def curriculum_train_loop(main, out):
+    history = main()
+    tasks = [task for tasks, _ in history for task in tasks]
+    assert len(tasks) == len(history)  # the same everywhere
+    assert tasks == sorted(tasks) and tasks[-1] == 2 and history[-1][1] > 9.0
+
+
+def custom_evaluation(main, out):
+    last = main(4)[-1]
+    assert last["length_4/steps"] == 4.0 and last["length_7/steps"] == 7.0
+    np.testing.assert_allclose([last["length_4/return"], last["length_7/return"]], [0.97, 0.94], rtol=1e-5)
+
+
+def parallel_evaluation(main, out):
+    for row, found in main(3):
+        assert found["weights_version"] == row - 1 and found["num_episodes"] == 10
+
+
+def custom_exploration(main, out):
+    right, (left_chosen, right_chosen) = main()
+    assert right == 16
+    assert 60 < left_chosen < 140 and left_chosen + right_chosen == 1000  # half of epsilon 0.2
+
+
+def custom_loss(main, out):
+    without, decayed, reported = main(8)
+    assert decayed < 0.9 * without
+    assert abs(reported - decayed) < 0.1 * decayed
+
+
+def backdate_rewards(main, out):
+    found = main()
+    assert found["as paid"] < 20 < 30 < found["backdated"] <= 38
+
+
+def training_step(main, out):
+    passes, _ = main(4)
+    assert all(p in range(1, 6) for p in passes) and max(passes) > 1
+
+
+def global_counter(main, out):
+    counted, steps = main()
+    assert counted > 0 and counted % 20 == 0
+    assert 0 <= steps - counted < 4 * 20  # of each environment, what the episode under way has made is not told yet
+
+
+def functions(main, out):
+    found = main(20)
+    assert found["four seeds"].shape == (4,) and found["three learning rates"].shape == (3,)
+    assert found["one seed"] > 60
+    devices = found[f"{jax.local_device_count()} devices"]
+    assert devices.shape == (jax.local_device_count(),) and min(devices) > 40
+
+
+def replay(main, out):
+    played, stayed = main(2)
+    assert stayed and played[-1] > 40
+
+
+CHECKS = {
+    "train_and_save": train_and_save,
+    "one_episode": one_episode,
+    "weights": weights,
+    "observations": observations,
+    "action_distribution": action_distribution,
+    "q_values": q_values,
+    "custom_metric": custom_metric,
+    "several_callbacks": several_callbacks,
+    "callbacks_in_program": callbacks_in_program,
+    "curriculum_env_task": curriculum,
+    "curriculum_callback": curriculum,
+    "curriculum_train_loop": curriculum_train_loop,
+    "custom_evaluation": custom_evaluation,
+    "parallel_evaluation": parallel_evaluation,
+    "custom_exploration": custom_exploration,
+    "custom_loss": custom_loss,
+    "backdate_rewards": backdate_rewards,
+    "training_step": training_step,
+    "global_counter": global_counter,
+    "functions": functions,
+    "replay": replay,
+}
+# their mechanisms have quick tests elsewhere
+SLOW = {
+    "observations",
+    "callbacks_in_program",
+    "custom_exploration",
+    "custom_loss",
+    "backdate_rewards",
+    "global_counter",
+    "functions",
+    "replay",
+}
+ELSEWHERE = "tune_"  # tests/api/test_tune.py runs those
+
+
+@pytest.fixture(autouse=True)
+def _names_of_its_own(monkeypatch):
+    monkeypatch.setattr(registry, "_registered", {})  # what one example registers is not the next one's
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"examples_{name}", FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_example_is_run():
+    assert {p.stem for p in FOLDER.glob("*.py") if not p.stem.startswith(ELSEWHERE)} == set(CHECKS)
+
+
+def test_every_example_is_in_the_readme():
+    text = (FOLDER / "README.md").read_text()
+    assert [p.name for p in FOLDER.glob("*.py") if f"({p.name})" not in text] == []
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CHECKS])
+def test_example(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # of runs/
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", jax.config.jax_compilation_cache_dir)
+    CHECKS[name](load(name).main, tmp_path)
+    assert capsys.readouterr().out  # it prints what it shows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, args", [("weights", (2,)), ("curriculum_train_loop", (60, 2))])
+def test_example_with_env_runners(name, args, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if name == "weights":
+        assert load(name).main(*args) == ([1, 2], True)
+    else:
+        curriculum_train_loop(lambda: load(name).main(*args), tmp_path)
+
+
+def test_backdated_rewards_change_the_advantage_as_worked_out_by_hand():
+    # one column: the rewards 1, 2, 4 are paid for rows 0, 1, 2; the episode ends with row 4; after its reset row, 5,
+    # another one has begun, whose reward 8 is for row 6
+    module = load("backdate_rewards")
+    column = lambda *x: jnp.array(x)[:, None]
+    reward = column(0.0, 0.0, 1.0, 2.0, 4.0, 0.0, 0.0, 0.0, 8.0, 0.0, 0.0)
+    ends = column(*(t == 4 for t in range(11)))
+    rollout = Rollout(
+        obs=jnp.zeros((11, 1, 1)),
+        last_obs=jnp.zeros((1, 1)),
+        action=jnp.zeros((11, 1), jnp.int32),
+        reward=reward,
+        terminated=ends,
+        truncated=jnp.zeros_like(ends),
+        mask=column(*(t != 5 for t in range(11))),
+        contiguous=jnp.ones((1,), bool),
+        extras={},
+        carry=(),
+    )
+    found = module.backdate(rollout)
+    assert found.mask[:, 0].tolist() == [t != 5 and t < 9 for t in range(11)]
+    assert found.truncated[:, 0].tolist() == [t == 8 for t in range(11)]
+    assert found.terminated[:, 0].tolist() == ends[:, 0].tolist()
+
+    def advantage(rollout):
+        value = jnp.zeros((12, 1))
+        done = rollout.terminated | rollout.truncated
+        gae, _ = returns.gae(rollout.reward, rollout.terminated, done, value, gamma=0.5, gae_lambda=1.0)
+        return gae[:, 0].tolist()
+
+    # discounted sums of what follows in the episode: 1 + 2/2 + 4/4, 2 + 4/2, 4, 0, 0 and so on
+    assert advantage(found)[:5] == [3.0, 4.0, 4.0, 0.0, 0.0]
+    assert advantage(found)[6:9] == [8.0, 0.0, 0.0]
+    assert advantage(rollout)[:5] == [0.75, 1.5, 3.0, 4.0, 4.0]

@@ -24,8 +24,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from jrl.callbacks import Callbacks
 from jrl.config import load
 
+_OWN = "custom.callbacks=[scripts.bench_speed"
 _CARTPOLE = ["configs/ppo.yaml", "algo.gamma=0.99", "algo.gae_lambda=0.95", "algo.ent_coef=0.01"]
 
 
@@ -54,11 +56,35 @@ _SAC = [
 ]
 
 
+class AtTheEnd(Callbacks):
+    """A custom metric of each episode, from its sums alone."""
+
+    history = 0
+
+    def on_episode_end(self, *, episode, **kwargs) -> None:
+        episode.custom_metrics["steps"] = episode.length
+
+
+class AtEachStep(Callbacks):
+    """A custom metric of each episode, from each of its steps."""
+
+    infos = False
+
+    def on_episode_step(self, *, episode, **kwargs) -> None:
+        episode.user_data["angle"] = max(episode.user_data.get("angle", 0.0), abs(float(episode.last_obs[2])))
+
+    def on_episode_end(self, *, episode, **kwargs) -> None:
+        episode.custom_metrics["angle"] = episode.user_data["angle"]
+
+
 WORKS: dict[str, list[str]] = {  # name -> config and overrides; stop criteria beside env_steps are removed
     "W1": [*_CARTPOLE, "env.num_envs=8", "algo.lr=1e-3", "stop.env_steps=1000000"],
     "W2": [*_CARTPOLE, "env.num_envs=64", "algo.lr=2.5e-3", "stop.env_steps=2000000"],
     "W1a": [*_CARTPOLE, "env.num_envs=8", "algo.lr=1e-3", "rollout.mode=async", "stop.env_steps=1000000"],
     "W2a": [*_CARTPOLE, "env.num_envs=64", "algo.lr=2.5e-3", "rollout.mode=async", "stop.env_steps=2000000"],
+    # what callbacks cost
+    "W1e": [*_CARTPOLE, "env.num_envs=8", "algo.lr=1e-3", f"{_OWN}:AtTheEnd]", "stop.env_steps=500000"],
+    "W1s": [*_CARTPOLE, "env.num_envs=8", "algo.lr=1e-3", f"{_OWN}:AtEachStep]", "stop.env_steps=200000"],
     "W3": ["configs/ppo_mujoco.yaml", "env.id=HalfCheetah-v5", "stop.env_steps=150000"],
     "W4": ["configs/ppo_atari.yaml", "env.num_envs=8", "algo.num_minibatches=4", "stop.env_steps=12288"],
     "G4": _graph(4, 2_000_000),
@@ -85,6 +111,8 @@ LABELS = {
     "W2": "CartPole\nEnvPool, 64",
     "W1a": "CartPole\nasync, 8",
     "W2a": "CartPole\nasync, 64",
+    "W1e": "CartPole, 8\non_episode_end",
+    "W1s": "CartPole, 8\non_episode_step",
     "W3": "HalfCheetah\nEnvPool, 8",
     "W4": "Pong, CNN\nEnvPool, 8",
     "G4": "CartPole\ngraph, 4",

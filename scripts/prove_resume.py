@@ -28,7 +28,7 @@ import jax
 from jrl import checkpoint, config
 from jrl.metrics.loggers import read_rows
 
-_TIMES = ("time", "perf/")  # what may differ
+_TIMES = ("time", "perf/", "evaluation/time_s", "sys/")  # what may differ
 
 
 def command(args: argparse.Namespace, path: str, out: Path) -> list[str]:
@@ -83,6 +83,8 @@ def differences(a: Path, b: Path) -> list[str]:
     ends = [checkpoint.locate(run) for run in (a, b)]
     metas = [checkpoint.read_meta(end) for end in ends]
     for name in ("iteration", "env_steps", "counted", "rows"):
+        for meta in metas if name == "rows" else ():
+            meta[name]["extra"] = {k: v for k, v in meta[name]["extra"].items() if not k.startswith(_TIMES)}
         if metas[0][name] != metas[1][name]:
             found.append(f"{name}: {metas[0][name]} and {metas[1][name]}"[:300])
     for part in metas[0]["checksums"].keys() | metas[1]["checksums"].keys():

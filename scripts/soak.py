@@ -75,7 +75,7 @@ def command(case: str, settings: Sequence[str], iterations: int, out: Path) -> l
         f"run.report_every={max(rows, steps // 200)}",
         f"checkpoint.every={max(rows, steps // 12)}",
         f"evaluation.every={max(rows, steps // 12)}",
-        "evaluation.episodes=2",
+        "evaluation.duration=2",
     ]
     config.load(path, chosen)
     settings_args = [f"--set={setting}" for setting in chosen]

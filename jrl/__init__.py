@@ -1,19 +1,21 @@
 """jrl: a reinforcement-learning engine in JAX. Start at `python -m jrl.train --help`, or at `jrl.algos.ppo`.
 
-`jrl.load(path)` gives a trained policy: see `jrl.policy`.
+`jrl.load(path)` gives a trained policy: see `jrl.policy`. `jrl.check_env(env)` says what is wrong with an environment.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jrl.envs.checker import check_env
     from jrl.policy import Policy, load
 
-__all__ = ["Policy", "load"]
+__all__ = ["Policy", "check_env", "load"]
+
+_WHERE = {"Policy": "jrl.policy", "check_env": "jrl.envs.checker", "load": "jrl.policy"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:  # not before it is asked for: commands answer `--help` without jax
-        from jrl import policy
-
-        return getattr(policy, name)
+    if name in _WHERE:  # not before it is asked for: commands answer `--help` without jax
+        return getattr(importlib.import_module(_WHERE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -39,6 +39,7 @@ class Run(NamedTuple):
     replay: str  # what the replay buffer takes, in words; "" without
     guarantee: str  # what a resumed run has in common with one that was never interrupted: a key of GUARANTEES
     learners: int  # devices that learn
+    num_params: int  # of the networks that learn
     note: str  # what callbacks cannot have in this run, in words; "" for nothing
     # (state, curriculum function, result row, a number that differs from call to call) -> state: see `jrl.envs.task`
     apply_task: Callable[[loop.LoopState, tasks.TaskFn, dict[str, Any], int], loop.LoopState]
@@ -154,6 +155,8 @@ def run(
     except InputError:
         _close(vectors)
         raise
+    params = jax.eval_shape(algo.init, jax.random.key(0)).params
+    num_params = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
     refilled = cfg.replay is not None and cfg.checkpoint.replay == "none"
     # EnvPool too, where one process steps it for one device and an iteration is short: with a rollout of a few rows and
     # a few gradient steps, dispatching two programs takes a quarter of the time. A pool is a constant of its program:
@@ -176,7 +179,7 @@ def run(
             context = EnvContext(cfg.env.options)
             return dataclasses.replace(state, source=tasks.apply_in(state.source, env, fn, result, context)[0])
 
-        return Run(spec, algo, program, backend, True, replay, guarantee, learners, "", task_in_program)
+        return Run(spec, algo, program, backend, True, replay, guarantee, learners, num_params, "", task_in_program)
     timers = timers or Timers()
     latest = [cfg]  # a task of EnvPool is other options of the environment
     given: list[Any] = []  # the task of the others
@@ -232,7 +235,9 @@ def run(
     if cfg.env_runners.num:
         how, graph = f"in {cfg.env_runners.num} env runners", False
     guarantee = "refilled" if refilled else "restarted" if exact else "learner"
-    return Run(spec, algo, program, f"{backend}, {how}", graph, replay, guarantee, learners, note, apply_task)
+    return Run(
+        spec, algo, program, f"{backend}, {how}", graph, replay, guarantee, learners, num_params, note, apply_task
+    )
 
 
 def _whole_episodes(cfg: RunConfig, spec: EnvSpec) -> int:

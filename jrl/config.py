@@ -20,7 +20,7 @@ import yaml
 from jrl import schema
 from jrl.errors import InputError
 from jrl.hyper import NetworkConfig
-from jrl.plan import batch_plan, endless, faults, num_learners, num_pools
+from jrl.plan import STEPS_PER_REPORT, batch_plan, endless, faults, num_learners, num_pools
 from jrl.plan import lines as plan_lines
 from jrl.schema import Problem, merge
 from jrl.sections import (
@@ -35,12 +35,13 @@ from jrl.sections import (
     RolloutConfig,
     RunConfig,
     RunSettings,
+    RuntimeConfig,
 )
 
 __all__ = [
     "CheckpointConfig", "CustomConfig", "DevicesConfig", "EnvConfig", "EnvRunnersConfig", "EvaluationConfig",
-    "InputError", "NetworkConfig", "ReplayConfig", "RolloutConfig", "RunConfig", "RunSettings", "algo_name",
-    "batch_plan", "check_env", "from_dict", "load", "main", "merge", "override", "to_dict", "to_yaml",
+    "InputError", "NetworkConfig", "ReplayConfig", "RolloutConfig", "RunConfig", "RunSettings", "RuntimeConfig",
+    "algo_name", "batch_plan", "check_env", "from_dict", "load", "main", "merge", "override", "to_dict", "to_yaml",
 ]  # fmt: skip
 
 
@@ -117,6 +118,8 @@ def algo_name(cfg: RunConfig, *, algos: Algos | None = None) -> str:
         return own
     registry = _Registry(algos)
     found = [name for name in registry.names if registry.get(name) is type(cfg.algo)]
+    if not found and algos is None and registry.get(type(cfg.algo).__module__) is type(cfg.algo):
+        return type(cfg.algo).__module__  # the user's own
     if len(found) != 1:
         raise InputError(f"algo: {type(cfg.algo).__qualname__} is registered {len(found)} times, must be once")
     return found[0]
@@ -199,7 +202,15 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
         algo = dict(algo or {})
         registry = _Registry(algos)
         name = next((n for n in registry.names if n.lower() == str(algo.get("name")).lower()), None)
-        if name is not None:
+        if name is None and algos is None and "." in str(algo.get("name")):  # the user's own module
+            try:
+                registry.get(name := str(algo["name"]))
+            except InputError as e:
+                problems += [Problem("algo", line) for line in e.errors]
+                name = None
+        if problems:
+            algo = {}
+        elif name is not None:
             cls = registry.get(name)
             algo.pop("name")
             if "name" in {f.name for f in dataclasses.fields(cls)}:
@@ -211,7 +222,12 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
             mend = f": did you mean {near[0]}?" if near else ""
             known = ", ".join(registry.names)
             problems.append(Problem("algo", f"algo.name: expected one of {known}, got {algo['name']!r}{mend}"))
-    data = {**data, "algo": algo}
+    data, iterations = {**data, "algo": algo}, None
+    if isinstance(data.get("stop"), Mapping):
+        from jrl.migrate.experiment import metric
+
+        data["stop"] = {metric(str(name)) or name: value for name, value in data["stop"].items()}  # RLlib's names
+        iterations = data["stop"].pop("training_iteration", None)
     if getattr(cls, "uses_replay", False):
         data["replay"] = data.get("replay") or {}
     elif cls is not None and data.get("replay") is not None:
@@ -225,6 +241,12 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
     steps = cfg.stop.get("env_steps")
     if isinstance(steps, float) and steps.is_integer():
         cfg = dataclasses.replace(cfg, stop={**cfg.stop, "env_steps": int(steps)})
+    if isinstance(iterations, int | float) and "env_steps" not in cfg.stop and not problems:
+        each = max(
+            batch_plan(cfg).rows, cfg.run.report_every or STEPS_PER_REPORT
+        )  # as long as those of Algorithm.train
+        run = dataclasses.replace(cfg.run, report_every=cfg.run.report_every or each)
+        cfg = dataclasses.replace(cfg, stop={**cfg.stop, "env_steps": int(iterations * each)}, run=run)
     # A check that reads a broken key would speak of that key's default: leave it out.
     broken = [p.key + "." for p in problems]
     for keys, message in (*faults(cfg), *(endless(cfg) if ends else ())):
@@ -274,12 +296,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_env(cfg: RunConfig) -> None:
-    """Raises InputError with what is wrong with the environments of a run, without making one. Imports their library.
+    """Raises InputError with what is wrong with the environments and loggers of a run, without making one. Imports the
+    environments' library.
 
     Raises:
       ImportError: that library is not there.
     """
     from jrl.envs import check
+    from jrl.metrics import loggers
 
     env, runners = cfg.env, cfg.env_runners
     errors = check(
@@ -292,7 +316,10 @@ def check_env(cfg: RunConfig) -> None:
         batch_wait_ms=env.batch_wait_ms,
         restart_failed=runners.restart_failed_sub_environments,
         step_timeout_s=runners.env_step_timeout_s,
+        horizon=env.horizon,
+        soft_horizon=env.soft_horizon,
     )
+    errors += loggers.check(cfg.run.log)
     if errors:
         raise InputError(*errors)
 

@@ -5,6 +5,7 @@ Derived numbers are functions of the config and never stored in it. Reads the co
 
 import difflib
 import math
+import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 _ROWS_PER_CALL = 16_384
 _UPDATES_PER_CALL = 256
 LENGTH = 128  # steps per environment and iteration, unless the config says otherwise
-_STEPS_PER_REPORT = 1_000  # of a run without an end
+STEPS_PER_REPORT = 1_000  # of a run without an end
 
 Fault = tuple[tuple[str, ...], str]  # the keys that were read, the message
 
@@ -82,7 +83,7 @@ def report_every(cfg: Any) -> int:
         return cfg.run.report_every
     if (total := total_steps(cfg)) is not None:
         return max(1, total // 100)
-    return 1 if batch_plan(cfg).rows >= _STEPS_PER_REPORT else _STEPS_PER_REPORT  # a rollout, or several short ones
+    return 1 if batch_plan(cfg).rows >= STEPS_PER_REPORT else STEPS_PER_REPORT  # a rollout, or several short ones
 
 
 def iterations_per_call(cfg: Any) -> int:
@@ -157,6 +158,7 @@ def faults(cfg: Any) -> Iterator[Fault]:
             f"set it, e.g. checkpoint.every={max(1, int(steps or 0) // 10)}",
         )
     yield from _episode_faults(cfg)
+    yield from _runtime_faults(cfg.runtime)
     yield from _evaluation_faults(cfg)
     yield from _collection_faults(cfg)
     yield from _device_faults(cfg.devices)
@@ -179,6 +181,7 @@ _LEAST = {
     "env_runners.max_requests_in_flight": 1, "env_runners.max_restarts": 0, "env.batch_wait_ms": 0,
     "env.batch_size": 1, "replay.capacity": 1, "replay.batch_size": 1, "replay.learning_starts": 0,
     "replay.train_every": 1, "replay.frame_stack": 1, "replay.priority_alpha": 0, "replay.priority_eps": 0,
+    "run.max_recompiles": 0, "runtime.cpu_threads": 1,
     "checkpoint.keep_every": 1, "run.max_rollbacks": 0, "run.rollback_lr": 0,
 }  # fmt: skip
 
@@ -250,6 +253,26 @@ def _episode_faults(cfg: Any) -> Iterator[Fault]:
         value = getattr(cfg.run, name)
         if value is not None and value < 0:
             yield (f"run.{name}",), f"run.{name}: expected 0 or more, got {value}"
+
+
+def _runtime_faults(runtime: Any) -> Iterator[Fault]:
+    if runtime.mem_fraction is not None and not 0 < runtime.mem_fraction <= 1:
+        key = "runtime.mem_fraction"
+        yield (key,), f"{key}: expected above 0 and at most 1, got {runtime.mem_fraction}"
+    for flag in (runtime.xla_flags or "").split():
+        if not flag.startswith("--"):  # XLA would end the process
+            yield (
+                ("runtime.xla_flags",),
+                f"runtime.xla_flags: expected --name=value, separated by spaces, got {flag!r}",
+            )
+    for name in runtime.env:
+        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
+            yield ("runtime.env",), f"runtime.env: {name!r} is no name of an environment variable"
+        elif name.startswith("JAX_"):
+            yield (
+                ("runtime.env",),
+                f"runtime.env: {name} is read when jax is imported, before any config is: set it before the command",
+            )
 
 
 def _evaluation_faults(cfg: Any) -> Iterator[Fault]:

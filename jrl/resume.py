@@ -16,7 +16,7 @@ from jrl.metrics.episodes import Columns
 from jrl.replay.regroup import regroup
 from jrl.types import PyTree
 
-_NOT_WEIGHTS = ("opt_state", "env_steps", "updates")  # of an algorithm's State
+NOT_WEIGHTS = ("opt_state", "env_steps", "updates")  # of an algorithm's State
 
 
 def parts(state: LoopState, cfg: RunConfig) -> dict[str, PyTree]:
@@ -120,7 +120,7 @@ def weights(saved: Path, state: PyTree) -> tuple[PyTree, list[str]]:
       InputError: nothing in it fits.
     """
     found = _named(checkpoint.read(saved, "learner"))
-    mine = {name: x for name, x in _named(state).items() if not name.startswith(_NOT_WEIGHTS)}
+    mine = {name: x for name, x in _named(state).items() if not name.startswith(NOT_WEIGHTS)}
     fits = {n for n, x in mine.items() if n in found and (found[n].shape, found[n].dtype) == (x.shape, x.dtype)}
     if not any(mine[name].ndim > 1 for name in fits):  # a bias of an output is no likeness
         raise InputError(f"--init-from: {saved} holds no weights that fit: the network must have the same layers")
@@ -129,7 +129,7 @@ def weights(saved: Path, state: PyTree) -> tuple[PyTree, list[str]]:
         if name not in fits:
             there = f"{list(found[name].shape)} there" if name in found else "not there"
             lines.append(f"not taken: {name} ({list(x.shape)} here, {there})")
-    unused = [n for n in found if n not in mine and not n.startswith(_NOT_WEIGHTS)]
+    unused = [n for n in found if n not in mine and not n.startswith(NOT_WEIGHTS)]
     lines += [f"not used: {name} ({list(found[name].shape)})" for name in unused]
 
     def take(path: Any, x):

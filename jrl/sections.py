@@ -144,8 +144,11 @@ class RunSettings:
     report_every_s: float | None = None  # seconds between result rows, at least
     report_every_trained: int | None = None  # environment steps learned from between result rows, at least
     compile_cache: bool = True  # keep compiled programs on disk for the next run
-    log: tuple[Literal["jsonl", "csv", "tensorboard"], ...] = ("jsonl", "csv", "tensorboard")  # where rows go
+    # where rows go: jsonl, csv, tensorboard, wandb, or package.module:name of a function of the directory
+    log: tuple[str, ...] = ("jsonl", "csv", "tensorboard")
     disable_jit: bool = False  # run operation by operation, so that breakpoint() stops inside a loss
+    # programs that iterations may compile again after the first result row; more end the run; null: nobody counts
+    max_recompiles: int | None = None
     # a loss or parameter that is not finite; stop: the run ends with a bundle for jrl.debug; rollback: it goes on from
     # the last checkpoint with a smaller algo.lr; ignore: nothing looks
     on_nonfinite: Literal["stop", "rollback", "ignore"] = "stop"
@@ -156,6 +159,18 @@ class RunSettings:
     log_level: Literal["DEBUG", "INFO", "WARN", "ERROR"] = "WARN"  # of jrl's loggers
     log_sys_usage: bool = False  # load of CPU, memory and accelerators in each result row
     stall_seconds: float | None = 300.0  # without progress until all stacks are printed; null: never
+
+
+@dataclasses.dataclass(frozen=True)
+class RuntimeConfig:
+    """What is set before jax starts, as environment variables. null: as the environment says."""
+
+    xla_flags: str | None = None  # appended to XLA_FLAGS, e.g. --xla_gpu_deterministic_ops=true
+    preallocate: bool | None = None  # take the share of a GPU's memory at once, not as it is needed
+    mem_fraction: float | None = None  # that share, above 0 and at most 1
+    cpu_threads: int | None = None  # in which XLA computes on the CPU, at least one per device; null: one per core
+    # further variables by name, for this process and environment runners
+    env: dict[str, str | int | float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +199,7 @@ class RunConfig:
     devices: DevicesConfig = DevicesConfig()
     env_runners: EnvRunnersConfig = EnvRunnersConfig()
     run: RunSettings = RunSettings()
+    runtime: RuntimeConfig = RuntimeConfig()
     custom: CustomConfig = CustomConfig()
     # metric -> number; the run ends when the first is reached. A command needs env_steps among them
     stop: dict[str, int | float] = dataclasses.field(default_factory=dict)
@@ -224,5 +240,6 @@ SYNONYMS = {
     "metrics_num_episodes_for_smoothing": "run.smoothing_episodes",
     "keep_per_episode_custom_metrics": "run.keep_per_episode_metrics",
     "min_time_s_per_iteration": "run.report_every_s", "min_sample_timesteps_per_iteration": "run.report_every",
-    "min_train_timesteps_per_iteration": "run.report_every_trained",
+    "min_train_timesteps_per_iteration": "run.report_every_trained", "eager_max_retraces": "run.max_recompiles",
+    "extra_python_environs_for_driver": "runtime.env", "extra_python_environs_for_worker": "runtime.env",
 }  # fmt: skip

@@ -18,14 +18,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl import build, callbacks, checkpoint, evaluation, hooks, loop, plan, registry, resume
+from jrl import build, callbacks, checkpoint, evaluation, hooks, loop, plan, registry, resume, runtime
 from jrl.config import RunConfig
 from jrl.metrics import results
 from jrl.metrics.timers import Timers
 from jrl.types import PyTree, Rollout, StepInfo
 from jrl.workers import Workers
 
-_NOT_WEIGHTS = ("opt_state", "env_steps", "updates")  # of an algorithm's State
+_log = logging.getLogger(__name__)
 
 
 class Session:
@@ -61,7 +61,7 @@ class Session:
         training_step: Callable[[loop.Step], Any] | None = None,
     ):
         self.config, self.timers = cfg, timers or Timers()
-        logging.getLogger("jrl").setLevel({"WARN": "WARNING"}.get(cfg.run.log_level, cfg.run.log_level))
+        _log_at(cfg.run.log_level)
         self._face = face or self
         self.sinks: list[hooks.Sink] = [] if sinks is None else sinks
         self._total = None if endless else plan.total_steps(cfg)
@@ -70,6 +70,7 @@ class Session:
         self.hooks = callbacks.Hooks(loaded, keep_per_episode=cfg.run.keep_per_episode_metrics) if loaded else None
         self._task_fn = cfg.custom.env_task and registry.load(cfg.custom.env_task, "custom.env_task")
         self.evaluations = evaluation.Evaluations(cfg, callbacks=self.hooks, algorithm=self._face)
+        self._recompiles = runtime.Recompiles(cfg.run.max_recompiles)
         self.run = build.run(cfg, timers=self.timers, restarts=restarts, hooks=self.hooks, training_step=training_step)
         self.workers = Workers(self)
         self.state: loop.LoopState
@@ -97,6 +98,7 @@ class Session:
           InputError: the checkpoint does not fit, or evaluations cannot be played.
         """
         cfg, program, notes = self.config, self.run.program, []
+        self._recompiles.start()
         if self._evaluates():
             self.evaluations.prepare()
         state = program.init(cfg.run.seed)
@@ -136,13 +138,14 @@ class Session:
                 self.hooks.begin(self._face, named and named())
             if saved:
                 self.hooks.call("on_checkpoint_loaded", algorithm=self._face)
-        if self._evaluates() and cfg.evaluation.parallel:
+        if cfg.evaluation.parallel and self._in_row(1):
             self._begin_evaluation()
         return notes
 
     def close(self) -> None:
         """Ends the environments, the evaluation and whoever else works for the run. May be called again."""
         self._infos = None
+        self._recompiles.close()
         self.evaluations.close()
         self.run.program.close()
 
@@ -155,7 +158,12 @@ class Session:
     # ------------------------------------------------------------ going on
 
     def advance(self) -> StepInfo | None:
-        """One call of the program; None once `stop.env_steps` is reached. Dispatched, not waited for."""
+        """One call of the program; None once `stop.env_steps` is reached. Dispatched, not waited for.
+
+        Raises:
+          Recompiled: the calls before compiled more programs again than `run.max_recompiles`.
+        """
+        self._recompiles.check()
         if self._infos is None:
             cfg = self.config
             self._infos = loop.run(
@@ -167,7 +175,8 @@ class Session:
                 env_steps=self.env_steps,
                 timers=self.timers,
             )
-        info = next(self._infos, None)
+        with self._recompiles.iteration(self.reporter.count):
+            info = next(self._infos, None)
         if info is None:
             return None
         self._latest, self.state = info, info.state
@@ -207,15 +216,19 @@ class Session:
     # ------------------------------------------------------------ result rows
 
     def _before_row(self) -> None:
-        interval, extra = self.config.evaluation.interval, self.reporter.extra
+        extra = self.reporter.extra
         if self.evaluations.busy:
             self._attach(self.evaluations.finish())
         elif not self.config.evaluation.always_attach and extra.get("evaluation/weights_version") is not None:
             extra.update(self.evaluations.nothing())
-        parallel = self.config.evaluation.parallel
         # beside training, that of the next row begins now
-        if interval and (self.reporter.count + 1 + parallel) % interval == 0:
+        if self._in_row(1 + self.config.evaluation.parallel):
             self._evaluation_due()
+
+    def _in_row(self, ahead: int) -> bool:
+        """Whether the row that is so many ahead of the latest has an evaluation of its own by `evaluation.interval`."""
+        interval = self.config.evaluation.interval
+        return interval is not None and (self.reporter.count + ahead) % interval == 0
 
     def _evaluation_due(self) -> None:
         if self.evaluations.busy:
@@ -235,6 +248,8 @@ class Session:
             from jrl.metrics import system
 
             row.update(system.usage())
+        _log.info("row %d: %d steps, return %s", self.reporter.count, row["env_steps"], row["episode/return"])
+        _log.debug("%s", row)
         trained = self.reporter.trained(row["env_steps"], row["updates"])
         self.result = results.result(row, iteration=self.reporter.count, trained=trained, before=self._row)
         self._row = dict(row)
@@ -299,7 +314,7 @@ class Session:
     def get_weights(self) -> dict[str, PyTree]:
         """Parameters, target parameters and statistics of the State, by field, as numpy arrays."""
         state = self.learner_state()
-        return {f.name: getattr(state, f.name) for f in dataclasses.fields(state) if f.name not in _NOT_WEIGHTS}
+        return {f.name: getattr(state, f.name) for f in dataclasses.fields(state) if f.name not in resume.NOT_WEIGHTS}
 
     def set_weights(self, weights: Mapping[str, PyTree]) -> None:
         """Takes over fields as `get_weights` gives them; the others, the optimizer's state among them, stay.
@@ -309,7 +324,7 @@ class Session:
         """
         state = self.learner_state()
         for name, given in weights.items():
-            if not hasattr(state, name) or name in _NOT_WEIGHTS:
+            if not hasattr(state, name) or name in resume.NOT_WEIGHTS:
                 raise ValueError(f"set_weights: {name} is none of {', '.join(self.get_weights())}")
             like = getattr(state, name)
             if (found := _shapes(given)) != (wanted := _shapes(like)):
@@ -357,6 +372,14 @@ class Session:
     def parts(self) -> dict[str, PyTree]:
         """The arrays of a checkpoint."""
         return resume.parts(self.run.program.keep(self.state), self.config)
+
+
+def _log_at(level: str) -> None:
+    """Lets jrl's loggers through from that level on, and shows them where the program has not said how."""
+    logger = logging.getLogger("jrl")
+    logger.setLevel({"WARN": "WARNING"}.get(level, level))
+    if level in ("INFO", "DEBUG") and not logger.hasHandlers():
+        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
 
 
 def _shapes(tree: PyTree) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jrl import config, faults, plan
+from jrl import config, faults, plan, runtime
 from jrl.errors import InputError, RunnersLost
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as e:
         print(*(f"error: {line}" for line in e.errors), sep="\n", file=sys.stderr)
         return 2
-    except RunnersLost as e:
+    except (RunnersLost, runtime.Recompiled) as e:
         print(f"error: {e}", file=sys.stderr)
         return 1
     except OSError as e:
@@ -88,6 +88,9 @@ def _train(args: argparse.Namespace) -> int:
         raise InputError("--as-test needs a criterion beside env_steps: for example --stop episode/return=475")
     if args.resume and args.init_from:
         raise InputError("--resume continues a run, --init-from begins one: give one of them")
+    settings = runtime.apply(cfg.runtime)
+    if args.verbose and settings:
+        print("runtime:", *settings)
     directory, saved = _directory(args, cfg)
     from jrl import checkpoint
 
@@ -256,6 +259,7 @@ def _introduction(session: "Session") -> Iterator[str]:
     cfg, run, kind = session.config, session.run, jax.devices()[0].device_kind
     yield f"{config.algo_name(cfg)} on {cfg.env.id} ({run.backend}), {run.learners} x {kind}"
     yield from plan.lines(cfg)
+    yield f"{run.num_params:,} parameters"
     if run.replay:
         yield run.replay
     if session.hooks:

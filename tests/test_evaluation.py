@@ -256,6 +256,7 @@ def test_callbacks_see_the_episodes_that_count():
 # ---------------------------------------------------------------- runners
 
 
+@pytest.mark.slow
 def test_runners_play_exactly_the_episodes_asked_for():
     runners = {"num_cpus": 0.5}
     cfg = run_config(

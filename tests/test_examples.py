@@ -157,6 +157,8 @@ SLOW = {
     "backdate_rewards",
     "global_counter",
     "functions",
+    "q_values",
+    "curriculum_callback",
     "replay",
 }
 ELSEWHERE = "tune_"  # tests/api/test_tune.py runs those

@@ -346,6 +346,7 @@ def train(*args, out):
     )
 
 
+@pytest.mark.slow
 def test_a_stalled_environment_is_reported_and_the_run_goes_on(tmp_path):
     settings = ["--env=faulty_envs:Stalling", "--set=env.num_envs=2", "--set=run.stall_seconds=2"]
     process = train(*settings, "--stop=env_steps=1000", out=tmp_path / "run")

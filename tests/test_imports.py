@@ -14,7 +14,7 @@ PACKAGE = Path(jrl.__file__).parent if jrl.__file__ else Path(next(iter(jrl.__pa
 ANY = {"*"}
 # room -> rooms of jrl it may import, by first name below jrl; its own room always
 ARROWS = {
-    "": {"policy"},
+    "": {"policy", "envs"},
     "ops": set(),
     "errors": set(),
     "hyper": set(),
@@ -27,8 +27,8 @@ ARROWS = {
     "algos": {"types", "ops", "networks", "distributions", "hyper", "errors", "registry"},
     "replay": {"types", "ops", "errors"},
     "envs": {"types", "ops", "errors", "registry"},
-    "rollout": {"types", "ops", "envs", "metrics", "errors"},
-    "metrics": {"types", "errors"},
+    "rollout": {"types", "ops", "envs", "metrics", "errors", "runtime"},
+    "metrics": {"types", "errors", "registry"},
     "learner": {"types", "ops"},
     "parallel": {"types", "errors"},
     "watch": {"types"},
@@ -48,6 +48,9 @@ ARROWS = {
     "build": {"*", "-api", "-train"},
     "build_learner": {"*", "-api", "-train"},
     "evaluation": {"*", "-api", "-train"},
+    "runtime": {"errors", "sections"},
+    "check_env": {"envs", "errors", "schema"},
+    "memory_tracking": {"callbacks"},
     "session": {"*", "-api", "-train"},
     "workers": {"rollout", "errors", "session"},
     "train": {"*", "-api"},
@@ -58,7 +61,7 @@ ARROWS = {
 }
 # allowed inside a function only
 LAZY_ARROWS = {
-    "config": {"algos", "envs", "migrate"},
+    "config": {"algos", "envs", "metrics", "migrate"},
     "migrate": {"algos", "config"},
 }
 
@@ -195,7 +198,7 @@ def loaded(code: str) -> set[str]:
 HEAVY = {"jax", "jaxlib", "flax", "optax", "envpool", "gymnasium", "orbax", "ray", "matplotlib", "tensorboardX", "rich"}
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "debug", "export", "record"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "debug", "export", "record", "check_env"])
 def test_help_loads_neither_jax_nor_an_environment_library(command):
     code = f"""
 import contextlib, io, runpy, sys

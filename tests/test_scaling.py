@@ -183,6 +183,7 @@ def test_a_stalled_environment_is_replaced(tmp_path, monkeypatch):
     assert rows(tmp_path / "run")[-1]["env/failures"] >= 2 and time.monotonic() - start < 60
 
 
+@pytest.mark.slow
 def test_all_runners_dead_is_a_clear_error_after_a_checkpoint(tmp_path):
     out = tmp_path / "run"
     settings = ["--env=faulty_envs:Crashing", "--set=env.options={p_step: 0.001, how: exit}", "--set=env_runners.num=2"]

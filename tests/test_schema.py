@@ -81,7 +81,7 @@ def test_docs_are_the_comments_of_the_fields():
 def test_every_field_is_documented_or_a_section(cls):
     undocumented = {f.name for f in dataclasses.fields(cls)} - set(schema.docs(cls))
     assert undocumented <= {
-        "env", "network", "rollout", "evaluation", "checkpoint", "devices", "env_runners", "run", "custom",
+        "env", "network", "rollout", "evaluation", "checkpoint", "devices", "env_runners", "run", "runtime", "custom",
     }  # fmt: skip
 
 

@@ -107,6 +107,7 @@ def test_the_memory_of_a_process():
     assert soak.resident_mb(2**22 + 1) is None  # beyond the largest process id
 
 
+@pytest.mark.slow
 def test_memory_stays_flat():
     found = soak.soak("ppo-graph", iterations=3000, max_growth=8.0, max_slowdown=None, every=0.02)
     assert found["flat"], found

@@ -166,7 +166,7 @@ def test_the_same_run_on_every_backend(env, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["ppo_atari", "ppo_mujoco", *(pytest.param(n, marks=pytest.mark.slow) for n in ("ppo_dmc", "ppo_box2d"))]
+    "name", ["ppo_atari", *(pytest.param(n, marks=pytest.mark.slow) for n in ("ppo_mujoco", "ppo_dmc", "ppo_box2d"))]
 )
 def test_the_config_of_every_family_trains(name, tmp_path):
     config_file = Path(__file__).parent.parent / "configs" / f"{name}.yaml"
@@ -180,7 +180,7 @@ def test_the_config_of_every_family_trains(name, tmp_path):
 @pytest.mark.parametrize(
     ("algo", "setting"),
     [
-        ("dqn", "--set=replay.learning_starts=64"),
+        pytest.param("dqn", "--set=replay.learning_starts=64", marks=pytest.mark.slow),
         pytest.param("ppo", "--set=rollout.length=16", marks=pytest.mark.slow),
     ],
 )

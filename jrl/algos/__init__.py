@@ -23,6 +23,7 @@ Targets and advantages in a batch are the algorithm's and carry no gradient. Wit
 algorithm's own loss. Something else than a loss is an InputError when an update is first traced.
 """
 
+import dataclasses
 import importlib
 from types import ModuleType
 
@@ -46,14 +47,32 @@ def names() -> tuple[str, ...]:
 
 
 def get(name: str) -> ModuleType:
-    """The module of an algorithm.
+    """The module of an algorithm: a registered one, or the user's own by its path, `my_project.my_ppo`.
 
     Raises:
-      InputError: no algorithm has that name.
+      InputError: no algorithm has that name, or the module is none.
     """
-    if name not in _MODULES:
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
+    if "." not in name:
         raise InputError(f"algo.name: unknown algorithm {name!r}: choose one of {', '.join(_MODULES)}")
-    return importlib.import_module(_MODULES[name])
+    try:
+        module = importlib.import_module(name)
+    except (ImportError, ValueError) as e:
+        raise InputError(
+            f"algo.name {name}: cannot be imported ({e}): start the command where the module lies, or install it"
+        ) from e
+    if not (dataclasses.is_dataclass(getattr(module, "Config", None)) and callable(getattr(module, "make", None))):
+        raise InputError(
+            f"algo.name {name}: an algorithm is a module with a dataclass Config and a function "
+            "make(cfg, spec, network, *, axis_name=None, loss=None) -> Algo, as jrl.algos.ppo"
+        )
+    if module.Config.__module__ != name:  # by its Config a run knows its algorithm
+        raise InputError(
+            f"algo.name {name}: its Config is that of {module.Config.__module__}: derive one of its own, "
+            "@hyperparams class Config(...)"
+        )
+    return module
 
 
 def get_config_class(name: str) -> type:

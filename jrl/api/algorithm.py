@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from jrl import build, checkpoint, config, envs, hooks, migrate, registry
+from jrl import build, checkpoint, config, envs, hooks, migrate, registry, runtime
 from jrl.api.config import AlgorithmConfig
 from jrl.api.policy import ActionPolicy
 from jrl.errors import InputError
@@ -94,6 +94,7 @@ class Algorithm:
 
     def _open(self, saved: Path | None) -> None:
         cfg, own_step = self.config.to_run_config(), None
+        runtime.apply(cfg.runtime)
         if type(self).training_step is not Algorithm.training_step:
             own_step = self.training_step
         if type(self).loss is not Algorithm.loss:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jrl.api.algorithm import Algorithm
 
 _OBJECTS = ("env.id", "custom.loss", "custom.training_step", "custom.env_task", "custom.evaluation")
-_LISTS_OF_OBJECTS = ("custom.callbacks", "custom.transforms")
+_LISTS_OF_OBJECTS = ("custom.callbacks", "custom.transforms", "run.log")
 
 
 class AlgorithmConfig:

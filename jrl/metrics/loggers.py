@@ -1,4 +1,4 @@
-"""Result rows to files: `result.jsonl`, `progress.csv` and TensorBoard events.
+"""Result rows to files: `result.jsonl`, `progress.csv`, TensorBoard events; to W&B; to a logger of the user's own.
 
 A file is valid after every row, also when the process was killed in the middle of one: the half line is removed when
 the file is opened again. A resumed run drops the rows beyond its checkpoint first, so that no step is told twice.
@@ -6,14 +6,22 @@ the file is opened again. A resumed run drops the rows beyond its checkpoint fir
 
 import contextlib
 import csv
+import difflib
+import importlib
+import importlib.util
+import inspect
 import io
 import json
 import math
 import os
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
+from jrl import registry
 from jrl.errors import InputError
 
 Row = Mapping[str, float | int | str | list[float]]  # lists, such as of one number per episode, go to jsonl only
@@ -24,25 +32,87 @@ class Logger(NamedTuple):
     close: Callable[[], None]
 
 
+def check(names: Iterable[str]) -> list[str]:
+    """What is wrong with the entries of `run.log`, each with its mend; nothing is opened."""
+    errors: list[str] = []
+    for name in names:
+        try:
+            _opener(name)
+        except InputError as e:
+            errors += e.errors
+    return errors
+
+
 def open_loggers(directory: str | Path, names: Iterable[str], resume_at: int | None = None) -> Logger:
     """One logger that writes to all of `names`.
 
     Args:
       directory: the run directory; made if missing.
-      names: of "jsonl" (result.jsonl), "csv" (progress.csv), "tensorboard" (tb/).
+      names: of "jsonl" (result.jsonl), "csv" (progress.csv), "tensorboard" (tb/), "wandb", and names of the user's own
+        (see `jrl.registry`): a function or class that gets the directory as a Path, and `resume_at` if it has a
+        parameter of that name, and gives a Logger or an object with write(row) and close().
       resume_at: env_steps of the checkpoint a run resumes from; rows beyond it are dropped.
     Raises:
-      InputError: an unknown name.
+      InputError: an unknown name, a package that is not installed, or what a function gives is no logger.
     """
-    openers = {"jsonl": jsonl, "csv": csv_table, "tensorboard": tensorboard}
-    files = {"jsonl": "result.jsonl", "csv": "progress.csv", "tensorboard": "tb"}
     names = list(names)
-    unknown = [n for n in names if n not in openers]
-    if unknown:
-        raise InputError(*(f"unknown logger {n}: expected one of {', '.join(openers)}" for n in unknown))
+    if errors := check(names):
+        raise InputError(*errors)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    return combine([openers[n](directory / files[n], resume_at) for n in names])
+    with contextlib.ExitStack() as stack:  # closes those that are open, should one of them fail
+        loggers = []
+        for name in names:
+            loggers.append(_opener(name)(directory, resume_at))
+            stack.callback(loggers[-1].close)
+        stack.pop_all()
+    return combine(loggers)
+
+
+def _opener(name: str) -> Callable[[Path, int | None], Logger]:
+    """What opens the logger of an entry of `run.log`. Raises InputError."""
+    files: dict[str, Callable[[Path, int | None], Logger]] = {
+        "jsonl": lambda directory, resume_at: jsonl(directory / "result.jsonl", resume_at),
+        "csv": lambda directory, resume_at: csv_table(directory / "progress.csv", resume_at),
+        "tensorboard": lambda directory, resume_at: tensorboard(directory / "tb", resume_at),
+        "wandb": wandb,
+    }
+    if name in files:
+        if name == "wandb":
+            found = importlib.util.find_spec("wandb")
+            if found is None or found.origin is None:  # without a file: a folder wandb/, such as W&B itself leaves
+                raise InputError("run.log wandb: W&B is not installed: pip install wandb, or leave it out")
+        return files[name]
+    if registry.registered(name) is None and ":" not in name and "." not in name:
+        near = difflib.get_close_matches(name, [*files, *registry.everything()], 1)
+        mend = f"did you mean {near[0]}? " if near else ""
+        raise InputError(
+            f"run.log: unknown logger {name}: {mend}there are {', '.join(files)}, and functions of yours as "
+            "package.module:name"
+        )
+    return _own(name, registry.load(name, "run.log"))
+
+
+def _own(name: str, make: Callable[..., Any]) -> Callable[[Path, int | None], Logger]:
+    """The user's function or class as an opener. Raises InputError: its parameters are others."""
+    try:
+        signature: inspect.Signature | None = inspect.signature(make)
+    except (TypeError, ValueError):  # a builtin has none
+        signature = None
+    more = ("resume_at",) if signature and "resume_at" in signature.parameters else ()
+    if signature:
+        try:
+            signature.bind(Path(), **dict.fromkeys(more))
+        except TypeError as e:
+            raise InputError(f"run.log {name}: it is called with the run directory, a Path: {e}") from e
+
+    def opened(directory: Path, resume_at: int | None) -> Logger:
+        made = make(directory, **dict.fromkeys(more, resume_at))
+        if not all(callable(getattr(made, method, None)) for method in ("write", "close")):
+            raise InputError(f"run.log {name}: expected an object with write(row) and close(), got {made!r}")
+        return Logger(made.write, made.close)
+
+    return opened
 
 
 def combine(loggers: Iterable[Logger]) -> Logger:
@@ -129,6 +199,40 @@ def tensorboard(path: str | Path, resume_at: int | None = None) -> Logger:
         writer.file_writer.add_summary(Summary(value=values), int(steps))
 
     return Logger(write, writer.close)
+
+
+def wandb(directory: str | Path, resume_at: int | None = None) -> Logger:
+    """Rows to Weights & Biases (https://wandb.ai), with the config of the run; its own files are in `directory`/wandb.
+
+    The project is the folder that the run directory lies in, the name that of the run directory; WANDB_PROJECT and
+    WANDB_NAME say otherwise. With WANDB_MODE=offline nothing is sent: `wandb sync` does that later. A continued run is
+    the same one there; rows that W&B has already stay as they are, whatever `resume_at`.
+
+    Raises:
+      InputError: W&B refuses, such as for want of a login.
+    """
+    client = importlib.import_module("wandb")
+    directory = Path(directory).resolve()
+    kept, described = directory / "wandb_id.txt", directory / "config.yaml"
+    if not kept.exists():
+        kept.write_text(uuid.uuid4().hex[:16])
+    try:
+        run = client.init(
+            dir=str(directory),
+            project=os.environ.get("WANDB_PROJECT") or directory.parent.name or "jrl",
+            name=os.environ.get("WANDB_NAME") or directory.name,
+            id=kept.read_text().strip(),
+            resume="allow",
+            config=yaml.safe_load(described.read_text(encoding="utf-8")) if described.exists() else None,
+        )
+    except client.Error as e:
+        raise InputError(f"run.log wandb: {e}: log in with `wandb login`, or set WANDB_MODE=offline") from e
+
+    def write(row: Row) -> None:
+        numbers = {key: _number(value) for key, value in _scalars(row).items()}
+        run.log({k: v for k, v in numbers.items() if not _not_finite(v)}, step=int(numbers["env_steps"]))
+
+    return Logger(write, run.finish)
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:

@@ -62,7 +62,7 @@ _QUEUES = "of RLlib's queues: see rollout.max_policy_lag"
 _SPACES = "spaces come from the environment"
 _RECORD = "films are made from a checkpoint: python -m jrl.record"
 _INSIDE = "its keys have rows of their own"
-_ENV_VARS = "set the environment variables before the command"
+_ENV_VARS = "runtime.env goes to env runners, too"
 
 GROUPS: dict[str, list[Key]] = {
     "Experiment": [
@@ -347,14 +347,16 @@ GROUPS: dict[str, list[Key]] = {
         *_none("learners are devices of one process: see devices.learners", "num_gpus_per_learner",
                "num_gpus_per_learner_worker", "num_cpus_per_learner", "num_cpus_per_learner_worker", "local_gpu_idx"),
         *_none(_TUNE, "num_cpus_for_main_process", "num_cpus_for_local_worker", "num_cpus_for_driver"),
-        *_none(_ENV_VARS, "extra_python_environs_for_driver", "extra_python_environs_for_worker"),
+        _key("extra_python_environs_for_driver", "runtime.env"),
+        *_none(_ENV_VARS, "extra_python_environs_for_worker"),
     ],
     "Framework and experimental": [
         *_none(_FRAMEWORK, "framework", "tf_session_args", "local_tf_session_args",
                "torch_compile_learner", "torch_compile_learner_what_to_compile", "torch_compile_learner_dynamo_backend",
                "torch_compile_learner_dynamo_mode", "torch_compile_worker", "torch_compile_worker_dynamo_backend",
                "torch_compile_worker_dynamo_mode", "torch_ddp_kwargs", "torch_skip_nan_gradients"),
-        *_none("run.disable_jit runs operation by operation", "eager_tracing", "eager_max_retraces", "eager", "trace"),
+        _key("eager_max_retraces", "run.max_recompiles", "programs that compile again once the run is under way"),
+        *_none("run.disable_jit runs operation by operation", "eager_tracing", "eager", "trace"),
         *_none("observations and actions are trees of arrays, as the environment has them",
                "_disable_preprocessor_api", "_disable_action_flattening"),
         *_none(_STACK, "_tf_policy_handles_more_than_one_loss", "_disable_execution_plan_api",

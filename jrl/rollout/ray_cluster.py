@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrl import runtime
 from jrl.metrics import episodes
 from jrl.rollout import compression
 from jrl.rollout.runner_health import RunnerOptions, check_fits
@@ -242,7 +243,7 @@ def _answers(address: str) -> None:
 
 def _environment(options: RunnerOptions, here: bool) -> dict[str, str]:
     """Environment variables of the runners; `here`: on this machine only."""
-    found = {}
+    found = runtime.for_runners()
     if not options.num_gpus:
         found["JAX_PLATFORMS"] = "cpu"
     elif options.num_gpus < 1:

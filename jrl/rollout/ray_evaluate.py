@@ -18,7 +18,7 @@ import numpy as np
 from jrl.errors import RunnersLost
 from jrl.rollout.evaluate import MAX_STEPS, Evaluation, Goal, Player, Tally, Until, Watch, joined, too_long, watched
 from jrl.rollout.ray_cluster import Cluster, Failure
-from jrl.rollout.runner_health import RunnerOptions
+from jrl.rollout.runner_health import Runner, RunnerOptions
 from jrl.types import Key, PyTree
 
 _STORE = 128 * 2**20  # bytes of the object store
@@ -67,20 +67,9 @@ def _foreach_env(holder: Holder, fn: Callable[[Any], Any]) -> list[Any]:
 
 
 @dataclasses.dataclass
-class _Runner:
-    index: int
-    restarts: int
-    actor: Any  # ray's handle
-    starting: Any  # ray.ObjectRef that comes when it has started, then None
-    since: float  # when it began what it works on, by time.monotonic
+class _Runner(Runner):
     ref: Any = None  # ray.ObjectRef of the block under way
     blocks: int = 0  # of this evaluation, ordered
-    warm: bool = False  # a block has come from it: its programs are compiled
-
-    def deadline(self, options: RunnerOptions) -> float:
-        if self.starting is not None:
-            return self.since + options.health_check_timeout_s
-        return self.since + options.sample_timeout_s + (0.0 if self.warm else options.health_check_timeout_s)
 
 
 class Runners:

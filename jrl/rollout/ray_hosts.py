@@ -28,7 +28,7 @@ from jrl.metrics.timers import Timers
 from jrl.rollout import compression, ray_cluster
 from jrl.rollout.collect import FAILURES
 from jrl.rollout.ray_cluster import Cluster, Failure
-from jrl.rollout.runner_health import Part, RunnerOptions, Slots, newest_allowed
+from jrl.rollout.runner_health import Part, Runner, RunnerOptions, Slots, newest_allowed
 from jrl.types import Episodes, Key, PyTree, Rollout
 
 __all__ = ["EnvRunners", "RunnerOptions", "RunnersLost"]
@@ -55,22 +55,9 @@ class _Request(NamedTuple):
 
 
 @dataclasses.dataclass
-class _Runner:
-    """What is known of a runner here."""
-
-    index: int
-    restarts: int
-    actor: Any  # ray's handle
-    starting: Any  # ray.ObjectRef that comes when it has started, then None
-    since: float  # when it began what it works on, or later: when that was seen; by time.monotonic
+class _Runner(Runner):
     requests: collections.deque[_Request] = dataclasses.field(default_factory=collections.deque)
     ordered: int = 0
-    warm: bool = False  # a rollout has come from it: its programs are compiled
-
-    def deadline(self, options: RunnerOptions) -> float:
-        if self.starting is not None:
-            return self.since + options.health_check_timeout_s
-        return self.since + options.sample_timeout_s + (0.0 if self.warm else options.health_check_timeout_s)
 
 
 class EnvRunners:

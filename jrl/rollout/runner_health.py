@@ -1,5 +1,6 @@
 """What can be said of environment runners without Ray: their settings, where they fit, whose turn it is."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -35,6 +36,24 @@ class RunnerOptions(NamedTuple):
         """Of one runner, by Ray's names, without zeros."""
         found = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.custom_resources}
         return {name: float(amount) for name, amount in found.items() if amount > 0}
+
+
+@dataclasses.dataclass
+class Runner:
+    """What is known of a runner in the process that learns."""
+
+    index: int
+    restarts: int
+    actor: Any  # ray's handle
+    starting: Any  # ray.ObjectRef that comes when it has started, then None
+    since: float  # when it began what it works on, or later: when that was seen; by time.monotonic
+    warm: bool = False  # an answer has come from it: its programs are compiled
+
+    def deadline(self, options: RunnerOptions) -> float:
+        """Until when it has to answer, by time.monotonic."""
+        if self.starting is not None:
+            return self.since + options.health_check_timeout_s
+        return self.since + options.sample_timeout_s + (0.0 if self.warm else options.health_check_timeout_s)
 
 
 def check_fits(options: RunnerOptions, nodes: Sequence[Mapping[str, float]]) -> None:

@@ -13,7 +13,10 @@ from jrl.types import Box
 NAMES = algos.names()
 GAMMA = 0.9
 
-each = pytest.mark.parametrize("name", NAMES)
+# one of each family in the quick set
+each = pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in ("ppo", "impala", "dqn", "sac") else [pytest.mark.slow]) for n in NAMES]
+)
 
 
 @each

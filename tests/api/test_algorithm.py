@@ -261,3 +261,39 @@ def test_rows_go_to_files_where_out_is_set(tmp_path):
     rows = [line for line in (tmp_path / "run" / "result.jsonl").read_text().splitlines() if line]
     assert len(rows) == 1 and f'"env_steps": {result["num_env_steps_sampled_lifetime"]}' in rows[0]
     assert config.load(tmp_path / "run" / "config.yaml", ["stop.env_steps=1"]).run.seed == 5
+
+
+def test_the_parameters_of_known_networks():
+    """PPO with 4-256-256-2 and a value network like it."""
+    with small().training(model={"hidden": [256, 256]}).build() as algo:
+        assert algo.get_policy().summary().split()[-1] == "134,915"
+        assert algo.session.run.num_params == 134_915
+
+
+def test_a_task_of_envpool_is_its_options():
+    made = small(min_sample_timesteps_per_iteration=1).environment("CartPole-v1", backend="envpool")
+    with made.env_runners(rollout_fragment_length=32).build() as algo:
+        algo.train()
+        algo.set_task({"max_episode_steps": 5})
+        algo.train()
+        longest = [algo.train() for _ in range(3)][-1]
+        assert longest["num_env_steps_sampled"] > 0 and longest["episode_len_mean"] <= 12
+        with pytest.raises(InputError, match="a mapping of its options"):
+            algo.set_task(7)
+
+
+def test_saving_twice_and_stopping(tmp_path):
+    with small().debugging(out=str(tmp_path)).build() as algo:
+        first, second = algo.save(), algo.save()
+        assert first != second and jrl.load(first).env_steps == jrl.load(second).env_steps == 0
+    with pytest.raises(RuntimeError, match="was stopped"):
+        algo.train()
+
+
+def test_names_that_the_older_classes_have(algo):
+    (weights,) = algo.workers.foreach_worker(lambda worker: worker.get_policy().get_weights())
+    same(weights["params"], algo.get_policy().get_weights()["params"])
+    assert algo.workers.foreach_worker_with_id(lambda index, worker: index) == [0]
+    same(algo.workers.local_worker().get_weights()["default_policy"]["params"], weights["params"])
+    with pytest.raises(ValueError, match="set_weights: expected"):
+        algo.set_weights(weights)

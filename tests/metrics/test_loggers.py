@@ -1,13 +1,17 @@
 """Row files: what is in them, after a kill and after a resume."""
 
 import csv
+import importlib
 import json
+import sys
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
+from jrl import registry
 from jrl.errors import InputError
-from jrl.metrics.loggers import csv_table, jsonl, open_loggers, read_rows
+from jrl.metrics.loggers import Logger, check, csv_table, jsonl, open_loggers, read_rows
 
 
 def rows_of_csv(path):
@@ -110,10 +114,134 @@ def test_tensorboard_scalars_at_env_steps(tmp_path):
     assert 5 in [e.step for e in events if e.HasField("session_log")]  # purged from env_steps 5 on
 
 
-def test_unknown_logger(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("json", "run.log: unknown logger json: did you mean jsonl? there are jsonl, csv, tensorboard, wandb, and "),
+        ("xyz", "run.log: unknown logger xyz: there are jsonl"),
+        ("no_such_module:x", "run.log no_such_module:x: no_such_module cannot be imported"),
+        ("jrl.metrics.loggers:no_such", "run.log jrl.metrics.loggers:no_such: jrl.metrics.loggers has no function"),
+        ("json:loads", None),
+        ("pathlib:Path", None),
+        ("time:sleep", None),  # without a signature: told once it is called
+        ("uuid:uuid4", "run.log uuid:uuid4: it is called with the run directory, a Path: too many positional"),
+    ],
+)
+def test_a_logger_that_is_not_there(name, message):
+    errors = check(["jsonl", name])
+    assert [e[: len(message or "")] for e in errors] == ([] if message is None else [message])
+
+
+def test_all_faults_are_told_before_anything_is_opened(tmp_path):
     with pytest.raises(InputError) as e:
-        open_loggers(tmp_path, ["jsonl", "wandb"])
-    assert e.value.errors == ("unknown logger wandb: expected one of jsonl, csv, tensorboard",)
+        open_loggers(tmp_path / "run", ["jsonl", "json", "xyz"])
+    assert len(e.value.errors) == 2
+    assert not (tmp_path / "run").exists()
+
+
+class Kept:
+    """A logger of one's own: rows in a list, and when it was closed."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self, directory, resume_at=0):
+        self.directory, self.resume_at, self.rows, self.closed = directory, resume_at, [], False
+        Kept.made.append(self)
+
+    def write(self, row):
+        self.rows.append(dict(row))
+
+    def close(self):
+        self.closed = True
+
+
+def broken(directory):
+    return open
+
+
+@pytest.fixture
+def names():
+    """Of the two above, and of a function that returns a Logger."""
+    registry.register("kept", Kept)
+    registry.register("broken", broken)
+    registry.register("to-stdout", lambda directory: Logger(lambda row: print(directory.name, row), lambda: None))
+    Kept.made.clear()
+    yield
+    for name in ("kept", "broken", "to-stdout"):
+        registry._registered.pop(name)
+
+
+def test_a_logger_of_ones_own(tmp_path, names, capsys):
+    row = {"env_steps": 1, "hist/angles": [0.5]}
+    write(open_loggers(tmp_path / "run", ["kept", "jsonl", "to-stdout"], resume_at=7), row)
+    (kept,) = Kept.made
+    assert (kept.directory, kept.resume_at, kept.rows, kept.closed) == (tmp_path / "run", 7, [row], True)
+    assert read_rows(tmp_path / "run" / "result.jsonl") == [row]
+    assert capsys.readouterr().out == f"run {row}\n"
+
+
+def test_what_is_no_logger_closes_the_others(tmp_path, names):
+    with pytest.raises(InputError, match=r"run.log broken: expected an object with write\(row\) and close\(\)"):
+        open_loggers(tmp_path, ["kept", "broken"])
+    assert Kept.made[0].closed
+
+
+# a client that writes down how it is used, in the place of W&B's
+CLIENT = """
+calls = []
+
+class Error(Exception): pass
+
+class Run:
+    def log(self, row, step): calls.append((step, row))
+    def finish(self): calls.append("finished")
+
+def init(**kwargs):
+    if kwargs["project"] == "forbidden":
+        raise Error("no API key")
+    calls.append(kwargs)
+    return Run()
+"""
+
+
+@pytest.fixture
+def client(tmp_path, monkeypatch):
+    (tmp_path / "wandb.py").write_text(CLIENT)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("wandb", "WANDB_PROJECT", "WANDB_NAME"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.delenv(name, raising=False)
+    yield importlib.import_module("wandb")
+    sys.modules.pop("wandb")
+
+
+def test_wandb_continues_its_own_run(tmp_path, client):
+    run = tmp_path / "mine" / "ppo_1"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("algo: {lr: 0.5}\n")
+    write(open_loggers(run, ["wandb"]), {"env_steps": 8, "a": np.float32(0.5), "b": float("nan"), "hist/x": [1.0]})
+    write(open_loggers(run, ["wandb"], resume_at=8), {"env_steps": 16})
+    first, row, end, second, *_ = client.calls
+    assert (first["project"], first["name"], first["dir"]) == ("mine", "ppo_1", str(run))
+    assert first["config"] == {"algo": {"lr": 0.5}}
+    assert (row, end) == ((8, {"env_steps": 8, "a": 0.5}), "finished")
+    assert first["id"] == second["id"] and len(first["id"]) == 16 and second["resume"] == "allow"
+
+
+def test_wandb_that_refuses_names_the_mend(tmp_path, client, monkeypatch):
+    monkeypatch.setenv("WANDB_PROJECT", "forbidden")
+    with pytest.raises(InputError, match=r"run\.log wandb: no API key: log in with `wandb login`, or set WANDB_MODE="):
+        open_loggers(tmp_path, ["wandb"])
+
+
+def test_wandb_that_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert check(["wandb"]) == ["run.log wandb: W&B is not installed: pip install wandb, or leave it out"]
+    monkeypatch.undo()
+    (tmp_path / "wandb").mkdir()  # such as offline runs leave in the working directory
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("sys.path", [str(tmp_path), *(p for p in sys.path if "site-packages" not in p)])
+    assert len(check(["wandb"])) == 1
 
 
 def test_lists_go_to_jsonl_only(tmp_path):

@@ -154,3 +154,23 @@ def test_names_of_the_api():
     assert issubclass(api.PPO, Algorithm) and api.PPO is api.algorithm_class("ppo")
     with pytest.raises(AttributeError, match=r"jrl\.api has no PPPO"):
         api.PPPO  # noqa: B018
+
+
+def test_what_rllib_has_and_jrl_has_not_is_said():
+    with pytest.raises(AttributeError, match=r"no method rollouts: use env_runners\(\)"):
+        PPOConfig().rollouts(num_rollout_workers=2)
+    with pytest.raises(AttributeError, match="not part of jrl yet"):
+        PPOConfig().multi_agent(policies={})
+
+
+def test_a_dict_of_arguments_is_no_old_config():
+    made = api.PPO.read_config({"env": "CartPole-v1", "backend": "graph", "num_envs": 4, "lr": 1e-2})
+    assert (made.backend, made.num_envs, made.lr) == ("graph", 4, 1e-2)
+    assert (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(rollout_fragment_length="auto")
+        .to_run_config()
+        .rollout.length
+        is None
+    )

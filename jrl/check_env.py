@@ -1,0 +1,73 @@
+"""python -m jrl.check_env ID: whether an environment keeps to what it says of itself; see `jrl.envs.checker`."""
+
+import argparse
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+from jrl.errors import InputError
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line. Neither jax nor an environment library is imported for it."""
+    p = argparse.ArgumentParser(
+        prog="python -m jrl.check_env",
+        description="Step an environment with random actions and tell what is wrong with it.",
+    )
+    p.add_argument("id", help="as env.id of a config: an id, or package.module:Class")
+    p.add_argument("--backend", default="auto", help="auto (default), envpool, gymnasium or graph")
+    p.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="options", help="an env option")
+    p.add_argument("--steps", type=int, default=200, help="of each environment (default 200)")
+    p.add_argument("--envs", type=int, default=2, help="side by side (default 2)")
+    p.add_argument("--seed", type=int, default=0, help="of environments and actions (default 0)")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints a line per finding; exit status 0, or 2 where there is a problem."""
+    args = parser().parse_args(argv)
+    try:
+        options = _options(args.options)
+        from jrl.envs.checker import check_env
+
+        report = check_env(
+            args.id, backend=args.backend, options=options, steps=args.steps, num_envs=args.envs, seed=args.seed
+        )
+    except InputError as e:
+        print(*(f"error: {line}" for line in e.errors), sep="\n", file=sys.stderr)
+        return 2
+    for line in report.problems:
+        print(f"problem: {line}")
+    for line in report.notes:
+        print(f"note: {line}")
+    if report.ok:
+        print(f"ok: {args.id}, {args.envs} environments of {args.steps} steps")
+    return 0 if report.ok else 2
+
+
+def _options(given: Sequence[str]) -> dict[str, Any]:
+    from jrl import schema
+
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise InputError(f"--set {text}: expected NAME=VALUE, such as --set size=9")
+        found[name] = schema.parse(value)
+    return found
+
+
+class _Command(types.ModuleType):
+    """This module has the name of the function `jrl.check_env`, and takes its place once it is imported."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from jrl.envs.checker import check_env
+
+        return check_env(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Command
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,279 @@
+"""Whether an environment keeps to what it says of itself, found by stepping it with random actions.
+
+report = check_env("my_package.my_module:MyEnv", options={"size": 9})
+assert report.ok, report.problems
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jrl import registry
+from jrl.envs.check_values import Findings, Watch, described, look_at, place
+from jrl.envs.graph import Definition
+from jrl.envs.make import make, resolve
+from jrl.types import Box, Discrete, GraphEnv, InputError, Space
+
+_SLOW_S = 1e-4  # of a step, from which on a process of its own pays: see docs/environments.md
+_UNEVEN, _UNEVEN_S = 10.0, 1e-3  # a step that holds up the others: so many medians, and so many seconds
+
+
+class Report(NamedTuple):
+    """What `check_env` found; each entry is a sentence that names what is wrong and the mend."""
+
+    problems: list[str]  # learning from this environment would be wrong, or fail
+    notes: list[str]  # worth knowing
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are no problems."""
+        return not self.problems
+
+
+def check_env(
+    env: str | type | Callable[..., Any] | Definition,
+    *,
+    backend: str = "auto",
+    options: Mapping[str, Any] | None = None,
+    steps: int = 200,
+    num_envs: int = 2,
+    seed: int = 0,
+) -> Report:
+    """Steps an environment three times: twice with one seed, and once with another.
+
+    Looked at are the spaces; shape, dtype, bounds and finiteness of observations; rewards and the flags of ends; what
+    follows an end; whether a seed gives one stream and another seed another; exceptions; how long steps take. What a
+    Gymnasium environment returns is looked at before it is converted.
+
+    Args:
+      env: what `env.id` names, or the class, creator or `jrl.envs.graph.Definition` itself.
+      backend, options: as in a config.
+      steps: of each environment and stream, resets included.
+      num_envs: stepped side by side.
+      seed: of the environments and the random actions.
+    Returns:
+      What was found. An environment that cannot be made is a problem, too.
+    Raises:
+      InputError: an environment in the place of what makes one, or numbers below 1.
+    """
+    if steps < 1 or num_envs < 1:
+        raise InputError(f"check_env: expected at least 1 step and 1 environment, got {steps} and {num_envs}")
+    if not isinstance(env, str | type | Definition) and (hasattr(env, "step") or not callable(env)):
+        raise InputError(f"check_env: expected an id, a class or a function that makes environments, got {env!r}")
+    found = Findings()
+    runs = _Runs(registry.reference(env), backend, dict(options or {}), steps, num_envs, seed, found)
+    try:
+        first = runs.stream(seed)
+        if first is not None:
+            _compare(first, runs.stream(seed), runs.stream(seed + 1), runs.backend, found)
+            _contract(first, found)
+            _ends(first, runs.limit, found)
+            _speed(runs.seconds, found)
+    finally:
+        runs.close()
+    return Report(found.problems, found.notes)
+
+
+class _Stream(NamedTuple):
+    obs: np.ndarray  # [T + 1, B, *], the first from the reset
+    reward: np.ndarray  # [T, B]
+    done: np.ndarray  # [T, B], terminated or truncated
+
+
+# ---------------------------------------------------------------- stepping
+
+
+class _Runs:
+    """The same environments, stepped with the same actions from several seeds."""
+
+    def __init__(
+        self, id: str, backend: str, options: dict[str, Any], steps: int, num_envs: int, seed: int, found: Findings
+    ):
+        self._id, self._steps, self._num_envs, self._seed, self._found = id, steps, num_envs, seed, found
+        own: dict[str, Any] = {"normalize_actions": False, "clip_actions": False, "host": True}
+        self._make = functools.partial(make, id, backend=backend, num_envs=num_envs, options=options, **own)
+        self._asked, self.backend = backend, ""
+        self.limit: int | None = None
+        self.seconds: list[float] = []  # of each step and reset of the first stream, where they can be told apart
+        self._graph: Any = None
+        self._open: Any = None
+
+    def stream(self, seed: int) -> _Stream | None:
+        """None where it could not be stepped to its end, for a reason that is among the findings."""
+        env = self._graph or self._made(seed)
+        if env is None:
+            return None
+        self.limit = env.spec.max_episode_steps
+        watched = False
+        if self.backend == "gymnasium":
+            watches = [Watch(i, raw, self._found) for i, raw in enumerate(env.foreach_env(lambda raw: raw))]
+            watched = all(w.attached for w in watches)
+        before = len(self._found)
+        try:
+            stream = self._stepped(env, seed, looked_at=watched)
+        except Exception as e:
+            if len(self._found) == before:  # it is not a consequence of what was found
+                self._found.problem("step", f"{self._id} cannot be stepped: {described(e)}")
+            return None
+        finally:
+            if not isinstance(env, GraphEnv):
+                self.close()
+        if watched and not self.seconds:
+            self.seconds = [s for w in watches for s in w.seconds]
+        return stream
+
+    def close(self) -> None:
+        opened, self._open = self._open, None
+        if opened is None:
+            return
+        try:
+            opened.close()
+        except Exception as e:
+            self._found.problem("close", f"close() raises {described(e)}: mend it")
+
+    def _made(self, seed: int) -> Any:
+        try:
+            self.backend = resolve(self._id, self._asked)
+            self._open = env = self._make(seed=seed)
+        except InputError as e:
+            for line in e.errors:
+                self._found.problem(line, line)
+            return None
+        except Exception as e:
+            self._found.problem("make", f"{self._id} cannot be made: {described(e)}: mend it, or give the options")
+            return None
+        if isinstance(env, GraphEnv):
+            self._graph = env._replace(step=jax.jit(env.step), reset=jax.jit(env.reset))  # compiled once
+            return self._graph
+        return env
+
+    def _stepped(self, env: Any, seed: int, *, looked_at: bool) -> _Stream:
+        spec = env.spec
+        actions = _random_actions(spec.action, self._steps, self._num_envs, self._seed)
+        key, state, graph = jax.random.key(seed), None, isinstance(env, GraphEnv)
+        if graph:
+            state, first = env.reset(key)
+        else:
+            first = env.reset()
+        obs, rewards, done = [np.array(first)], [], []
+        look = functools.partial(look_at, self._found, spec.observation, self._num_envs)
+        if not looked_at:
+            look("reset", obs[0])
+        for t, action in enumerate(actions):
+            if graph:
+                state, result = env.step(state, action, jax.random.fold_in(key, t + 1))
+            else:
+                result = env.step(action)
+            result = jax.tree.map(np.array, result)  # copies; `failed` may be None
+            if not looked_at:
+                look(f"step {t + 1}", result.obs, result)
+            obs.append(np.asarray(result.obs))
+            rewards.append(np.asarray(result.reward))
+            done.append(np.asarray(result.terminated) | np.asarray(result.truncated))
+        return _Stream(np.stack(obs), np.stack(rewards), np.stack(done))
+
+
+def _random_actions(space: Space, steps: int, num_envs: int, seed: int) -> np.ndarray:
+    """[T, B, *]; a Box's are uniform between its bounds, and normal where one is infinite."""
+    rng, shape = np.random.default_rng(seed), (steps, num_envs, *space.shape)
+    if isinstance(space, Box):
+        low, high = space.bounds()
+        bounded = np.isfinite(low) & np.isfinite(high)
+        within = rng.uniform(np.where(bounded, low, 0.0), np.where(bounded, high, 0.0), shape)
+        drawn = np.clip(np.where(bounded, within, rng.normal(size=shape)), low, high)
+        return drawn.astype(space.dtype)
+    sizes = space.n if isinstance(space, Discrete) else np.asarray(space.nvec)
+    return rng.integers(0, sizes, shape).astype(space.dtype)
+
+
+# ---------------------------------------------------------------- looking at whole streams
+
+_RANDOMNESS = {
+    "gymnasium": "draw from self.np_random, which super().reset(seed=seed) seeds; share nothing between environments",
+    "graph": "draw from `draws` only, with no Python state",
+    "envpool": "its results depend on more than its seed; runs cannot be repeated",
+}
+
+
+def _compare(first: _Stream, again: _Stream | None, other: _Stream | None, backend: str, found: Findings) -> None:
+    if again is not None:
+        step = _first_difference(first, again)
+        if step is not None:
+            where = "the first reset" if step == 0 else f"step {step}"
+            message = f"the same seed and actions gave another stream, from {where} on"
+            found.problem("seed twice", f"{message}: {_RANDOMNESS[backend]}")
+    if other is not None and _first_difference(first, other) is None:
+        found.note(
+            "other seed",
+            "another seed gives the same stream: nothing is random, or reset does not pass its seed on",
+        )
+
+
+def _first_difference(a: _Stream, b: _Stream) -> int | None:
+    """The first step whose results differ, 0 for the reset; None where none does."""
+    for t in range(len(a.obs)):
+        same = _equal(a.obs[t], b.obs[t])
+        if t and same:
+            same = _equal(a.reward[t - 1], b.reward[t - 1]) and _equal(a.done[t - 1], b.done[t - 1])
+        if not same:
+            return t
+    return None
+
+
+def _equal(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and np.array_equal(a, b, equal_nan=np.issubdtype(a.dtype, np.floating))
+
+
+def _contract(stream: _Stream, found: Findings) -> None:
+    """What follows an end: a row of reward 0 that ends nothing, and another observation than the final one."""
+    after = np.zeros_like(stream.done)
+    after[1:] = stream.done[:-1]
+    void = after & (stream.done | (stream.reward != 0))
+    if void.any():
+        t, i = place(void)
+        found.problem(
+            "contract",
+            f"step {t + 1} of environment {i} follows an end, but has reward {stream.reward[t, i]:g} and "
+            f"{'an' if stream.done[t, i] else 'no'} end: environments reset on the step after an end, with reward 0 "
+            "and no end (see jrl.types.StepResult)",
+        )
+    moved = (stream.obs[1:] != stream.obs[:-1]).reshape(*stream.done.shape, -1).any(axis=-1)
+    if after.any() and not moved[after].any() and moved[~after].any():
+        found.note(
+            "final observation",
+            "the last observation of each episode is also the first of the next: if the environment resets itself, "
+            "let it return the true final observation, from which the value after a time limit is estimated",
+        )
+
+
+def _ends(stream: _Stream, limit: int | None, found: Findings) -> None:
+    if not stream.done.any() and limit is None:
+        found.note(
+            "no end",
+            f"no episode ended within {len(stream.done)} steps, and no time limit is known: if episodes should end, "
+            "set env.horizon; an episode without an end is in no statistics of returns",
+        )
+
+
+def _speed(seconds: list[float], found: Findings) -> None:
+    if not seconds:
+        return
+    median = float(np.median(seconds))
+    bound = max(_UNEVEN * median, _UNEVEN_S)
+    slow = [s for s in seconds if s > bound]
+    if len(slow) >= 2 and len(slow) >= 0.01 * len(seconds):
+        found.note(
+            "uneven",
+            f"{len(slow)} of {len(seconds)} steps and resets take {1e3 * float(np.mean(slow)):.2g} ms, most "
+            f"{1e3 * median:.2g} ms: all wait for the slowest, unless env.remote_worker_envs and env.batch_wait_ms are "
+            "set",
+        )
+    if median > _SLOW_S:
+        found.note(
+            "slow",
+            f"a step takes {1e3 * median:.2g} ms: with env.remote_worker_envs each environment has a process of its "
+            "own, which pays where cores are idle",
+        )

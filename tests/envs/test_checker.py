@@ -1,0 +1,355 @@
+"""check_env: faults of environments, one each, and what is said of them; and that sound ones have none."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gymnasium
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jrl
+from jrl.envs.checker import check_env
+from jrl.envs.graph import Definition
+from jrl.errors import InputError
+from jrl.types import Box, Discrete
+
+FLAT = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+class Sound(gymnasium.Env):
+    """Random walks of 10 steps; each fault below changes one thing."""
+
+    observation_space, action_space = FLAT, gymnasium.spaces.Discrete(2)
+    count = 0  # steps since it was made
+
+    def obs(self):
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 10
+        return self.obs(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(int(action))
+        self.left -= 1
+        self.count += 1
+        return self.obs(), self.reward(), self.left == 0, False, {}
+
+    def reward(self):
+        return 1.0
+
+
+class NanReward(Sound):
+    def reward(self):
+        return float("nan") if self.count == 7 else 1.0
+
+
+class ArrayReward(Sound):
+    def reward(self):
+        return np.ones(1)
+
+
+class TextReward(Sound):
+    def reward(self):
+        return "much"
+
+
+class OutOfBounds(Sound):
+    def obs(self):
+        return np.array([0.0, 1.5 if self.count == 3 else 0.5], np.float32) + 0.1 * super().obs()
+
+
+class AtTheBound(Sound):
+    def obs(self):
+        return np.array([np.float32(1 + 1e-6), -1], np.float32) * np.float32(self.np_random.choice([-1, 1]))
+
+
+class NanObs(Sound):
+    def obs(self):
+        return np.array([0.0, np.inf if self.count == 4 else 0.5], np.float32)
+
+
+class WrongShape(Sound):
+    def obs(self):
+        return super().obs()[:1] if self.count == 5 else super().obs()
+
+
+class Doubles(Sound):
+    def obs(self):
+        return super().obs().astype(np.float64)
+
+
+class Fractions(Sound):
+    observation_space = gymnasium.spaces.Box(0, 255, (2,), np.uint8)
+
+    def obs(self):
+        return self.np_random.uniform(0, 1, 2)
+
+
+class Integers(Sound):
+    """A Discrete that is given as Python's int, as most do."""
+
+    observation_space = gymnasium.spaces.Discrete(3, start=1)
+    most = 3
+
+    def obs(self):
+        return int(self.np_random.integers(1, self.most + 1))
+
+
+class TooLarge(Integers):
+    most = 4
+
+
+class Nested(Sound):
+    observation_space = gymnasium.spaces.Dict({"a": FLAT, "b": FLAT})
+
+    def obs(self):
+        return {"a": super().obs(), "b": super().obs() + (2 if self.count == 6 else 0)}
+
+
+class KeyMissing(Nested):
+    def obs(self):
+        return {"a": FLAT.sample()}
+
+
+class IntFlag(Sound):
+    def step(self, action):
+        obs, reward, terminated, _, info = super().step(action)
+        return obs, reward, int(terminated), False, info
+
+
+class FourValues(Sound):
+    def step(self, action):
+        obs, reward, terminated, _, info = super().step(action)
+        return obs, reward, terminated, info
+
+
+class NoInfo(Sound):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0]
+
+
+class NoSeed(Sound):
+    def reset(self):
+        return super().reset()
+
+
+class Unseeded(Sound):
+    def obs(self):
+        return np.random.default_rng().uniform(-1, 1, 2).astype(np.float32)
+
+
+class Shared(Sound):
+    """Environments of a process take from one stream of numbers."""
+
+    rng = np.random.default_rng(0)
+
+    def obs(self):
+        return self.rng.uniform(-1, 1, 2).astype(np.float32)
+
+
+class Fixed(Sound):
+    def obs(self):
+        return np.array([self.left / 10, 0], np.float32)
+
+
+class Endless(Sound):
+    def step(self, action):
+        obs, reward, _, _, info = super().step(action)
+        return obs, reward, False, False, info
+
+
+class Raising(Sound):
+    def reward(self):
+        if self.count == 50:
+            raise ZeroDivisionError("no wind")
+        return 1.0
+
+
+class RaisingReset(Sound):
+    def reset(self, *, seed=None, options=None):
+        if self.count:
+            raise KeyError("level 2")
+        return super().reset(seed=seed)
+
+
+class Unmade(Sound):
+    def __init__(self):
+        raise FileNotFoundError("maze.txt")
+
+
+class Unsupported(Sound):
+    observation_space = gymnasium.spaces.Text(5)
+
+
+class SelfResetting(Sound):
+    """Begins anew by itself: what it returns at the end is already the first observation."""
+
+    def obs(self):
+        return np.array([self.left / 10, 0], np.float32)
+
+    def step(self, action):
+        _, reward, ended, truncated, info = super().step(action)
+        if ended:
+            self.left = 10
+        return self.obs(), reward, ended, truncated, info
+
+
+class Slow(Sound):
+    seconds = 0.0005
+
+    def reward(self):
+        time.sleep(self.seconds)
+        return 1.0
+
+
+class Uneven(Sound):
+    def reward(self):
+        time.sleep(0.004 if self.count % 10 == 0 else 0)
+        return 1.0
+
+
+def by_context(context):
+    return Sound()
+
+
+STEPS = 60
+PROBLEMS = {
+    NanReward: "step 7: reward is nan: no algorithm can learn from it",
+    ArrayReward: "step 1: reward of shape (1,): return one number",
+    TextReward: "step 1: reward 'much' is no number: return a float",
+    OutOfBounds: "step 3: observation[1] is 1.",
+    NanObs: "step 4: observation[1] is inf: no network can read it",
+    WrongShape: "step 5: observation of shape (1,), but the space has (2,)",
+    Fractions: "the first reset: observation of float64, but the space has uint8, which cuts fractions off",
+    TooLarge: "observation is 4, outside [1, 3]: widen the space, or clip it",
+    Nested: "step 6: observation['b'][",
+    KeyMissing: "the first reset: observation has ['a'], but the space has ['a', 'b']",
+    IntFlag: "step 1: terminated is 0, a int: return bool(terminated)",
+    FourValues: "step 1 returned 4 values: return (observation, reward, terminated, truncated, info)",
+    NoInfo: "the first reset returned no pair: return (observation, info)",
+    NoSeed: "reset takes no seed: declare reset(self, *, seed=None, options=None)",
+    Unseeded: "the same seed and actions gave another stream, from the first reset on: draw from self.np_random",
+    Shared: "the same seed and actions gave another stream, from the first reset on: draw from self.np_random",
+    Raising: "environment 0 raises in step 50: ZeroDivisionError: no wind (test_checker.py:",
+    RaisingReset: "environment 0 raises in the reset after step 10: KeyError: 'level 2' (test_checker.py:",
+    Unmade: "cannot be made: FileNotFoundError: maze.txt (test_checker.py:",
+    Unsupported: "observation space Text(1, 5",
+}
+NOTES = {
+    Doubles: "the first reset: observation of float64, but the space has float32: it is converted",
+    Fixed: "another seed gives the same stream",
+    Endless: "no episode ended within 60 steps, and no time limit is known: if episodes should end, set env.horizon",
+    SelfResetting: "the last observation of each episode is also the first of the next",
+    Slow: "a step takes 0.",
+    Uneven: "of 120 steps and resets take ",
+}
+
+
+def speed_aside(notes):
+    """Of a busy machine."""
+    return [note for note in notes if "ms: " not in note]
+
+
+@pytest.mark.parametrize("cls", PROBLEMS, ids=lambda cls: cls.__name__)
+def test_a_problem_is_one_line_with_its_mend(cls):
+    report = check_env(cls, steps=STEPS)
+    assert not report.ok
+    (line,) = report.problems
+    assert PROBLEMS[cls] in line and "\n" not in line
+
+
+@pytest.mark.parametrize("cls", NOTES, ids=lambda cls: cls.__name__)
+def test_a_note(cls):
+    report = check_env(cls, steps=STEPS)
+    assert report.ok, report.problems
+    assert any(NOTES[cls] in note for note in report.notes), report.notes
+
+
+@pytest.mark.parametrize("env", [Sound, AtTheBound, Integers, by_context, lambda context: Sound()])
+def test_a_sound_environment_has_no_findings(env):
+    report = check_env(env, steps=STEPS)
+    assert (report.problems, speed_aside(report.notes)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("id", "backend"), [("CartPole-v1", "gymnasium"), ("CartPole-v1", "envpool"), ("CartPole-v1", "graph"),
+                        ("Pendulum-v1", "envpool"), ("FrozenLake-v1", "gymnasium")]
+)  # fmt: skip
+def test_known_environments_have_no_findings(id, backend):
+    report = check_env(id, backend=backend, steps=40, num_envs=3)
+    assert (report.problems, speed_aside(report.notes)) == ([], [])
+
+
+def walk(*, reward=lambda left: left, obs=lambda left: left[:, None], end=lambda left: left <= 0) -> Definition:
+    """Counts down from 0.5 to 1 in steps of a tenth."""
+
+    def step(left, action, draws):
+        return left - 0.1, reward(left), end(left)
+
+    start = lambda draws: 0.5 + draws[0] / 2
+    return Definition(Box((1,), "float32", -1.0, 1.0), Discrete(2), None, 1, start, step, observe=obs)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({}, None),
+        ({"reward": lambda left: jnp.log(left - 0.6)}, "reward is nan: no algorithm can learn from it"),
+        ({"obs": lambda left: 2 * left[:, None]}, "outside [-1, 1]: widen the space, or clip it"),
+        ({"obs": lambda left: left}, "reset: observation of shape (2,), but the space has (2, 1)"),
+        ({"obs": lambda left: left[:, None].astype(jnp.int32)}, "observation of int32, but the space has float32"),
+        ({"end": lambda left: left}, "cannot be stepped: TypeError"),
+    ],
+)
+def test_an_environment_in_jax(changed, message):
+    report = check_env(walk(**changed), steps=30)
+    assert len(report.problems) == (message is not None), report.problems
+    assert message is None or message in report.problems[0]
+    assert message is not None or report.notes == []
+
+
+def test_an_unknown_id_is_a_problem():
+    (line,) = check_env("CartPole-v7").problems
+    assert "env.id CartPole-v7: no backend has it: did you mean" in line
+
+
+@pytest.mark.parametrize(("env", "numbers"), [(Sound(), {}), (3, {}), (Sound, {"steps": 0}), (Sound, {"num_envs": 0})])
+def test_what_is_no_environment_is_refused(env, numbers):
+    with pytest.raises(InputError, match="check_env: expected"):
+        check_env(env, **numbers)
+
+
+def test_options_reach_the_environment():
+    assert "options {'nothing': 1}" in check_env(Sound, options={"nothing": 1}).problems[0]
+
+
+def test_the_name_is_callable_beside_the_command_of_that_name():
+    from jrl import check_env as before
+
+    assert before is check_env
+    import jrl.check_env as command
+
+    assert command.parser().prog == "python -m jrl.check_env"
+    assert jrl.check_env(Raising, steps=60).problems == check_env(Raising, steps=60).problems
+
+
+def test_the_command(capsys):
+    from jrl.check_env import main
+
+    assert main(["test_checker:NanReward", "--steps", "20"]) == 2
+    assert capsys.readouterr().out.startswith("problem: step 7: reward is nan")
+    assert main(["CartPole-v1", "--backend=gymnasium", "--steps=20", "--set", "max_episode_steps=5"]) == 0
+    assert capsys.readouterr().out.endswith("ok: CartPole-v1, 2 environments of 20 steps\n")
+    assert main(["CartPole-v1", "--steps=0"]) == 2
+    assert main(["CartPole-v1", "--set", "size"]) == 2
+    assert "error: --set size: expected NAME=VALUE" in capsys.readouterr().err
+
+
+def test_help_needs_no_jax():
+    code = "import sys, jrl.check_env as c; c.parser(); sys.exit('jax' in sys.modules or 'gymnasium' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(jrl.__file__).parents[1]).returncode == 0

@@ -10,6 +10,7 @@ Imports no jax and no environment library, so that commands answer `--help` and 
 import argparse
 import dataclasses
 import difflib
+import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -42,6 +43,7 @@ __all__ = [
     "CheckpointConfig", "CustomConfig", "DevicesConfig", "EnvConfig", "EnvRunnersConfig", "EvaluationConfig",
     "InputError", "NetworkConfig", "ReplayConfig", "RolloutConfig", "RunConfig", "RunSettings", "RuntimeConfig",
     "algo_name", "batch_plan", "check_env", "from_dict", "load", "main", "merge", "override", "to_dict", "to_yaml",
+    "write",
 ]  # fmt: skip
 
 
@@ -109,6 +111,12 @@ def to_yaml(cfg: RunConfig, *, origins: Mapping[str, str] | None = None, algos: 
     data = to_dict(cfg, algos=algos)
     comments = {k: "; ".join(filter(None, [origins.get(k, "default"), docs.get(k)])) for k in schema.flatten(data)}
     return schema.dump(data, comments)
+
+
+def write(cfg: RunConfig, directory: Path) -> None:
+    """Writes the complete config to `directory`/config.yaml, and for other tools to params.json."""
+    (directory / "config.yaml").write_text(to_yaml(cfg))
+    (directory / "params.json").write_text(json.dumps(to_dict(cfg), indent=2) + "\n")
 
 
 def algo_name(cfg: RunConfig, *, algos: Algos | None = None) -> str:

@@ -257,7 +257,7 @@ def load(path: Path) -> tuple[dict[str, Any], tuple["Algo", "PyTree", "Batch | R
     import jax
     import jax.numpy as jnp
 
-    from jrl import build, checkpoint, config
+    from jrl import build, checkpoint, config, runtime
 
     within = path / "nonfinite"
     found = checkpoint.locate(within if within.is_dir() else path)
@@ -265,6 +265,7 @@ def load(path: Path) -> tuple[dict[str, Any], tuple["Algo", "PyTree", "Batch | R
     if "nonfinite" not in meta:
         raise InputError(f"{found} is a checkpoint, no bundle of a non-finite update: give <run>/nonfinite/<iteration>")
     cfg = config.override(meta["config"], [])
+    runtime.apply(cfg.runtime)
     algo = build.algorithm(cfg, checkpoint.spec(meta))
     key = jax.random.wrap_key_data(jnp.asarray(meta["nonfinite"]["key"], jnp.uint32))
     state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, key))

@@ -44,13 +44,14 @@ def evaluate(args: argparse.Namespace) -> dict[str, float | str]:
         raise InputError(f"--num-env-runners: expected 0 or more, got {args.num_env_runners}")
     import jax
 
-    from jrl import build, checkpoint, config
+    from jrl import build, checkpoint, config, runtime
     from jrl.evaluation import Evaluations
 
     found = checkpoint.locate(Path(args.checkpoint), best=args.best)
     meta = checkpoint.read_meta(found)
     seed = [] if args.seed is None else [f"run.seed={args.seed}"]
     cfg = config.override(meta["config"], [*args.overrides, *seed])
+    runtime.apply(cfg.runtime)
     own = config.EvaluationConfig(
         duration=args.episodes,
         unit=args.unit,

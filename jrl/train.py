@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import datetime
 import errno
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -190,7 +191,8 @@ def _run(cfg: config.RunConfig, directory: Path, start: _Start, *, verbose: int,
         for note in session.start(start.saved, start.weights):
             print(note)
         # not before the checkpoint was found to fit: nothing in the directory changes until then
-        (directory / "config.yaml").write_text(config.to_yaml(cfg))
+        config.write(cfg, directory)
+        stack.enter_context(_log_to(directory / "log.txt"))
         report.write_env_json(directory, devices=[str(d) for d in jax.devices()])
         log = loggers.open_loggers(directory, cfg.run.log, meta["rows"]["env_steps"] if meta else start.rows_until)
         stack.callback(log.close)
@@ -249,6 +251,23 @@ def _run(cfg: config.RunConfig, directory: Path, start: _Start, *, verbose: int,
         directory / "result.jsonl", directory / "learning_curve.png", title=f"{config.algo_name(cfg)} on {cfg.env.id}"
     )
     return _End(reason)
+
+
+@contextlib.contextmanager
+def _log_to(path: Path) -> Iterator[None]:
+    """What jrl's loggers let through (run.log_level) goes to a file, too."""
+    logger, file = logging.getLogger("jrl"), logging.FileHandler(path)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    # a logger with a handler does not print warnings by itself any more
+    handlers = [file] if logger.hasHandlers() or logging.lastResort is None else [file, logging.lastResort]
+    for handler in handlers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            logger.removeHandler(handler)
+        file.close()
 
 
 def _introduction(session: "Session") -> Iterator[str]:

@@ -35,7 +35,7 @@ ARROWS = {
     "faults": set(),
     "loop": {"types", "parallel", "metrics", "learner", "rollout"},
     "provenance": set(),
-    "debug": {"types", "errors", "provenance", "checkpoint", "config", "build"},
+    "debug": {"types", "errors", "provenance", "checkpoint", "config", "build", "runtime"},
     "resume": {"types", "checkpoint", "config", "errors", "learner", "loop", "metrics", "replay"},
     "policy": {"build", "checkpoint", "config", "envs", "rollout", "types"},
     "hooks": {"types", "metrics", "checkpoint", "rollout"},

@@ -44,6 +44,8 @@ def finished(tmp_path_factory):
 def test_a_run_leaves_its_files(finished):
     names = {p.name for p in finished.iterdir()}
     assert names >= {"config.yaml", "result.jsonl", "progress.csv", "env.json", "learning_curve.png", "checkpoints"}
+    assert names >= {"params.json", "log.txt"}
+    assert json.loads((finished / "params.json").read_text()) == config.to_dict(config.load(finished / "config.yaml"))
     rows = loggers.read_rows(finished / "result.jsonl")
     assert len(rows) >= 4
     assert all(row.keys() == rows[0].keys() for row in rows)

@@ -134,7 +134,7 @@ class Algorithm:
         from jrl.metrics import loggers
 
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "config.yaml").write_text(self.config.to_yaml())
+        config.write(self.session.config, directory)
         log = loggers.open_loggers(directory, self.session.config.run.log, self.session.env_steps or None)
         self.session.sinks.append(log.write)
         self._loggers.append(log.close)
@@ -201,6 +201,10 @@ class Algorithm:
     def set_task(self, task: Any) -> None:
         """Gives all environments a task."""
         self.session.set_task(task)
+
+    def foreach_worker(self, fn: Callable[[Any], Any]) -> list[Any]:
+        """`fn(worker)` of all that collect, as `workers.foreach_worker`."""
+        return self.workers.foreach_worker(fn)
 
     # ------------------------------------------------------------ acting
 

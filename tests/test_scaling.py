@@ -16,6 +16,7 @@ from jrl import build, checkpoint, config, parallel, train
 from jrl.metrics import loggers
 
 HERE = Path(__file__).parent
+slow = pytest.mark.slow
 PPO = str(HERE.parent / "configs" / "ppo.yaml")
 SMALL = [
     "--algo=ppo", "--env=CartPole-v1", "--set=env.num_envs=4", "--set=rollout.length=16", "--set=network.hidden=[8]",
@@ -42,7 +43,7 @@ def started(*args, out):
 
 
 @pytest.mark.parametrize(
-    "knob", ["devices.fake=4", "rollout.mode=async", pytest.param("env_runners.num=2", marks=pytest.mark.slow)]
+    "knob", ["rollout.mode=async", *(pytest.param(k, marks=slow) for k in ("devices.fake=4", "env_runners.num=2"))]
 )
 def test_one_config_reaches_its_return_everywhere(knob, tmp_path):
     out = tmp_path / "run"
@@ -70,9 +71,6 @@ def test_an_asynchronous_run_repeats_itself(tmp_path):
         assert train.main([*args, "--out", str(tmp_path / name)]) == 0
     jax.tree.map(np.testing.assert_array_equal, parameters(tmp_path / "a"), parameters(tmp_path / "b"))
     assert {row["rollout/policy_lag"] for row in rows(tmp_path / "a")[2:]} == {2.0}
-
-
-slow = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
@@ -108,7 +106,8 @@ def test_pools_have_the_environments_of_one_pool():
     np.testing.assert_array_equal(observations[0], observations[2])
 
 
-@pytest.mark.parametrize("algo", [pytest.param("ppo", marks=slow), "dqn"])
+@slow
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
 def test_nothing_is_kept_of_the_states_before(algo):
     """Each call takes over the buffers of the last: the device holds no more after ten of them than after two."""
     more = ["replay.capacity=4096", "replay.learning_starts=64"] if algo == "dqn" else []
@@ -172,6 +171,7 @@ def test_ppo_learns_with_environments_that_crash(how, tmp_path, monkeypatch):
     assert rows(tmp_path / "run")[-1]["env/failures"] >= 2
 
 
+@slow
 def test_a_stalled_environment_is_replaced(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)

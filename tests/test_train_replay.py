@@ -37,7 +37,18 @@ def test_the_tasks_are_all_that_learn_from_replay():
 
 
 # options of another's algorithm, which have tests of their own: in the slow set
-OPTIONS = ("c51", "qrdqn", "softq", "ddpg", "ddpg_mountaincar", "sac_mujoco", "rainbow", "td3", "sac_discrete")
+OPTIONS = (
+    "c51",
+    "qrdqn",
+    "softq",
+    "ddpg",
+    "ddpg_mountaincar",
+    "sac_mujoco",
+    "rainbow",
+    "td3",
+    "sac_discrete",
+    "dqn_atari",
+)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in OPTIONS else []) for n in NAMES])

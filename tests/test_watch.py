@@ -110,6 +110,7 @@ def test_a_rollback_goes_on_from_the_last_checkpoint_with_smaller_steps(tmp_path
     assert len(list((out / "nonfinite").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_rollbacks_come_to_an_end(tmp_path, capsys):
     args = ["--algo", "ppo", "--env", "CartPole-v1", *SMALL, "--set=rollout.length=16", "--set=algo.lr=1e38"]
     args += ["--set=run.on_nonfinite=rollback", "--set=run.max_rollbacks=1", "--set=run.rollback_lr=0.9"]

@@ -294,5 +294,6 @@ def _opaque(fn: Callable) -> Callable:
 
 
 def _reward(reward: Any, info: dict[str, Any]) -> Any:
-    """float32, and 0 on reset rows, where EnvPool's dm_control repeats the last reward."""
-    return reward.astype("float32") * (info["elapsed_step"] != 0)
+    """float32, and 0 on reset rows, where EnvPool's dm_control repeats the last reward, or has what lay in memory."""
+    xp = reward.__array_namespace__()  # numpy or jax.numpy
+    return xp.where(info["elapsed_step"] != 0, reward.astype("float32"), xp.float32(0.0))

@@ -204,7 +204,7 @@ def updates(learn):
 @pytest.mark.parametrize(
     ("name", "loaded"),
     [
-        pytest.param(n, loaded, marks=[] if loaded and n in ("ppo", "dqn", "sac") else [pytest.mark.slow])
+        pytest.param(n, loaded, marks=[] if loaded and n in ("ppo", "dqn") else [pytest.mark.slow])
         for n in NAMES
         for loaded in (False, True)
     ],

@@ -212,6 +212,7 @@ def test_all_of_tune_is_here():
 # ---------------------------------------------------------------- Tune
 
 
+@pytest.mark.slow
 def test_two_trials_and_the_policy_of_the_better_one(two_cpus):
     class Guess(gymnasium.Env):
         """The action 1 is worth 1, in episodes of ten steps."""

@@ -1,10 +1,12 @@
 """EnvPool's own asynchronous mode: what each environment says is what it says in a pool that waits."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from env_helpers import random_actions
 
 from jrl import envs
+from jrl.envs import envpool_env
 
 STEPS, NUM_ENVS, BATCH = 80, 7, 3
 
@@ -110,3 +112,10 @@ def test_what_would_wait_for_ever_is_refused():
     env.send(np.zeros(2, np.int32), ids[:2])
     assert sorted(env.recv()[0]) == sorted([*rest, *ids[:2]])
     env.close()
+
+
+@pytest.mark.parametrize("xp", [np, jnp], ids=["numpy", "jax"])
+def test_a_reset_row_has_no_reward_whatever_stands_there(xp):
+    found = envpool_env._reward(xp.asarray([np.nan, 2.0]), {"elapsed_step": xp.asarray([0, 3])})
+    np.testing.assert_array_equal(found, [0.0, 2.0])
+    assert found.dtype == np.float32

@@ -43,7 +43,7 @@ __all__ = [
     "CheckpointConfig", "CustomConfig", "DevicesConfig", "EnvConfig", "EnvRunnersConfig", "EvaluationConfig",
     "InputError", "NetworkConfig", "ReplayConfig", "RolloutConfig", "RunConfig", "RunSettings", "RuntimeConfig",
     "algo_name", "batch_plan", "check_env", "from_dict", "load", "main", "merge", "override", "to_dict", "to_yaml",
-    "write",
+    "without_loss", "write",
 ]  # fmt: skip
 
 
@@ -111,6 +111,11 @@ def to_yaml(cfg: RunConfig, *, origins: Mapping[str, str] | None = None, algos: 
     data = to_dict(cfg, algos=algos)
     comments = {k: "; ".join(filter(None, [origins.get(k, "default"), docs.get(k)])) for k in schema.flatten(data)}
     return schema.dump(data, comments)
+
+
+def without_loss(cfg: RunConfig) -> RunConfig:
+    """The run for those who only act: a loss of the user's, which may be out of reach, is not loaded."""
+    return dataclasses.replace(cfg, custom=dataclasses.replace(cfg.custom, loss=None))
 
 
 def write(cfg: RunConfig, directory: Path) -> None:

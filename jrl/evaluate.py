@@ -60,6 +60,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, float | str]:
         config=config.merge(cfg.evaluation.config, {"rollout": {"explore": args.explore}}),
         timeout_s=None,
     )
+    cfg = config.without_loss(cfg)
     cfg = dataclasses.replace(cfg, evaluation=own, custom=dataclasses.replace(cfg.custom, evaluation=None))
     build.enable_compile_cache()
     spec = checkpoint.spec(meta)

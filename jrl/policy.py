@@ -128,7 +128,7 @@ def restore(path: str | os.PathLike[str], *, best: bool = False) -> Trained:
     found = checkpoint.locate(Path(path), best=best)
     meta = checkpoint.read_meta(found)
     cfg, spec = config.override(meta["config"], []), checkpoint.spec(meta)
-    algo = build.algorithm(cfg, spec)
+    algo = build.algorithm(config.without_loss(cfg), spec)
     state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, jax.random.key(0)))
     own = spec.env_action or spec.action
     to_env = action_transform(own, normalize=cfg.env.normalize_actions, clip=cfg.env.clip_actions)[1]

@@ -116,7 +116,7 @@ class Algorithm:
             self.session.start(found, begin=not self._begun)
             self._begun = True
             if cfg.run.out:
-                self._log_to(Path(cfg.run.out))
+                self._log_to(Path(cfg.run.out), continued=found is not None)
         except BaseException:
             self.session.close()
             raise
@@ -130,9 +130,11 @@ class Algorithm:
         """(scalar, metrics) of a batch. Subclasses may return another; `default(params, batch)` is the algorithm's."""
         return default(params, batch)
 
-    def _log_to(self, directory: Path) -> None:
+    def _log_to(self, directory: Path, *, continued: bool) -> None:
         from jrl.metrics import loggers
 
+        if not continued and (directory / "config.yaml").exists():
+            raise InputError(f"run.out: {directory} holds a run already: name another, or continue from a checkpoint")
         directory.mkdir(parents=True, exist_ok=True)
         config.write(self.session.config, directory)
         log = loggers.open_loggers(directory, self.session.config.run.log, self.session.env_steps or None)

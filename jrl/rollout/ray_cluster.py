@@ -89,6 +89,26 @@ class Failure(Exception):
         self.raised = raised
 
 
+def answers(
+    cluster: Any, calls: Sequence[tuple[Any, Any]], seconds: float, failed: Callable[[Any, str], None]
+) -> Iterator[tuple[Any, Any]]:
+    """(runner, what its call returned) of each (runner, reference) that answers; failed(runner, cause) of the others.
+
+    What the code of a call raised is raised here.
+    """
+    for runner, ref in calls:
+        try:
+            if cluster.wait([ref], seconds) is None:
+                raise Failure(f"no answer within {seconds:g} s")
+            answer = cluster.get(ref)
+        except Failure as e:
+            if e.raised is not None:
+                raise e.raised from None
+            failed(runner, str(e))
+        else:
+            yield runner, answer
+
+
 class Cluster:
     """A connection to Ray with a place for every runner, and the end of what was begun here.
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from jrl.errors import RunnersLost
 from jrl.rollout.evaluate import MAX_STEPS, Evaluation, Goal, Player, Tally, Until, Watch, joined, too_long, watched
-from jrl.rollout.ray_cluster import Cluster, Failure
+from jrl.rollout.ray_cluster import Cluster, Failure, answers
 from jrl.rollout.runner_health import Runner, RunnerOptions
 from jrl.types import Key, PyTree
 
@@ -271,17 +271,7 @@ class Runners:
             self._event([], until)
         patience = 2 * self._options.sample_timeout_s + self._options.health_check_timeout_s
         calls = [(r, r.actor.call.remote(fn, *args)) for r in self._ready()]
-        found = []
-        for runner, ref in calls:
-            try:
-                if self._cluster.wait([ref], patience) is None:
-                    raise Failure(f"no answer within {patience:g} s")
-                found.append(self._cluster.get(ref))
-            except Failure as e:
-                if e.raised is not None:
-                    raise e.raised from None
-                self._fail(runner, str(e))
-        return found
+        return [answer for _, answer in answers(self._cluster, calls, patience, self._fail)]
 
     def foreach_worker(self, fn: Callable[[Any], Any]) -> list[Any]:
         """fn(source) in the process of every healthy runner."""

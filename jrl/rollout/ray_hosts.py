@@ -345,17 +345,8 @@ class EnvRunners:
         # a runner answers in turn: after what is on order
         patience = self._options.sample_timeout_s * (1 + self._in_flight) + self._options.health_check_timeout_s
         calls = [(r, r.actor.call.remote(fn, *args(r.index))) for r in self._ready()]
-        found = {}
-        for runner, ref in calls:
-            try:
-                if self._cluster.wait([ref], patience) is None:
-                    raise Failure(f"no answer within {patience:g} s")
-                found[runner.index] = self._cluster.get(ref)
-            except Failure as e:
-                if e.raised is not None:
-                    raise e.raised from None
-                self._fail(runner, str(e))
-        return found
+        found = ray_cluster.answers(self._cluster, calls, patience, self._fail)
+        return {runner.index: answer for runner, answer in found}
 
     def foreach_worker(self, fn: Callable[[Any], Any]) -> list[Any]:
         """fn(source) in the process of every healthy runner, in their order; what it raises is raised here."""

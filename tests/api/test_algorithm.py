@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jrl
-from jrl import config
+from jrl import config, evaluate, registry
 from jrl.api import PPO, Algorithm, DQNConfig, PPOConfig
 from jrl.errors import InputError
 from jrl.session import Session
@@ -187,7 +187,7 @@ def test_a_subclass_replaces_the_training_step():
         assert 64 < result["num_env_steps_sampled"] <= 128
 
 
-def test_a_subclass_replaces_the_loss():
+def test_a_subclass_replaces_the_loss(tmp_path, monkeypatch):
     class Still(PPO):
         @staticmethod
         def loss(default, net, params, batch):
@@ -198,6 +198,13 @@ def test_a_subclass_replaces_the_loss():
         before = algo.get_weights()["default_policy"]["params"]
         algo.train()
         same(algo.get_weights()["default_policy"]["params"], before)
+        path, obs = algo.save(tmp_path / "c"), np.ones(4, np.float32)
+        action = algo.compute_single_action(obs, explore=False)
+    monkeypatch.setattr(registry, "_registered", {})  # as in another process, which does not know the loss
+    assert jrl.load(path).act(obs) == action
+    assert evaluate.main([path, "--episodes", "2"]) == 0
+    with pytest.raises(InputError, match=r"custom\.loss: local:.* cannot be imported"):
+        Algorithm.from_checkpoint(path)
 
 
 def test_a_transform_between_collecting_and_learning():
@@ -259,6 +266,8 @@ def test_rows_go_to_files_where_out_is_set(tmp_path):
     with small().debugging(out=str(tmp_path / "run"), log=["jsonl"]).build() as algo:
         result = algo.train()
     rows = [line for line in (tmp_path / "run" / "result.jsonl").read_text().splitlines() if line]
+    with pytest.raises(InputError, match="holds a run already"):
+        small().debugging(out=str(tmp_path / "run")).build()
     assert len(rows) == 1 and f'"env_steps": {result["num_env_steps_sampled_lifetime"]}' in rows[0]
     assert config.load(tmp_path / "run" / "config.yaml", ["stop.env_steps=1"]).run.seed == 5
 

@@ -1,9 +1,9 @@
-# make train | test | lint | test-slow | bench: each makes .venv on first use.
+# make train | test | lint | test-slow | bench | matrix: each makes .venv on first use.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test lint test-slow bench
+.PHONY: train test lint test-slow bench matrix
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -26,3 +26,6 @@ test-slow: $(BIN)/.installed
 
 bench: $(BIN)/.installed
 	$(BIN)/python scripts/bench_speed.py --out runs/speed.jsonl
+
+matrix: $(BIN)/.installed
+	$(BIN)/python scripts/matrix.py --write README.md

@@ -2,14 +2,14 @@
 
 import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 
-from jrl import envs, learner, parallel, plan, watch
+from jrl import envs, learner, parallel, plan, spaces, watch
 from jrl.config import RunConfig
 from jrl.errors import InputError
-from jrl.replay import memory, prioritized, ring
+from jrl.replay import memory, prioritized, ring, sequences
 from jrl.rollout import unroll
 from jrl.types import Algo, Buffer, EnvSpec, PyTree, element
 
@@ -34,6 +34,9 @@ def make(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int
     return _watched(cfg, algo, like(num_envs=cfg.env.num_envs), make_learner), ""
 
 
+_SEQUENCE = 20  # steps of a sequence from replay, where network.max_seq_len does not say
+
+
 def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> tuple[learner.Learner, str]:
     """The learner around a replay buffer that fits the devices' memory, and its size in words.
 
@@ -42,7 +45,7 @@ def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> 
     """
     replay = cfg.replay
     assert replay is not None
-    options = {
+    options: dict[str, Any] = {
         "num_envs": cfg.env.num_envs // devices,
         "batch_size": replay.batch_size // devices,
         "gamma": cfg.algo.gamma,
@@ -52,7 +55,11 @@ def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> 
     if replay.prioritized:
         options |= {"alpha": replay.priority_alpha, "beta": replay.priority_beta, "eps": replay.priority_eps}
         options["num_devices"] = devices
-    make = prioritized.make if replay.prioritized else ring.make
+    make: Callable[..., Buffer] = prioritized.make if replay.prioritized else ring.make
+    if algo.sequences:
+        make = sequences.make
+        options |= {"length": cfg.network.max_seq_len or _SEQUENCE, "burn_in": replay.burn_in}
+        options["extras"] = {"carry": _carry_of_one(algo, spec)}
 
     def buffer(capacity: int) -> Buffer:
         return make(element(spec.observation), element(spec.action), capacity=capacity // devices, **options)
@@ -69,6 +76,12 @@ def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> 
         axis_name=parallel.AXIS,
     )
     return _watched(cfg, algo, like, make_learner), size
+
+
+def _carry_of_one(algo: Algo, spec: EnvSpec) -> PyTree:
+    """Shapes and dtypes of one environment's memory, as acting hands it on to replay."""
+    like = unroll.rollout_like(spec, algo, length=1, num_envs=1)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), like.extras["carry"])
 
 
 def _watched(cfg: RunConfig, algo: Algo, like: PyTree, make: Callable[[Algo], learner.Learner]) -> learner.Learner:
@@ -89,10 +102,10 @@ def _most_held(cfg: RunConfig, spec: EnvSpec) -> int:
 def _frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
     """How many images of an observation are frames of a stack: as told, or what EnvPool makes of Atari."""
     assert cfg.replay is not None
-    size, shape = cfg.replay.frame_stack, spec.observation.shape
+    size, shapes = cfg.replay.frame_stack, [leaf.shape for _, leaf in spaces.leaves(spec.observation)]
     if size is None:
         atari = envs.is_atari(cfg.env.id) and envs.resolve(cfg.env.id, cfg.env.backend) == "envpool"
-        size = shape[0] if atari and len(shape) == 3 else 1
+        size = shapes[0][0] if atari and len(shapes) == 1 and len(shapes[0]) == 3 else 1
     if cfg.env.batch_size is not None and cfg.replay.frame_stack is None:
         size = 1  # rows that a rollout leaves empty hold no frame: stacks around them could not be put together again
     if size == 1:
@@ -108,7 +121,8 @@ def _frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
             "missing there: use 1, or leave env.batch_size and env.batch_wait_ms out"
         )
     ends: tuple[Literal[0], Literal[-1]] = (0, -1)
-    axes = [axis for axis in ends if len(shape) == 3 and shape[axis] == size]
+    axes = [axis for axis in ends if any(len(shape) == 3 and shape[axis] == size for shape in shapes)]
     if not axes:
-        raise InputError(f"replay.frame_stack {size}: observations {shape} are no stacks of {size} images: use 1")
+        given = ", ".join(map(str, shapes))
+        raise InputError(f"replay.frame_stack {size}: observations {given} are no stacks of {size} images: use 1")
     return ring.FrameStack(size, axes[0])

@@ -27,7 +27,7 @@ import numpy as np
 
 from jrl.config import CheckpointConfig, RunConfig, to_dict
 from jrl.errors import InputError
-from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete, PyTree, Space
+from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, PyTree, Space, Tuple
 
 FORMAT = 1
 _FILE = "checkpoint.json"
@@ -46,6 +46,7 @@ def meta(cfg: RunConfig, spec: EnvSpec, *, counters: Mapping[str, float], **more
     """
     config = to_dict(cfg)
     text = json.dumps(config, sort_keys=True)
+    written = lambda space: None if space is None else space_to_json(space)
     return {
         "format": FORMAT,
         "jrl": importlib.metadata.version("jrl"),
@@ -54,9 +55,10 @@ def meta(cfg: RunConfig, spec: EnvSpec, *, counters: Mapping[str, float], **more
         "config": config,
         "config_hash": hashlib.sha256(text.encode()).hexdigest()[:16],
         "spec": {
-            "observation": _space_to_json(spec.observation),
-            "action": _space_to_json(spec.action),
-            "env_action": None if spec.env_action is None else _space_to_json(spec.env_action),
+            "observation": written(spec.observation),
+            "action": written(spec.action),
+            "env_action": written(spec.env_action),
+            "env_observation": written(getattr(spec, "env_observation", None)),
             "max_episode_steps": spec.max_episode_steps,
         },
         **more,
@@ -66,10 +68,15 @@ def meta(cfg: RunConfig, spec: EnvSpec, *, counters: Mapping[str, float], **more
 def spec(meta: Mapping[str, Any]) -> EnvSpec:
     """The spaces that a checkpoint was trained in, for one environment."""
     found = meta["spec"]
-    spaces = [None if found[k] is None else _space_from_json(found[k]) for k in ("observation", "action", "env_action")]
-    observation, action, env_action = spaces
-    assert observation is not None and action is not None
+    env_action = None if found["env_action"] is None else _space_from_json(found["env_action"])
+    observation, action = _space_from_json(found["observation"]), _space_from_json(found["action"])
     return EnvSpec(observation, action, 1, found["max_episode_steps"], env_action)
+
+
+def env_observation(meta: Mapping[str, Any]) -> Space | None:
+    """The environment's own observation space, where the policy sees another; None: it sees the environment's."""
+    found = meta["spec"].get("env_observation")  # checkpoints of earlier versions have no such entry
+    return None if found is None else _space_from_json(found)
 
 
 class Checkpointer:
@@ -390,7 +397,13 @@ def _plain(tree: Any) -> Any:
     return tree
 
 
-def _space_to_json(space: Space) -> dict[str, Any]:
+def space_to_json(space: Space) -> dict[str, Any]:
+    """A space as JSON: `kind` and its fields; Dict and Tuple have their parts under `spaces`, by name or in a list."""
+    match space:
+        case Dict():
+            return {"kind": "Dict", "spaces": {name: space_to_json(part) for name, part in space.items}}
+        case Tuple():
+            return {"kind": "Tuple", "spaces": [space_to_json(part) for part in space.items]}
     return {"kind": type(space).__name__, **vars(space)}
 
 
@@ -401,6 +414,12 @@ def _space_from_json(found: Mapping[str, Any]) -> Space:
             return Discrete(n, dtype)
         case {"kind": "MultiDiscrete", "nvec": nvec, "dtype": dtype}:
             return MultiDiscrete(tuple(nvec), dtype)
+        case {"kind": "MultiBinary", "shape": shape, "dtype": dtype}:
+            return MultiBinary(tuple(shape), dtype)
         case {"kind": "Box", "shape": shape, "dtype": dtype, "low": low, "high": high}:
             return Box(tuple(shape), dtype, number(low), number(high))
+        case {"kind": "Dict", "spaces": dict(parts)}:
+            return Dict(tuple((name, _space_from_json(part)) for name, part in parts.items()))
+        case {"kind": "Tuple", "spaces": list(parts)}:
+            return Tuple(tuple(map(_space_from_json, parts)))
     raise InputError(f"checkpoint: unknown space {found}: update jrl")

@@ -2,6 +2,7 @@
 
     cfg = load("configs/ppo.yaml", ["algo.lr=1e-3", "rollout.length=256"])
     python -m jrl.config show configs/ppo.yaml --set algo.lr=1e-3
+    python -m jrl.config show configs/ppo.yaml --network
     python -m jrl.config validate configs/ppo.yaml
 
 Imports no jax and no environment library, so that commands answer `--help` and bad input at once.
@@ -21,8 +22,9 @@ import yaml
 from jrl import schema
 from jrl.errors import InputError
 from jrl.hyper import NetworkConfig
-from jrl.plan import STEPS_PER_REPORT, batch_plan, endless, faults, num_learners, num_pools
+from jrl.plan import STEPS_PER_REPORT, batch_plan, num_learners, num_pools
 from jrl.plan import lines as plan_lines
+from jrl.plan_faults import endless, faults
 from jrl.schema import Problem, merge
 from jrl.sections import (
     SYNONYMS,
@@ -288,11 +290,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--stop", action="append", default=[], metavar="metric=v")
     parser.add_argument("--algo", help="short for --set algo.name=...")
     parser.add_argument("--env", help="short for --set env.id=...")
+    parser.add_argument(
+        "--network",
+        action="store_true",
+        help="with show: the networks' parameters instead, for which one environment is made",
+    )
     args = parser.parse_args(argv)
+    if args.network and args.command != "show":
+        parser.error(f"--network goes with show, not with {args.command}")
     try:
         flags = {"--algo": args.algo, "--env": args.env}
         tell = lambda line: print(line, file=sys.stderr)
         cfg, origins = _load(args.config, args.overrides, flags, args.stop, None, tell=tell)
+        if args.network:
+            print(*_network(cfg), sep="\n")
+            return 0
         if args.command == "show":
             print(to_yaml(cfg, origins=origins), end="")
             return 0
@@ -306,6 +318,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print("ok")
     return 0
+
+
+def _network(cfg: RunConfig) -> Iterable[str]:
+    from jrl import network_table
+
+    return network_table.lines(network_table.rows(cfg))
 
 
 def check_env(cfg: RunConfig) -> None:

@@ -18,7 +18,7 @@ from jrl.errors import InputError
 
 if TYPE_CHECKING:
     from jrl.provenance import Operation
-    from jrl.types import Algo, Batch, Key, PyTree, Rollout
+    from jrl.types import Algo, Batch, EnvSpec, Key, PyTree, Rollout, SequenceBatch
 
 _MOST_ROWS = 8  # that are looked for and printed
 
@@ -94,7 +94,7 @@ class Explanation:
         return "\n".join([*found, *([self.note] if self.note else []), *map(str, self.transitions)])
 
 
-def explain(algo: "Algo", state: "PyTree", batch: "Batch | Rollout", key: "Key") -> Explanation:
+def explain(algo: "Algo", state: "PyTree", batch: "Batch | SequenceBatch | Rollout", key: "Key") -> Explanation:
     """Repeats `algo.update(state, batch, key)` and looks for the operation and the rows that make it non-finite.
 
     Args:
@@ -232,21 +232,23 @@ def _row(batch: "Batch | Rollout", index: tuple[int, ...]) -> Transition:
     at = lambda tree, index=index: jax.tree.map(lambda x: x[index], tree)
     if isinstance(batch, Batch):
         names = ("obs", "action", "reward", "discount", "next_obs", "weight")
-        fields = {name: at(getattr(batch, name)) for name in names}
+        fields = {part: x for name in names for part, x in _named(at(getattr(batch, name)), name)}
         return Transition(index, fields, tuple(k for k, v in fields.items() if not is_finite(v)), False)
     step, column = index
     last = step + 1 == batch.reward.shape[0]
     fields = {name: at(getattr(batch, name)) for name in ("obs", "action", "reward", "terminated", "truncated")}
     fields["next_obs"] = at(batch.last_obs, (column,)) if last else at(batch.obs, (step + 1, column))
+    fields = {part: x for name, tree in fields.items() for part, x in _named(tree, name)}
     fields |= {name: at(x) for name, x in _named(batch.extras)}
-    own = {k: v for k, v in fields.items() if k != "next_obs" or last or not batch.mask[step + 1, column]}
+    another = lambda name: name.partition(".")[0] == "next_obs" and not last and batch.mask[step + 1, column]
+    own = {k: v for k, v in fields.items() if not another(k)}
     return Transition(index, fields, tuple(k for k, v in own.items() if not is_finite(v)), False)
 
 
 # ---------------------------------------------------------------- the bundle
 
 
-def load(path: Path) -> tuple[dict[str, Any], tuple["Algo", "PyTree", "Batch | Rollout", "Key"]]:
+def load(path: Path) -> tuple[dict[str, Any], tuple["Algo", "PyTree", "Batch | SequenceBatch | Rollout", "Key"]]:
     """What stands beside the arrays of a bundle, and the arguments of `explain`.
 
     Args:
@@ -266,14 +268,17 @@ def load(path: Path) -> tuple[dict[str, Any], tuple["Algo", "PyTree", "Batch | R
         raise InputError(f"{found} is a checkpoint, no bundle of a non-finite update: give <run>/nonfinite/<iteration>")
     cfg = config.override(meta["config"], [])
     runtime.apply(cfg.runtime)
-    algo = build.algorithm(cfg, checkpoint.spec(meta))
+    spec = checkpoint.spec(meta)
+    algo = build.algorithm(cfg, spec)
     key = jax.random.wrap_key_data(jnp.asarray(meta["nonfinite"]["key"], jnp.uint32))
     state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, key))
     stored = checkpoint.read(found, "batch")
-    return meta, (algo, state, _batch(stored, meta["nonfinite"]["kind"], algo, state), key)
+    return meta, (algo, state, _batch(stored, meta["nonfinite"]["kind"], algo, state, spec), key)
 
 
-def _batch(stored: dict[str, Any], kind: str, algo: "Algo", state) -> "Batch | Rollout":
+def _batch(
+    stored: dict[str, Any], kind: str, algo: "Algo", state, spec: "EnvSpec"
+) -> "Batch | SequenceBatch | Rollout":
     """The dataclass of what is stored as dicts and lists; parts without arrays are not stored.
 
     Raises:
@@ -281,12 +286,12 @@ def _batch(stored: dict[str, Any], kind: str, algo: "Algo", state) -> "Batch | R
     """
     import jax
 
-    from jrl.types import Batch, Rollout
+    from jrl.types import Batch, Rollout, SequenceBatch, Window, element
 
     def arranged(found, like):
         def leaf(path, _):
             at = found
-            for entry in path:
+            for entry in path:  # a sequence may come back as a list, or by its numbers
                 name: Any = getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", None)))
                 at = at[name] if isinstance(at, list) else at[str(name)]
             return at
@@ -294,6 +299,14 @@ def _batch(stored: dict[str, Any], kind: str, algo: "Algo", state) -> "Batch | R
         return jax.tree.map_with_path(leaf, like)
 
     try:
+        obs, action = element(spec.observation), element(spec.action)
+        names = [name for name in ("obs", "last_obs", "next_obs") if name in stored]
+        seen: dict[str, Any] = {name: arranged(stored[name], obs) for name in names}
+        stored = {**stored, **seen, "action": arranged(stored["action"], action)}
+        if "window" in stored:
+            found = stored["window"]
+            window = Window(arranged(found["obs"], obs), found.get("carry", ()), found["reset"])
+            return SequenceBatch(**{**stored, "window": window})
         if kind == "batch":
             return Batch(**stored)
         carry = jax.eval_shape(lambda: algo.carry(stored["reward"].shape[1]))

@@ -2,13 +2,15 @@
 
 Every distribution has `sample(key)`, `mode()`, `log_prob(action)`, `sample_and_log_prob(key)`, `kl(other)`, which is
 KL(self || other), and all but `TanhGaussian` have `entropy()`. Samples of the two Gaussians carry gradient to their
-parameters. Illegal actions are masked by a large negative finite logit (-1e9, or the least float32): all stays finite.
+parameters. Actions that cannot be taken have a large negative finite logit (-1e9, or the least float32): they are never
+sampled, add exactly 0 to entropy and KL, and their log-probability is finite.
 """
 
 import functools
 import math
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +18,22 @@ import numpy as np
 from flax import struct
 from jax import lax
 
+from jrl import spaces
 from jrl.ops import random
-from jrl.types import Box, Discrete, InputError, MultiDiscrete, Space
+from jrl.ops.exploration import allowed, masked_logits
+from jrl.types import Box, Dict, Discrete, InputError, Leaf, MultiBinary, MultiDiscrete, PyTree, Space, Tuple
 
-__all__ = ["Categorical", "DiagGaussian", "Head", "MultiCategorical", "TanhGaussian", "action_distribution"]
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "DiagGaussian",
+    "Head",
+    "Joint",
+    "MultiCategorical",
+    "TanhGaussian",
+    "action_distribution",
+    "batched",
+]
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -92,8 +106,46 @@ class MultiCategorical:
 
     def _choices(self) -> list[Categorical]:
         _check_shape("logits", self.logits, (*self.logits.shape[:-1], sum(self.nvec)))
-        ends = np.cumsum(self.nvec)[:-1].tolist()
-        return [Categorical(logits) for logits in jnp.split(self.logits, ends, axis=-1)]
+        return [Categorical(logits) for logits in _split(self.logits, self.nvec)]
+
+
+@struct.dataclass
+class Bernoulli:
+    """Independent zeros and ones. Actions are [..., *] like `logits`, of the integer `dtype`, results [...] f32."""
+
+    logits: jax.Array  # [..., *] f32, log(p / (1 - p)); the last `event_ndim` axes are those of one action
+    event_ndim: int = struct.field(pytree_node=False, default=1)
+    dtype: str = struct.field(pytree_node=False, default="int8")
+
+    def sample(self, key) -> jax.Array:
+        return (random.uniform(key, self.logits.shape) < jax.nn.sigmoid(self.logits)).astype(self.dtype)
+
+    def mode(self) -> jax.Array:
+        return (self.logits > 0).astype(self.dtype)
+
+    def log_prob(self, action) -> jax.Array:
+        """Raises ValueError unless `action` has the shape of `logits`."""
+        _check_shape("action", action, self.logits.shape)
+        return self._sum(jax.nn.log_sigmoid(jnp.where(action != 0, self.logits, -self.logits)))
+
+    def sample_and_log_prob(self, key) -> tuple[jax.Array, jax.Array]:
+        action = self.sample(key)
+        return action, self.log_prob(action)
+
+    def entropy(self) -> jax.Array:
+        return -self._mean_of(jax.nn.log_sigmoid(self.logits), jax.nn.log_sigmoid(-self.logits))
+
+    def kl(self, other: "Bernoulli") -> jax.Array:
+        _check_shape("other.logits", other.logits, self.logits.shape)
+        difference = lambda sign: jax.nn.log_sigmoid(sign * self.logits) - jax.nn.log_sigmoid(sign * other.logits)
+        return self._mean_of(difference(1.0), difference(-1.0))
+
+    def _mean_of(self, one, zero):
+        """Of what is `one` where the action is 1 and `zero` where it is 0, summed over the action."""
+        return self._sum(jax.nn.sigmoid(self.logits) * one + jax.nn.sigmoid(-self.logits) * zero)
+
+    def _sum(self, x):
+        return jnp.sum(x, axis=tuple(range(-self.event_ndim, 0)))
 
 
 @struct.dataclass
@@ -192,57 +244,168 @@ class TanhGaussian:
         return DiagGaussian(self.mean, self.log_std, self.event_ndim)
 
 
+@struct.dataclass
+class Joint:
+    """Independent parts: a tree of distributions, as a Dict or Tuple space has it. Actions are trees like it, results
+    [...] f32, the sums over the parts. A part without an entropy leaves it without one."""
+
+    parts: PyTree  # of distributions [...]
+
+    def sample(self, key) -> PyTree:
+        return self._map(lambda part, key: part.sample(key), self._keys(key))
+
+    def mode(self) -> PyTree:
+        return self._map(lambda part: part.mode())
+
+    def log_prob(self, action) -> jax.Array:
+        """Raises ValueError unless `action` is a tree like `parts`, each array of the shape that its part expects."""
+        return _sum(part.log_prob(x) for part, x in zip(self._leaves(), self._of(action), strict=True))
+
+    def sample_and_log_prob(self, key) -> tuple[PyTree, jax.Array]:
+        keys = self._keys(key)
+        drawn = [part.sample_and_log_prob(k) for part, k in zip(self._leaves(), keys, strict=True)]
+        return self._tree().unflatten([action for action, _ in drawn]), _sum(log_prob for _, log_prob in drawn)
+
+    def entropy(self) -> jax.Array:
+        return _sum(part.entropy() for part in self._leaves())
+
+    def kl(self, other: "Joint") -> jax.Array:
+        return _sum(mine.kl(its) for mine, its in zip(self._leaves(), self._of(other.parts), strict=True))
+
+    def _map(self, fn, *others) -> PyTree:
+        """`fn` of each part and what stands at its place in the lists `others`."""
+        return self._tree().unflatten([fn(*args) for args in zip(self._leaves(), *others, strict=True)])
+
+    def _keys(self, key):
+        return jax.random.split(key, len(self._leaves()))
+
+    def _leaves(self) -> list[Any]:
+        return jax.tree.leaves(self.parts, is_leaf=_is_distribution)
+
+    def _tree(self):
+        return jax.tree.structure(self.parts, is_leaf=_is_distribution)
+
+    def _of(self, tree) -> list[Any]:
+        return self._tree().flatten_up_to(tree)
+
+
+def _is_distribution(x) -> bool:
+    return isinstance(x, Categorical | MultiCategorical | Bernoulli | DiagGaussian | TanhGaussian)
+
+
+def batched(dist: Any) -> Any:
+    """The distribution with all of its arrays [..., *], `log_std` too: so its rows can be picked."""
+    match dist:
+        case Joint():
+            return Joint(dist._map(batched))
+        case DiagGaussian() | TanhGaussian():
+            return replace(dist, log_std=jnp.broadcast_to(dist.log_std, dist.mean.shape))
+    return dist
+
+
 class Head(NamedTuple):
     """How many numbers the policy network puts out, and the distribution they stand for."""
 
     size: int
-    make: Callable  # (outputs [..., size], log_std=None | [size] | [..., size]) -> distribution; casts to f32
+    num_gaussian: int  # of them the means of Gaussians, in the order of `spaces.leaves`: so many `log_std` are needed
+    # (outputs [..., size], log_std=None | [num_gaussian] | [..., num_gaussian], mask=None | [..., K] bool) ->
+    # distribution; casts to f32. K is `spaces.num_choices` of the action space.
+    make: Callable
 
 
 def action_distribution(space: Space, *, squash: bool = False) -> Head:
     """The distribution over the actions of `space`.
 
-    Discrete: Categorical; MultiDiscrete: MultiCategorical; both ignore `log_std`. Box of floats: DiagGaussian, or
-    TanhGaussian if `squash`; the outputs are the mean, `log_std` is needed, actions have the shape [..., *space.shape].
-    The bounds of a Box are not applied here.
+    Discrete: Categorical; MultiDiscrete: MultiCategorical; MultiBinary: Bernoulli; they ignore `log_std`. Box of
+    floats: DiagGaussian, or TanhGaussian if `squash`; the outputs are the mean, `log_std` is needed, actions have the
+    shape [..., *space.shape]. The bounds of a Box are not applied here. Dict and Tuple: Joint; `outputs`, `log_std` and
+    `mask` are those of its leaves one after the other, in the order of `spaces.leaves`.
+
+    The mask says which actions can be taken. No gradient reaches the outputs of the others. A choice of which nothing
+    is allowed counts as one of which everything is: void rows need a finite distribution, too.
 
     Args:
       space:  the action space.
       squash: actions of a Box lie in (-1, 1).
     Returns:
-      Head(size, make).
+      Head(size, num_gaussian, make).
     Raises:
-      InputError: no distribution for this space. `make`: ValueError, wrong size or no `log_std` for a Box.
+      InputError: no distribution for this space. `make`: ValueError, wrong size, or no `log_std` for a Box.
     """
+    parts = [_part(leaf, squash, path) for path, leaf in spaces.leaves(space)]
+    if not parts:
+        raise InputError(f"no policy for the action space {space}: it has no actions")
+    composite = isinstance(space, Dict | Tuple)
+    sizes, gaussians = [part.size for part in parts], [part.num_gaussian for part in parts]
+    choices = [part.num_choices for part in parts]
+    size, num_gaussian, num_choices = sum(sizes), sum(gaussians), sum(choices)
+
+    def make(outputs, log_std=None, mask=None):
+        batch = jnp.shape(outputs)[:-1]
+        _check_shape("outputs", outputs, (*batch, size))
+        outputs = jnp.asarray(outputs, jnp.float32)
+        if num_gaussian:
+            if log_std is None:
+                raise ValueError(f"the action space {space} needs log_std")
+            log_std = jnp.asarray(log_std, jnp.float32)
+            _check_shape("log_std", log_std, (*log_std.shape[:-1], num_gaussian))
+        if mask is not None:
+            _check_shape("mask", mask, (*batch, num_choices))
+            mask = jnp.asarray(mask, bool)
+        if not composite:
+            return parts[0].build(outputs, log_std, mask)
+        nothing = [None] * len(parts)
+        log_stds: Sequence[Any] = _split(log_std, gaussians) if num_gaussian else nothing
+        masks: Sequence[Any] = nothing if mask is None else _split(mask, choices)
+        of_parts = zip(parts, _split(outputs, sizes), log_stds, masks, strict=True)
+        return Joint(spaces.of_leaves(space, [part.build(*args) for part, *args in of_parts]))
+
+    return Head(size, num_gaussian, make)
+
+
+class _Part(NamedTuple):
+    """What of a Head belongs to one array of the actions."""
+
     size: int
-    build: Callable[..., Categorical | MultiCategorical | DiagGaussian | TanhGaussian]
+    num_gaussian: int
+    num_choices: int
+    build: Callable[..., Any]  # (outputs, log_std, mask) -> distribution
+
+
+def _part(space: Leaf, squash: bool, path: str) -> _Part:
     match space:
-        case Discrete():
-            size, build = space.n, lambda outputs, log_std: Categorical(outputs)
-        case MultiDiscrete():
-            size, build = sum(space.nvec), lambda outputs, log_std: MultiCategorical(outputs, space.nvec)
-        case Box() if np.issubdtype(np.dtype(space.dtype), np.floating):
-            size, build = math.prod(space.shape), _gaussian(space, TanhGaussian if squash else DiagGaussian)
-        case _:
-            raise InputError(f"no policy for the action space {space}: use Discrete, MultiDiscrete or a Box of floats")
+        case Discrete(n):
+            return _Part(n, 0, n, lambda outputs, log_std, mask: Categorical(masked_logits(outputs, mask)))
+        case MultiDiscrete(nvec):
 
-    def make(outputs, log_std=None):
-        _check_shape("outputs", outputs, (*jnp.shape(outputs)[:-1], size))
-        return build(jnp.asarray(outputs, jnp.float32), log_std)
+            def choices(outputs, log_std, mask):
+                if mask is not None:  # what is allowed of one choice says nothing about the others
+                    mask = jnp.concatenate([allowed(one) for one in _split(mask, nvec)], axis=-1)
+                return MultiCategorical(masked_logits(outputs, mask), nvec)
 
-    return Head(size, make)
+            return _Part(sum(nvec), 0, sum(nvec), choices)
+        case MultiBinary(shape, dtype):
+            binary = lambda outputs, log_std, mask: Bernoulli(_shaped(outputs, shape), len(shape), dtype)
+            return _Part(math.prod(shape), 0, 0, binary)
+        case Box(shape, dtype) if np.issubdtype(np.dtype(dtype), np.floating):
+            kind = TanhGaussian if squash else DiagGaussian
+            gaussian = lambda mean, log_std, mask: kind(_shaped(mean, shape), _shaped(log_std, shape), len(shape))
+            return _Part(math.prod(shape), math.prod(shape), 0, gaussian)
+    part = f" ({path})" if path else ""
+    raise InputError(
+        f"no policy for the action space {space}{part}: use Discrete, MultiDiscrete, MultiBinary or a Box of floats, "
+        "or a Dict or Tuple of them"
+    )
 
 
-def _gaussian(space, distribution):
-    def build(mean, log_std):
-        if log_std is None:
-            raise ValueError(f"the action space {space} needs log_std")
-        log_std = jnp.asarray(log_std, jnp.float32)
-        _check_shape("log_std", log_std, (*log_std.shape[:-1], mean.shape[-1]))
-        mean, log_std = (jnp.reshape(x, (*x.shape[:-1], *space.shape)) for x in (mean, log_std))
-        return distribution(mean, log_std, len(space.shape))
+def _shaped(x, shape):
+    """[..., size] -> [..., *shape]"""
+    return jnp.reshape(x, (*x.shape[:-1], *shape))
 
-    return build
+
+def _split(x, sizes: Sequence[int]) -> list[jax.Array]:
+    """Along the last axis, in parts of these sizes."""
+    return jnp.split(x, np.cumsum(sizes)[:-1].tolist(), axis=-1)
 
 
 def _check_shape(name, x, expected):

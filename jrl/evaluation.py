@@ -20,14 +20,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrl import build, config, loop, registry, schema
+from jrl import build, config, loop, registry, schema, spaces
 from jrl.config import RunConfig
 from jrl.errors import InputError
 from jrl.rollout.evaluate import LENGTH, SUMMARY, Evaluation, Goal, Here, Player, Until, Watch
 from jrl.rollout.evaluation_workers import EvaluationWorkers, numbers
 from jrl.rollout.ray_evaluate import Runners
 from jrl.rollout.runner_health import RunnerOptions
-from jrl.types import Box, EnvSpec, Key, PyTree, Space
+from jrl.types import Box, EnvSpec, Key, PyTree, Space, element
 
 _MOST = 16  # environments, unless evaluation.num_envs says otherwise
 _RESTARTED = 4_099  # between the indices of a runner's environments and those of the next in its place
@@ -119,10 +119,14 @@ def _runner(cfg: RunConfig, registered: Mapping[str, Any], count: int, **options
 
 def check_spaces(found: EnvSpec, trained: EnvSpec) -> None:
     """Raises InputError if a policy that was trained in the one cannot act in the other."""
-    kinds = lambda space: (type(space).__name__, space.shape, space.dtype)
+    kinds = lambda leaf: (type(leaf), leaf.shape, leaf.dtype)
+    paths = lambda space: [path for path, _ in jax.tree.leaves_with_path(element(space))]
 
     def same(a: Space, b: Space) -> bool:
-        return kinds(a) == kinds(b) and (isinstance(a, Box) or a == b)
+        if paths(a) != paths(b):
+            return False
+        pairs = [(x, y) for (_, x), (_, y) in zip(spaces.leaves(a), spaces.leaves(b), strict=True)]
+        return all(kinds(x) == kinds(y) and (isinstance(x, Box) or x == y) for x, y in pairs)
 
     for name in ("observation", "action"):
         a, b = getattr(found, name), getattr(trained, name)

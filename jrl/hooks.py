@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jrl.metrics import episodes as episode_metrics
-from jrl.types import NOT_FINITE, StepInfo
+from jrl.types import NO_CHOICE, NOT_FINITE, InputError, StepInfo
 
 Hook = Callable[[StepInfo], str | None]  # returns why the run should end, or None
 Sink = Callable[[dict[str, Any]], str | None]  # takes a result row
@@ -129,7 +129,12 @@ class Reporter:
         last = self._pending[-1]
         now, (then, steps_then) = self._clock(), self._marks[0]
         log_start = time.perf_counter()
-        metrics = {name: value for name, value in last.metrics.items() if name != NOT_FINITE}
+        if any(np.asarray(info.metrics.get(NO_CHOICE, 0.0)) > 0 for info in self._pending):
+            raise InputError(
+                "the environment's action_mask allowed no action on a step that was not the last of its episode: "
+                "`python -m jrl.check_env` shows where; an episode in which nothing can be done has to end"
+            )
+        metrics = {name: value for name, value in last.metrics.items() if name not in (NOT_FINITE, NO_CHOICE)}
         metrics.pop("train/updates", None)
         self.count += 1
         updates = self._updates_after(last)

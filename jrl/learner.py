@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jrl import spaces
 from jrl.ops import random
-from jrl.types import Algo, Array, Buffer, Key, Metrics, PyTree, Rollout
+from jrl.types import NO_CHOICE, Algo, Array, Buffer, EnvSpec, Key, Metrics, PyTree, Rollout
 
 
 class Learner(NamedTuple):
@@ -100,6 +101,22 @@ def transformed(learner: Learner, transforms: Sequence[Callable[[Rollout], Rollo
             like, rollout = rollout, transform(rollout)
             _same_shapes(transform, like, rollout)
         return learner.step(state, replay, rollout, key)
+
+    return learner._replace(step=step)
+
+
+def checked(learner: Learner, spec: EnvSpec, *, axis_name: str | None = None) -> Learner:
+    """Where observations say which actions can be taken, the metric NO_CHOICE tells of rows on which none can."""
+    if not spaces.masks_actions(spec):
+        return learner
+
+    def step(state: PyTree, replay: PyTree, rollout: Rollout, key: Key):
+        mask = spaces.split_mask(spec.observation, rollout.obs)[1]
+        assert mask is not None
+        none = jnp.mean((rollout.mask & ~spaces.any_allowed(spec.action, mask)).astype(jnp.float32))
+        none = none if axis_name is None else jax.lax.pmax(none, axis_name)
+        state, replay, metrics = learner.step(state, replay, rollout, key)
+        return state, replay, {**metrics, NO_CHOICE: none}
 
     return learner._replace(step=step)
 

@@ -57,7 +57,9 @@ def record(args: argparse.Namespace) -> Path:
     trained = policy.load(args.checkpoint, best=args.best)
     cfg = trained.config
     seed = cfg.run.seed if args.seed is None else args.seed
-    env = render.make(cfg.env.id, trained.spec, backend=cfg.env.backend, seed=seed, options=cfg.env.options)
+    # the policy itself remembers the frames of a stack, the previous action and reward
+    own = trained.spec._replace(observation=trained.observation_space)
+    env = render.make(cfg.env.id, own, backend=cfg.env.backend, seed=seed, options=cfg.env.options)
     fps = args.fps or env.fps
     try:
         frames = _frames(trained, env, args.episodes, args.max_steps)
@@ -104,11 +106,12 @@ def _frames(policy: "Policy", env: "Drawn", episodes: int, max_steps: int) -> It
     """The pictures [H, W, 3] u8 of episodes that are played meanwhile; each return is printed."""
     for episode in range(1, episodes + 1):
         policy.reset()
-        obs, total, steps, done = env.reset(), 0.0, 0, False
+        obs, reward, total, steps, done = env.reset(), None, 0.0, 0, False
         yield env.render()
         while not done and steps < max_steps:
-            result = env.step(policy.act(obs))
-            obs, total, steps = result.obs, total + float(result.reward[0]), steps + 1
+            result = env.step(policy.act(obs, reward=reward))
+            obs, reward = result.obs, result.reward
+            total, steps = total + float(reward[0]), steps + 1
             done = bool(result.terminated[0] or result.truncated[0])
             yield env.render()
         print(f"episode {episode}: return {total:g}, {steps} steps{'' if done else ', cut by --max-steps'}")

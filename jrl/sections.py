@@ -21,6 +21,11 @@ class EnvConfig:
     clip_actions: bool = True  # clip actions to the bounds
     # null or false: as they are; true: the sign; a number c: to [-c, c]; [low, high]. Reported returns stay unclipped
     clip_rewards: bool | float | tuple[float, float] | None = None
+    reward_scale: float = 1.0  # factor of the rewards that the learner sees, after clip_rewards
+    frame_stack: int = 1  # observations are the latest so many, from the first of an episode on
+    # entry of the infos that says which actions can be taken; it joins the observation as action_mask. null: the entry
+    # action_mask, where the environments have it
+    action_mask_info: str | None = None
     # EnvPool, from the host: environments per step; fewer than a pool has: act on those that are ready first
     batch_size: int | None = None
     remote_worker_envs: bool = False  # Gymnasium: each environment in a process of its own
@@ -57,10 +62,11 @@ class ReplayConfig:
     """The replay buffer and how often is learned from it. Steps and rows count over all environments and devices."""
 
     capacity: int = 100_000  # transitions kept
-    batch_size: int = 256  # transitions per gradient step
+    batch_size: int = 256  # transitions per gradient step; with network.core sequences
     learning_starts: int = 1_000  # environment steps before the first gradient step
     train_every: int | None = None  # environment steps between two learning phases; null: one of each environment
     updates_per_step: float = 1.0  # gradient steps per environment step (the update-to-data ratio)
+    burn_in: int = 20  # with network.core: steps in front of each sequence, from which its memory is recovered
     n_step: int | tuple[int, int] = 1  # steps summed up before bootstrapping; [2, 5]: a random number for each sample
     frame_stack: int | None = None  # images of an observation, stored once each; null: Atari's; 1: store stacks whole
     prioritized: bool = False  # sample in proportion to priority ** priority_alpha, not uniformly
@@ -179,6 +185,8 @@ class CustomConfig:
 
     callbacks: tuple[str, ...] = ()  # classes of jrl.callbacks.Callbacks, called in this order
     transforms: tuple[str, ...] = ()  # pure functions Rollout -> Rollout between collecting and learning
+    reward: str | None = None  # pure function of rewards [T, B] that the learner sees, after env.reward_scale
+    batch: tuple[str, ...] = ()  # pure functions of what an update learns from: a Batch, or a Rollout
     loss: str | None = None  # pure function in the place of the algorithm's loss
     training_step: str | None = None  # what an iteration does: a function of jrl.loop.Step
     env_task: str | None = None  # curriculum: (result, env, context) -> the next task of an environment

@@ -82,11 +82,44 @@ class MultiDiscrete:
         return (len(self.nvec),)
 
 
-Space = Box | Discrete | MultiDiscrete
+@dataclasses.dataclass(frozen=True)
+class MultiBinary:
+    """Arrays of zeros and ones, of one shape."""
+
+    shape: tuple[int, ...]
+    dtype: str = "int8"
 
 
-def element(space: Space) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of one element of a space."""
+@dataclasses.dataclass(frozen=True)
+class Dict:
+    """One element of each of the named spaces; elements are dicts. The order of the names is that of the environment,
+    that of the leaves of an element the alphabetical one, as everywhere in jax.
+    """
+
+    items: tuple[tuple[str, "Space"], ...]
+
+    def __getitem__(self, name: str) -> "Space":
+        return dict(self.items)[name]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuple:
+    """One element of each of the spaces; elements are tuples."""
+
+    items: tuple["Space", ...]
+
+
+Leaf = Box | Discrete | MultiDiscrete | MultiBinary  # the spaces of arrays
+Space = Leaf | Dict | Tuple
+
+
+def element(space: Space) -> PyTree:
+    """Shapes and dtypes of one element of a space: a jax.ShapeDtypeStruct, or a dict or tuple of such."""
+    match space:
+        case Dict():
+            return {name: element(part) for name, part in space.items}
+        case Tuple():
+            return tuple(element(part) for part in space.items)
     return jax.ShapeDtypeStruct(space.shape, np.dtype(space.dtype))
 
 
@@ -193,6 +226,18 @@ class Rollout:
 
 
 @struct.dataclass
+class Window:
+    """Observations of L consecutive steps and the memory before the first: what a network with a core learns from.
+
+    The network reads row t with the memory after row t - 1, which begins anew where `reset[t - 1]`.
+    """
+
+    obs: PyTree  # [N, L, *]
+    carry: PyTree  # [N, ...]
+    reset: Array  # [N, L] bool: rows that are not in a rollout's mask
+
+
+@struct.dataclass
 class Batch:
     """N transitions from replay. A loss is `mean(weight * x)`; nothing else of a transition's kind need be known."""
 
@@ -202,6 +247,22 @@ class Batch:
     discount: Array  # [N] f32, gamma ** k, and 0 where the window ends in a true end
     next_obs: PyTree  # [N, *], after the window
     weight: Array  # [N] f32, 0 on void rows; 1 on average, or the importance weight of prioritised sampling
+    index: Array  # [N] i32, for `Buffer.set_priority`
+
+
+@struct.dataclass
+class SequenceBatch:
+    """N sequences of L transitions from replay, for learners with memory. They run on over the ends of episodes.
+
+    As in a Batch, a loss is `mean(weight * x)`; and what follows upon a transition is the observation `ahead`.
+    """
+
+    window: Window  # obs [N, K + L + 1, *]: K rows that warm the memory up, the L rows, and the one after them
+    action: PyTree  # [N, L, *]
+    reward: Array  # [N, L] f32, discounted sum over the k steps from each row on
+    discount: Array  # [N, L] f32, gamma ** k, and 0 where they end in a true end
+    ahead: Array  # [N, L] i32, the row after those steps, among the L + 1 rows that are not warming up
+    weight: Array  # [N, L] f32, 0 on void rows; else the sequence's, 1 on average over uniformly drawn rows
     index: Array  # [N] i32, for `Buffer.set_priority`
 
 
@@ -232,6 +293,7 @@ class ActOut(NamedTuple):
     extras: dict[str, PyTree]  # name -> [B, ...]: log_prob, value, ...
 
 
+NO_CHOICE = "env/no_valid_action"  # metric: the share of rows whose action mask allows nothing; absent without masks
 NOT_FINITE = "train/not_finite"  # metric: the share of updates that were refused; absent where nobody looks
 
 
@@ -247,7 +309,7 @@ class Algo(NamedTuple):
     actor: Callable[[PyTree], PyTree]  # State -> Actor, what acting needs
     carry: Callable[[int], PyTree]  # batch_size -> recurrent state [B, ...]; () if none
     act: Callable[..., ActOut]  # (actor, obs[B, *], carry, key, explore=True)
-    update: Callable[[PyTree, Any, Key], tuple[PyTree, UpdateAux]]  # (state, Rollout | Batch, key)
+    update: Callable[[PyTree, Any, Key], tuple[PyTree, UpdateAux]]  # (state, Rollout | Batch | SequenceBatch, key)
     on_policy: bool
     # what a State takes from a rollout when it comes, such as the count of environment steps: of algorithms
     # with replay, and of those that may learn from a rollout more than once; the others take it in `update`
@@ -260,6 +322,8 @@ class Algo(NamedTuple):
     # (State, obs[B, *]) -> what the networks say, of `distribution` [B], `value` [B] and `q` [B, A] those that it has;
     # for looking at a policy, neither acting nor learning calls it
     outputs: Callable[[PyTree, PyTree], dict[str, Any]] | None = None
+    # with replay: it has memory and learns from sequences; `extras["carry"]` is the network's memory before each row
+    sequences: bool = False
 
 
 class Buffer(NamedTuple):
@@ -267,7 +331,8 @@ class Buffer(NamedTuple):
 
     init: Callable[[], PyTree]  # -> state, empty
     add: Callable[[PyTree, Rollout], PyTree]  # (state, Rollout [T, B]) -> state
-    sample: Callable[[PyTree, Key], Batch]  # (state, key) -> Batch of N; only once `can_sample`
+    # (state, key) -> N transitions or sequences; only once `can_sample`
+    sample: Callable[[PyTree, Key], Batch | SequenceBatch]
     can_sample: Callable[[PyTree], Array]  # state -> [] bool
     size: Callable[[PyTree], Array]  # state -> [] i32, rows that can be sampled or void among them
     # (state, index [N], priority [N] f32 >= 0) -> state; None where sampling is uniform

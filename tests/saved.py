@@ -7,11 +7,18 @@ import jax
 from jrl import build, checkpoint, config
 
 
-def save(directory: Path, algo: str, spec, *overrides: str, env: str = "CartPole-v1", change=lambda state: state):
-    """A run directory with one checkpoint, at 77 steps; returns the algorithm and its state."""
+def save(
+    directory: Path, algo: str, spec, *overrides: str, env: str = "CartPole-v1", change=lambda state: state, own=None
+):
+    """A run directory with one checkpoint, at 77 steps; returns the algorithm and its state.
+
+    `own` is the environment's observation space, where `spec` has what frame stacks or previous actions make of it.
+    """
     cfg = config.load(None, ["network.hidden=[8]", *overrides], algo=algo, env=env, stop=["env_steps=100000"])
     made = build.algorithm(cfg, spec)
     state = change(made.init(jax.random.key(1)))
     meta = checkpoint.meta(cfg, spec, counters={"iteration": 3, "env_steps": 77, "time_s": 1.0})
+    if own is not None:
+        meta["spec"]["env_observation"] = checkpoint.space_to_json(own)
     checkpoint.write(directory / "checkpoints" / "3", {"learner": state}, meta)
     return made, state

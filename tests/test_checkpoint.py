@@ -13,7 +13,7 @@ import pytest
 
 from jrl import checkpoint, config
 from jrl.errors import InputError
-from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete
+from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CFG = config.load(None, [], algo="ppo", env="CartPole-v1", stop=["env_steps=1000"])
@@ -240,3 +240,23 @@ def test_checkpoints_of_format_1_stay_readable(name):
     assert float(jnp.concatenate([x.reshape(-1) for x in jax.tree.leaves(state.params)]).sum()) == pytest.approx(
         expected["params_sum"], abs=1e-4
     )
+
+
+def test_spaces_come_back_from_json():
+    leaves = (
+        Box((2,), "int8", (-1.0, 0.0), (1.0, math.inf)),
+        Discrete(3),
+        MultiDiscrete((2, 4), "uint8"),
+        MultiBinary((2, 2)),
+    )
+    space = Dict((("z", Tuple(leaves)), ("a", Dict((("inner", Box((), "bool", 0.0, 1.0)),)))))
+    cfg = config.load(None, algo="ppo", env="CartPole-v1", stop=["env_steps=1"])
+    spec = EnvSpec(space, Tuple(leaves[1:]), 1, 7)
+    written = checkpoint.meta(cfg, spec, counters={})
+    read = json.loads(json.dumps(checkpoint._plain(written), allow_nan=False))
+    assert checkpoint.spec(read) == spec and checkpoint.env_observation(read) is None
+    assert list(read["spec"]["observation"]["spaces"]) == ["z", "a"]
+    read["spec"]["env_observation"] = read["spec"]["observation"]
+    assert checkpoint.env_observation(read) == space
+    del read["spec"]["env_observation"]  # as earlier versions wrote it
+    assert checkpoint.env_observation(read) is None

@@ -381,7 +381,7 @@ def test_show_after_another_algo_names_no_dropped_origin(ppo_yaml, registry, cap
     assert config.main(["show", str(ppo_yaml), "--algo", "dqn"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert [line.split("# ")[1] for line in shown if line.strip().startswith("lr: ")] == ["default"]
-    assert [line.split("# ")[1] for line in shown if "name: " in line] == ["--algo"]
+    assert [line.split("# ")[1] for line in shown if line.startswith("  name: ")] == ["--algo"]
 
 
 def test_validate_prints_the_plan(ppo_yaml, registry, envs, capsys):

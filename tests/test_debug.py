@@ -259,7 +259,8 @@ def test_bad_input_is_named(tmp_path, capsys):
 
 
 def test_a_rollout_that_does_not_fit_is_named(tmp_path):
-    _, algo, state, data = bundle(tmp_path, "ppo", lambda r: r)
+    path, algo, state, data = bundle(tmp_path, "ppo", lambda r: r)
+    spec = checkpoint.spec(checkpoint.read_meta(path))
     stored = {name: x for name, x in vars(jax.device_get(data)).items() if name != "extras"}
     with pytest.raises(InputError, match="does not fit its config"):
-        debug._batch(stored, "rollout", algo, state)
+        debug._batch(stored, "rollout", algo, state, spec)

@@ -125,6 +125,12 @@ def replay(main, out):
     assert stayed and played[-1] > 40
 
 
+def custom_network(main, out):
+    found = main(15)
+    assert {kind: count for kind, (count, _) in found.items()} == {"linen": 2432, "nnx": 320, "functions": 256}
+    assert all(mean > 45 for _, mean in found.values())
+
+
 CHECKS = {
     "train_and_save": train_and_save,
     "one_episode": one_episode,
@@ -142,6 +148,7 @@ CHECKS = {
     "parallel_evaluation": parallel_evaluation,
     "custom_exploration": custom_exploration,
     "custom_loss": custom_loss,
+    "custom_network": custom_network,
     "backdate_rewards": backdate_rewards,
     "training_step": training_step,
     "global_counter": global_counter,
@@ -154,6 +161,7 @@ SLOW = {
     "callbacks_in_program",
     "custom_exploration",
     "custom_loss",
+    "custom_network",
     "backdate_rewards",
     "global_counter",
     "functions",

@@ -1,5 +1,7 @@
 """A policy from a checkpoint: the algorithm's own actions, in the environment's units, for one observation or many."""
 
+import json
+import shutil
 import subprocess
 import sys
 import time
@@ -11,10 +13,10 @@ import pytest
 from saved import save
 
 import jrl
-from jrl import build, checkpoint, config, train
+from jrl import build, checkpoint, config, evaluate, train
 from jrl.ops import normalize
 from jrl.policy import Policy, Trained
-from jrl.types import ActOut, Algo, Box, Discrete, EnvSpec, InputError, MultiDiscrete
+from jrl.types import ActOut, Algo, Box, Dict, Discrete, EnvSpec, InputError, MultiBinary, MultiDiscrete, Tuple
 
 VECTOR = Box((4,))
 PIXELS = Box((2, 36, 40), "uint8", 0.0, 255.0)
@@ -211,6 +213,105 @@ def test_noise_that_drifts_begins_with_each_episode(tmp_path):
     drift = [away() for _ in range(60)][-10:]
     policy.reset()
     assert away() < np.mean(drift) / 2
+
+
+def large(state):
+    """Parameters so large that actions differ."""
+    rng = np.random.default_rng(0)
+    return state.replace(params=jax.tree.map(lambda x: x + rng.normal(size=x.shape).astype(x.dtype), state.params))
+
+
+def test_memory_frames_and_the_step_before_are_kept_through_an_episode(tmp_path):
+    """Against a plain loop that makes the observations, and carries the network's memory, by hand."""
+    stack = Box((3, 4))
+    told = Dict((("obs", stack), ("prev_action", NORMAL), ("prev_reward", Box(()))))
+    past = ["env.frame_stack=3", "network.use_prev_action=true", "network.use_prev_reward=true"]
+    core = "network.core={name: lstm, size: 8}"
+    made, state = save(tmp_path, "ppo", EnvSpec(told, NORMAL, 1, None, OWN), *past, core, own=VECTOR, change=large)
+    act = jax.jit(lambda obs, carry: made.act(made.actor(state), obs, carry, jax.random.key(0), False))
+    policy, rng = jrl.load(tmp_path), np.random.default_rng(1)
+    assert policy.observation_space == VECTOR
+    seen = []
+    for _ in range(2):  # episodes
+        frames, action, reward, carry = None, np.zeros(2, np.float32), np.float32(0), made.carry(1)
+        policy.reset()
+        for t in range(12):
+            obs = rng.normal(size=4).astype(np.float32)
+            frames = [obs, obs, obs] if frames is None else [*frames[1:], obs]
+            by_hand = {"obs": np.stack(frames), "prev_action": action, "prev_reward": reward}
+            out = act(jax.tree.map(lambda x: x[None], by_hand), carry)
+            found = policy.act(obs, reward=reward if t else None)
+            action, carry, reward = np.asarray(out.action)[0], out.carry, np.float32(rng.normal())
+            np.testing.assert_allclose(found, np.clip(action * [2, 5] + [0, 5], OWN.low, OWN.high), atol=1e-4)
+            seen.append(action)
+    assert np.std(seen, 0).min() > 0.1
+    with pytest.raises(ValueError, match=r"use_prev_reward.*pass act\(obs, reward=...\)"):
+        policy.act(obs)
+    policy.reset()
+    items = {"prev_action": action, "prev_reward": reward}  # those in the observation count
+    expected = act({"obs": np.stack([obs] * 3)[None], **jax.tree.map(lambda x: x[None], items)}, made.carry(1)).action
+    expected = np.clip(np.asarray(expected)[0] * [2, 5] + [0, 5], OWN.low, OWN.high)
+    np.testing.assert_allclose(policy.act({"obs": obs, **items}), expected, atol=1e-4)
+
+
+def test_actions_are_masked(tmp_path):
+    places = Tuple((Discrete(3), Box((2,), "int8", -5.0, 5.0)))
+    spec = EnvSpec(Dict((("place", places), ("action_mask", MultiBinary((5,))))), MultiDiscrete((2, 3)), 1)
+    save(tmp_path, "ppo", spec, change=large)
+    policy, rng = jrl.load(tmp_path), np.random.default_rng(0)
+    mask = rng.integers(0, 2, (200, 5))
+    mask[:, 1] |= 1 - mask[:, 0]
+    mask[:, 4] |= 1 - mask[:, 2] | mask[:, 3]
+    obs = {"place": (rng.integers(0, 3, 200), rng.integers(-5, 6, (200, 2)).astype(np.int8)), "action_mask": mask}
+    for explore in (False, True):
+        action = policy.act(obs, explore)
+        assert mask[np.arange(200), action[:, 0]].all() and mask[np.arange(200), 2 + action[:, 1]].all()
+        assert len(np.unique(action, axis=0)) == 6
+    one = {"place": (1, np.zeros(2, np.int8))}
+    assert policy.act(one, action_mask=[True, False, False, False, True]).tolist() == [0, 2]
+    with pytest.raises(ValueError, match="obs/action_mask: entries 0 to 1 are all 0 in row 0: no action"):
+        policy.act(one, action_mask=[0, 0, 1, 1, 1])
+    for wrong, message in [
+        (one, "obs: expected a dict of place, action_mask, got one of place"),
+        ({"place": 1, "action_mask": mask[0]}, "obs/place: expected a tuple of 2, got int"),
+        ({"place": (1, np.zeros(2)), "action_mask": mask[0]}, r"obs/place/1: expected int8 \(2,\)"),
+        ({"place": (1, [0, 0]), "action_mask": mask}, "as the rest is a single observation"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            policy.act(wrong)
+
+
+def test_a_plain_observation_takes_its_mask_beside_it(tmp_path):
+    """Where the mask comes with the infos of the environment."""
+    spec = EnvSpec(Dict((("obs", VECTOR), ("action_mask", MultiBinary((3,))))), Discrete(3), 1)
+    save(tmp_path, "ppo", spec)
+    policy = jrl.load(tmp_path)
+    assert [policy.act(np.zeros(4), action_mask=mask) for mask in np.eye(3)] == [0, 1, 2]
+    save(tmp_path / "without", "ppo", EnvSpec(VECTOR, Discrete(3), 1))
+    with pytest.raises(ValueError, match="trained without one"):
+        jrl.load(tmp_path / "without").act(np.zeros(4), action_mask=np.ones(3))
+
+
+@pytest.mark.slow
+def test_a_recurrent_run_is_evaluated_alike_from_a_copy_in_another_process(tmp_path, capsys):
+    small = [
+        "env.backend=graph",
+        "env.num_envs=4",
+        "rollout.length=32",
+        "network.hidden=[8]",
+        "run.compile_cache=false",
+    ]
+    core = ["network.core={name: lstm, size: 8}", "algo.normalize_obs=true", "run.log=[jsonl]"]
+    run = ["--algo=ppo", "--env=CartPole-v1", "--stop=env_steps=512", "--out", str(tmp_path / "run")]
+    assert train.main([*run, *(f"--set={s}" for s in [*small, *core])]) == 0
+    capsys.readouterr()
+    assert evaluate.main([str(tmp_path / "run"), "--episodes=5"]) == 0
+    here = json.loads(capsys.readouterr().out)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    command = [sys.executable, "-m", "jrl.evaluate", str(tmp_path / "copy"), "--episodes=5"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    there = json.loads(done.stdout)
+    assert {**there, "checkpoint": here["checkpoint"]} == here and here["episodes"] == 5
 
 
 def test_the_policy_of_a_run(tmp_path):

@@ -12,12 +12,16 @@ scalars by name; of both, means are taken over the pieces of a batch and over de
 
     ppo, appo     net: actor_critic.ActorCritic, `apply(params, obs) -> (distribution, value)`    batch: ppo.Rows [N]
     a2c           the same                                                               batch: actor_critic.Rows [N]
-    impala        the same                                         batch: impala.Columns [T, b], whole sequences
+    impala        the same                                         batch: impala.Columns [T, b], whole sequences;
+                  with a core the network reads `impala.window(batch)`, [b, T + 1]
     dqn           net: parts.QNetwork, `q(params, obs) -> [N, A]`                        batch: parts.TdBatch [N]
     pqn           the same                                                               batch: pqn.Rows [N]
     sac, td3      net: networks.critics.Critics, `apply(params, obs, action) -> [C, N]`, for sac with Discrete actions
                   `apply(params, obs) -> [C, N, A]`; it is the critics' loss, `params` are theirs
                                                                                          batch: parts.TdBatch [N]
+
+With a core, rows are sequences: leaves are [N, L, *], and `obs` is a Window, which `net` reads like an observation. That
+of a TdBatch begins behind the burn-in, with the memory of the network that learns; its `next_obs` is ().
 
 Targets and advantages in a batch are the algorithm's and carry no gradient. With replay, priorities stay those of the
 algorithm's own loss. Something else than a loss is an InputError when an update is first traced.

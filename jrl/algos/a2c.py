@@ -11,6 +11,7 @@ with `rollout.mode=async`: IMPALA is A2C with that correction. Gradients and sta
 `make(..., axis_name="d")`; float hyper-parameters are leaves of Config and can be vmapped.
 """
 
+import math
 from dataclasses import replace
 
 from jrl.algos import actor_critic, custom_loss, exploration, parts
@@ -63,16 +64,17 @@ def make(
     custom_loss.check(loss)
 
     def rows_of(state: State, rollout: Rollout):
-        """GAE and weights: Rows [T, B], and metrics."""
-        value, done = agent.values(state, rollout), rollout.terminated | rollout.truncated
+        """GAE and weights: what the loss reads [N], and metrics."""
+        (value, memory), done = agent.values(state, rollout), rollout.terminated | rollout.truncated
         reward = parts.scaled_reward(state.return_stats, rollout.reward)
         advantage, target = returns.gae(
             reward, rollout.terminated, done, value, gamma=cfg.gamma, gae_lambda=cfg.gae_lambda
         )
         obs, normalize = agent.see(state.obs_stats, rollout.obs), cfg.normalize_advantage
-        return actor_critic.make_rows(
+        rows, metrics = actor_critic.make_rows(
             obs, rollout, advantage, target, value[:-1], normalize_advantage=normalize, axis_name=axis_name
         )
+        return agent.cut(rows, memory), metrics
 
     def update(state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
         state = replace(state, return_stats=parts.observe_returns(state.return_stats, rollout, axis_name))
@@ -84,9 +86,11 @@ def make(
             log_prob = dist.log_prob(rows.action)
             return actor_critic.policy_gradient(dist, log_prob, value, rows, vf_coef=cfg.vf_coef, ent_coef=ent_coef)
 
-        chunk = minibatch.chunk_rows(rollout.reward.size, agent.row_bytes, cfg.microbatch_size)
+        size = math.prod(agent.grid(*rollout.reward.shape))
+        length = rollout.reward.size // size
+        chunk = minibatch.chunk_rows(size, agent.row_bytes, cfg.microbatch_size, length=length)
         rows_loss = custom_loss.over_rows(loss, own_loss, agent.net)
-        gradient, metrics = minibatch.mean_gradient(rows_loss, state.params, actor_critic.flat(rows), chunk)
+        gradient, metrics = minibatch.mean_gradient(rows_loss, state.params, rows, chunk)
         gradient, metrics = parts.pmean((gradient, metrics), axis_name)
         params, opt_state = parts.descend(agent.optimizer, lr, gradient, state.opt_state, state.params)
         state = agent.observe(replace(state, params=params, opt_state=opt_state), rollout)

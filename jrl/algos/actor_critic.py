@@ -1,6 +1,5 @@
 """What A2C, PPO, IMPALA and APPO share: policy and value on one set of parameters, running statistics, rows."""
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -9,52 +8,79 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jrl import distributions, networks
-from jrl.algos import exploration, parts
+from jrl import distributions, networks, spaces
+from jrl.algos import exploration, observer, parts
+from jrl.algos.sequences import along, flat, length_of, split
+from jrl.algos.sequences import cut as cut_rows
 from jrl.networks import Head, NetworkConfig
 from jrl.ops import minibatch, normalize, returns
-from jrl.types import ActOut, Algo, Array, Box, EnvSpec, Key, Metrics, PyTree, Rollout, UpdateAux
+from jrl.types import ActOut, Algo, Array, EnvSpec, Key, Metrics, PyTree, Rollout, UpdateAux, Window
+
+sequences = split
 
 
 class ActorCritic(NamedTuple):
+    """Where observations [..., *] are read, with a core a Window [N, L] is; the results are [N, L] then."""
+
     init: Callable[[Key], PyTree]  # key -> params
     apply: Callable[[PyTree, PyTree], tuple[Any, Array]]  # (params, obs[..., *]) -> (distribution [...], value [...])
     value: Callable[[PyTree, PyTree], Array]  # (params, obs[..., *]) -> [...]
+    carry: Callable[[int], PyTree]  # batch_size -> memory [B, ...] at an episode's start; () without a core
+    step: Callable[[PyTree, PyTree, PyTree], tuple[Any, Array, PyTree]]  # (params, obs [B, *], carry) -> ..., carry
+    # (params, Window) -> (value [N, L], the memory after it)
+    unroll: Callable[[PyTree, Window], tuple[Array, PyTree]]
 
 
-def make(spec: EnvSpec, cfg: NetworkConfig) -> ActorCritic:
+def make(
+    spec: EnvSpec, cfg: NetworkConfig, mask: Callable[[PyTree], Array | None] = lambda obs: None
+) -> ActorCritic:
     """Policy head (gain 0.01, so that the first policy is nearly uniform) and value head (gain 1) on `cfg`'s torsos.
 
     A Gaussian policy's log standard deviation is a parameter per action element, or an output of the network with
     `cfg.state_dependent_std`.
 
+    Args:
+      spec, cfg: see `networks.build`.
+      mask: of an observation, the actions that can be taken; None: all.
     Raises:
       InputError: an action space without a distribution, or a torso that does not fit the observations.
     """
     action = distributions.action_distribution(spec.action)
-    free_std = isinstance(spec.action, Box) and not cfg.state_dependent_std
-    predicted_std = isinstance(spec.action, Box) and cfg.state_dependent_std
-    heads = {"policy": Head(action.size * (2 if predicted_std else 1), 0.01), "value": Head(1, 1.0)}
-    network = networks.build(spec, cfg, heads)
+    free_std = action.num_gaussian > 0 and not cfg.state_dependent_std
+    predicted_std = action.num_gaussian > 0 and cfg.state_dependent_std
+    outputs = action.size + (action.num_gaussian if predicted_std else 0)
+    network = networks.build(spec, cfg, {"policy": Head(outputs, 0.01), "value": Head(1, 1.0)})
 
     def init(key):
         params = dict(network.init(key))
         if free_std:
-            params["log_std"] = jnp.full((action.size,), cfg.log_std_init, jnp.float32)
+            params["log_std"] = jnp.full((action.num_gaussian,), cfg.log_std_init, jnp.float32)
         return params
+
+    def distribution(params, outputs, obs):
+        log_std = params["log_std"] if free_std else None
+        if predicted_std:
+            outputs, log_std = jnp.split(outputs, [action.size], -1)
+            log_std = log_std + cfg.log_std_init
+        return action.make(outputs, log_std, mask(obs))
 
     def apply(params, obs):
         outputs, value = network.apply(params, obs, "policy", "value")
-        log_std = params["log_std"] if free_std else None
-        if predicted_std:
-            outputs, log_std = jnp.split(outputs, 2, -1)
-            log_std = log_std + cfg.log_std_init
-        return action.make(outputs, log_std), value[..., 0]
+        return distribution(params, outputs, obs), value[..., 0]
 
     def value(params, obs):
         return network.apply(params, obs, "value")[0][..., 0]
 
-    return ActorCritic(init, apply, value)
+    def step(params, obs, carry):
+        (outputs, value), carry = network.step(params, obs, carry, "policy", "value")
+        return distribution(params, outputs, obs), value[..., 0], carry
+
+    def unroll(params, window: Window):
+        # of all heads: the memory of each goes on
+        (_, value), carry = network.unroll(params, window, "policy", "value")
+        return value[..., 0], carry
+
+    return ActorCritic(init, apply, value, network.carry, step, unroll)
 
 
 @struct.dataclass
@@ -77,9 +103,9 @@ class Actor:
 
 @struct.dataclass
 class Rows:
-    """One row per environment step, as a loss reads it: [T, B, *], or [N, *]."""
+    """One row per environment step, as a loss reads it: [T, B, *], or [N, *]; with a core sequences [N, L, *]."""
 
-    obs: PyTree  # normalised
+    obs: PyTree  # as networks read it: normalised, and of sequences a Window
     action: PyTree
     advantage: Array  # f32
     target: Array  # f32, for the value
@@ -112,10 +138,16 @@ class Agent(NamedTuple):
     optimizer: optax.GradientTransformation
     row_bytes: int  # of an observation
     init: Callable[[Key], State]
+    mask: Callable[[PyTree], Array | None]  # of what the network reads: the actions that can be taken [..., K]
     see: Callable[[PyTree, PyTree], PyTree]  # (obs_stats, obs [..., *]) -> obs as the network reads it
     # (fn, tree [T, B, ...]) -> [T, B, ...]: `fn` of rows [N, ...], in chunks that fit the cache
     map_rows: Callable[[Callable[[PyTree], PyTree], PyTree], PyTree]
-    values: Callable[[State, Rollout], Array]  # V(obs_0) .. V(obs_T) [T + 1, B], by the parameters that acted
+    # (state, rollout) -> V(obs_0) .. V(obs_T) [T + 1, B] by the parameters that acted, and the memory before each
+    # sequence of the rollout [K, B, ...]; () without a core
+    values: Callable[[State, Rollout], tuple[Array, PyTree]]
+    # (rows [T, B, *], memory before each sequence) -> what minibatches are made of [N, *]: steps, or sequences
+    cut: Callable[[Any, PyTree], Any]
+    grid: Callable[[int, int], tuple[int, int]]  # (T, B) -> of how many [K, B] these N are
     observe: Callable[[Any, Rollout], Any]  # (state, rollout) -> state: statistics of observations, count of steps
     # update -> Algo; what differs from an ordinary on-policy one as keywords
     algo: Callable[..., Algo]
@@ -139,35 +171,32 @@ def agent(
     Raises:
       InputError: a space, torso or exploration that cannot be handled.
     """
-    net = make(spec, network)
+    watch = observer.make(spec, network, normalize_obs=cfg.normalize_obs, axis_name=axis_name)
+    net = make(watch.spec, network, watch.mask)
     explorer = exploration.make(cfg.exploration, spec.action, kinds=("distribution",))
     optimizer = parts.adam(cfg)
-    # integers are one-hot and images are scaled by the network, which reads them as they are
-    space = spec.observation
-    floats = isinstance(space, Box) and space.dtype != "uint8" and not networks.is_image(space)
-    normalize_obs = cfg.normalize_obs and floats
-    row_bytes = math.prod(space.shape) * jnp.dtype(space.dtype).itemsize
+    see, recurrent = watch.see, network.recurrent
+    row_bytes = spaces.num_bytes(spec.observation)
 
     def init(key: Key) -> State:
         params = net.init(key)
         return State(
             params=params,
             opt_state=optimizer.init(params),
-            obs_stats=normalize.init(space.shape) if normalize_obs else (),
+            obs_stats=watch.init(),
             return_stats=normalize.init(()) if cfg.normalize_reward else (),
             env_steps=jnp.zeros((), jnp.uint32),
         )
-
-    def see(obs_stats, obs):
-        return normalize.normalize(obs_stats, obs) if normalize_obs else obs
 
     def actor(state) -> Actor:
         return Actor(state.params, state.obs_stats, state.env_steps if explorer.reads_env_steps else ())
 
     def act(actor: Actor, obs, carry, key: Key, explore: bool = True) -> ActOut:
-        dist, value = net.apply(actor.params, see(actor.obs_stats, obs))
+        memory, own = parts.split_carry(carry)
+        obs = see(actor.obs_stats, obs)
+        dist, value, memory = net.step(actor.params, obs, memory)
         if explore:
-            action, log_prob, carry = explorer.sample_and_log_prob(dist, key, actor.env_steps, carry)
+            action, log_prob, own = explorer.sample_and_log_prob(dist, key, actor.env_steps, own, watch.mask(obs))
         else:
             action = dist.mode()
             log_prob = dist.log_prob(action)
@@ -175,8 +204,8 @@ def agent(
         if record_value:
             extras["value"] = value
         if record_dist:
-            extras["dist"] = batched(dist, value.shape)
-        return ActOut(action, carry, extras)
+            extras["dist"] = distributions.batched(dist)
+        return ActOut(action, parts.join_carry(memory, own), extras)
 
     def map_rows(fn, tree):
         num_steps, num_envs = jax.tree.leaves(tree)[0].shape[:2]
@@ -184,27 +213,42 @@ def agent(
         out = minibatch.map_rows(fn, flat(tree), chunk)
         return jax.tree.map(lambda x: x.reshape(num_steps, num_envs, *x.shape[1:]), out)
 
-    def values(state: State, rollout: Rollout) -> Array:
-        value = lambda obs: net.value(state.params, see(state.obs_stats, obs))
-        # where it was not recorded: one pass in large batches, instead of a second tower in each of T small steps
-        before = rollout.extras["value"] if record_value else map_rows(value, rollout.obs)
-        return jnp.concatenate([before, value(rollout.last_obs)[None]])
+    def grid(num_steps: int, num_envs: int) -> tuple[int, int]:
+        return num_steps // length_of(network, num_steps), num_envs
+
+    def cut(rows, memory):
+        return cut_rows(rows, memory, length_of(network, rows.weight.shape[0])) if recurrent else flat(rows)
+
+    def values(state: State, rollout: Rollout) -> tuple[Array, PyTree]:
+        if not recurrent:
+            value = lambda obs: net.value(state.params, see(state.obs_stats, obs))
+            # where it was not recorded: one pass in large batches, not a second tower in each of T small steps
+            before = rollout.extras["value"] if record_value else map_rows(value, rollout.obs)
+            return jnp.concatenate([before, value(rollout.last_obs)[None]]), ()
+        value, starts, memory = along(
+            lambda window: net.unroll(state.params, window),
+            see(state.obs_stats, rollout.obs),
+            rollout.mask,
+            parts.split_carry(rollout.carry)[0],
+            length_of(network, rollout.reward.shape[0]),
+        )
+        last = net.step(state.params, see(state.obs_stats, rollout.last_obs), memory)[1]
+        return jnp.concatenate([value, last[None]]), starts
 
     def observe(state, rollout: Rollout):
-        obs_stats = state.obs_stats
-        if normalize_obs:
-            obs_stats = normalize.update(obs_stats, rollout.obs, rollout.mask.astype(jnp.float32), axis_name=axis_name)
+        obs_stats = watch.observe(state.obs_stats, rollout.obs, rollout.mask)
         return state.replace(obs_stats=obs_stats, env_steps=parts.count_steps(state.env_steps, rollout.mask, axis_name))
 
     def outputs(state, obs) -> dict[str, Any]:
-        dist, value = net.apply(state.params, see(state.obs_stats, obs))
+        memory = net.carry(spaces.batch_shape(spec.observation, obs)[0])
+        dist, value, _ = net.step(state.params, see(state.obs_stats, obs), memory)
         return {"distribution": dist, "value": value}
 
     def algo(update: Callable[..., tuple[Any, UpdateAux]], *, init=init, **options) -> Algo:
         return Algo(
             init=init,
             actor=actor,
-            carry=explorer.carry,
+            carry=lambda batch_size: parts.join_carry(net.carry(batch_size), explorer.carry(batch_size)),
             act=act,
             update=update,
             on_policy=True,
@@ -213,17 +257,7 @@ def agent(
             **options,
         )
 
-    return Agent(net, optimizer, row_bytes, init, see, map_rows, values, observe, algo)
-
-
-def flat(tree: PyTree) -> PyTree:
-    """[T, B, *] -> [T * B, *]"""
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
-
-
-def batched(dist: Any, batch: tuple[int, ...]) -> Any:
-    """A distribution each of whose arrays is [*batch, *], so that its rows can be picked."""
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (*batch, x.shape[-1])), dist)
+    return Agent(net, optimizer, row_bytes, init, watch.mask, see, map_rows, values, cut, grid, observe, algo)
 
 
 def make_rows(

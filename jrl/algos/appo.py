@@ -11,6 +11,8 @@ a copy of the parameters that moves every `target_update_every` updates; and the
 weights of V-trace (target over acting) and the reference of the ratio and of the KL penalty are the target's: they
 stand still while a rollout is passed over several times, and acting policies may come and go. Of a rollout that the
 target itself made, everything is PPO's. `learner.on_policy` keeps the latest `circular_buffer_num_batches` rollouts.
+With memory (`network.core`) the target network runs over the rollout from the memory that acted before its first row,
+and the sequences that minibatches are made of begin with the memory that this pass has there.
 Gradients and statistics are reduced over `make(..., axis_name="d")`; float hyper-parameters are leaves of Config.
 """
 
@@ -20,12 +22,13 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jrl.algos import actor_critic, exploration, parts, ppo
+from jrl import distributions
+from jrl.algos import actor_critic, exploration, parts, ppo, sequences
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.hyper import Schedule
 from jrl.networks import NetworkConfig
-from jrl.types import Algo, Array, EnvSpec, Key, PyTree, Rollout, UpdateAux, hyperparams
+from jrl.types import Algo, Array, EnvSpec, Key, PyTree, Rollout, UpdateAux, Window, hyperparams
 
 DEFAULT_NETWORK = NetworkConfig()
 
@@ -106,23 +109,37 @@ def make(
             updates=jnp.zeros((), jnp.uint32),
         )
 
-    def rows_of(state: State, rollout: Rollout):
-        """V-trace by the target network, and weights: Rows [T, B], and metrics."""
+    def of_target(state: State, obs, last_obs, action, rollout: Rollout):
+        """By the target network: log-probabilities, values and distributions [T, B] (() without a KL penalty), a
+        function that gives V(last_obs) [B], and the memory before each sequence."""
 
         def row(row):
             dist, value = agent.net.apply(state.target_params, row[0])
-            return dist.log_prob(row[1]), value, actor_critic.batched(dist, value.shape) if penalise_kl else ()
+            return dist.log_prob(row[1]), value, distributions.batched(dist) if penalise_kl else ()
 
+        if not network.recurrent:
+            return *agent.map_rows(row, (obs, action)), lambda: agent.net.value(state.target_params, last_obs), ()
+        values, memory = agent.values(replace(state, params=state.target_params), rollout)
+        num_sequences, num_envs = agent.grid(*rollout.reward.shape)
+        length = len(rollout.reward) // num_sequences
+        obs, action, reset = jax.tree.map(lambda x: sequences.split(x, length), (obs, action, ~rollout.mask))
+        log_prob, _, dist = row((Window(obs, sequences.flat(memory), reset), action))
+        by_time = lambda x: jnp.swapaxes(x.reshape(num_sequences, num_envs, *x.shape[1:]), 1, 2)
+        log_prob, dist = jax.tree.map(lambda x: by_time(x).reshape(-1, num_envs, *x.shape[2:]), (log_prob, dist))
+        return log_prob, values[:-1], dist, lambda: values[-1], memory
+
+    def rows_of(state: State, rollout: Rollout):
+        """V-trace by the target network, and weights: Rows [T, B], the memory before each sequence, and metrics."""
         obs, last_obs = (agent.see(state.obs_stats, x) for x in (rollout.obs, rollout.last_obs))
         action, acting_log_prob = parts.cleared(rollout.mask, (rollout.action, rollout.extras["log_prob"]))
-        log_prob, value, dist = agent.map_rows(row, (obs, action))
+        log_prob, value, dist, last_value, memory = of_target(state, obs, last_obs, action, rollout)
         log_prob = jnp.where(rollout.mask, log_prob, 0.0)
         trace = actor_critic.vtrace(
             cfg,
             parts.scaled_reward(state.return_stats, rollout.reward),
             rollout.terminated,
             rollout.terminated | rollout.truncated,
-            jnp.concatenate([value, agent.net.value(state.target_params, last_obs)[None]]),
+            jnp.concatenate([value, last_value()[None]]),
             log_prob - acting_log_prob,
         )
         rows, metrics = actor_critic.make_rows(
@@ -134,11 +151,11 @@ def make(
         # pi / target with acting / target bounded is pi / max(target, acting / bound) (section 3.1)
         reference = jnp.maximum(log_prob, acting_log_prob - jnp.log(cfg.clip_target_ratio))
         old_value = value if cfg.value_clip_eps is not None else ()
-        return ppo.Rows(**vars(rows), log_prob=reference, value=old_value, dist=dist), metrics
+        return ppo.Rows(**vars(rows), log_prob=reference, value=old_value, dist=dist), memory, metrics
 
     def update(state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
-        rows, value_metrics = rows_of(state, rollout)
-        state, metrics = improve(state, rows, key)
+        rows, memory, value_metrics = rows_of(state, rollout)
+        state, metrics = improve(state, rows, memory, key)
         updates = state.updates + 1
         due = updates % cfg.target_update_every == 0
         # weights of 0 and 1, not old + tau (new - old): with tau 1 the target is the parameters, bit for bit

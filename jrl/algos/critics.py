@@ -1,23 +1,46 @@
 """What the algorithms with critics of (obs, action) share: SAC, TD3 and DDPG."""
 
+import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import struct
 
-from jrl.algos import custom_loss, parts
+from jrl.algos import custom_loss, parts, sequences
 from jrl.algos.custom_loss import Loss
-from jrl.networks import NetworkConfig
+from jrl.networks import Network, NetworkConfig
+from jrl.networks.critics import Critics
 from jrl.ops import random
-from jrl.types import Array, Batch, Box, Discrete, InputError, Key, Metrics, MultiDiscrete, PyTree, Space
+from jrl.types import Array, Batch, Box, Discrete, InputError, Key, Metrics, PyTree, SequenceBatch, Space, Window
 
 
 class Policy(NamedTuple):
+    """A network whose output is a distribution, or actions [N, *]; of a Window [N, L, *]."""
+
     init: Callable[[Key], PyTree]  # key -> params
-    apply: Callable[[PyTree, PyTree], Any]  # (params, obs [N, *]) -> distribution, or actions [N, *]
+    apply: Callable[[PyTree, PyTree], Any]  # (params, obs [N, *] or Window) -> output
+    carry: Callable[[int], PyTree]  # batch size -> memory at an episode's start [B, ...]; () without a core
+    step: Callable[[PyTree, PyTree, PyTree], tuple[Any, PyTree]]  # (params, obs [B, *], carry) -> (output, carry)
+    unroll: Callable[[PyTree, Window], tuple[Any, PyTree]]  # (params, Window) -> (anything, the memory after it)
+
+
+def policy_of(network: Network, output: Callable[[Array, PyTree], Any]) -> Policy:
+    """`network`, whose head is `policy`, and what its outputs [..., size] for observations [..., *] stand for."""
+
+    def apply(params, obs):
+        return output(network.apply(params, obs, "policy")[0], obs)
+
+    def step(params, obs, carry):
+        (outputs,), carry = network.step(params, obs, carry, "policy")
+        return output(outputs, obs), carry
+
+    unroll = lambda params, window: network.unroll(params, window, "policy")
+    return Policy(network.init, apply, network.carry, step, unroll)
 
 
 class Optimization(Protocol):
@@ -42,11 +65,11 @@ def check_action(name: str, space: Space, *, discrete: bool = False) -> None:
     if discrete and isinstance(space, Discrete):
         return
     if not isinstance(space, Box) or not np.issubdtype(np.dtype(space.dtype), np.floating):
-        able = {Discrete: "use ppo, dqn, pqn or sac", MultiDiscrete: "use ppo"}
+        able = {Discrete: "use ppo, dqn, pqn or sac", Box: "no algorithm handles a Box of integers"}
         needs = "a Discrete one or a Box of floats" if discrete else "a Box of floats"
         raise InputError(
             f"{name} cannot act in the action space {space}, it needs {needs}: "
-            + able.get(type(space), "no algorithm handles a Box of integers")
+            + able.get(type(space), "use ppo, a2c, impala or appo")
         )
     low, high = space.bounds()
     if not ((low == -1) & (high == 1)).all():
@@ -70,6 +93,93 @@ def noise(key: Key, num_rows: int, shape: tuple[int, ...], axis_name: str | None
     return jax.lax.dynamic_slice_in_dim(rows, jax.lax.axis_index(axis_name) * num_rows, num_rows)
 
 
+# ---------------------------------------------------------------- what a loss reads
+
+
+@struct.dataclass
+class Sequences(Batch):
+    """A SequenceBatch as a Batch whose leaves are [N, L, *]: `obs` is the Window of the rows, `next_obs` the Window of
+    the rows and the one after them; both with the K rows in front that warm the memory up."""
+
+    ahead: Array  # [N, L] i32, the row after a transition, among the L + 1 of `next_obs` that are not warming up
+
+
+def read(batch: Batch | SequenceBatch, see: Callable[[PyTree], PyTree], return_stats: PyTree) -> Batch:
+    """A sample from replay as networks and losses read it; nothing is left of void rows.
+
+    Args:
+      see: of observations [..., *], what networks read.
+      return_stats: see `parts.scaled_reward`.
+    Returns:
+      The Batch, or Sequences of a SequenceBatch.
+    """
+    if isinstance(batch, SequenceBatch):
+        batch = sequences.without_void(batch)
+        window = replace(batch.window, obs=see(batch.window.obs))
+        obs, reset = jax.tree.map(lambda x: x[:, :-1], (window.obs, window.reset))
+        return Sequences(
+            obs=Window(obs, window.carry, reset),
+            action=batch.action,
+            reward=parts.scaled_reward(return_stats, batch.reward),
+            discount=batch.discount,
+            next_obs=window,
+            weight=batch.weight,
+            index=batch.index,
+            ahead=batch.ahead,
+        )
+    batch = parts.without_void(batch)
+    reward = parts.scaled_reward(return_stats, batch.reward)
+    return replace(batch, obs=see(batch.obs), reward=reward, next_obs=see(batch.next_obs))
+
+
+def burn_in(batch: Batch) -> int:
+    """K, rows of the Windows that only warm the memory up; 0 without."""
+    return batch.obs.reset.shape[1] - batch.reward.shape[1] if isinstance(batch, Sequences) else 0
+
+
+def following(batch: Batch, x: Array) -> Array:
+    """`x`, one number for each of `batch.next_obs` [N], or [N, L + 1]: that of each transition, [N] or [N, L]."""
+    return sequences.pick(x, batch.ahead) if isinstance(batch, Sequences) else x
+
+
+def policy_reads(policy: Policy, params: PyTree, obs: PyTree, steps: int) -> PyTree:
+    """Observations as they are; of a Window the rows behind its first `steps`, with the memory after those."""
+    if not isinstance(obs, Window):
+        return obs
+    return parts.warmed(policy.unroll, jax.lax.stop_gradient(params), obs, steps)
+
+
+def critics_read(critic: Critics, params: PyTree, obs: PyTree, steps: int) -> PyTree:
+    """As `policy_reads`, for critics: their memory before the Window is that of an episode's start."""
+    if not isinstance(obs, Window):
+        return obs
+    params = jax.lax.stop_gradient(params)
+    fresh = replace(obs, carry=critic.carry(params, obs.reset.shape[0]))
+    return parts.warmed(critic.unroll, params, fresh, steps)
+
+
+def at_start(critic: Critics, params: PyTree, obs: PyTree, action: Array | None = None) -> Array:
+    """`Critics.apply` of observations [B, *] and actions [B, *] (None: of Discrete ones all) at an episode's start."""
+    batch_size = jax.tree.leaves(obs)[0].shape[0]
+    memory = critic.carry(params, batch_size)
+    if memory == ():
+        return critic.apply(params, *((obs,) if action is None else (obs, action)))
+    one_step = lambda x: jax.tree.map(lambda x: x[:, None], x)
+    window = Window(one_step(obs), memory, jnp.zeros((batch_size, 1), bool))
+    return critic.apply(params, *((window,) if action is None else (window, one_step(action))))[:, :, 0]
+
+
+def two_noises(key: Key, batch: Batch, shape: tuple[int, ...], axis_name: str | None) -> tuple[Array, Array]:
+    """Standard normal numbers, `shape` for each of `batch.next_obs`, and for each transition; see `noise`."""
+    num_rows = batch.reward.shape[0]
+    if not isinstance(batch, Sequences):
+        both = noise(key, num_rows, (2, *shape), axis_name)
+        return both[:, 0], both[:, 1]
+    length = batch.reward.shape[1]
+    both = noise(key, num_rows, (2 * length + 1, *shape), axis_name)
+    return both[:, : length + 1], both[:, length + 1 :]
+
+
 def td_gradient(
     q: Callable[[PyTree, parts.TdBatch], Array],
     params: PyTree,
@@ -83,14 +193,15 @@ def td_gradient(
     """The gradient of half the squared TD error, summed over critics that have the same target.
 
     Args:
-      q: (params, batch) -> [C, N] f32, each critic's value of the action taken.
+      q: (params, batch) -> [C, N] f32, each critic's value of the action taken; [C, N, L] of Sequences.
       params: of the critics.
-      batch: of weight 0 on void rows.
-      target: [N] f32; without gradient.
+      batch: of weight 0 on void rows; of Sequences, `obs` as `critics_read` gives it.
+      target: [N] f32, or [N, L]; without gradient.
       axis_name: of the mapped axis over devices; None outside of one.
       loss: a user's in the place of the TD error's, which gets `net`, the critics; None: none is.
     Returns:
-      gradient like `params`, metrics, and priority [N] f32: the absolute TD error, averaged over the critics.
+      gradient like `params`, metrics, and priority [N] f32: the absolute TD error, averaged over the critics; of a
+      sequence `parts.sequence_priority` of those.
     """
 
     def own_loss(params, batch: parts.TdBatch):
@@ -98,11 +209,18 @@ def td_gradient(
         mean = lambda x: jnp.mean(weight * x)
         values = q(params, batch)
         error = values - target[None]
-        losses = 0.5 * jnp.mean(weight[None] * jnp.square(error), 1)
+        losses = 0.5 * jnp.mean(weight[None] * jnp.square(error), tuple(range(1, error.ndim)))
         metrics = {"loss/value": losses.mean(), "value/q": mean(values.mean(0)), "value/target": mean(target)}
-        return losses.sum(), (metrics, jnp.where(weight > 0, jnp.abs(error).mean(0), 0.0))
+        total = losses.sum()
+        priority: Array = jnp.where(weight > 0, jnp.abs(error).mean(0), 0.0)
+        if isinstance(batch.obs, Window):
+            priority = parts.sequence_priority(priority, weight)
+        return total, (metrics, priority)
 
-    td_batch = parts.TdBatch(**vars(batch), target=jax.lax.stop_gradient(target))
+    fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(Batch)}
+    if isinstance(batch, Sequences):
+        fields["next_obs"] = ()
+    td_batch = parts.TdBatch(**fields, target=jax.lax.stop_gradient(target))
     td_loss = custom_loss.over_replay(loss, own_loss, net)
     gradient, (metrics, priority) = jax.grad(td_loss, has_aux=True)(params, td_batch)
     gradient, metrics = parts.pmean((gradient, metrics), axis_name)

@@ -8,7 +8,10 @@ An algorithm says what it can feed to an exploration, its *kind*:
 
     exploration: OverQ = EpsilonGreedy()                                             # a field of its Config
     explorer = make(cfg.exploration, spec.action, kinds=("q",))                      # in its `make`
-    action, carry = explorer.sample(q, key, actor.env_steps, carry)                  # in its `act`, when exploring
+    action, carry = explorer.sample(q, key, actor.env_steps, carry, mask)            # in its `act`, when exploring
+
+The mask [B, K] says which actions can be taken (`jrl.spaces`), None that all can. No exploration takes another one, but
+for a user's own. A distribution is to be one under the mask (`Head.make(..., mask=mask)`), Q values may be as they are.
 
 Without exploration an algorithm acts greedily and hands its carry on unchanged. What parameter noise needs beside that
 is in `jrl.algos.parameter_noise`.
@@ -16,19 +19,18 @@ is in `jrl.algos.parameter_noise`.
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jrl import registry
-from jrl.hyper import Schedule
+from jrl import registry, spaces
+from jrl.algos import uniform
+from jrl.hyper import Options, Schedule
 from jrl.ops import exploration as ops
 from jrl.ops import schedules
-from jrl.types import Array, Box, Discrete, InputError, Key, MultiDiscrete, PyTree, Space, hyperparams
+from jrl.types import Array, Box, Discrete, InputError, PyTree, Space, element, hyperparams
 
 
 @hyperparams
@@ -123,13 +125,6 @@ class ParameterNoiseAction:
     random_timesteps: int = 0  # environment steps at the start with uniformly random actions
 
 
-class _Options(dict):
-    """A dict that can be part of a static argument."""
-
-    def __hash__(self):  # type: ignore[override]
-        return hash(repr(sorted(self.items(), key=repr)))
-
-
 @hyperparams
 class Custom:
     """A user's function `(output, key, env_steps, carry, **options) -> (action, carry)`, or a class.
@@ -138,15 +133,18 @@ class Custom:
     `carry(batch_size)` that gives the state of B environments at the start of an episode. Where the output is a
     distribution, `(action, log_prob, carry)` gives the log-probability [B] of the action under what really chose it;
     without it, that is the policy's.
+
+    Where a mask says which actions can be taken, the output knows of it: Q values are the least float32 at the others,
+    so that the highest is right, and a distribution gives them no probability.
     """
 
     name: Literal["custom"] = "custom"
     path: str = ""  # where it is: package.module:name, or a registered name
-    options: dict[str, Any] = _Options()  # keyword arguments of the function or the class
+    options: dict[str, Any] = Options()  # keyword arguments of the function or the class
     random_timesteps: int = 0  # environment steps at the start with uniformly random actions
 
     def __post_init__(self):
-        object.__setattr__(self, "options", _Options(self.options))
+        object.__setattr__(self, "options", Options(self.options))
 
 
 # What a Config offers to an algorithm that feeds Q values, deterministic actions, or a distribution.
@@ -170,12 +168,12 @@ _KINDS: dict[type, str] = {
 
 class Explorer(NamedTuple):
     carry: Callable[[int], PyTree]  # batch_size -> its state [B, *] at the start of an episode; () if none
-    # (output of `kind`, key, env_steps [] u32, carry) -> (action [B, *], carry)
-    sample: Callable[[Any, Key, Array, PyTree], tuple[Array, PyTree]]
+    # (output of `kind`, key, env_steps [] u32, carry, mask=None | [B, K] bool) -> (action [B, *], carry)
+    sample: Callable[..., tuple[PyTree, PyTree]]
     kind: str  # what `sample` is to be fed
     # of kind distribution, with the log-probability [B] f32 of the action under what chose it:
-    # (distribution, key, env_steps, carry) -> (action, log_prob, carry)
-    sample_and_log_prob: Callable[[Any, Key, Array, PyTree], tuple[Array, Array, PyTree]]
+    # (distribution, key, env_steps, carry, mask=None) -> (action, log_prob, carry)
+    sample_and_log_prob: Callable[..., tuple[PyTree, Array, PyTree]]
     reads_env_steps: bool  # where not, anything may stand in their place
 
 
@@ -184,8 +182,8 @@ def make(cfg: Exploration, action_space: Space, kinds: tuple[str, ...]) -> Explo
 
     Args:
       cfg: one of the classes above.
-      action_space: Discrete, MultiDiscrete or Box; random actions of a Box are uniform between its bounds, those of an
-        element without two finite ones in [-1, 1].
+      action_space: any where the kind is distribution, Discrete for q, a Box for action. Random actions of a Box are
+        uniform between its bounds, those of an element without two finite ones in [-1, 1].
       kinds: what the algorithm can feed: "q", "action", "distribution"; Random and Custom get the first.
     Returns:
       Explorer(carry, sample, kind, ...).
@@ -204,25 +202,32 @@ def make(cfg: Exploration, action_space: Space, kinds: tuple[str, ...]) -> Explo
         raise InputError(
             f"algo.exploration: {cfg.name} over Q values needs a Discrete action space, not {action_space}"
         )
-    carry, choose = _explorer(cfg, action_space)
+    if kind == "action" and not isinstance(action_space, Box):
+        raise InputError(f"algo.exploration: {cfg.name} over actions needs a Box action space, not {action_space}")
+    carry, choose = _explorer(cfg, action_space, kind)
     random_timesteps = 0 if isinstance(cfg, Random) else cfg.random_timesteps
 
-    def sample(output, key, env_steps, carry):
-        action, _, carry = choose(output, key, env_steps, carry)
+    def at_random(key, action, mask):
+        """Random actions in the place of others: the same key will do, since only one of the two is taken."""
+        anything = uniform.sample(action_space, key, spaces.batch_shape(action_space, action), mask)
+        return jax.tree.map(lambda new, old: new.astype(old.dtype), anything, action)
+
+    def sample(output, key, env_steps, carry, mask=None):
+        action, _, carry = choose(output, key, env_steps, carry, mask)
         if random_timesteps:
-            # the same key will do: of the two actions only one is taken
-            anything = _random_action(action_space, key, action.shape).astype(action.dtype)
-            action = jnp.where(env_steps < random_timesteps, anything, action)
+            anything = at_random(key, action, mask)
+            early = env_steps < random_timesteps
+            action = jax.tree.map(lambda new, old: jnp.where(early, new, old), anything, action)
         return action, carry
 
-    def sample_and_log_prob(dist, key, env_steps, carry):
-        action, log_prob, carry = choose(dist, key, env_steps, carry)
+    def sample_and_log_prob(dist, key, env_steps, carry, mask=None):
+        action, log_prob, carry = choose(dist, key, env_steps, carry, mask)
         log_prob = dist.log_prob(action) if log_prob is None else log_prob
         if random_timesteps:
             early = env_steps < random_timesteps
-            anything = _random_action(action_space, key, action.shape).astype(action.dtype)
-            action = jnp.where(early, anything, action)
-            log_prob = jnp.where(early, _uniform_log_prob(action_space), log_prob)
+            anything = at_random(key, action, mask)
+            action = jax.tree.map(lambda new, old: jnp.where(early, new, old), anything, action)
+            log_prob = jnp.where(early, uniform.log_prob(action_space, mask), log_prob)
         return action, log_prob, carry
 
     reads_env_steps = bool(random_timesteps) or not isinstance(cfg, Stochastic | Random)
@@ -249,63 +254,64 @@ def validate(cfg: Exploration) -> list[str]:
     return errors
 
 
-def _explorer(cfg: Exploration, space: Space) -> tuple[Callable, Callable]:
+def _explorer(cfg: Exploration, space: Space, kind: str) -> tuple[Callable, Callable]:
     """(carry, choose), as if `random_timesteps` were 0.
 
-    choose: (output, key, env_steps, carry) -> (action, log_prob or None for that of the policy, carry).
+    choose: (output, key, env_steps, carry, mask) -> (action, log_prob or None for that of the policy, carry).
     """
     stateless = lambda batch_size: ()
     match cfg:
         case EpsilonGreedy():
 
-            def epsilon_greedy(q, key, env_steps, carry):
+            def epsilon_greedy(q, key, env_steps, carry, mask):
                 if cfg.ladder:
                     base = schedules.value(cfg.ladder_base, env_steps)
                     epsilon = ops.epsilon_ladder(base, cfg.ladder_alpha, q.shape[0])
-                    return ops.epsilon_greedy(q, key, epsilon), None, carry
-                return ops.epsilon_greedy(q, key, schedules.value(cfg.epsilon, env_steps)), None, carry
+                    return ops.epsilon_greedy(q, key, epsilon, mask), None, carry
+                return ops.epsilon_greedy(q, key, schedules.value(cfg.epsilon, env_steps), mask), None, carry
 
             return stateless, epsilon_greedy
         case SoftQ():
 
-            def soft_q(q, key, env_steps, carry):
-                return ops.soft_q(q, key, schedules.value(cfg.temperature, env_steps)), None, carry
+            def soft_q(q, key, env_steps, carry, mask):
+                return ops.soft_q(q, key, schedules.value(cfg.temperature, env_steps), mask), None, carry
 
             return stateless, soft_q
         case Gaussian():
 
-            def gaussian(action, key, env_steps, carry):
+            def gaussian(action, key, env_steps, carry, mask):
                 return ops.gaussian(action, key, schedules.value(cfg.std, env_steps)), None, carry
 
             return stateless, gaussian
         case OrnsteinUhlenbeck():
 
-            def ornstein_uhlenbeck(action, key, env_steps, carry):
+            def ornstein_uhlenbeck(action, key, env_steps, carry, mask):
                 sigma = schedules.value(cfg.sigma, env_steps)
                 noise = ops.ornstein_uhlenbeck(carry, key, theta=cfg.theta, sigma=sigma, dt=cfg.dt)
                 return jnp.clip(action + noise, -1.0, 1.0), None, noise
 
+            assert isinstance(space, Box)
             return lambda batch_size: jnp.zeros((batch_size, *space.shape), jnp.float32), ornstein_uhlenbeck
         case Stochastic():
-            return stateless, lambda dist, key, env_steps, carry: (dist.sample(key), None, carry)
+            return stateless, lambda dist, key, env_steps, carry, mask: (dist.sample(key), None, carry)
         case ParameterNoiseQ():  # the output comes from perturbed parameters
-            return stateless, lambda q, key, env_steps, carry: (
-                ops.epsilon_greedy(q, key, cfg.random_share), None, carry
+            return stateless, lambda q, key, env_steps, carry, mask: (
+                ops.epsilon_greedy(q, key, cfg.random_share, mask), None, carry
             )  # fmt: skip
         case ParameterNoiseAction():
-            return stateless, lambda action, key, env_steps, carry: (action, None, carry)
+            return stateless, lambda action, key, env_steps, carry, mask: (action, None, carry)
         case Random():
 
-            def anything(output, key, env_steps, carry):
+            def anything(output, key, env_steps, carry, mask):
                 batch = jax.tree.leaves(output)[0].shape[0]
-                action = _random_action(space, key, (batch, *space.shape)).astype(space.dtype)
-                return action, jnp.full((batch,), _uniform_log_prob(space), jnp.float32), carry
+                action = uniform.sample(space, key, (batch,), mask)
+                return action, jnp.full((batch,), uniform.log_prob(space, mask), jnp.float32), carry
 
             return stateless, anything
-    return _custom(cfg, space)
+    return _custom(cfg, space, kind)
 
 
-def _custom(cfg: Custom, space: Space) -> tuple[Callable, Callable]:
+def _custom(cfg: Custom, space: Space, kind: str) -> tuple[Callable, Callable]:
     found: Any = registry.load(cfg.path, "algo.exploration.path")
     function: Any
     carry: Callable[[int], PyTree] = lambda batch_size: ()
@@ -323,15 +329,22 @@ def _custom(cfg: Custom, space: Space) -> tuple[Callable, Callable]:
         _check_call(cfg, function, 4, {})
         carry = getattr(function, "carry", carry)
 
-    def choose(output, key, env_steps, carry):
-        result = function(output, key, env_steps, carry)
+    expected: Any = jax.tree.structure(element(space))
+
+    def choose(output, key, env_steps, carry, mask):
+        result = function(ops.masked_q(output, mask) if kind == "q" else output, key, env_steps, carry)
         if not isinstance(result, tuple) or len(result) not in (2, 3):
             raise InputError(
                 f"algo.exploration.path {cfg.path}: it must return (action, carry) or (action, log_prob, carry), "
                 f"not {type(result).__name__}" + (f" of {len(result)}" if isinstance(result, tuple) else "")
             )
         action, log_prob, carry = result if len(result) == 3 else (result[0], None, result[1])
-        batch = action.shape[: action.ndim - len(space.shape)]
+        if jax.tree.structure(action) != expected:
+            raise InputError(
+                f"algo.exploration.path {cfg.path}: the action must be an element of {space}, {expected}, "
+                f"not {jax.tree.structure(action)}"
+            )
+        batch = spaces.batch_shape(space, action)
         if log_prob is not None and jnp.shape(log_prob) != batch:
             raise InputError(
                 f"algo.exploration.path {cfg.path}: log_prob must have the shape {batch}, one number for each action, "
@@ -355,39 +368,6 @@ def _check_call(cfg: Custom, function: Callable, num_inputs: int, options: Mappi
         raise InputError(
             f"algo.exploration.path {cfg.path}: it takes {signature} and cannot be called as ({inputs}): {e}"
         ) from e
-
-
-def _random_action(space: Space, key: Key, shape: tuple[int, ...]) -> Array:
-    match space:
-        case Discrete():
-            return ops.uniform_action(key, shape, space.n)
-        case MultiDiscrete():
-            return ops.uniform_action(key, shape, space.nvec)
-        case Box():
-            action = ops.uniform_action(key, shape, None)
-            low, high = _finite_bounds(space)
-            if (low == -1).all() and (high == 1).all():
-                return action
-            low, high = (np.broadcast_to(x, shape).astype(np.float32) for x in (low, high))
-            return low + 0.5 * (action + 1.0) * (high - low)
-
-
-def _uniform_log_prob(space: Space) -> float:
-    """Of each of the actions of `_random_action`: a density where they are continuous."""
-    match space:
-        case Discrete():
-            return -math.log(space.n)
-        case MultiDiscrete():
-            return -sum(math.log(n) for n in space.nvec)
-        case Box():
-            low, high = _finite_bounds(space)
-            return -float(np.log(high - low).sum())
-
-
-def _finite_bounds(space: Box) -> tuple[np.ndarray, np.ndarray]:
-    low, high = space.bounds()
-    finite = np.isfinite(low) & np.isfinite(high)
-    return np.where(finite, low, -1.0), np.where(finite, high, 1.0)
 
 
 __all__ = [

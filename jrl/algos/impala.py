@@ -8,6 +8,8 @@
 `rollout.extras["log_prob"]` is that of the policy that acted, however old: the importance weights are the ratio to it
 of the policy that learns, anew at every gradient step. Sequences stay whole, so a minibatch is a share of the columns.
 The loss is A2C's; of a rollout by the very policy that learns, so is the gradient. Adam instead of the paper's RMSProp.
+With memory (`network.core`) the network runs over the whole rollout from the memory that acted before its first row;
+`network.max_seq_len` bounds how many steps a gradient goes back.
 Gradients and statistics are reduced over `make(..., axis_name="d")`; float hyper-parameters are leaves of Config.
 """
 
@@ -18,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jrl import distributions
 from jrl.algos import actor_critic, custom_loss, exploration, parts
 from jrl.algos.actor_critic import Rows, State
 from jrl.algos.custom_loss import Loss
@@ -25,7 +28,7 @@ from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.hyper import Schedule
 from jrl.networks import NetworkConfig
 from jrl.ops import losses, minibatch, schedules
-from jrl.types import Algo, Array, EnvSpec, InputError, Key, PyTree, Rollout, UpdateAux, hyperparams
+from jrl.types import Algo, Array, EnvSpec, InputError, Key, PyTree, Rollout, UpdateAux, Window, hyperparams
 
 DEFAULT_NETWORK = NetworkConfig()
 
@@ -66,8 +69,8 @@ class Config:
 class Columns:
     """Whole sequences of some environments, as the loss reads them."""
 
-    obs: PyTree  # [T, b, *], normalised
-    last_obs: PyTree  # [1, b, *], normalised
+    obs: PyTree  # [T, b, *], as networks read it
+    last_obs: PyTree  # [1, b, *], as networks read it
     action: PyTree  # [T, b, *]
     log_prob: Array  # [T, b] f32, of the acting policy
     reward: Array  # [T, b] f32
@@ -75,6 +78,7 @@ class Columns:
     done: Array  # [T, b] bool
     mask: Array  # [T, b] bool
     weight: Array  # [T, b] f32, 0 on masked rows, 1 on average over the rollout
+    carry: PyTree  # [1, b, ...], memory before row 0; () without a core
 
 
 def make(
@@ -86,7 +90,7 @@ def make(
     loss: Loss | None = None,
 ) -> Algo:
     """IMPALA as pure functions, an on-policy Algo whose rollouts may be of older policies; arguments as of `ppo.make`.
-    A user's loss gets Columns [T, b], whole sequences.
+    A user's loss gets Columns [T, b], whole sequences; with a core the network reads the `window` of them.
 
     Raises:
       InputError: a space or torso that IMPALA cannot handle; in `update`, columns that num_minibatches does not divide.
@@ -108,13 +112,22 @@ def make(
             done=rollout.terminated | rollout.truncated,
             mask=rollout.mask,
             weight=parts.weights(rollout.mask, axis_name),
+            carry=jax.tree.map(lambda x: x[None], parts.split_carry(rollout.carry)[0]),
         )
+
+    def evaluate(params, columns: Columns):
+        """(distribution [T, b], V(obs_0) .. V(obs_T-1) [T, b], a function that gives V(last_obs) [1, b])"""
+        if not network.recurrent:
+            return *net.apply(params, columns.obs), lambda: net.value(params, columns.last_obs)
+        dist, value = net.apply(params, window(columns))
+        dist, value = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (distributions.batched(dist), value))
+        return jax.tree.map(lambda x: x[:-1], dist), value[:-1], lambda: value[-1:]
 
     def own_loss(params, columns: Columns, ent_coef):
         """One forward pass gives what learns and, without gradient, what it learns towards."""
-        dist, value = net.apply(params, columns.obs)
+        dist, value, last_value = evaluate(params, columns)
         log_prob = jnp.where(columns.mask, dist.log_prob(columns.action), columns.log_prob)
-        values = jax.lax.stop_gradient(jnp.concatenate([value, net.value(params, columns.last_obs)]))
+        values = jax.lax.stop_gradient(jnp.concatenate([value, last_value()]))
         log_rho = jax.lax.stop_gradient(log_prob - columns.log_prob)
         trace = actor_critic.vtrace(cfg, columns.reward, columns.terminated, columns.done, values, log_rho)
         advantage, target = parts.cleared(columns.mask, (trace.advantage, trace.target))
@@ -156,6 +169,14 @@ def make(
     return agent.algo(update)
 
 
+def window(columns: Columns) -> Window:
+    """The sequences and the observation after each [b, T + 1], as a network with a core reads them."""
+    join = lambda rows, last: jnp.swapaxes(jnp.concatenate([rows, last]), 0, 1)
+    obs = jax.tree.map(join, columns.obs, columns.last_obs)
+    reset = join(~columns.mask, jnp.zeros_like(columns.mask[:1]))
+    return Window(obs, jax.tree.map(lambda x: x[0], columns.carry), reset)
+
+
 def _does_not_divide(num_minibatches: int, num_envs: int) -> str:
     below = next(n for n in range(min(num_minibatches, num_envs), 0, -1) if num_envs % n == 0)
     more = num_envs + num_minibatches - num_envs % num_minibatches
@@ -165,4 +186,4 @@ def _does_not_divide(num_minibatches: int, num_envs: int) -> str:
     )
 
 
-__all__ = ["Config", "State", "make"]
+__all__ = ["Columns", "Config", "State", "make", "window"]

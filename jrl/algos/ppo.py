@@ -116,8 +116,8 @@ def make(
         return State(**vars(agent.init(key)), kl_coef=jnp.asarray(cfg.kl_coef, jnp.float32))
 
     def rows_of(state: State, rollout: Rollout):
-        """GAE and weights: Rows [T, B], and metrics."""
-        value = agent.values(state, rollout)
+        """GAE and weights: Rows [T, B], the memory before each sequence, and metrics."""
+        value, memory = agent.values(state, rollout)
         reward, done = parts.scaled_reward(state.return_stats, rollout.reward), rollout.terminated | rollout.truncated
         advantage, target = returns.gae(
             reward, rollout.terminated, done, value, gamma=cfg.gamma, gae_lambda=cfg.gae_lambda
@@ -137,12 +137,12 @@ def make(
             log_prob=log_prob,
             value=old_value if cfg.value_clip_eps is not None else (),
             dist=rollout.extras["dist"] if penalise_kl else (),
-        ), metrics
+        ), memory, metrics
 
     def update(state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
         state = replace(state, return_stats=parts.observe_returns(state.return_stats, rollout, axis_name))
-        rows, value_metrics = rows_of(state, rollout)
-        state, metrics = improve(state, rows, key)
+        rows, memory, value_metrics = rows_of(state, rollout)
+        state, metrics = improve(state, rows, memory, key)
         return agent.observe(state, rollout), UpdateAux(metrics | value_metrics)
 
     return agent.algo(update, init=init)
@@ -179,7 +179,7 @@ def penalises_kl(cfg: ClippedSteps) -> bool:
 def clipped_steps(
     cfg: ClippedSteps, agent: actor_critic.Agent, *, axis_name: str | None, loss: Loss | None = None
 ) -> Callable[..., Any]:
-    """PPO's loss, or another, and its epochs of minibatches: (state, Rows [T, B], key) -> (state, metrics).
+    """PPO's loss, or another, and its epochs of minibatches: (state, Rows [T, B], memory, key) -> (state, metrics).
 
     The state is a State, or one with its fields; parameters, optimizer and kl_coef move.
     """
@@ -211,11 +211,12 @@ def clipped_steps(
             total = total + kl_coef * metrics["policy/kl"]
         return total, metrics
 
-    def improve(state, rows: Rows, key: Key):
-        num_steps, num_envs = rows.weight.shape
-        take = minibatch.row_taker(actor_critic.flat(rows))
+    def improve(state, rows: Rows, memory: PyTree, key: Key):
+        num_steps, num_envs = agent.grid(*rows.weight.shape)  # with a core the steps are sequences
+        take = minibatch.row_taker(agent.cut(rows, memory))
         size = num_steps * num_envs // cfg.num_minibatches
-        chunk = minibatch.chunk_rows(size, agent.row_bytes, cfg.microbatch_size)
+        length = rows.weight.shape[0] // num_steps
+        chunk = minibatch.chunk_rows(size, agent.row_bytes, cfg.microbatch_size, length=length)
         at = lambda schedule: schedules.value(schedule, state.env_steps)
         lr, clip_eps, ent_coef = at(cfg.lr), at(cfg.clip_eps), at(cfg.ent_coef)
         own_loss = lambda params, rows: clipped_loss(params, rows, clip_eps, ent_coef, state.kl_coef)

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jrl.ops import distributional, losses
+from jrl.ops import distributional, losses, returns
 from jrl.types import Array
 
 
@@ -28,13 +28,24 @@ class QHead(NamedTuple):
     loss: Callable[[Array, Array], Array]  # (outputs [N, K] of the action taken, target [N, K]) -> [N], >= 0
     target_mean: Callable[[Array], Array]  # target [N, K] -> its expected return [N]
     priority_is_loss: bool  # for prioritised replay; else it is the absolute TD error of the expected returns
+    scale: Callable[[Array], Array] = lambda q: q  # on which that error is measured
 
 
-def expected(loss: Literal["huber", "mse"]) -> QHead:
-    """The expected return itself; the loss of a TD error x is huber(x) or x^2 / 2."""
+def expected(loss: Literal["huber", "mse"], *, rescaled: bool = False) -> QHead:
+    """The expected return itself; the loss of a TD error x is huber(x) or x^2 / 2.
+
+    With `rescaled` the outputs are h(return), the signed hyperbolic scale of arXiv:1805.11593, and errors are those of
+    h: the target is h(r + discount * h^-1(output)) (eq. 3).
+    """
     distance = losses.huber if loss == "huber" else lambda x: 0.5 * jnp.square(x)
     first = lambda x: x[..., 0]
-    return QHead(1, first, _backup_values, lambda outputs, target: distance(first(outputs - target)), first, False)
+    error = lambda outputs, target: distance(first(outputs - target))
+    if not rescaled:
+        return QHead(1, first, _backup_values, error, first, False)
+    h, inverse = returns.signed_hyperbolic, returns.signed_parabolic
+    backup = lambda outputs, *rest: h(_backup_values(inverse(outputs), *rest))
+    mean = lambda outputs: inverse(first(outputs))
+    return QHead(1, mean, backup, error, mean, False, h)
 
 
 def quantiles(num_quantiles: int) -> QHead:

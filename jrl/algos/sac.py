@@ -6,8 +6,12 @@
     state, aux = jax.jit(algo.update)(state, batch, key)                   # batch: jrl.types.Batch; one gradient step
 
 The action space decides: in a Box of [-1, 1] the policy is a squashed Gaussian, of Discrete actions a categorical
-distribution, whose expectations are sums instead of samples (arXiv:1910.07207). Many critics of which each target takes
-a random few, the policy their mean, and many updates per step make it REDQ (arXiv:2101.05982).
+distribution, whose expectations are sums instead of samples (arXiv:1910.07207), over those actions that an action mask
+allows. Many critics of which each target takes a random few, the policy their mean, and many updates per step make it
+REDQ (arXiv:2101.05982).
+
+With memory (`network.core`) it learns from a SequenceBatch: the policy's memory before it is the one that acted, the
+critics' that of an episode's start, and both run over the K rows of the burn-in before anything is learned.
 
 Gradients and metrics are reduced over `make(..., axis_name="d")`. If `key` is the same on all devices, they learn what
 one device learns from all their rows.
@@ -23,14 +27,29 @@ import jax.numpy as jnp
 from flax import struct
 
 from jrl import distributions, networks
-from jrl.algos import critics, custom_loss, exploration, parts
+from jrl.algos import critics, custom_loss, exploration, observer, parts
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.hyper import Schedule
 from jrl.networks import Head, NetworkConfig
 from jrl.networks.critics import build_critics
-from jrl.ops import random, schedules
-from jrl.types import ActOut, Algo, Array, Batch, Box, Discrete, EnvSpec, Key, PyTree, Rollout, UpdateAux, hyperparams
+from jrl.ops import normalize, random, schedules
+from jrl.ops.exploration import allowed
+from jrl.types import (
+    ActOut,
+    Algo,
+    Array,
+    Batch,
+    Box,
+    Discrete,
+    EnvSpec,
+    Key,
+    PyTree,
+    Rollout,
+    SequenceBatch,
+    UpdateAux,
+    hyperparams,
+)
 
 DEFAULT_NETWORK = NetworkConfig(hidden=(256, 256), activation="relu")
 _LOG_STD_RANGE = (-20.0, 2.0)  # beyond it exp and its gradient leave what float32 holds well
@@ -53,8 +72,11 @@ class Config:
     policy_every: int = 1  # critic steps to one of the policy and the temperature
     learn_ent_coef: bool = True  # adapts ent_coef so that the entropy comes to target_entropy
     ent_coef: Schedule = 1.0  # temperature, the weight of the entropy; where it is learned, its start
-    target_entropy: float | None = None  # null: minus the action's elements; Discrete: 0.98 of the greatest entropy
+    # null: minus the action's elements; Discrete: 0.98 of the greatest entropy that the allowed actions can have
+    target_entropy: float | None = None
     exploration: OverDistributions = Stochastic()  # how it acts while it learns
+    normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
+    normalize_obs: bool = False  # by running mean and deviation; images stay as they are
     max_grad_norm: float | None = None  # clips the global norm of each gradient; null: no clipping
     adam_eps: float = 1e-8  # added to Adam's denominator
 
@@ -78,6 +100,8 @@ class State:
     target_critic: PyTree
     opt_state: dict[str, PyTree]  # of each of `params`
     policy_metrics: dict[str, Array]  # of the policy's latest step
+    obs_stats: PyTree  # normalize.RunningStats, or () without normalize_obs
+    return_stats: PyTree  # normalize.RunningStats of the discounted return, or () without normalize_reward
     env_steps: Array  # [] u32, environment steps ingested, over all devices
     updates: Array  # [] u32, gradient steps
 
@@ -95,7 +119,8 @@ def make(
     Args:
       cfg: hyper-parameters; floats may be traced.
       spec: spaces of the environment; actions Discrete or a Box of [-1, 1]. With images every network has a torso.
-      network: shape of policy and critics; `log_std_init` is added to what the policy puts out for its log_std.
+      network: shape of policy and critics, each with a core of its own where there is one; `log_std_init` is added to
+        what the policy puts out for its log_std.
       axis_name: of the mapped axis over devices; None outside of one.
       loss: takes the place of the critics', of TdBatch [N] (`jrl.algos`); None: none does.
     Returns:
@@ -106,12 +131,12 @@ def make(
     critics.check_action("sac", spec.action, discrete=True)
     critics.check_network("sac", network)
     custom_loss.check(loss)
-    policy = _policy(spec, network)
-    critic = build_critics(spec, network, cfg.num_critics)
+    watch = observer.make(spec, network, normalize_obs=cfg.normalize_obs, axis_name=axis_name)
+    policy = _policy(watch, network)
+    critic = build_critics(watch.spec, network, cfg.num_critics)
     optimizer = critics.adam(cfg)
     explorer = exploration.make(cfg.exploration, spec.action, kinds=("distribution",))
     take = jnp.mean if cfg.actor_q == "mean" else jnp.min
-    target_entropy = _target_entropy(spec) if cfg.target_entropy is None else cfg.target_entropy
     lrs = {"actor": cfg.actor_lr, "critic": None, "log_ent_coef": cfg.ent_coef_lr}
     lrs = {name: cfg.lr if lr is None else lr for name, lr in lrs.items()}
 
@@ -125,24 +150,31 @@ def make(
             target_critic=jax.tree.map(jnp.copy, params["critic"]),  # arrays of its own, so that both can be donated
             opt_state={name: optimizer.init(p) for name, p in params.items()},
             policy_metrics={name: jnp.zeros(()) for name in ("loss/policy", "policy/entropy")},
+            obs_stats=watch.init(),
+            return_stats=normalize.init(()) if cfg.normalize_reward else (),
             env_steps=jnp.zeros((), jnp.uint32),
             updates=jnp.zeros((), jnp.uint32),
         )
 
     def actor(state: State) -> parts.Actor:
-        return parts.Actor(state.params["actor"], state.env_steps)
+        return parts.Actor(state.params["actor"], state.env_steps, obs_stats=state.obs_stats)
 
     def act(actor: parts.Actor, obs, carry, key: Key, explore: bool = True) -> ActOut:
-        dist = policy.apply(actor.params, obs)
+        before, own = parts.split_carry(carry)
+        obs = watch.see(actor.obs_stats, obs)
+        dist, memory = policy.step(actor.params, obs, before)
+        extras = {"carry": before} if network.recurrent else {}
         if not explore:
-            return ActOut(dist.mode(), carry, {})
-        action, carry = explorer.sample(dist, key, actor.env_steps, carry)
-        return ActOut(action, carry, {})
+            return ActOut(dist.mode(), parts.join_carry(memory, own), extras)
+        action, own = explorer.sample(dist, key, actor.env_steps, own, watch.mask(obs))
+        return ActOut(action, parts.join_carry(memory, own), extras)
 
-    def under_policy(actor_params, critic_params, obs, noise, over: Callable) -> tuple[Any, Any]:
-        """Q and log pi of the policy's next action [N]: of a sample, or their exact expectations."""
-        dist = policy.apply(actor_params, obs)
+    def under_policy(actor_params, critic_params, obs, noise, over: Callable, burn_in: int) -> tuple[Any, Any]:
+        """Q and log pi of the policy's next action [N]: of a sample, or their exact expectations; [N, L] of Windows."""
+        dist = policy.apply(actor_params, critics.policy_reads(policy, actor_params, obs, burn_in))
+        obs = critics.critics_read(critic, critic_params, obs, burn_in)
         if isinstance(dist, distributions.Categorical):
+            # of actions that are not allowed the probability is exactly 0, the rest finite
             log_prob = jax.nn.log_softmax(dist.logits)
             prob = jnp.exp(log_prob)
             q = over(critic.apply(critic_params, obs), 0)
@@ -150,8 +182,17 @@ def make(
         action, log_prob = dist.from_noise(noise)
         return over(critic.apply(critic_params, obs, action), 0), log_prob
 
+    def target_entropy(batch: Batch) -> Any:
+        if cfg.target_entropy is not None:
+            return cfg.target_entropy
+        mask = watch.mask(batch.obs)
+        if mask is None:
+            return _target_entropy(spec)
+        mask = mask[:, critics.burn_in(batch) :] if network.recurrent else mask
+        return 0.98 * jnp.log(allowed(mask).sum(-1).astype(jnp.float32))
+
     def q_taken(critic_params, batch: Batch) -> Array:
-        """[num_critics, N]"""
+        """[num_critics, N], or [num_critics, N, L]"""
         if isinstance(spec.action, Discrete):
             # a comparison instead of an index: its gradient is a select, that of an index is a scatter
             taken: Any = jax.nn.one_hot(batch.action, spec.action.n)
@@ -174,21 +215,23 @@ def make(
         if cfg.target_critics is not None:
             chosen = random.permutation(key, cfg.num_critics)[: cfg.target_critics]
             target_critic = jax.tree.map(lambda x: x[chosen], target_critic)
-        q, log_prob = under_policy(state.params["actor"], target_critic, batch.next_obs, noise, jnp.min)
-        target = batch.reward + batch.discount * (q - ent_coef_at(state) * log_prob)
+        params, burn_in = state.params["critic"], critics.burn_in(batch)
+        q, log_prob = under_policy(state.params["actor"], target_critic, batch.next_obs, noise, jnp.min, burn_in)
+        target = batch.reward + batch.discount * critics.following(batch, q - ent_coef_at(state) * log_prob)
+        batch = replace(batch, obs=critics.critics_read(critic, params, batch.obs, burn_in))
         gradient, metrics, priority = critics.td_gradient(
-            q_taken, state.params["critic"], batch, target, axis_name, loss=loss, net=critic
+            q_taken, params, batch, target, axis_name, loss=loss, net=critic
         )
         return descend(state, "critic", gradient), metrics, priority
 
     def policy_step(state: State, batch: Batch, noise) -> State:
         """Of the policy (eq. 9) and of the temperature (eq. 18)."""
-        ent_coef = ent_coef_at(state)
+        ent_coef, burn_in = ent_coef_at(state), critics.burn_in(batch)
         mean = lambda x: jnp.mean(batch.weight * x)
 
         def policy_loss(actor_params):
-            q, log_prob = under_policy(actor_params, state.params["critic"], batch.obs, noise, take)
-            return mean(ent_coef * log_prob - q), (mean(log_prob), mean(log_prob + target_entropy))
+            q, log_prob = under_policy(actor_params, state.params["critic"], batch.obs, noise, take, burn_in)
+            return mean(ent_coef * log_prob - q), (mean(log_prob), mean(log_prob + target_entropy(batch)))
 
         (value, (log_prob, excess)), gradient = jax.value_and_grad(policy_loss, has_aux=True)(state.params["actor"])
         value, log_prob, excess, gradient = parts.pmean((value, log_prob, excess, gradient), axis_name)
@@ -197,13 +240,12 @@ def make(
             state = descend(state, "log_ent_coef", -ent_coef * excess)  # of -exp(log_ent_coef) * excess
         return replace(state, policy_metrics={"loss/policy": value, "policy/entropy": -log_prob})
 
-    def update(state: State, batch: Batch, key: Key) -> tuple[State, UpdateAux]:
-        batch = parts.without_void(batch)
+    def update(state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
+        batch = critics.read(batch, lambda obs: watch.see(state.obs_stats, obs), state.return_stats)
         noise_key, choice_key = jax.random.split(key) if cfg.target_critics is not None else (key, key)
         noise: Any = (None, None)
         if isinstance(spec.action, Box):
-            both = critics.noise(noise_key, batch.reward.shape[0], (2, *spec.action.shape), axis_name)
-            noise = (both[:, 0], both[:, 1])
+            noise = critics.two_noises(noise_key, batch, spec.action.shape, axis_name)
         state, metrics, priority = critic_step(state, batch, noise[0], choice_key)
         updates = state.updates + 1
         if cfg.policy_every == 1:
@@ -218,36 +260,56 @@ def make(
         return state, UpdateAux(metrics, priority)
 
     def ingest(state: State, rollout: Rollout) -> State:
-        return replace(state, env_steps=parts.count_steps(state.env_steps, rollout.mask, axis_name))
+        return replace(
+            state,
+            obs_stats=watch.observe(state.obs_stats, rollout.obs, rollout.mask),
+            return_stats=parts.observe_returns(state.return_stats, rollout, axis_name),
+            env_steps=parts.count_steps(state.env_steps, rollout.mask, axis_name),
+        )
 
     def outputs(state: State, obs) -> dict[str, Any]:
-        dist = policy.apply(state.params["actor"], obs)
+        """At an episode's start; `q` of actions that are not allowed, too."""
+        obs, params = watch.see(state.obs_stats, obs), state.params["critic"]
+        carry = policy.carry(jax.tree.leaves(obs)[0].shape[0])
+        dist, _ = policy.step(state.params["actor"], obs, carry)
         if isinstance(dist, distributions.Categorical):
-            return {"distribution": dist, "q": jnp.min(critic.apply(state.params["critic"], obs), 0)}
-        return {"distribution": dist, "value": jnp.min(critic.apply(state.params["critic"], obs, dist.mode()), 0)}
+            return {"distribution": dist, "q": jnp.min(critics.at_start(critic, params, obs), 0)}
+        return {"distribution": dist, "value": jnp.min(critics.at_start(critic, params, obs, dist.mode()), 0)}
 
-    return Algo(init, actor, explorer.carry, act, update, on_policy=False, ingest=ingest, outputs=outputs)
+    return Algo(
+        init=init,
+        actor=actor,
+        carry=lambda batch_size: parts.join_carry(policy.carry(batch_size), explorer.carry(batch_size)),
+        act=act,
+        update=update,
+        on_policy=False,
+        ingest=ingest,
+        running_return_gamma=cfg.gamma if cfg.normalize_reward else None,
+        outputs=outputs,
+        sequences=network.recurrent,
+    )
 
 
-def _policy(spec: EnvSpec, network: NetworkConfig) -> critics.Policy:
+def _policy(watch: observer.Observer, network: NetworkConfig) -> critics.Policy:
     """Squashed Gaussian or Categorical; the first one is nearly the same for all observations."""
+    spec = watch.spec
     action = distributions.action_distribution(spec.action, squash=True)
     gaussian = isinstance(spec.action, Box)
     net = networks.build(spec, network, {"policy": Head(action.size * (2 if gaussian else 1), 0.01)})
 
-    def apply(params, obs):
-        outputs = net.apply(params, obs, "policy")[0]
+    def output(outputs, obs):
         if not gaussian:
-            return action.make(outputs)
+            return action.make(outputs, None, watch.mask(obs))
         mean, log_std = jnp.split(outputs, 2, -1)
         return action.make(mean, jnp.clip(log_std + network.log_std_init, *_LOG_STD_RANGE))
 
-    return critics.Policy(net.init, apply)
+    return critics.policy_of(net, output)
 
 
 def _target_entropy(spec: EnvSpec) -> float:
     if isinstance(spec.action, Discrete):
         return 0.98 * math.log(spec.action.n)
+    assert isinstance(spec.action, Box)
     return -float(math.prod(spec.action.shape))
 
 

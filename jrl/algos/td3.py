@@ -5,7 +5,9 @@
     out = algo.act(algo.actor(state), obs, algo.carry(batch_size), key)    # out.action [B, *] in [-1, 1]
     state, aux = jax.jit(algo.update)(state, batch, key)                   # batch: jrl.types.Batch; one gradient step
 
-DDPG is `num_critics: 1, policy_every: 1, target_noise: 0` (configs/ddpg.yaml). Gradients and metrics are reduced over
+DDPG is `num_critics: 1, policy_every: 1, target_noise: 0` (configs/ddpg.yaml). With memory (`network.core`) it learns
+from a SequenceBatch: the memory of both policies before it is the one that acted, the critics' that of an episode's
+start, and all run over the K rows of the burn-in before anything is learned. Gradients and metrics are reduced over
 `make(..., axis_name="d")`. If `key` is the same on all devices, they learn what one device learns from all their rows.
 """
 
@@ -18,14 +20,27 @@ import jax.numpy as jnp
 from flax import struct
 
 from jrl import networks
-from jrl.algos import critics, custom_loss, exploration, parameter_noise, parts
+from jrl.algos import critics, custom_loss, exploration, observer, parameter_noise, parts
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import Gaussian, OverActions
 from jrl.hyper import Schedule
 from jrl.networks import Head, NetworkConfig
 from jrl.networks.critics import build_critics
-from jrl.ops import schedules
-from jrl.types import ActOut, Algo, Array, Batch, EnvSpec, Key, PyTree, Rollout, UpdateAux, hyperparams
+from jrl.ops import normalize, schedules
+from jrl.types import (
+    ActOut,
+    Algo,
+    Array,
+    Batch,
+    Box,
+    EnvSpec,
+    Key,
+    PyTree,
+    Rollout,
+    SequenceBatch,
+    UpdateAux,
+    hyperparams,
+)
 
 DEFAULT_NETWORK = NetworkConfig(hidden=(256, 256), activation="relu")
 
@@ -45,6 +60,8 @@ class Config:
     target_noise: float = 0.2  # deviation of the noise on the target policy's actions; 0: DDPG
     target_noise_clip: float = 0.5  # bound of that noise
     exploration: OverActions = Gaussian()  # how it acts while it learns
+    normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
+    normalize_obs: bool = False  # by running mean and deviation; images stay as they are
     max_grad_norm: float | None = None  # clips the global norm of each gradient; null: no clipping
     adam_eps: float = 1e-8  # added to Adam's denominator
 
@@ -69,6 +86,8 @@ class State:
     target_params: dict[str, PyTree]  # the same
     opt_state: dict[str, PyTree]  # of each of `params`
     policy_loss: Array  # [] f32, of the policy's latest step
+    obs_stats: PyTree  # normalize.RunningStats, or () without normalize_obs
+    return_stats: PyTree  # normalize.RunningStats of the discounted return, or () without normalize_reward
     env_steps: Array  # [] u32, environment steps ingested, over all devices
     updates: Array  # [] u32, gradient steps
 
@@ -93,7 +112,7 @@ def make(
     Args:
       cfg: hyper-parameters; floats may be traced.
       spec: spaces of the environment; actions a Box of [-1, 1]. With images every network has a torso of its own.
-      network: shape of policy and critics.
+      network: shape of policy and critics, each with a core of its own where there is one.
       axis_name: of the mapped axis over devices; None outside of one.
       loss: takes the place of the critics', of TdBatch [N] (`jrl.algos`); None: none does.
     Returns:
@@ -104,8 +123,10 @@ def make(
     critics.check_action("td3", spec.action)
     critics.check_network("td3", network)
     custom_loss.check(loss)
-    policy = _policy(spec, network)
-    critic = build_critics(spec, network, cfg.num_critics)
+    parameter_noise.refuse_memory(cfg.exploration, network)
+    watch = observer.make(spec, network, normalize_obs=cfg.normalize_obs, axis_name=axis_name)
+    policy = _policy(watch.spec, network)
+    critic = build_critics(watch.spec, network, cfg.num_critics)
     optimizer = critics.adam(cfg)
     explorer = exploration.make(cfg.exploration, spec.action, kinds=("action",))
     noise = parameter_noise.make(cfg.exploration, policy.apply, spec.action, NoisyState, axis_name=axis_name)
@@ -120,6 +141,8 @@ def make(
             target_params=jax.tree.map(jnp.copy, params),  # arrays of its own, so that both can be donated
             opt_state={name: optimizer.init(p) for name, p in params.items()},
             policy_loss=jnp.zeros(()),
+            obs_stats=watch.init(),
+            return_stats=normalize.init(()) if cfg.normalize_reward else (),
             env_steps=jnp.zeros((), jnp.uint32),
             updates=jnp.zeros((), jnp.uint32),
         )
@@ -127,13 +150,19 @@ def make(
 
     def actor(state: State) -> parts.Actor:
         params = state.params["actor"]
-        return parts.Actor(params, state.env_steps, noise.perturbed(state, params))
+        return parts.Actor(params, state.env_steps, noise.perturbed(state, params), state.obs_stats)
 
     def act(actor: parts.Actor, obs, carry, key: Key, explore: bool = True) -> ActOut:
-        action = policy.apply(parts.acting(actor, explore), obs)
+        before, own = parts.split_carry(carry)
+        obs = watch.see(actor.obs_stats, obs)
+        action, memory = policy.step(parts.acting(actor, explore), obs, before)
         if explore:
-            action, carry = explorer.sample(action, key, actor.env_steps, carry)
-        return ActOut(action, carry, {})
+            action, own = explorer.sample(action, key, actor.env_steps, own)
+        return ActOut(action, parts.join_carry(memory, own), {"carry": before} if network.recurrent else {})
+
+    def chosen(params, obs, burn_in: int) -> Array:
+        """The policy's actions [N, *]; of Windows [N, L, *]."""
+        return policy.apply(params, critics.policy_reads(policy, params, obs, burn_in))
 
     def descend(state: State, name: str, gradient) -> State:
         lr = schedules.value(lrs[name], state.env_steps)
@@ -142,19 +171,21 @@ def make(
 
     def target_of(state: State, batch: Batch, key: Key) -> Array:
         """reward + discount min Q'(next_obs, pi'(next_obs) + clipped noise) (arXiv:1802.09477, alg. 1)."""
-        action = policy.apply(state.target_params["actor"], batch.next_obs)
+        params, burn_in = state.target_params["critic"], critics.burn_in(batch)
+        action = chosen(state.target_params["actor"], batch.next_obs, burn_in)
         if smooth:
             drawn = cfg.target_noise * critics.noise(key, action.shape[0], action.shape[1:], axis_name)
             action = jnp.clip(action + jnp.clip(drawn, -cfg.target_noise_clip, cfg.target_noise_clip), -1.0, 1.0)
-        q = critic.apply(state.target_params["critic"], batch.next_obs, action).min(0)
-        return batch.reward + batch.discount * q
+        q = critic.apply(params, critics.critics_read(critic, params, batch.next_obs, burn_in), action).min(0)
+        return batch.reward + batch.discount * critics.following(batch, q)
 
     def policy_step(state: State, batch: Batch) -> State:
         """Up the first critic's value (alg. 1), and a move of the target networks."""
-        first = jax.tree.map(lambda x: x[:1], state.params["critic"])
+        first, burn_in = jax.tree.map(lambda x: x[:1], state.params["critic"]), critics.burn_in(batch)
+        obs = critics.critics_read(critic, first, batch.obs, burn_in)
 
         def policy_loss(actor_params):
-            q = critic.apply(first, batch.obs, policy.apply(actor_params, batch.obs))[0]
+            q = critic.apply(first, obs, chosen(actor_params, batch.obs, burn_in))[0]
             return -jnp.mean(batch.weight * q)
 
         value, gradient = parts.pmean(jax.value_and_grad(policy_loss)(state.params["actor"]), axis_name)
@@ -162,12 +193,13 @@ def make(
         target_params = parts.move_target(state.target_params, state.params, cfg.tau)
         return replace(state, target_params=target_params, policy_loss=value)
 
-    def update(state: State, batch: Batch, key: Key) -> tuple[State, UpdateAux]:
-        batch = parts.without_void(batch)
+    def update(state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
+        batch = critics.read(batch, lambda obs: watch.see(state.obs_stats, obs), state.return_stats)
+        params = state.params["critic"]
         gradient, metrics, priority = critics.td_gradient(
             lambda params, batch: critic.apply(params, batch.obs, batch.action),
-            state.params["critic"],
-            batch,
+            params,
+            replace(batch, obs=critics.critics_read(critic, params, batch.obs, critics.burn_in(batch))),
             target_of(state, batch, key),
             axis_name,
             loss=loss,
@@ -183,26 +215,45 @@ def make(
         return state, UpdateAux(metrics | noise.metrics(state), priority)
 
     def ingest(state: State, rollout: Rollout) -> State:
-        state = noise.adapted(state, state.params["actor"], rollout.last_obs)
-        return replace(state, env_steps=parts.count_steps(state.env_steps, rollout.mask, axis_name))
+        state = noise.adapted(state, state.params["actor"], watch.see(state.obs_stats, rollout.last_obs))
+        return replace(
+            state,
+            obs_stats=watch.observe(state.obs_stats, rollout.obs, rollout.mask),
+            return_stats=parts.observe_returns(state.return_stats, rollout, axis_name),
+            env_steps=parts.count_steps(state.env_steps, rollout.mask, axis_name),
+        )
 
     def outputs(state: State, obs) -> dict[str, Array]:
-        action = policy.apply(state.params["actor"], obs)
-        return {"value": jnp.min(critic.apply(state.params["critic"], obs, action), 0)}
+        """At an episode's start."""
+        obs = watch.see(state.obs_stats, obs)
+        action, _ = policy.step(state.params["actor"], obs, policy.carry(jax.tree.leaves(obs)[0].shape[0]))
+        return {"value": jnp.min(critics.at_start(critic, state.params["critic"], obs, action), 0)}
 
-    return Algo(init, actor, explorer.carry, act, update, on_policy=False, ingest=ingest, outputs=outputs)
+    return Algo(
+        init=init,
+        actor=actor,
+        carry=lambda batch_size: parts.join_carry(policy.carry(batch_size), explorer.carry(batch_size)),
+        act=act,
+        update=update,
+        on_policy=False,
+        ingest=ingest,
+        running_return_gamma=cfg.gamma if cfg.normalize_reward else None,
+        outputs=outputs,
+        sequences=network.recurrent,
+    )
 
 
 def _policy(spec: EnvSpec, network: NetworkConfig) -> critics.Policy:
     """tanh of a network that starts near 0 everywhere, where tanh has its slope."""
+    assert isinstance(spec.action, Box)
     shape = spec.action.shape
     net = networks.build(spec, network, {"policy": Head(math.prod(shape), 0.01)})
 
-    def apply(params, obs):
-        outputs = jnp.tanh(net.apply(params, obs, "policy")[0])
+    def output(outputs, obs):
+        outputs = jnp.tanh(outputs)
         return outputs.reshape(*outputs.shape[:-1], *shape)
 
-    return critics.Policy(net.init, apply)
+    return critics.policy_of(net, output)
 
 
 __all__ = ["Config", "NoisyState", "State", "make"]

@@ -228,6 +228,8 @@ class Algorithm:
         observation: Any,
         state: PyTree = None,
         *,
+        prev_action: PyTree = None,
+        prev_reward: Any = None,
         explore: bool | None = None,
         full_fetch: bool = False,
         unsquash_action: bool | None = None,
@@ -237,30 +239,49 @@ class Algorithm:
         """The action for one observation, in the environment's own units. Observation statistics stay as they are.
 
         Args:
-          observation: [*], of one environment.
-          state: what the algorithm carries through an episode, from the call before; None: an episode begins.
+          observation: [*], of one environment, as that gives it: a dict or tuple where its space is one.
+          state: what goes on through an episode, from the call before; None, or the policy's `get_initial_state()`: an
+            episode begins.
+          prev_action, prev_reward: of the step before, in the environment's units, with `network.use_prev_action` and
+            `use_prev_reward`. None: the action is that of the state; the reward must be given but at the start.
           explore: sample as in training; None: as `env_runners(explore=...)` says.
-          full_fetch: return (action, state, extras) also without a state.
+          full_fetch: return (action, state, extras) also from a policy without memory.
           unsquash_action, clip_action: map to the environment's bounds, clip to them; None: as the config says.
         Returns:
-          The action; with `state` or `full_fetch` (action, state, extras), where extras are what acting records
+          The action; (action, state, extras) with `full_fetch`, with a `state`, and always from a policy whose actions
+          depend on earlier steps (memory, frame stacks, previous action or reward). Extras are what acting records
           (action log probability, value).
+        Raises:
+          ValueError: an observation of another shape or kind, an action mask that allows nothing, no prev_reward.
         """
         return self.get_policy(policy_id).compute_single_action(
             observation,
             state,
+            prev_action=prev_action,
+            prev_reward=prev_reward,
             explore=explore,
             full_fetch=full_fetch,
             unsquash_action=unsquash_action,
             clip_action=clip_action,
         )
 
-    def compute_actions(self, observations: Any, state: PyTree = None, *, explore: bool | None = None) -> Any:
+    def compute_actions(
+        self,
+        observations: Any,
+        state: PyTree = None,
+        *,
+        prev_action: PyTree = None,
+        prev_reward: Any = None,
+        explore: bool | None = None,
+    ) -> Any:
         """The actions for many observations: [N, *] gives [N, *], a dict by agent gives a dict by agent.
 
-        The action of row i is what the i-th of N calls of `compute_single_action` would give without exploration.
+        The action of row i is what the i-th of N calls of `compute_single_action` would give without exploration; a
+        state has leading axes N. Returns (actions, state, extras) where that would return them.
         """
-        return self.get_policy().compute_actions(observations, state, explore=explore)
+        policy = self.get_policy()
+        past = {"prev_action": prev_action, "prev_reward": prev_reward}
+        return policy.compute_actions(observations, state, **past, explore=explore)
 
     def get_weights(self) -> dict[str, Any]:
         """{"default_policy": the fields of the algorithm's State that are weights}, numpy arrays."""

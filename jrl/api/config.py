@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jrl.api.algorithm import Algorithm
 
 _OBJECTS = ("env.id", "custom.loss", "custom.training_step", "custom.env_task", "custom.evaluation")
+_NETWORK_OBJECTS = ("torso", "transform")
 _LISTS_OF_OBJECTS = ("custom.callbacks", "custom.transforms", "run.log")
 
 
@@ -98,6 +99,9 @@ class AlgorithmConfig:
         if key == "algo.exploration" and isinstance(value, Mapping) and "type" in value:
             given = {**value, "type": registry.reference(value["type"])}
             return exploration_names.from_rllib(given)
+        if key == "network" and isinstance(value, Mapping):
+            named = {n: registry.reference(value[n]) for n in _NETWORK_OBJECTS if value.get(n) is not None}
+            return copy.deepcopy({n: v for n, v in value.items() if n not in named}) | named
         if key == "rollout.length" and value == "auto":
             return None
         if key == "evaluation.config" and isinstance(value, Mapping):
@@ -125,7 +129,7 @@ class AlgorithmConfig:
         for name, value in data.items():
             # `env` is both: a section, or the name of an environment
             if name in sections and isinstance(value, Mapping) and not _is_search(value):
-                tree[name] = value
+                tree[name] = self._plain(name, value) if name == "network" else value
             elif name in places:
                 self._set(places[name], {name: value})
             elif name in sections and value is None:  # such as the replay of algorithms without one

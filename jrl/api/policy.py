@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from jrl import spaces
 from jrl.config import RunConfig
-from jrl.types import Algo, Array, EnvSpec, PyTree
+from jrl.envs.history import PREV_ACTION, PREV_REWARD
+from jrl.policy import Inputs, Past
+from jrl.types import Algo, Box, Dict, EnvSpec, PyTree, Tuple, element
 
 if TYPE_CHECKING:
     from jrl.session import Session
@@ -22,7 +25,10 @@ class ActionPolicy:
       to_env: (normalize, clip) -> function from the policy's actions to the environment's; None: they are the same.
       session: of the run.
     Attributes:
-      observation_space, action_space: jrl.types spaces of one environment; `action_space` is the environment's own.
+      observation_space, action_space: jrl.types spaces of one environment, its own: without frame stacks, previous
+        actions and rewards, in its own units.
+      recurrent: whether what it does depends on earlier steps of the episode: by memory, frame stacks, or the previous
+        action or reward.
     """
 
     def __init__(
@@ -30,11 +36,14 @@ class ActionPolicy:
         algo: Algo,
         spec: EnvSpec,
         cfg: RunConfig,
-        to_env: Callable[[bool, bool], Callable[[Array], Array] | None],
+        to_env: Callable[[bool, bool], Callable[[PyTree], PyTree] | None],
         session: "Session",
     ):
         self._algo, self._cfg, self._to_env, self._session = algo, cfg, to_env, session
-        self.observation_space, self.action_space = spec.observation, spec.env_action or spec.action
+        self._inputs = Inputs(spec, cfg, getattr(spec, "env_observation", None))
+        self.observation_space, self.action_space = self._inputs.observation, spec.env_action or spec.action
+        self.recurrent = cfg.network.recurrent or self._inputs.history is not None
+        self._spec = spec
         self._key = jax.random.key(cfg.run.seed)
         self._calls = 0
         self._seen = -1  # version of the weights below
@@ -47,64 +56,148 @@ class ActionPolicy:
 
         def step(actor, obs, carry, key, calls):
             out = self._algo.act(actor, obs, carry, jax.random.fold_in(key, calls), explore)
-            return out.action if transform is None else transform(out.action), out.carry, out.extras
+            action = out.action if transform is None else transform(out.action)
+            return action, out.carry, out.extras, out.action if self._inputs.remembers else None
 
         return jax.jit(step)
 
-    def _act(self, obs: np.ndarray, state: PyTree, explore: bool | None, normalize: bool | None, clip: bool | None):
+    def _act(
+        self,
+        given: tuple[PyTree, dict[str, PyTree], int],
+        state: PyTree,
+        explore: bool | None,
+        normalize: bool | None,
+        clip: bool | None,
+    ):
+        """(actions [N, *], state, extras) of observations, the items of their past among them, and N."""
+        obs, items, num = given
         env = self._cfg.env
+        normalize = env.normalize_actions if normalize is None else bool(normalize)
         step = self._step(
             self._cfg.rollout.explore if explore is None else bool(explore),
-            env.normalize_actions if normalize is None else bool(normalize),
+            normalize,
             env.clip_actions if clip is None else bool(clip),
         )
         if self._seen != self._session.version:
             self._actor, self._seen = self._session.actor(), self._session.version
-        carry = self._algo.carry(len(obs)) if state is None else state
-        action, carry, extras = step(self._actor, obs, carry, self._key, np.uint32(self._calls % 2**32))
+        carry, past = self._start(num) if state is None else self._parts(state)
+        frames = None
+        if past is not None:
+            frames, obs = self._inputs.told(Past(*jax.tree.map(np.asarray, tuple(past))), obs, items)
+        action, carry, extras, own = step(self._actor, obs, carry, self._key, np.uint32(self._calls % 2**32))
         self._calls += 1
-        return np.array(action), carry, extras
+        after = carry if past is None else (carry, Past(frames, own, np.zeros(num, bool)))
+        return jax.tree.map(np.array, action), after, extras
 
-    def _observations(self, obs: Any) -> np.ndarray:
-        space = self.observation_space
+    def _start(self, num: int) -> tuple[PyTree, Past | None]:
+        """Memory and past of N environments that begin an episode."""
+        return self._algo.carry(num), self._inputs.past(num)
+
+    def _parts(self, state: PyTree) -> tuple[PyTree, Past | None]:
+        return state if self._inputs.history is not None else (state, None)
+
+    def get_initial_state(self) -> PyTree:
+        """The state at an episode's start, of one environment; [] where the policy is not `recurrent`."""
+        if not self.recurrent:
+            return []
+        carry, past = self._start(1)
+        return jax.tree.map(lambda x: np.asarray(x)[0], carry if past is None else (carry, past))
+
+    def is_recurrent(self) -> bool:
+        """`recurrent`, by RLlib's name."""
+        return self.recurrent
+
+    def _observations(
+        self, obs: Any, prev_action: PyTree = None, prev_reward: Any = None, *, single: bool = False
+    ) -> tuple[PyTree, dict[str, PyTree], int]:
         if isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict):
-            raise ValueError("observation: this is (obs, info), as reset returns it: pass obs")
-        found = np.asarray(obs)
-        if found.ndim != len(space.shape) + 1:
-            raise ValueError(f"observations: expected [N, {', '.join(map(str, space.shape))}], got {list(found.shape)}")
-        if found.shape[1:] != space.shape or not np.can_cast(found.dtype, space.dtype, "same_kind"):
-            raise ValueError(f"observation: expected {space.dtype} {space.shape}, got {found.dtype} {found.shape[1:]}")
-        return found.astype(space.dtype, copy=False)
+            space = self.observation_space
+            if not (isinstance(space, Tuple) and len(space.items) == 2):
+                raise ValueError("observation: this is (obs, info), as reset returns it: pass obs")
+        found, items, alone = self._inputs.batch(obs, name="observation")
+        if alone is not single:
+            expected = "one observation: use compute_actions for many" if single else "a batch [N, *]"
+            raise ValueError(f"observations: expected {expected}")
+        num = len(jax.tree.leaves(found)[0])
+        for name, x in ((PREV_ACTION, prev_action), (PREV_REWARD, prev_reward)):
+            if x is None:
+                continue
+            if name not in self._inputs.added:
+                raise ValueError(f"{name}: this policy does not read it (network.use_{name}): leave it out")
+            if name == PREV_ACTION:
+                x = self._own_units(x)
+            items[name] = self._inputs.item(name, x, num, single=single)
+        return found, items, num
+
+    def _own_units(self, action: PyTree) -> PyTree:
+        """Actions in the environment's units as those of the policy."""
+        if self._spec.env_action is None:
+            return action
+
+        def own(leaf: Any, x: Any) -> Any:
+            if not isinstance(leaf, Box):
+                return x
+            low, high = leaf.bounds()
+            scaled = np.isfinite(low) & np.isfinite(high) & self._cfg.env.normalize_actions
+            half = np.where(scaled, np.where(scaled, high, 1) - np.where(scaled, low, -1), 2) / 2
+            middle = np.where(scaled, np.where(scaled, low, 0) + half, 0)
+            return ((np.asarray(x, np.float64) - middle) / half).astype(np.float32)
+
+        return spaces.map_leaves(own, self._spec.env_action, action)
 
     def compute_single_action(
         self,
         obs: Any,
         state: PyTree = None,
         *,
+        prev_action: PyTree = None,
+        prev_reward: Any = None,
         explore: bool | None = None,
         full_fetch: bool = False,
         unsquash_action: bool | None = None,
         clip_action: bool | None = None,
     ) -> Any:
         """See `Algorithm.compute_single_action`."""
-        batch = self._observations(obs if isinstance(obs, tuple) else np.asarray(obs)[None])
-        rows = None if state is None else jax.tree.map(lambda x: x[None], state)
-        action, carry, extras = self._act(batch, rows, explore, unsquash_action, clip_action)
-        if state is None and not full_fetch:
-            return action[0]
+        given = self._observations(obs, prev_action, prev_reward, single=True)
+        state = None if _is_empty(state) else state
+        rows = None if state is None else jax.tree.map(lambda x: np.asarray(x)[None], state)
+        action, after, extras = self._act(given, rows, explore, unsquash_action, clip_action)
         first = lambda tree: jax.tree.map(lambda x: x[0], tree)
-        return action[0], first(carry), first(extras)
+        if state is None and not full_fetch and not self.recurrent:
+            return first(action)
+        return first(action), first(after), first(extras)
 
-    def compute_actions(self, observations: Any, state: PyTree = None, *, explore: bool | None = None) -> Any:
+    def compute_actions(
+        self,
+        observations: Any,
+        state: PyTree = None,
+        *,
+        prev_action: PyTree = None,
+        prev_reward: Any = None,
+        explore: bool | None = None,
+    ) -> Any:
         """See `Algorithm.compute_actions`."""
-        if isinstance(observations, Mapping):
+        if isinstance(observations, Mapping) and not self._is_batch(observations):
             names = list(observations)
-            found = self.compute_actions(np.stack([observations[n] for n in names]), state, explore=explore)
-            if state is None:
-                return dict(zip(names, found))
-            return (dict(zip(names, found[0])), *found[1:])
-        action, carry, extras = self._act(self._observations(observations), state, explore, None, None)
-        return action if state is None else (action, carry, extras)
+            together = jax.tree.map(lambda *x: np.stack(x), *(observations[n] for n in names))
+            past = {"prev_action": prev_action, "prev_reward": prev_reward}
+            found = self.compute_actions(together, state, **past, explore=explore)
+            rows = found[0] if isinstance(found, tuple) and self._gives_state(state) else found
+            actions = {name: jax.tree.map(lambda x, i=i: x[i], rows) for i, name in enumerate(names)}
+            return (actions, *found[1:]) if self._gives_state(state) else actions
+        state = None if _is_empty(state) else state
+        given = self._observations(observations, prev_action, prev_reward)
+        action, after, extras = self._act(given, state, explore, None, None)
+        return (action, after, extras) if self._gives_state(state) else action
+
+    def _gives_state(self, state: PyTree) -> bool:
+        return self.recurrent or not _is_empty(state)
+
+    def _is_batch(self, observations: Mapping) -> bool:
+        """Whether this is a batch of one Dict space, not observations by agent."""
+        space = self.observation_space
+        names = {name for name, _ in space.items} if isinstance(space, Dict) else {"obs"}
+        return names <= set(observations) and set(observations) - names <= set(self._inputs.added)
 
     # ------------------------------------------------------------ what the networks say
 
@@ -113,11 +206,15 @@ class ActionPolicy:
 
         Returns:
           Of `distribution` (batched [N]: sample(key), log_prob(action), entropy(), mode()), `value` [N] and `q` [N, A]
-          those that the algorithm has.
+          those that the algorithm has. With memory, at an episode's start.
         """
         if self._outputs is None:
             raise ValueError(f"{self._cfg.algo} does not say more than its actions")
-        return self._outputs(self._session.learner_state(), self._observations(observations))
+        obs, items, num = self._observations(observations)
+        past = self._inputs.past(num)
+        if past is not None:
+            _, obs = self._inputs.told(past, obs, items)
+        return self._outputs(self._session.learner_state(), obs)
 
     def distribution(self, observations: Any) -> Any:
         """Of the actions, batched [N]. Raises ValueError for algorithms without one."""
@@ -145,8 +242,11 @@ class ActionPolicy:
     @property
     def dist_class(self) -> type | None:
         """The class of `distribution`; None for algorithms without one."""
-        low = np.zeros((1, *self.observation_space.shape), self.observation_space.dtype)
-        return type(self.outputs(low).get("distribution")) if "distribution" in self.outputs(low) else None
+        if self._outputs is None:
+            return None
+        zeros = jax.tree.map(lambda x: np.zeros((1, *x.shape), x.dtype), element(self._spec.observation))
+        found = self._outputs(self._session.learner_state(), zeros).get("distribution")
+        return None if found is None else type(found)
 
     # ------------------------------------------------------------ parameters
 
@@ -170,3 +270,8 @@ class ActionPolicy:
         width = max(len(name) for name, _, _ in rows)
         lines = [f"{name:<{width}}  {shape!s:<20} {count:>10,}" for name, shape, count in rows]
         return "\n".join([*lines, f"{'in all':<{width}}  {'':<20} {sum(count for _, _, count in rows):>10,}"])
+
+
+def _is_empty(state: PyTree) -> bool:
+    """Whether no state is given: RLlib's programs pass [] to policies without one."""
+    return state is None or (isinstance(state, list | tuple) and not state)

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from jrl.types import Box, Space, StepResult
+from jrl.envs.worker_process import kind as kind_of
+from jrl.spaces import leaves
+from jrl.types import Box, Dict, Discrete, MultiDiscrete, PyTree, Space, StepResult, Tuple
 
 _ROUNDING = 1e-5  # of a bound, by which float32 may be beyond it
 
@@ -121,17 +123,11 @@ _Fault = tuple[str, bool, str]  # kind, whether it is a problem, message
 
 
 def look_at(
-    found: Findings, space: Space, num_envs: int, where: str, obs: np.ndarray, result: StepResult | None = None
+    found: Findings, space: Space, num_envs: int, where: str, obs: PyTree, result: StepResult | None = None
 ) -> None:
     """A row of B environments that was not looked at before its conversion."""
-    low, high = _bounds(space)
-    batched = (num_envs, *space.shape)
-    if obs.dtype != space.dtype:  # nothing converts it
-        message = f"observation of {obs.dtype}, but the space has {space.dtype}: convert it with astype"
-        found.problem("observation dtype", f"{where}: {message}")
-    for kind, wrong, message in _array_faults("observation", obs, batched, obs.dtype, low[None], high[None]):
-        if wrong:
-            found.problem(kind, f"{where}: {message}")
+    for kind, message in _row_faults("observation", space, num_envs, obs):
+        found.problem(kind, f"{where}: {message}")
     if result is None:
         return
     rewards: Any = result.reward
@@ -145,6 +141,58 @@ def look_at(
         if flags.shape != (num_envs,) or flags.dtype != bool:
             message = f"{where}: {name} is {flags.dtype} {flags.shape}, not bool ({num_envs},): one per environment"
             found.problem(name, message)
+
+
+def _row_faults(name: str, space: Space, num_envs: int, obs: PyTree) -> Iterator[tuple[str, str]]:
+    """Of B environments, in our space: kinds and messages."""
+    if isinstance(space, Dict | Tuple):
+        parts: Any = dict(space.items) if isinstance(space, Dict) else dict(enumerate(space.items))
+        named = isinstance(space, Dict)
+        fits = isinstance(obs, dict) and set(obs) == set(parts) if named else isinstance(obs, tuple)
+        if not fits or len(obs) != len(parts):
+            has = f"a dict of {sorted(obs)}" if isinstance(obs, dict) else f"a {type(obs).__name__}"
+            yield (
+                name,
+                f"{name} is {has}, but the space has {sorted(parts) if named else len(parts)}: return such a one",
+            )
+            return
+        for key, part in parts.items():
+            yield from _row_faults(f"{name}[{key!r}]", part, num_envs, obs[key])
+        return
+    low, high = _bounds(space)
+    if obs.dtype != space.dtype:  # nothing converts it
+        yield f"{name} dtype", f"{name} of {obs.dtype}, but the space has {space.dtype}: convert it with astype"
+    batched = (num_envs, *space.shape)
+    for kind, wrong, message in _array_faults(name, np.asarray(obs), batched, obs.dtype, low[None], high[None]):
+        if wrong:
+            yield kind, message
+
+
+def look_at_mask(found: Findings, action: Space, where: str, mask: np.ndarray, done: np.ndarray) -> None:
+    """Environments [B] that go on must allow an action: one of each choice that `mask` [B, K] bool is of."""
+    at = 0
+    for path, size in choices(action):
+        none = ~mask[:, at : at + size].any(axis=-1) & ~done
+        at += size
+        if none.any():
+            (i,) = place(none)
+            what = f" for {path}" if path else ""
+            found.problem(
+                "action_mask",
+                f"{where}: the action_mask of environment {i} allows no action{what}, but its episode goes on: allow "
+                "one, or end the episode on this step",
+            )
+
+
+def choices(action: Space) -> list[tuple[str, int]]:
+    """What a mask is of: the path to a choice and how many numbers it is among, in the order of the mask."""
+    found: list[tuple[str, int]] = []
+    for path, leaf in leaves(action):
+        if isinstance(leaf, Discrete):
+            found.append((path, leaf.n))
+        elif isinstance(leaf, MultiDiscrete):
+            found += [(f"{path}/{i}" if path else str(i), n) for i, n in enumerate(leaf.nvec)]
+    return found
 
 
 def _look_at_reward(found: Findings, where: str, reward: Any) -> None:
@@ -164,7 +212,7 @@ def _look_at_reward(found: Findings, where: str, reward: Any) -> None:
 
 def _observation_faults(name: str, space: Any, obs: Any) -> Iterator[_Fault]:
     """Of one environment, in Gymnasium's space."""
-    kind = type(space).__name__
+    kind = kind_of(space)
     if kind == "Dict":
         if not isinstance(obs, Mapping) or set(obs) != set(space.spaces):
             keys = sorted(map(str, obs)) if isinstance(obs, Mapping) else f"a {type(obs).__name__}"
@@ -190,9 +238,9 @@ def _observation_faults(name: str, space: Any, obs: Any) -> Iterator[_Fault]:
 
 def _bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:
     """Lowest and highest values [*shape] of a space of Gymnasium's or ours."""
-    kind = type(space).__name__
     if isinstance(space, Box):
         return space.bounds()
+    kind = kind_of(space)
     if kind == "Box":
         return np.asarray(space.low), np.asarray(space.high)
     low = np.asarray(getattr(space, "start", 0))

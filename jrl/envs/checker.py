@@ -12,10 +12,11 @@ import jax
 import numpy as np
 
 from jrl import registry
-from jrl.envs.check_values import Findings, Watch, described, look_at, place
+from jrl.envs.check_values import Findings, Watch, choices, described, look_at, look_at_mask, place
 from jrl.envs.graph import Definition
 from jrl.envs.make import make, resolve
-from jrl.types import Box, Discrete, GraphEnv, InputError, Space
+from jrl.spaces import leaves, map_leaves, masks_actions, of_leaves, split_mask
+from jrl.types import Box, Discrete, EnvSpec, GraphEnv, InputError, Leaf, MultiDiscrete, PyTree, Space
 
 _SLOW_S = 1e-4  # of a step, from which on a process of its own pays: see docs/environments.md
 _UNEVEN, _UNEVEN_S = 10.0, 1e-3  # a step that holds up the others: so many medians, and so many seconds
@@ -41,11 +42,13 @@ def check_env(
     steps: int = 200,
     num_envs: int = 2,
     seed: int = 0,
+    action_mask_info: str | None = None,
 ) -> Report:
     """Steps an environment three times: twice with one seed, and once with another.
 
-    Looked at are the spaces; shape, dtype, bounds and finiteness of observations; rewards and the flags of ends; what
-    follows an end; whether a seed gives one stream and another seed another; exceptions; how long steps take. What a
+    Looked at are the spaces; shape, dtype, bounds and finiteness of observations, each array of them; whether an action
+    mask always allows an action, of which only allowed ones are tried; rewards and the flags of ends; what follows an
+    end; whether a seed gives one stream and another seed another; exceptions; how long steps take. What a
     Gymnasium environment returns is looked at before it is converted.
 
     Args:
@@ -54,6 +57,7 @@ def check_env(
       steps: of each environment and stream, resets included.
       num_envs: stepped side by side.
       seed: of the environments and the random actions.
+      action_mask_info: as in a config.
     Returns:
       What was found. An environment that cannot be made is a problem, too.
     Raises:
@@ -64,7 +68,8 @@ def check_env(
     if not isinstance(env, str | type | Definition) and (hasattr(env, "step") or not callable(env)):
         raise InputError(f"check_env: expected an id, a class or a function that makes environments, got {env!r}")
     found = Findings()
-    runs = _Runs(registry.reference(env), backend, dict(options or {}), steps, num_envs, seed, found)
+    made: dict[str, Any] = {"backend": backend, "options": dict(options or {}), "action_mask_info": action_mask_info}
+    runs = _Runs(registry.reference(env), made, steps, num_envs, seed, found)
     try:
         first = runs.stream(seed)
         if first is not None:
@@ -78,7 +83,7 @@ def check_env(
 
 
 class _Stream(NamedTuple):
-    obs: np.ndarray  # [T + 1, B, *], the first from the reset
+    obs: PyTree  # [T + 1, B, *], the first from the reset
     reward: np.ndarray  # [T, B]
     done: np.ndarray  # [T, B], terminated or truncated
 
@@ -89,13 +94,11 @@ class _Stream(NamedTuple):
 class _Runs:
     """The same environments, stepped with the same actions from several seeds."""
 
-    def __init__(
-        self, id: str, backend: str, options: dict[str, Any], steps: int, num_envs: int, seed: int, found: Findings
-    ):
+    def __init__(self, id: str, made: dict[str, Any], steps: int, num_envs: int, seed: int, found: Findings):
         self._id, self._steps, self._num_envs, self._seed, self._found = id, steps, num_envs, seed, found
         own: dict[str, Any] = {"normalize_actions": False, "clip_actions": False, "host": True}
-        self._make = functools.partial(make, id, backend=backend, num_envs=num_envs, options=options, **own)
-        self._asked, self.backend = backend, ""
+        self._make = functools.partial(make, id, num_envs=num_envs, **made, **own)
+        self._asked, self.backend = made["backend"], ""
         self.limit: int | None = None
         self.seconds: list[float] = []  # of each step and reset of the first stream, where they can be told apart
         self._graph: Any = None
@@ -151,18 +154,23 @@ class _Runs:
         return env
 
     def _stepped(self, env: Any, seed: int, *, looked_at: bool) -> _Stream:
-        spec = env.spec
+        spec: EnvSpec = env.spec
+        masked = masks_actions(spec)
         actions = _random_actions(spec.action, self._steps, self._num_envs, self._seed)
         key, state, graph = jax.random.key(seed), None, isinstance(env, GraphEnv)
         if graph:
             state, first = env.reset(key)
         else:
             first = env.reset()
-        obs, rewards, done = [np.array(first)], [], []
+        obs, rewards, done = [jax.tree.map(np.array, first)], [], []
         look = functools.partial(look_at, self._found, spec.observation, self._num_envs)
         if not looked_at:
             look("reset", obs[0])
-        for t, action in enumerate(actions):
+        mask = self._mask("reset", spec, obs[0], np.zeros(self._num_envs, bool)) if masked else None
+        for t in range(self._steps):
+            action = jax.tree.map(lambda x: x[t], actions)  # noqa: B023  called at once
+            if mask is not None:
+                action = _allowed(spec.action, action, mask)
             if graph:
                 state, result = env.step(state, action, jax.random.fold_in(key, t + 1))
             else:
@@ -170,23 +178,57 @@ class _Runs:
             result = jax.tree.map(np.array, result)  # copies; `failed` may be None
             if not looked_at:
                 look(f"step {t + 1}", result.obs, result)
-            obs.append(np.asarray(result.obs))
+            obs.append(result.obs)
             rewards.append(np.asarray(result.reward))
             done.append(np.asarray(result.terminated) | np.asarray(result.truncated))
-        return _Stream(np.stack(obs), np.stack(rewards), np.stack(done))
+            if masked:
+                mask = self._mask(f"step {t + 1}", spec, result.obs, done[-1])
+        return _Stream(jax.tree.map(lambda *x: np.stack(x), *obs), np.stack(rewards), np.stack(done))
+
+    def _mask(self, where: str, spec: EnvSpec, obs: PyTree, done: np.ndarray) -> np.ndarray:
+        mask = split_mask(spec.observation, obs)[1]
+        assert isinstance(mask, np.ndarray)
+        look_at_mask(self._found, spec.action, where, mask, done)
+        return mask
 
 
-def _random_actions(space: Space, steps: int, num_envs: int, seed: int) -> np.ndarray:
+def _random_actions(space: Space, steps: int, num_envs: int, seed: int) -> PyTree:
     """[T, B, *]; a Box's are uniform between its bounds, and normal where one is infinite."""
-    rng, shape = np.random.default_rng(seed), (steps, num_envs, *space.shape)
+    rng = np.random.default_rng(seed)
+    return map_leaves(lambda leaf: _random(leaf, rng, (steps, num_envs, *leaf.shape)), space)
+
+
+def _random(space: Leaf, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     if isinstance(space, Box):
         low, high = space.bounds()
         bounded = np.isfinite(low) & np.isfinite(high)
         within = rng.uniform(np.where(bounded, low, 0.0), np.where(bounded, high, 0.0), shape)
         drawn = np.clip(np.where(bounded, within, rng.normal(size=shape)), low, high)
         return drawn.astype(space.dtype)
-    sizes = space.n if isinstance(space, Discrete) else np.asarray(space.nvec)
+    sizes = space.n if isinstance(space, Discrete) else np.asarray(getattr(space, "nvec", 2))
     return rng.integers(0, sizes, shape).astype(space.dtype)
+
+
+def _allowed(space: Space, action: PyTree, mask: np.ndarray) -> PyTree:
+    """Each choice, or the next one that `mask` [B, K] allows; as it is where none is."""
+    sizes = iter(choices(space))
+    at = 0
+
+    def moved(leaf: Leaf, x: np.ndarray) -> np.ndarray:
+        nonlocal at
+        if not isinstance(leaf, Discrete | MultiDiscrete):
+            return x
+        columns = []
+        for column in x.reshape(len(x), -1).T:
+            size = next(sizes)[1]
+            order = (column[:, None] + np.arange(size)) % size  # [B, size], what is asked first
+            allowed = np.take_along_axis(mask[:, at : at + size], order, axis=-1)
+            columns.append(order[np.arange(len(x)), allowed.argmax(axis=-1)])
+            at += size
+        return np.stack(columns, -1).reshape(x.shape).astype(x.dtype)
+
+    parts = [moved(leaf, x) for (_, leaf), x in zip(leaves(space), jax.tree.leaves(action))]
+    return of_leaves(space, parts)
 
 
 # ---------------------------------------------------------------- looking at whole streams
@@ -214,8 +256,9 @@ def _compare(first: _Stream, again: _Stream | None, other: _Stream | None, backe
 
 def _first_difference(a: _Stream, b: _Stream) -> int | None:
     """The first step whose results differ, 0 for the reset; None where none does."""
-    for t in range(len(a.obs)):
-        same = _equal(a.obs[t], b.obs[t])
+    for t in range(len(a.reward) + 1):
+        rows = zip(jax.tree.leaves(a.obs), jax.tree.leaves(b.obs))
+        same = all(_equal(x[t], y[t]) for x, y in rows)
         if t and same:
             same = _equal(a.reward[t - 1], b.reward[t - 1]) and _equal(a.done[t - 1], b.done[t - 1])
         if not same:
@@ -240,7 +283,9 @@ def _contract(stream: _Stream, found: Findings) -> None:
             f"{'an' if stream.done[t, i] else 'no'} end: environments reset on the step after an end, with reward 0 "
             "and no end (see jrl.types.StepResult)",
         )
-    moved = (stream.obs[1:] != stream.obs[:-1]).reshape(*stream.done.shape, -1).any(axis=-1)
+    moved = np.zeros_like(stream.done)
+    for x in jax.tree.leaves(stream.obs):
+        moved |= (x[1:] != x[:-1]).reshape(*stream.done.shape, -1).any(axis=-1)
     if after.any() and not moved[after].any() and moved[~after].any():
         found.note(
             "final observation",

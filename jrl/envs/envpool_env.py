@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import mlir
 
+from jrl.envs import masks
 from jrl.envs import spec as spaces
 from jrl.envs.vector import Infos
-from jrl.types import Array, Box, EnvSpec, GraphEnv, InputError, PyTree, StepResult
+from jrl.types import Array, EnvSpec, GraphEnv, InputError, PyTree, Space, StepResult, element
 
 _RESERVED = ("num_envs", "seed", "env_seed", "batch_size", "max_num_players", "base_path", "gym_reset_return_info")
 _TINY = ("envpool.classic_control", "envpool.toy_text")
@@ -102,10 +103,10 @@ def _ends_at_limit(id: str) -> bool:
     """
     pool = _pool(id, 1, 0, {"max_episode_steps": 1})
     try:
-        space = spaces.action_space(pool.action_space)
+        taken = _actions(pool)
         pool.reset()
-        action = np.zeros((1, *space.shape), pool.action_space.dtype if isinstance(space, Box) else np.int32)
-        _, _, terminated, truncated, _ = pool.step(action)
+        zeros = jax.tree.map(lambda x: np.zeros((1, *x.shape), x.dtype), element(taken.space))
+        _, _, terminated, truncated, _ = pool.step(taken.convert(zeros))
         return bool(terminated[0] | truncated[0])
     finally:
         pool.close()
@@ -129,24 +130,64 @@ def _pool(id: str, num_envs: int, seed: int, options: dict[str, Any], batch_size
             raise InputError(f"env {id}: EnvPool cannot make it with options {options}: {e}") from e
 
 
+def _actions(pool: Any) -> spaces.Actions:
+    """EnvPool takes other dtypes than its spaces have; the last of its keys is the action's."""
+    with _quiet():
+        space = pool.action_space
+    return spaces.actions(space, list(pool.spec.action_array_spec.values())[-1].dtype)
+
+
+def _info_shapes(pool: Any) -> dict[str, tuple[int, ...]]:
+    """Shapes of what the infos have, of one environment, by name."""
+    found = {name[5:]: tuple(x.shape) for name, x in pool.spec.state_array_spec.items() if name.startswith("info:")}
+    return {name: shape for name, shape in found.items() if "env_id" not in name and -1 not in shape}
+
+
 class _Pool:
     """A pool between our spaces and EnvPool's. `spec` is the environment's own, before any action transform."""
 
-    def __init__(self, id: str, num_envs: int, seed: int, options: dict[str, Any], batch_size: int | None = None):
+    def __init__(
+        self,
+        id: str,
+        num_envs: int,
+        seed: int,
+        options: dict[str, Any],
+        batch_size: int | None = None,
+        mask_info: str | None = None,
+    ):
         self._pool: Any = _pool(id, num_envs, seed, options, batch_size)
         self.infos = Infos(num_envs)
-        with _quiet():
-            observed, acted = self._pool.observation_space, self._pool.action_space
-        self._observed, action = spaces.observations(observed), spaces.action_space(acted)
-        self._action_dtype = np.dtype(acted.dtype if isinstance(action, Box) else np.int32)
+        try:
+            with _quiet():
+                observed = self._pool.observation_space
+            seen, taken = spaces.observations(observed), _actions(self._pool)
+            name = self._mask(id, mask_info, observed, taken.space)
+            if name is not None:
+                seen = spaces.with_mask_of_infos(seen, _info_shapes(self._pool)[name])
+            seen, taken = spaces.with_flat_mask(seen, taken)
+        except InputError:
+            self._pool.close()
+            raise
+        convert, self._taken = seen.convert, taken.convert
+        # (observations, infos) as the pool gives them -> observations [B, *]
+        self._observe: Callable[[Any, dict[str, Any]], PyTree] = (
+            (lambda obs, info: convert(obs)) if name is None else lambda obs, info: convert((obs, info[name]))
+        )
         limit = int(self._pool.spec.config.max_episode_steps)
-        self.spec = EnvSpec(self._observed.space, action, num_envs, None if limit == _UNLIMITED else limit)
+        self.spec = EnvSpec(seen.space, taken.space, num_envs, None if limit == _UNLIMITED else limit)
 
-    def _action(self, action: Array, num_envs: int) -> np.ndarray:
+    def _mask(self, id: str, name: str | None, observed: Any, action: Space) -> str | None:
+        """The entry of the infos that is the mask."""
+        if not masks.looked_for(name, observed, action, id):
+            return None
+        found = masks.shape(name, _info_shapes(self._pool), action, id)
+        return None if found is None else found[0]
+
+    def _action(self, action: PyTree, num_envs: int) -> Any:
         """In EnvPool's dtype. Raises ValueError unless it is of `spec.action`."""
-        action = np.asarray(action)
+        action = jax.tree.map(np.asarray, action) if isinstance(action, dict | tuple | list) else np.asarray(action)
         spaces.check_action(self.spec.action, num_envs, action)
-        return action.astype(self._action_dtype)
+        return self._taken(action)
 
     def close(self) -> None:
         """Ends the pool's threads."""
@@ -156,8 +197,8 @@ class _Pool:
 class EnvPoolEnv(_Pool):
     """Host environments that wait for each other, and the same inside a program."""
 
-    def __init__(self, id: str, *, num_envs: int, seed: int, options: dict[str, Any]):
-        super().__init__(id, num_envs, seed, options)
+    def __init__(self, id: str, *, num_envs: int, seed: int, options: dict[str, Any], mask_info: str | None = None):
+        super().__init__(id, num_envs, seed, options, mask_info=mask_info)
         self._in_program = False
 
     def reset(self) -> PyTree:
@@ -165,14 +206,14 @@ class EnvPoolEnv(_Pool):
         self._host_only()
         obs, info = self._pool.reset()
         self.infos.of_pool(info)
-        return self._observed.convert(obs)
+        return self._observe(obs, info)
 
-    def step(self, action: Array) -> StepResult:
+    def step(self, action: PyTree) -> StepResult:
         """Raises ValueError for actions of another shape, dtype or range than `spec.action`."""
         self._host_only()
         obs, reward, terminated, truncated, info = self._pool.step(self._action(action, self.spec.num_envs))
         self.infos.of_pool(info)
-        return StepResult(self._observed.convert(obs), _reward(reward, info), terminated, truncated)
+        return StepResult(self._observe(obs, info), _reward(reward, info), terminated, truncated)
 
     def _host_only(self) -> None:
         if self._in_program:
@@ -194,21 +235,21 @@ class EnvPoolEnv(_Pool):
             return None
         self._in_program = True
         token = np.array(handle)
-        convert, dtype = self._observed.convert, self._action_dtype
+        observe, taken = self._observe, self._taken
 
         def reset(key: jax.Array) -> tuple[jax.Array, PyTree]:
-            obs = convert(self._pool.reset()[0])
+            obs = observe(*self._pool.reset())
             # copies: EnvPool writes its next results into the same memory
             return jnp.array(token, copy=True), jax.tree.map(lambda x: jnp.array(x, copy=True), obs)
 
         @_opaque
-        def pool_step(state: jax.Array, action: jax.Array) -> tuple[jax.Array, StepResult]:
+        def pool_step(state: jax.Array, action: PyTree) -> tuple[jax.Array, StepResult]:
             with jax.enable_x64(True):
-                state, (obs, reward, terminated, truncated, info) = xla_step(state, action.astype(dtype))
-                obs, reward = convert(obs), _reward(reward, info)
+                state, (obs, reward, terminated, truncated, info) = xla_step(state, taken(action))
+                obs, reward = observe(obs, info), _reward(reward, info)
             return state, StepResult(obs, reward, terminated, truncated)
 
-        def step(state: jax.Array, action: jax.Array, key: jax.Array) -> tuple[jax.Array, StepResult]:
+        def step(state: jax.Array, action: PyTree, key: jax.Array) -> tuple[jax.Array, StepResult]:
             spaces.check_action(self.spec.action, self.spec.num_envs, action)  # while tracing: shape and dtype
             return pool_step(state, action)
 
@@ -221,8 +262,17 @@ class AsyncEnvPoolEnv(_Pool):
     EnvPool waits for exactly `batch_size` of them, and for ever if fewer are under way: such a `recv` is refused.
     """
 
-    def __init__(self, id: str, *, num_envs: int, seed: int, options: dict[str, Any], batch_size: int):
-        super().__init__(id, num_envs, seed, options, batch_size)
+    def __init__(
+        self,
+        id: str,
+        *,
+        num_envs: int,
+        seed: int,
+        options: dict[str, Any],
+        batch_size: int,
+        mask_info: str | None = None,
+    ):
+        super().__init__(id, num_envs, seed, options, batch_size, mask_info)
         self.batch_size = self.least = batch_size
         self._under_way = np.zeros(num_envs, bool)
         self._stale = np.zeros(num_envs, bool)  # what is under way was sent before the latest reset
@@ -233,7 +283,7 @@ class AsyncEnvPoolEnv(_Pool):
         self._pool._reset(np.flatnonzero(~self._under_way).astype(np.int32))
         self._under_way[:] = True
 
-    def send(self, action: Array, env_id: Array) -> None:
+    def send(self, action: PyTree, env_id: Array) -> None:
         """Actions [n, *] for the environments `env_id` [n] i32.
 
         Raises:
@@ -257,7 +307,7 @@ class AsyncEnvPoolEnv(_Pool):
             obs, reward, terminated, truncated, info = self._pool.recv()
             self.infos.of_pool(info)
             env_id = np.array(info["env_id"], np.int32)
-            result = StepResult(self._observed.convert(obs), _reward(reward, info), terminated, truncated)
+            result = StepResult(self._observe(obs, info), _reward(reward, info), terminated, truncated)
             stale = self._stale[env_id]
             if stale.any():
                 self._stale[env_id] = False

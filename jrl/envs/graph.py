@@ -36,7 +36,7 @@ class Definition(NamedTuple):
     num_draws: int
     reset: Callable[..., PyTree]  # draws -> state
     step: Callable[..., tuple[PyTree, Array, Array]]  # (state, action, draws) -> state, reward, end
-    observe: Callable[..., Array]  # state -> [B, *]
+    observe: Callable[..., PyTree]  # state -> [B, *]
     task: PyTree = None  # what it begins with
 
 
@@ -52,13 +52,13 @@ class GraphState:
 def build(definition: Definition, num_envs: int) -> GraphEnv:
     """B environments of a definition."""
 
-    def reset(key: Key, *given: PyTree) -> tuple[PyTree, Array]:
+    def reset(key: Key, *given: PyTree) -> tuple[PyTree, PyTree]:
         inner = definition.reset(random.uniform(key, (definition.num_draws, num_envs)), *given)
         return inner, definition.observe(inner, *given)
 
     def advance(
-        inner: PyTree, action: Array, key: Key, fresh: Array, *given: PyTree
-    ) -> tuple[PyTree, Array, Array, Array]:
+        inner: PyTree, action: PyTree, key: Key, fresh: Array, *given: PyTree
+    ) -> tuple[PyTree, PyTree, Array, Array]:
         draws = random.uniform(
             key, (definition.num_draws, num_envs)
         )  # a row uses them to reset or to step, never for both
@@ -94,7 +94,7 @@ def under_contract(
         # a copy: the caller donates state and observation, which must not share a buffer
         return GraphState(inner, jnp.zeros((spec.num_envs,), jnp.int32), begun), jax.tree.map(jnp.copy, obs)
 
-    def step(state: GraphState, action: Array, key: Key) -> tuple[GraphState, StepResult]:
+    def step(state: GraphState, action: PyTree, key: Key) -> tuple[GraphState, StepResult]:
         check_action(spec.action, spec.num_envs, action)  # while tracing: shape and dtype
         fresh = state.elapsed == _ENDED
         inner, obs, reward, terminated = advance(state.inner, action, key, fresh, *given(state.task))

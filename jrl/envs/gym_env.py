@@ -5,15 +5,17 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
 from jrl import registry
 from jrl.envs import context as contexts
+from jrl.envs import masks
 from jrl.envs import spec as spaces
 from jrl.envs.context import EnvContext, Maker
 from jrl.envs.vector import Infos, Vector
 from jrl.envs.workers import Workers
-from jrl.types import Array, EnvSpec, InputError, PyTree, StepResult
+from jrl.types import Array, EnvSpec, InputError, PyTree, Space, StepResult
 
 
 def ids() -> tuple[str, ...]:
@@ -97,7 +99,7 @@ def _in_this_process(id: str, num_envs: int, seed: int, make: Maker, described: 
     except (TypeError, ImportError, gymnasium.error.Error) as e:
         raise InputError(f"{described}: {e}") from e
     try:  # before memory is laid out for them
-        spaces.observations(first.observation_space), spaces.action_space(first.action_space)
+        spaces.observations(first.observation_space), spaces.actions(first.action_space)
     except InputError:
         first.close()
         raise
@@ -112,14 +114,16 @@ def _in_workers(id: str, num_envs: int, seed: int, make: Maker, described: str, 
     return Workers(pickled, described=described, id=id, num_envs=num_envs, seed=seed, **settings)
 
 
-def _inside(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`fn` of the environments that are in `jrl.envs.limits.Limited`."""
+def _inside(fn: Callable[[Any], Any], depth: int) -> Callable[[Any], Any]:
+    """`fn` of the environments that are in `jrl.envs.limits.Limited`, `worker_process.Masked` or both."""
 
-    def call(limited: Any) -> Any:
-        return fn(limited.env)
+    def call(around: Any) -> Any:
+        for _ in range(depth):
+            around = around.env
+        return fn(around)
 
     if hasattr(fn, "for_index"):  # see `Workers.foreach_env`
-        call.for_index = lambda i: _inside(fn.for_index(i))  # type: ignore[attr-defined]
+        call.for_index = lambda i: _inside(fn.for_index(i), depth)  # type: ignore[attr-defined]
     return call
 
 
@@ -127,33 +131,52 @@ class _Adapter:
     """A vector between our spaces and Gymnasium's. `spec` is the environment's own, before any action transform."""
 
     def __init__(
-        self, vector: Vector | Workers, num_envs: int, restart_failed: bool, horizon: int | None, soft_horizon: bool
+        self,
+        vector: Vector | Workers,
+        num_envs: int,
+        restart_failed: bool,
+        horizon: int | None,
+        soft_horizon: bool,
+        mask_info: str | None,
     ):
         self._vector: Any = vector
-        self._limited, self._goes_on = horizon is not None, soft_horizon
-        self._restart_failed = restart_failed
+        self._depth, self._goes_on = int(horizon is not None), soft_horizon  # depth: of what is around an environment
+        self._restart_failed, self._was_reset = restart_failed, False
         try:
-            observation, action = vector.observation_space, vector.action_space
-            self._observed = spaces.observations(observation)
-            limit = min((n for n in (vector.max_episode_steps, horizon) if n is not None), default=None)
-            self.spec = EnvSpec(self._observed.space, spaces.action_space(action), num_envs, limit)
-        except InputError:
+            seen, taken = spaces.observations(vector.observation_space), spaces.actions(vector.action_space)
+            if self._mask(taken.space, mask_info):
+                seen = spaces.observations(vector.observation_space)
+            seen, taken = spaces.with_flat_mask(seen, taken)
+        except BaseException:
             vector.close()
             raise
-        self._raw: Any = action
+        self._observe, self._taken = seen.convert, taken.convert
+        limit = min((n for n in (vector.max_episode_steps, horizon) if n is not None), default=None)
+        self.spec = EnvSpec(seen.space, taken.space, num_envs, limit)
 
-    def _action(self, action: Array, num_envs: int) -> np.ndarray:
-        """[n, *] in the environment's own dtype and shape. Raises ValueError unless it is of `spec.action`."""
-        action = np.asarray(action)
+    def _mask(self, action: Space, name: str | None) -> bool:
+        """Whether the infos have a mask, which the environments then show."""
+        vector, id = self._vector, self._vector.restarts.id
+        if not masks.looked_for(name, vector.observation_space, action, id):
+            return False
+        found = masks.shape(name, vector.look(), action, id)
+        if found is not None:
+            vector.mask(*found, limited=self._depth > 0)
+            self._depth += 1
+        return found is not None
+
+    def _action(self, action: PyTree, num_envs: int) -> Any:
+        """[n, *] in the environment's own dtypes and shapes. Raises ValueError unless it is of `spec.action`."""
+        action = jax.tree.map(np.asarray, action) if isinstance(action, dict | tuple | list) else np.asarray(action)
         spaces.check_action(self.spec.action, num_envs, action)
-        return action.astype(self._raw.dtype).reshape((num_envs, *self._raw.shape))
+        return self._taken(action)
 
     def _result(self, rows: Any, failed: np.ndarray) -> StepResult:
         """The latest step of all environments, or of `rows` [n]: copies."""
         block = self._vector.block
         every = slice(None) if rows is None else rows
         return StepResult(
-            self._observed.convert(block.observations(rows)),
+            self._observe(block.observations(rows)),
             block.reward[every].astype(np.float32),
             np.array(block.terminated[every]),
             np.array(block.truncated[every]),
@@ -176,12 +199,13 @@ class _Adapter:
         In worker processes `fn` and what it returns travel pickled, and where it raises, a RuntimeError has its
         traceback. What an environment was made with: `jrl.envs.context.of(env)`.
         """
-        return self._vector.foreach_env(_inside(fn) if self._limited else fn)
+        return self._vector.foreach_env(_inside(fn, self._depth) if self._depth else fn)
 
     def _begin_anew(self) -> None:
         """Before a reset of all: those that stand at a soft horizon are reset, too."""
-        if self._goes_on:
+        if self._goes_on and self._was_reset:
             self._vector.foreach_env(lambda limited: limited.begin_anew())
+        self._was_reset = True
 
     def close(self) -> None:
         """Closes the environments, and ends their processes within five seconds."""
@@ -196,6 +220,8 @@ class GymnasiumEnv(_Adapter):
       num_envs, seed: B environments; i gets seed + i at the first reset.
       context: of environment 0, options included; None: they know of `options` only.
       horizon, soft_horizon: see `jrl.envs.limits`.
+      mask_info: entry of the infos that joins the observation as `action_mask`; None: `action_mask`, where the infos
+        of the first reset have one that fits the action space.
       remote: each in a process of its own.
       restart_failed: an environment that raises, or whose process ends or exceeds the time limit, is closed and made
         anew with another seed; `StepResult.failed` tells. One that fails eleven times in a row ends the run. Without
@@ -218,6 +244,7 @@ class GymnasiumEnv(_Adapter):
         context: EnvContext | None = None,
         horizon: int | None = None,
         soft_horizon: bool = False,
+        mask_info: str | None = None,
     ):
         make = _maker(id, context or EnvContext(options, num_envs=num_envs, seed=seed), horizon, soft_horizon)
         described = _described(id, options)
@@ -226,15 +253,15 @@ class GymnasiumEnv(_Adapter):
             vector: Vector | Workers = _in_workers(id, num_envs, seed, make, described, **limits)
         else:
             vector = _in_this_process(id, num_envs, seed, make, described, restart_failed)
-        super().__init__(vector, num_envs, restart_failed, horizon, soft_horizon)
+        super().__init__(vector, num_envs, restart_failed, horizon, soft_horizon, mask_info)
 
     def reset(self) -> PyTree:
         """[B, *] observations of new episodes; the first reset seeds the environments."""
         self._begin_anew()
         self._vector.reset()
-        return self._observed.convert(self._vector.block.observations())
+        return self._observe(self._vector.block.observations())
 
-    def step(self, action: Array) -> StepResult:
+    def step(self, action: PyTree) -> StepResult:
         """Raises ValueError for actions of another shape, dtype or range than `spec.action`."""
         failed = self._vector.step(self._action(action, self.spec.num_envs))
         return self._result(None, failed)
@@ -260,11 +287,13 @@ class AsyncGymnasiumEnv(_Adapter):
         context: EnvContext | None = None,
         horizon: int | None = None,
         soft_horizon: bool = False,
+        mask_info: str | None = None,
         **limits: Any,
     ):
         make = _maker(id, context or EnvContext(options, num_envs=num_envs, seed=seed), horizon, soft_horizon)
         workers = _in_workers(id, num_envs, seed, make, _described(id, options), **limits)
-        super().__init__(workers, num_envs, limits.get("restart_failed", False), horizon, soft_horizon)
+        restart_failed = limits.get("restart_failed", False)
+        super().__init__(workers, num_envs, restart_failed, horizon, soft_horizon, mask_info)
         self._workers, self.batch_size, self._more_s = workers, num_envs, batch_wait_ms / 1000
 
     def reset(self) -> None:
@@ -272,7 +301,7 @@ class AsyncGymnasiumEnv(_Adapter):
         self._begin_anew()
         self._workers.begin()
 
-    def send(self, action: Array, env_id: Array) -> None:
+    def send(self, action: PyTree, env_id: Array) -> None:
         """Actions [n, *] for the environments `env_id` [n] i32.
 
         Raises:

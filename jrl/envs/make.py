@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jrl import registry
-from jrl.envs import classic, limits, suites, toys
+from jrl.envs import classic, history, limits, nested, parametric, suites, toys
 from jrl.envs.context import EnvContext, makes_graph
 from jrl.envs.graph import Definition, build, time_limit
 from jrl.envs.wrappers import wrap
@@ -25,6 +25,8 @@ GRAPH: dict[str, Callable[..., Definition]] = {
     "StatelessCartPole-v1": toys.stateless_cartpole,
     "RepeatAfterMe-v0": toys.repeat_after_me,
     "Corridor-v0": toys.corridor,
+    "ParametricCartPole-v0": parametric.parametric_cartpole,
+    "Nested-v0": nested.nested,
 }
 ROLES = ("train", "eval")
 _BLOCKS = 8_192  # per role, of 65,536 seeds each: int32 holds those of four roles
@@ -100,6 +102,8 @@ def check(
     step_timeout_s: float | None = None,
     horizon: int | None = None,
     soft_horizon: bool = False,
+    action_mask_info: str | None = None,
+    frame_stack: int = 1,
 ) -> list[str]:
     """What is wrong with these, without making an environment; each message names the mend. Arguments as `make`."""
     try:
@@ -110,6 +114,8 @@ def check(
         *_size_errors(id, found, num_envs, batch_size),
         *_worker_errors(id, found, remote_worker_envs, batch_wait_ms, restart_failed, step_timeout_s),
         *limits.errors(horizon, soft_horizon, id, found, backends_of(id) if soft_horizon else ()),
+        *_mask_errors(id, found, action_mask_info),
+        *history.check(frame_stack),
     ]
     try:
         if found == "envpool":
@@ -138,6 +144,16 @@ def _size_errors(id: str, found: str, num_envs: int | None, batch_size: int | No
         yield f"env.batch_size: expected at least 1, got {batch_size}"
     elif num_envs is not None and batch_size > num_envs:
         yield f"env.batch_size {batch_size}: a vector has {num_envs} environments only: use at most so many"
+
+
+def _mask_errors(id: str, found: str, action_mask_info: str | None) -> Iterator[str]:
+    if action_mask_info == "":
+        yield "env.action_mask_info: expected the name of an entry of the infos, or null, got ''"
+    elif action_mask_info is not None and found == "graph":
+        yield (
+            f"env.action_mask_info {action_mask_info}: environments in JAX have no infos, and {id} is stepped by the "
+            "graph backend: let its observation be a Dict with an action_mask, or leave it out"
+        )
 
 
 def _worker_errors(
@@ -259,6 +275,10 @@ def make(
     horizon: int | None = None,
     soft_horizon: bool = False,
     no_done_at_end: bool | None = None,
+    action_mask_info: str | None = None,
+    frame_stack: int = 1,
+    use_prev_action: bool = False,
+    use_prev_reward: bool = False,
     worker_index: int = 0,
     num_workers: int = 0,
 ) -> GraphEnv | Env | AsyncEnv:
@@ -282,6 +302,10 @@ def make(
         wait for each other.
       restart_failed: Gymnasium only: an environment that fails is made anew (`StepResult.failed`).
       step_timeout_s: of worker processes: a step or reset that takes longer has failed; seconds.
+      action_mask_info: EnvPool and Gymnasium: the entry of the infos that says which actions can be taken. It joins the
+        observation as `action_mask` bool [K] (see `jrl.spaces`): {"obs": what it was, "action_mask": mask}, or one more
+        item of a Dict. None: `action_mask`, where the infos of a first reset have one that fits the action space.
+      frame_stack, use_prev_action, use_prev_reward: what observations tell of earlier steps; see `jrl.envs.history`.
       horizon, soft_horizon, no_done_at_end: where episodes end and what that means; see `jrl.envs.limits`.
       worker_index, num_workers: which env runner of how many this is; for `jrl.envs.context.EnvContext`.
     Returns:
@@ -306,6 +330,8 @@ def make(
         step_timeout_s=step_timeout_s,
         horizon=horizon,
         soft_horizon=soft_horizon,
+        action_mask_info=action_mask_info,
+        frame_stack=frame_stack,
     )
     if errors:
         raise InputError(*errors)
@@ -318,6 +344,7 @@ def make(
     elif found == "envpool":
         from jrl.envs import envpool_env
 
+        pool["mask_info"] = action_mask_info
         pool["options"] = envpool_env.limited(id, options, horizon)
         if batch_size is not None and batch_size < num_envs:
             env = envpool_env.AsyncEnvPoolEnv(id, batch_size=batch_size, **pool)
@@ -328,7 +355,7 @@ def make(
         from jrl.envs import gym_env
 
         pool |= {"restart_failed": restart_failed, "step_timeout_s": step_timeout_s}
-        pool |= {"horizon": horizon, "soft_horizon": soft_horizon}
+        pool |= {"horizon": horizon, "soft_horizon": soft_horizon, "mask_info": action_mask_info}
         pool["context"] = EnvContext(
             options,
             worker_index=worker_index,
@@ -343,4 +370,9 @@ def make(
             env = gym_env.AsyncGymnasiumEnv(id, batch_wait_ms=batch_wait_ms, **pool)
         else:
             env = gym_env.GymnasiumEnv(id, remote=remote_worker_envs, **pool)
-    return wrap(env, normalize=normalize_actions, clip=clip_actions, no_done_at_end=no_done_at_end)
+    env = wrap(env, normalize=normalize_actions, clip=clip_actions, no_done_at_end=no_done_at_end)
+    try:
+        return history.remember(env, frame_stack=frame_stack, prev_action=use_prev_action, prev_reward=use_prev_reward)
+    except InputError:
+        env.close()
+        raise

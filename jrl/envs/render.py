@@ -13,11 +13,12 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from jrl import spaces
 from jrl.envs.envpool_env import EnvPoolEnv, family
 from jrl.envs.gym_env import GymnasiumEnv
 from jrl.envs.make import backends_of, resolve, seed_range
 from jrl.envs.make import make as make_env
-from jrl.types import Array, Box, Env, EnvSpec, GraphEnv, InputError, PyTree, Space, StepResult
+from jrl.types import Array, Box, Dict, Env, EnvSpec, GraphEnv, InputError, Leaf, PyTree, Space, StepResult, Tuple
 
 # they draw without OpenGL; MuJoCo's renderer ends the process where OpenGL is missing, so others are tried in a child
 _SOFTWARE = ("envpool.atari", "envpool.box2d", "envpool.classic_control", "envpool.minigrid", "envpool.toy_text")
@@ -38,7 +39,13 @@ class Drawn(Env, Protocol):
 
 
 def make(
-    id: str, spec: EnvSpec, *, backend: str = "auto", seed: int = 0, options: dict[str, Any] | None = None
+    id: str,
+    spec: EnvSpec,
+    *,
+    backend: str = "auto",
+    seed: int = 0,
+    options: dict[str, Any] | None = None,
+    around: Callable[[Any], Any] = lambda env: env,
 ) -> Drawn:
     """An environment that a policy can be watched in, the first of these that can be made and drawn:
 
@@ -48,6 +55,7 @@ def make(
     Args:
       id, backend, seed, options: as `envs.make`; the seeds are those of the role eval. Another backend than the run's
         takes none of the options but `max_episode_steps`.
+      around: what the run has between environment and policy, such as `history.remember` with its frame stack.
       spec: of the policy; the environment's observations and actions must be the same.
     Raises:
       InputError: nothing can draw it, with what each of them said.
@@ -60,7 +68,7 @@ def make(
             continue
         kept = options if name == own else {k: v for k, v in options.items() if k == "max_episode_steps"}
         try:
-            env = _started(_RENDERERS[name], id, first, kept, spec)
+            env = _started(lambda *how, name=name: around(_RENDERERS[name](*how)), id, first, kept, spec)
         except _CannotDraw as e:
             errors.append(f"{name}: {e}")
             continue
@@ -72,7 +80,7 @@ def make(
         plain: Any = make_env(
             id, backend=own, num_envs=1, seed=seed, role="eval", options=options, host=True, **_OWN_ACTIONS
         )
-        return _Observed(plain, draw, first)
+        return _Observed(around(plain), draw, first)
     raise InputError(f"env {id} cannot be drawn: {'; '.join(errors) or 'neither EnvPool nor Gymnasium has it'}")
 
 
@@ -92,7 +100,7 @@ def _started(renderer: Callable[..., Any], id: str, seed: int, options: dict[str
     try:
         for what, space, wanted in (
             ("observations", env.spec.observation, spec.observation),
-            ("actions", env.spec.action, spec.env_action or spec.action),
+            ("actions", env.spec.env_action or env.spec.action, spec.env_action or spec.action),
         ):
             if _kind(space) != _kind(wanted):
                 raise _CannotDraw(f"its {what} are {_kind(space)}, the policy's {_kind(wanted)}")
@@ -109,6 +117,11 @@ def _started(renderer: Callable[..., Any], id: str, seed: int, options: dict[str
 
 
 def _kind(space: Space) -> tuple:
+    """What two spaces must have in common; bounds they need not."""
+    if isinstance(space, Dict):
+        return (type(space).__name__, {name: _kind(part) for name, part in space.items})
+    if isinstance(space, Tuple):
+        return (type(space).__name__, *map(_kind, space.items))
     return (type(space).__name__, space.shape, space.dtype, getattr(space, "n", None), getattr(space, "nvec", None))
 
 
@@ -199,13 +212,23 @@ _RENDERERS: dict[str, Callable[..., Any]] = {"envpool": _envpool, "gymnasium": _
 # ---------------------------------------------------------------- observations as pictures
 
 
-def picture(space: Space) -> Callable[[np.ndarray], np.ndarray] | None:
-    """The function from an observation to a picture [H, W, 3] u8, its longer side 256 or more; None if it is no image.
+def picture(space: Space) -> Callable[[PyTree], np.ndarray] | None:
+    """The function from an observation to a picture [H, W, 3] u8, its longer side 256 or more; None if it has no image.
+
+    Of several arrays, the first that is an image is shown.
 
     Images have two axes, or a third for channels, the smaller of the first and the last: 3 are colours; of others the
     last is shown, which is the newest of a stack of frames. Floats are images where the bounds are two finite numbers;
     then a stack is not told from layers that mean different things, and only 1 or 3 channels are.
     """
+    if isinstance(space, Dict | Tuple):
+        drawn = [_picture(leaf) for _, leaf in spaces.leaves(space)]
+        found = [(i, draw) for i, draw in enumerate(drawn) if draw is not None]
+        return (lambda obs: found[0][1](jax.tree.leaves(obs)[found[0][0]])) if found else None
+    return _picture(space)
+
+
+def _picture(space: Leaf) -> Callable[[np.ndarray], np.ndarray] | None:
     if not isinstance(space, Box) or len(space.shape) not in (2, 3) or min(space.shape) < 1:
         return None
     low, high = (float(b.min()) for b in space.bounds())
@@ -260,7 +283,7 @@ class _Observed:
         return result
 
     def render(self) -> np.ndarray:
-        return self._draw(np.asarray(self._obs)[0])
+        return self._draw(jax.tree.map(lambda x: np.asarray(x)[0], self._obs))
 
     def close(self) -> None:
         self._env.close()

@@ -3,15 +3,17 @@
 import difflib
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jrl.envs import spec as spaces
 from jrl.envs.graph import select, time_limit, under_contract
-from jrl.types import Array, Box, Discrete, EnvSpec, GraphEnv, InputError, Key, PyTree, Space
+from jrl.spaces import map_leaves
+from jrl.types import Array, Box, Dict, Discrete, EnvSpec, GraphEnv, InputError, Key, PyTree, Space, Tuple
 
 PREFIXES = ("gymnax:", "brax:")
 _NEVER = 2**30
@@ -52,15 +54,15 @@ def make(id: str, num_envs: int, options: dict[str, Any]) -> GraphEnv:
 
 def _vectorize(
     spec: EnvSpec,
-    reset_one: Callable[[Key], tuple[PyTree, Array]],
-    step_one: Callable[[PyTree, Array, Key], tuple[PyTree, Array, Array, Array]],
+    reset_one: Callable[[Key], tuple[PyTree, PyTree]],
+    step_one: Callable[[PyTree, PyTree, Key], tuple[PyTree, PyTree, Array, Array]],
 ) -> GraphEnv:
     """B environments from the two functions of one; `step_one` returns (state, obs, reward, end)."""
 
-    def reset(key: Key) -> tuple[PyTree, Array]:
+    def reset(key: Key) -> tuple[PyTree, PyTree]:
         return jax.vmap(reset_one)(jax.random.split(key, spec.num_envs))
 
-    def advance(inner: PyTree, action: Array, key: Key, fresh: Array) -> tuple[PyTree, Array, Array, Array]:
+    def advance(inner: PyTree, action: PyTree, key: Key, fresh: Array) -> tuple[PyTree, PyTree, Array, Array]:
         step_key, reset_key = jax.random.split(key)
         inner, obs, reward, end = jax.vmap(step_one)(inner, action, jax.random.split(step_key, spec.num_envs))
         # a reset may cost more than a step (brax), and most steps reset nothing
@@ -98,15 +100,16 @@ def _gymnax(name: str, num_envs: int, options: dict[str, Any]) -> GraphEnv:
         params = params.replace(max_steps_in_episode=type(own)(limit if hasattr(env, "is_truncated") else _NEVER))
     observation = _gymnax_space(env.observation_space(params))
     action = _gymnax_space(env.action_space(params))
+    typed = lambda obs: map_leaves(lambda leaf, x: x.astype(leaf.dtype), observation, obs)
 
-    def reset_one(key: Key) -> tuple[Any, Array]:
+    def reset_one(key: Key) -> tuple[Any, PyTree]:
         obs, state = env.reset_env(key, params)
-        return state, obs.astype(observation.dtype)
+        return state, typed(obs)
 
-    def step_one(state: Any, action: Array, key: Key) -> tuple[Any, Array, Array, Array]:
+    def step_one(state: Any, action: PyTree, key: Key) -> tuple[Any, PyTree, Array, Array]:
         # gymnax 0.0.9: obs, state, reward, done, info; 1.0: obs, state, reward, terminated, truncated, info
         obs, state, reward, end = env.step_env(key, state, action, params)[:4]
-        return state, obs.astype(observation.dtype), reward, end
+        return state, typed(obs), reward, end
 
     spec = EnvSpec(observation, action, num_envs, limit)
     return _vectorize(spec, reset_one, step_one)
@@ -117,8 +120,22 @@ def _gymnax_space(space: Any) -> Space:
     if kind == "Discrete":
         return Discrete(int(space.n))
     if kind == "Box":
-        return spaces.box(tuple(space.shape), space.low, space.high)
-    raise InputError(f"gymnax space {kind} is not supported: use an environment with Box or Discrete spaces")
+        dtype = np.dtype(space.dtype).name
+        return spaces.box(tuple(space.shape), space.low, space.high, spaces.NARROW.get(dtype, dtype))
+    if kind == "Dict":
+        return Dict(tuple((name, _gymnax_space(part)) for name, part in space.spaces.items()))
+    if kind == "Tuple":
+        return Tuple(tuple(_gymnax_space(part) for part in space.spaces))
+    raise InputError(
+        f"gymnax space {kind} is not supported: use an environment with Box, Discrete, Dict or Tuple spaces"
+    )
+
+
+def _brax_space(size: Any) -> Space:
+    """Of a size, a shape, or a dict of them."""
+    if isinstance(size, Mapping):
+        return Dict(tuple((name, _brax_space(part)) for name, part in size.items()))
+    return Box(tuple(size) if isinstance(size, tuple | list) else (int(size),))
 
 
 def _brax(name: str, num_envs: int, options: dict[str, Any]) -> GraphEnv:
@@ -131,13 +148,13 @@ def _brax(name: str, num_envs: int, options: dict[str, Any]) -> GraphEnv:
     except (TypeError, ValueError) as e:
         raise InputError(f"env.options: brax:{name}: {e}") from e
     action = Box((env.action_size,), "float32", -1.0, 1.0)
-    spec = EnvSpec(Box((env.observation_size,)), action, num_envs, limit)
+    spec = EnvSpec(_brax_space(env.observation_size), action, num_envs, limit)
 
-    def reset_one(key: Key) -> tuple[Any, Array]:
+    def reset_one(key: Key) -> tuple[Any, PyTree]:
         state = env.reset(key)
         return state, state.obs
 
-    def step_one(state: Any, action: Array, key: Key) -> tuple[Any, Array, Array, Array]:
+    def step_one(state: Any, action: Array, key: Key) -> tuple[Any, PyTree, Array, Array]:
         state = env.step(state, action)
         return state, state.obs, state.reward, jnp.asarray(state.done, bool)
 

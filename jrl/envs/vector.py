@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jrl.envs.worker_process import Block
+from jrl.envs.worker_process import Block, MaskError, masked, row, shapes
+from jrl.errors import InputError
 
 ATTEMPTS = 10  # to make and reset an environment anew, until the run ends
 _RESTARTED = 2**30  # seeds from here on belong to no pool's first reset (see `make.seed_range`)
@@ -110,7 +111,10 @@ class Vector:
         self._make, self._restart_failed, self._num_envs = make, restart_failed, num_envs
         self._seed: int | None = seed
         self._ended = [False] * num_envs
-        self.block, self.infos = Block(self.observation_space, self.action_space, num_envs), Infos(num_envs)
+        self._spaces = self.observation_space, self.action_space  # of those that are made
+        self._mask: tuple[str, tuple[int, ...], bool] | None = None
+        self._begun: Any = None  # the result of a first reset of the first, which nobody has seen yet
+        self.block, self.infos = Block(*self._spaces, num_envs), Infos(num_envs)
         self._told: list[Any] = [None] * num_envs
         self._envs = [first, *[None] * (num_envs - 1)]
         try:
@@ -123,20 +127,50 @@ class Vector:
             self.close()
             raise
 
+    def look(self) -> dict[str, tuple[int, ...]] | None:
+        """Shapes of what the first environment says at its first reset, by name; None where that fails.
+
+        The reset is the one that `reset` would make, and stands in its place unless `foreach_env` comes in between.
+        """
+        try:
+            begun = self._envs[0].reset(seed=self._seed)
+            found = shapes(begun[1])
+        except Exception as error:  # of which `reset` will tell
+            _log.debug("%s cannot be reset: %s", self.restarts.name(0), error)
+            return None
+        self._begun = begun
+        return found
+
+    def mask(self, name: str, shape: tuple[int, ...], *, limited: bool) -> None:
+        """Observations have the mask that infos bring; see `worker_process.masked`. Before the first reset."""
+        self._mask = (name, shape, limited)
+        first, around = masked(self._envs[0], self._mask)
+        self._envs = [first, *(masked(env, self._mask)[0] for env in self._envs[1:])]
+        if self._begun is not None:
+            self._begun = around.joined(*self._begun), self._begun[1]
+        self.observation_space = first.observation_space
+        self.block = Block(self.observation_space, self.action_space, self._num_envs)
+
     def reset(self) -> None:
         """New episodes; the first call seeds the environments, i with seed + i."""
         self._told = [None] * self._num_envs
+        begun, self._begun = self._begun, None
         for i, env in enumerate(self._envs):
             try:
-                obs, self._told[i] = env.reset() if self._seed is None else env.reset(seed=self._seed + i)
+                if i == 0 and begun is not None:
+                    obs, self._told[i] = begun
+                else:
+                    obs, self._told[i] = env.reset() if self._seed is None else env.reset(seed=self._seed + i)
                 self.block.put(i, obs, 0.0, False, False)
             except Exception as error:
                 self._made_anew(i, error)
         self._tell()
         self._seed, self._ended = None, [False] * self._num_envs
 
-    def step(self, action: np.ndarray) -> np.ndarray:
+    def step(self, action: Any) -> np.ndarray:
         """Which environments failed [B] bool, in the middle of an episode; the rest is in `block`."""
+        if not isinstance(action, np.ndarray):
+            action = [row(action, i) for i in range(self._num_envs)]
         block, ended, failed = self.block, self._ended, np.zeros(self._num_envs, bool)
         told = self._told = [None] * self._num_envs
         for i, env in enumerate(self._envs):
@@ -160,12 +194,14 @@ class Vector:
 
     def _made(self, i: int) -> Any:
         env = self._make(i)
-        if (env.observation_space, env.action_space) != (self.observation_space, self.action_space):
+        if (env.observation_space, env.action_space) != self._spaces:
             env.close()
             raise ValueError(f"spaces {env.observation_space}, {env.action_space} unlike those of the others")
-        return env
+        return env if self._mask is None else masked(env, self._mask)[0]
 
     def _made_anew(self, i: int, error: Exception) -> None:
+        if isinstance(error, MaskError):
+            raise InputError(f"{self.restarts.name(i)} {error}") from error
         if not self._restart_failed:
             error.add_note(f"in {self.restarts.name(i)}")
             raise error
@@ -185,6 +221,7 @@ class Vector:
         raise RuntimeError(self.restarts.exhausted(i)) from error
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
+        self._begun = None  # what `fn` does to the environments may show in the reset
         return [fn(env) for env in self._envs]
 
     def render(self) -> list[Any]:

@@ -134,6 +134,8 @@ class Workers:
         self.observation_space: Any = None
         self.action_space: Any = None
         self.max_episode_steps: int | None = None
+        self._spaces: Any = None  # of those that are made
+        self._mask: Any = None  # see `worker_process.masked`
         self._poller = select.poll()
         self._owner: dict[int, int] = {}  # file descriptor -> environment
         self._workers = [_Worker() for _ in range(num_envs)]
@@ -155,6 +157,25 @@ class Workers:
         """Of the worker processes."""
         return [worker.pid for worker in self._workers]
 
+    def look(self) -> dict[str, tuple[int, ...]] | None:
+        """Shapes of what the first environment says at its first reset, by name; None where that fails.
+
+        The reset is the one that `begin` would make, and stands in its place unless `foreach_env` comes in between.
+        """
+        self._ask(0, process.LOOK, self._seed)
+        self.wait()
+        self.ready.clear()
+        return self._workers[0].answer
+
+    def mask(self, name: str, shape: tuple[int, ...], *, limited: bool) -> None:
+        """Observations have the mask that infos bring; see `worker_process.masked`. Before the first reset."""
+        self._mask = (name, shape, limited)
+        self.observation_space = process.Masked(_Seen(self.observation_space), name, shape).observation_space
+        for i in range(len(self._workers)):
+            self._ask(i, process.MASK, self._mask)
+        self.wait()
+        self.ready.clear()
+
     def reset(self) -> None:
         """New episodes in all."""
         self.begin()
@@ -170,23 +191,23 @@ class Workers:
             self.block = process.Block(*spaces, len(self._workers), self._allocate)
         for i, worker in enumerate(self._workers):
             worker.fresh = True
-            self._ask(i, process.RESET) if seed is None else self._ask(i, process.SEED, seed + i)
+            self._ask(i, process.RESET) if seed is None else self._ask(i, process.SEED, (seed + i, self._mask))
 
     def _allocate(self, size: int) -> mmap.mmap:
         os.ftruncate(self._memory, size)
         return mmap.mmap(self._memory, size)
 
-    def step(self, action: np.ndarray) -> np.ndarray:
+    def step(self, action: Any) -> np.ndarray:
         """Steps all, and waits. Which failed [B] bool, in the middle of an episode; the rest is in `block`."""
         self.ready.clear()
         self.send(action, range(len(self._workers)))
         self.wait()
         return self.failed.copy()
 
-    def send(self, action: np.ndarray, index: Iterable[int]) -> None:
+    def send(self, action: Any, index: Iterable[int]) -> None:
         """Steps the environments of `index` [n], none of which is under way, with `action` [n, *]."""
         index = list(index)
-        self.block.action[index] = action
+        self.block.put_actions(index, action)
         for i in index:
             worker = self._workers[i]
             worker.fresh = worker.ended
@@ -270,6 +291,9 @@ class Workers:
             now = time.monotonic()
             for i in [i for i in self.busy if self._workers[i].deadline < now]:
                 how = self._bury(i)
+                if self._workers[i].asked == process.LOOK:
+                    self._blind(i)
+                    continue
                 self._fail(i, f"no answer in time (env_step_timeout_s {self._limit:g}): its process was ended by {how}")
 
     def _answered(self, i: int) -> None:
@@ -288,18 +312,23 @@ class Workers:
         if worker.asked == process.CALL:
             worker.answer = (kind == process.VALUE, value if kind == process.VALUE else value[2])
             return self._settled(i)
+        if worker.asked == process.LOOK:
+            worker.answer = value if kind == process.VALUE else None
+            return self._settled(i)
         if kind == process.ERROR:
             wrong, summary, traceback = value
-            if wrong and self.observation_space is None:
+            if wrong and worker.asked != process.MAKE:
+                raise InputError(f"{self.restarts.name(i)} {summary}")
+            if wrong and self._spaces is None:
                 raise InputError(f"{self._described}: {summary}")
             return self._fail(i, f"in its worker process {worker.pid}:\n{traceback}")
-        if self.observation_space is None:
+        if self._spaces is None:
             self.observation_space, self.action_space, self.max_episode_steps = value
-        ours = self.observation_space, self.action_space
-        if value[:2] != ours:
-            return self._fail(i, f"its spaces {value[:2]} are unlike the others' {ours}")
+            self._spaces = value[:2]
+        if value[:2] != self._spaces:
+            return self._fail(i, f"its spaces {value[:2]} are unlike the others' {self._spaces}")
         if self._seed is None:  # it has been reset before
-            return self._ask(i, process.SEED, self.restarts.next_seed(i))
+            return self._ask(i, process.SEED, (self.restarts.next_seed(i), self._mask))
         return self._done(i)
 
     def _done(self, i: int) -> None:
@@ -319,6 +348,12 @@ class Workers:
 
     # ------------------------------------------------------------ failures
 
+    def _blind(self, i: int) -> None:
+        """Its process is gone by what was only to be looked at: another takes its place, for the reset that counts."""
+        self._workers[i].answer = None
+        self._start(i)
+        self._ask(i, process.MAKE)
+
     def _gone(self, i: int) -> None:
         """Its process ended by itself."""
         worker = self._workers[i]
@@ -327,6 +362,8 @@ class Workers:
         if worker.asked == process.CALL:
             worker.answer = (False, cause)
             self._settled(i)
+        elif worker.asked == process.LOOK:
+            self._blind(i)
         elif worker.asked:
             self._fail(i, cause)
         # else it is noticed by the next step
@@ -354,6 +391,13 @@ class Workers:
         if worker.link is None:
             self._start(i)
         self._ask(i, process.MAKE)
+
+
+class _Seen:
+    """What `worker_process.Masked` reads of an environment that lives elsewhere."""
+
+    def __init__(self, observation_space: Any):
+        self.observation_space = observation_space
 
 
 def _anonymous_file() -> int:

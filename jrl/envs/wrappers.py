@@ -3,25 +3,55 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jrl.envs import limits
 from jrl.envs import spec as spaces
-from jrl.types import Array, AsyncEnv, Box, Env, EnvSpec, GraphEnv, Key, PyTree, Space, StepResult
+from jrl.types import (
+    Array,
+    AsyncEnv,
+    Box,
+    Dict,
+    Env,
+    EnvSpec,
+    GraphEnv,
+    InputError,
+    Key,
+    PyTree,
+    Space,
+    StepResult,
+    Tuple,
+)
 
 
-def action_transform(space: Space, *, normalize: bool, clip: bool) -> tuple[Space, Callable[[Array], Array] | None]:
+def action_transform(space: Space, *, normalize: bool, clip: bool) -> tuple[Space, Callable[[PyTree], PyTree] | None]:
     """The space that the policy acts in, and the function from its actions to the environment's.
+
+    Of a Dict or Tuple, the Boxes are transformed and all else stays as it is.
 
     Args:
       space: of the environment.
       normalize: the policy acts in [-1, 1]; elements whose bounds are not finite stay as they are.
       clip: what reaches the environment is clipped to its bounds, where they are finite.
     Returns:
-      The policy's space, and a function of numpy or jax arrays [B, *shape] that keeps float32; None where there is
-      nothing to do: no Box, or neither flag.
+      The policy's space, and a function of elements of it, numpy or jax arrays [B, *shape], that keeps float32; None
+      where there is nothing to do: no Box, or neither flag.
     """
+    match space:
+        case Dict():
+            named = {name: action_transform(part, normalize=normalize, clip=clip) for name, part in space.items}
+            if all(fn is None for _, fn in named.values()):
+                return space, None
+            of_names = lambda action: {name: x if (f := named[name][1]) is None else f(x) for name, x in action.items()}
+            return Dict(tuple((name, part) for name, (part, _) in named.items())), of_names
+        case Tuple():
+            parts = [action_transform(part, normalize=normalize, clip=clip) for part in space.items]
+            if all(fn is None for _, fn in parts):
+                return space, None
+            of_parts = lambda action: tuple(x if f is None else f(x) for x, (_, f) in zip(action, parts, strict=True))
+            return Tuple(tuple(part for part, _ in parts)), of_parts
     if not isinstance(space, Box) or not (normalize or clip):
         return space, None
     low, high = (b.astype(np.float32) for b in space.bounds())
@@ -40,24 +70,57 @@ def action_transform(space: Space, *, normalize: bool, clip: bool) -> tuple[Spac
 
 
 def reward_transform(
-    clip_rewards: bool | float | tuple[float, float] | None, *, is_atari: bool
+    clip_rewards: bool | float | tuple[float, float] | None,
+    *,
+    is_atari: bool,
+    scale: float = 1.0,
+    custom: Callable[[Array], Array] | None = None,
 ) -> Callable[[Array], Array] | None:
-    """What the learner sees of a reward; episode statistics keep the raw one.
+    """What the learner sees of a reward: clipped, then scaled, then as `custom` says. Statistics keep the raw one.
 
     Args:
       clip_rewards: None: the sign for Atari, else as it is; True: the sign; False: as it is; a number c: clipped to
         [-c, c]; a pair: clipped to it.
+      scale: factor of the clipped reward.
+      custom: a pure function of rewards f32 that keeps their shape.
     Returns:
-      A function of jax arrays, or None for no change.
+      A function of jax arrays f32 to f32, or None for no change.
+    Raises:
+      InputError: `custom` gives another shape; when it is called.
     """
     if clip_rewards is None:
         clip_rewards = is_atari
-    if clip_rewards is False:
-        return None
+    parts: list[Callable[[Array], Array]] = []
     if clip_rewards is True:
-        return jnp.sign
-    low, high = clip_rewards if isinstance(clip_rewards, tuple | list) else (-clip_rewards, clip_rewards)
-    return lambda reward: jnp.clip(reward, low, high)
+        parts.append(jnp.sign)
+    elif clip_rewards is not False:
+        low, high = clip_rewards if isinstance(clip_rewards, tuple | list) else (-clip_rewards, clip_rewards)
+        parts.append(lambda reward: jnp.clip(reward, low, high))
+    if scale != 1.0:
+        parts.append(lambda reward: reward * scale)
+    if custom is not None:
+        parts.append(_checked(custom))
+    if len(parts) < 2:
+        return parts[0] if parts else None
+
+    def fn(reward: Array) -> Array:
+        for part in parts:
+            reward = part(reward)
+        return reward
+
+    return fn
+
+
+def _checked(custom: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    def fn(reward: Array) -> Array:
+        found = custom(reward)
+        if jnp.shape(found) != reward.shape:
+            raise InputError(
+                f"custom.reward: of rewards {reward.shape} it made {jnp.shape(found)}: return one number for each"
+            )
+        return jnp.asarray(found, jnp.float32)
+
+    return fn
 
 
 def wrap(
@@ -74,7 +137,7 @@ def wrap(
     return _Async(env, spec, fn, ends) if isinstance(env, AsyncEnv) else _Waiting(env, spec, fn, ends)
 
 
-_Action = Callable[[Array], Array] | None
+_Action = Callable[[PyTree], PyTree] | None
 _Ends = Callable[[Array, Array], tuple[Array, Array]] | None
 
 
@@ -86,7 +149,7 @@ def _told(result: StepResult, ends: _Ends) -> StepResult:
 
 
 def _graph(env: GraphEnv, spec: EnvSpec, fn: _Action, ends: _Ends) -> GraphEnv:
-    def step(state: PyTree, action: Array, key: Key) -> tuple[PyTree, StepResult]:
+    def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, StepResult]:
         spaces.check_action(spec.action, spec.num_envs, action)  # before the transform, which would broadcast it
         state, result = env.step(state, action if fn is None else fn(action), key)
         return state, _told(result, ends)
@@ -94,16 +157,11 @@ def _graph(env: GraphEnv, spec: EnvSpec, fn: _Action, ends: _Ends) -> GraphEnv:
     return env._replace(spec=spec, step=step)
 
 
-class _Behind:
-    """A host environment; what it has beside the members of its kind is its own."""
+class Behind:
+    """A host environment that shows another spec; what it has beside the members of its kind is its own."""
 
-    def __init__(self, env: Any, spec: EnvSpec, fn: _Action, ends: _Ends):
-        self._env, self.spec, self._fn, self._ends = env, spec, fn, ends
-
-    def _action(self, action: Array, num_envs: int) -> Array:
-        action = np.asarray(action)
-        spaces.check_action(self.spec.action, num_envs, action)  # before the transform, which would broadcast it
-        return action if self._fn is None else self._fn(action)
+    def __init__(self, env: Any, spec: EnvSpec):
+        self._env, self.spec = env, spec
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -117,17 +175,28 @@ class _Behind:
         self._env.close()
 
 
-class _Waiting(_Behind):
-    def step(self, action: Array) -> StepResult:
+class _Transformed(Behind):
+    def __init__(self, env: Any, spec: EnvSpec, fn: _Action, ends: _Ends):
+        super().__init__(env, spec)
+        self._fn, self._ends = fn, ends
+
+    def _action(self, action: PyTree, num_envs: int) -> PyTree:
+        action = jax.tree.map(np.asarray, action)
+        spaces.check_action(self.spec.action, num_envs, action)  # before the transform, which would broadcast it
+        return action if self._fn is None else self._fn(action)
+
+
+class _Waiting(_Transformed):
+    def step(self, action: PyTree) -> StepResult:
         return _told(self._env.step(self._action(action, self.spec.num_envs)), self._ends)
 
 
-class _Async(_Behind):
+class _Async(_Transformed):
     def __init__(self, env: AsyncEnv, spec: EnvSpec, fn: _Action, ends: _Ends):
         super().__init__(env, spec, fn, ends)
         self.batch_size, self.least = env.batch_size, env.least
 
-    def send(self, action: Array, env_id: Array) -> None:
+    def send(self, action: PyTree, env_id: Array) -> None:
         self._env.send(self._action(action, len(env_id)), env_id)
 
     def recv(self) -> tuple[Array, StepResult]:

@@ -1,11 +1,12 @@
 """Runs a policy that was exported as npz. Needs numpy alone, knows nothing of jax or jrl.
 
 `program.json` lists the operations: each has a name in OPERATIONS, the numbers of its inputs and of its output, the
-dtype of the output and its attributes. Number 0 is the observations [N, *]; the next ones are the arrays of
-`weights.npz`. A size "n" in an attribute stands for N.
+dtype of the output and its attributes. The first numbers are the inputs [N, ...], observations before all else; the
+next ones are the arrays of `weights.npz`. A size "n" in an attribute stands for N, "5*n" for five times that.
 """
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 CONV_ROWS = 32  # images whose windows are laid out at once: those of 84 x 84 x 4 take half a megabyte each
 
 
-def load(directory: str | Path) -> Callable[[np.ndarray], np.ndarray]:
-    """The function obs [N, *] -> action [N, *] that lies in a directory.
+def load(directory: str | Path) -> Callable[..., list[np.ndarray]]:
+    """The function of inputs [N, ...] to outputs [N, ...] that lies in a directory.
 
     Raises:
       OSError: a file is missing.
@@ -25,26 +26,26 @@ def load(directory: str | Path) -> Callable[[np.ndarray], np.ndarray]:
     """
     directory = Path(directory)
     program = json.loads((directory / "program.json").read_text())
-    if program["version"] != 1:
-        raise ValueError(f"{directory}: program version {program['version']}, this file reads version 1")
+    if program["version"] != 2:
+        raise ValueError(f"{directory}: program version {program['version']}, this file reads version 2")
+    first = program["inputs"] + program["constants"]
     with np.load(directory / "weights.npz", allow_pickle=False) as weights:
-        constants = [weights[str(i)] for i in range(1, program["constants"] + 1)]
+        constants = [weights[str(i)] for i in range(program["inputs"], first)]
     operations = [_operation(**op) for op in program["operations"]]
 
-    start: list[Any] = [None, *constants, *[None] * len(operations)]
+    start: list[Any] = [*constants, *[None] * len(operations)]
 
-    def forward(obs: np.ndarray) -> np.ndarray:
-        values = start.copy()
-        values[0] = obs
+    def forward(*inputs: np.ndarray) -> list[np.ndarray]:
+        values = [*inputs, *start]
         with np.errstate(all="ignore"):  # exp of a large number is inf, as in jax
-            for run, inputs, output, unused in operations:
-                values[output] = run([values[i] for i in inputs], len(obs))
+            for run, numbers, output, unused in operations:
+                values[output] = run([values[i] for i in numbers], len(inputs[0]))
                 for i in unused:
                     values[i] = None  # a layer's activations are freed before the next one's
-        return values[program["output"]]
+        return [values[i] for i in program["outputs"]]
 
-    for (_, _, _, unused), last in zip(operations, _last_uses(operations, program["output"])):
-        unused.extend(i for i in last if i > len(constants))
+    for (_, _, _, unused), last in zip(operations, _last_uses(operations, program["outputs"])):
+        unused.extend(i for i in last if i >= first)
     return forward
 
 
@@ -52,18 +53,22 @@ def _operation(name: str, inputs: Sequence[int], output: int, dtype: str, attrib
     """(inputs and N -> value, numbers of the inputs, number of the output, values not needed afterwards)."""
     function = OPERATIONS[name]
     kind = np.dtype(dtype)
-    symbolic = "n" in attributes.get("shape", ())
+    symbolic = any(isinstance(d, str) for d in attributes.get("shape", ()))
 
     def run(values: list[np.ndarray], n: int) -> np.ndarray:
-        sized = {**attributes, "shape": [n if d == "n" else d for d in attributes["shape"]]} if symbolic else attributes
+        sized = {**attributes, "shape": [_size(d, n) for d in attributes["shape"]]} if symbolic else attributes
         return np.asarray(function(*values, **sized)).astype(kind, copy=False)
 
     return run, list(inputs), output, []
 
 
-def _last_uses(operations: Sequence[tuple], output: int) -> list[list[int]]:
+def _size(d: int | str, n: int) -> int:
+    return d if isinstance(d, int) else n if d == "n" else int(d.removesuffix("*n")) * n
+
+
+def _last_uses(operations: Sequence[tuple], outputs: Sequence[int]) -> list[list[int]]:
     """For each operation the values that no later one reads."""
-    seen, result = {output}, []
+    seen, result = set(outputs), []
     for _, inputs, _, _ in reversed(operations):
         result.append(sorted(set(inputs) - seen))
         seen.update(inputs)
@@ -131,9 +136,13 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "concatenate": lambda *parts, axis: np.concatenate(parts, axis),
     "conv2d": _conv2d,
     "convert": lambda x: x,  # to the dtype of the output
+    "cos": np.cos,
+    "cumsum": lambda x, axis: np.cumsum(x, axis),
     "div": np.divide,
     "dot_general": _dot_general,
     "eq": np.equal,
+    "erf": np.vectorize(math.erf, [float]),
+    "erfc": np.vectorize(math.erfc, [float]),
     "exp": np.exp,
     "expm1": np.expm1,
     "floor": np.floor,
@@ -153,15 +162,19 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "neg": np.negative,
     "not": np.invert,
     "or": np.bitwise_or,
+    "pad": lambda x, value, edges: np.pad(x, edges, constant_values=value),
     "pow": np.power,
+    "reduce_and": lambda x, axes: x.all(tuple(axes)),
     "reduce_max": lambda x, axes: x.max(tuple(axes)),
     "reduce_min": lambda x, axes: x.min(tuple(axes)),
+    "reduce_or": lambda x, axes: x.any(tuple(axes)),
     "reduce_sum": lambda x, axes: x.sum(tuple(axes)),
     "reshape": lambda x, shape: x.reshape(shape),
     "round": np.rint,  # to even
     "rsqrt": lambda x: 1.0 / np.sqrt(x),
     "select_n": lambda which, *cases: np.where(which, cases[1], cases[0]),
     "sign": np.sign,
+    "sin": np.sin,
     "slice": _slice,
     "sqrt": np.sqrt,
     "square": np.square,

@@ -24,8 +24,9 @@ def files(program: Program) -> dict[str, bytes]:
     Raises:
       InputError: the program has operations that the interpreter does not know, which are named.
     """
-    numbers = {program.input: 0}
-    numbers |= {i: k for k, i in enumerate(program.constants, 1)}
+    first = len(program.inputs)
+    numbers = {i: k for k, i in enumerate(program.inputs)}
+    numbers |= {i: k for k, i in enumerate(program.constants, first)}
     operations: list[dict[str, Any]] = []
     unknown: list[str] = []
     for op in program.operations:
@@ -34,7 +35,7 @@ def files(program: Program) -> dict[str, bytes]:
             unknown.append(op.primitive.name)
             continue
         for output, (name, attributes) in zip(op.outputs, encoded):
-            numbers[output] = len(program.constants) + 1 + len(operations)
+            numbers[output] = first + len(program.constants) + len(operations)
             operations.append(
                 {
                     "name": name,
@@ -49,11 +50,12 @@ def files(program: Program) -> dict[str, bytes]:
             f"--format npz: the policy uses {', '.join(sorted(set(unknown)))}, which the numpy interpreter does not "
             "have in this form: use --format stablehlo or onnx"
         )
-    weights = {str(k): x.astype(_kind(x.dtype)) for k, x in enumerate(program.constants.values(), 1)}
+    weights = {str(k): x.astype(_kind(x.dtype)) for k, x in enumerate(program.constants.values(), first)}
     listing = {
-        "version": 1,
+        "version": 2,
+        "inputs": first,
         "constants": len(weights),
-        "output": numbers[program.output],
+        "outputs": [numbers[i] for i in program.outputs],
         "operations": operations,
     }
     buffer = io.BytesIO()
@@ -87,7 +89,7 @@ def _encode(op: Operation, inputs: Types, outputs: Types) -> list[tuple[str, Att
 
 
 def _shape(shape: tuple[Any, ...]) -> list[int | str]:
-    return ["n" if export.is_symbolic_dim(size) else int(size) for size in shape]
+    return [str(size) if export.is_symbolic_dim(size) else int(size) for size in shape]
 
 
 def _part(shape: tuple[Any, ...], axis: int, start: int, stop: int) -> Attributes:
@@ -125,6 +127,15 @@ def _arg(params: dict[str, Any], inputs: Types, outputs: Types) -> Attributes:
     return {"axis": axis}
 
 
+def _pad(params: dict[str, Any], inputs: Types, outputs: Types) -> Attributes | None:
+    edges = [list(map(int, edge)) for edge in params["padding_config"]]
+    return None if any(x < 0 or inner for *edge, inner in edges for x in edge) else {"edges": [e[:2] for e in edges]}
+
+
+def _cumsum(params: dict[str, Any], inputs: Types, outputs: Types) -> Attributes | None:
+    return None if params["reverse"] else {"axis": params["axis"]}
+
+
 def _conv(params: dict[str, Any], inputs: Types) -> list[tuple[str, Attributes]] | None:
     dilated = any(d != 1 for d in (*params["lhs_dilation"], *params["rhs_dilation"]))
     grouped = params["feature_group_count"] != 1 or params["batch_group_count"] != 1
@@ -151,6 +162,10 @@ _ATTRIBUTES: dict[str, Callable[[dict[str, Any], Types, Types], Attributes | Non
         "shape": _shape(params["shape"]),
         "dimensions": list(params["broadcast_dimensions"]),
     },
+    "cumsum": _cumsum,
+    "pad": _pad,
+    "reduce_and": _reduce,
+    "reduce_or": _reduce,
     "concatenate": lambda params, inputs, outputs: {"axis": params["dimension"]},
     "div": lambda params, inputs, outputs: {} if np.issubdtype(outputs[0].dtype, np.floating) else None,
     "dot_general": _dot_general,

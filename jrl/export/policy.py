@@ -4,19 +4,27 @@
     pi = policy.load()                  # from the directory of this file, or load("another/directory")
     action = pi.act(obs)                # obs [*] -> action, or obs [N, *] -> actions [N, *]
 
-An observation is what the environment gives, raw: its normalisation is part of the policy. Actions are deterministic
-and in the environment's own units. `policy.json` names the environment and its spaces.
+An observation is what the environment gives, raw, a dict or tuple where its space is one: its normalisation is part of
+the policy. Actions are deterministic and in the environment's own units. `policy.json` names the environment and its
+spaces. What the policy remembers (recurrent state, frame stacks, the previous action) is kept between calls:
+
+    pi.reset()                          # an episode begins with the next observation
+    action = pi.act(obs, reward=r)      # with the reward that came with obs, where policy.json says so
+
+or by the caller: `action, memory = pi.step(obs, memory)`, which begins an episode where memory is None.
 
 Needs numpy and, beside it: nothing (format npz), jax (stablehlo) or onnxruntime (onnx).
 """
 
 import importlib.util
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+MASK = "action_mask"  # the item of an observation that says which actions can be taken
 
 
 class Policy:
@@ -25,27 +33,103 @@ class Policy:
     def __init__(self, directory: str | Path):
         directory = Path(directory)
         self.about: dict[str, Any] = json.loads((directory / "policy.json").read_text())
-        if self.about["version"] != 1:
-            raise ValueError(f"{directory}: policy version {self.about['version']}, this file reads version 1")
-        obs = self.about["observation"]
-        self.dtype = np.dtype(obs["dtype"])
-        self.shape = tuple(obs.get("shape", [len(obs["nvec"])] if "nvec" in obs else ()))
+        if self.about["version"] != 2:
+            raise ValueError(f"{directory}: policy version {self.about['version']}, this file reads version 2")
+        self._memory_of = [(tuple(m["shape"]), np.dtype(m["dtype"])) for m in self.about["memory"]]
         self._forward = _FORWARD[self.about["format"]](directory)
+        self._size: int | None = None
+        self._memory: Sequence[np.ndarray] = ()
+        self._begins = np.ones(0, bool)
 
-    def act(self, obs: Any) -> np.ndarray:
+    def act(self, obs: Any, *, reset: Any = None, reward: Any = None, action_mask: Any = None) -> Any:
         """The action for one observation [*], or the actions [N, *] for observations [N, *].
 
+        Args:
+          obs: another N than in the call before begins new episodes.
+          reset: [N] bool, the rows where an episode begins with this observation; None: none.
+          reward: [N], or a number, that came with the observation; where policy.json has `reads_reward`.
+          action_mask: [K] or [N, K], where the observation does not hold it.
         Raises:
-          ValueError: `obs` has another shape, or a dtype of another kind than the environment's, such as float pixels.
+          ValueError: `obs` has another shape, or a dtype of another kind than the environment's, such as float pixels;
+            a mask that allows nothing; a reward that is missing.
         """
-        obs = np.asarray(obs)
-        single = obs.ndim == len(self.shape)
-        if obs.shape[not single :] != self.shape or not np.can_cast(obs.dtype, self.dtype, "same_kind"):
-            raise ValueError(
-                f"obs: expected {self.dtype} {self.shape} or (N, *{self.shape}), got {obs.dtype} {obs.shape}"
-            )
-        obs = obs.astype(self.dtype, copy=False)
-        return self._forward(obs[None])[0] if single else self._forward(obs)
+        leaves, single = self._read(obs, action_mask)
+        size = len(leaves[0])
+        if size != self._size:
+            self._size, self._memory, self._begins = size, self._start(size), np.ones(size, bool)
+        begins = self._begins
+        if reset is not None:
+            mask = np.asarray(reset, bool).reshape((1,) if single else np.shape(reset))
+            if mask.shape != (size,):
+                raise ValueError(f"reset: expected {size} of bool, one for each observation, got {mask.shape}")
+            begins = begins | mask
+        action, self._memory = self._run(leaves, self._memory, begins, reward)
+        self._begins = np.zeros(size, bool)
+        return _map(lambda x: x[0], action) if single else action
+
+    def step(self, obs: Any, memory: Any = None, *, reward: Any = None, action_mask: Any = None) -> tuple[Any, Any]:
+        """(action, memory): as `act`, but what is remembered goes in and comes out; None begins an episode in each row.
+
+        `memory` is a tuple of arrays [N, ...] of which nothing else is to be known.
+        """
+        leaves, single = self._read(obs, action_mask)
+        size = len(leaves[0])
+        begins = np.full(size, memory is None)
+        action, memory = self._run(leaves, self._start(size) if memory is None else memory, begins, reward)
+        return (_map(lambda x: x[0], action) if single else action), tuple(memory)
+
+    def reset(self) -> None:
+        """The next call of `act` begins new episodes."""
+        self._size = None
+
+    def _start(self, size: int) -> list[np.ndarray]:
+        return [np.zeros((size, *shape), dtype) for shape, dtype in self._memory_of]
+
+    def _run(self, leaves: list[np.ndarray], memory: Any, begins: np.ndarray, reward: Any) -> tuple[Any, Any]:
+        inputs = [*leaves, *memory]
+        if self.about["reads_reward"]:
+            if reward is None and not begins.all():
+                raise ValueError(
+                    "reward: this policy reads the previous reward: pass it, or reset() where an episode begins"
+                )
+            reward = np.asarray(0.0 if reward is None else reward, np.float32)
+            inputs.append(np.ascontiguousarray(np.broadcast_to(reward, begins.shape)))
+        if self.about["reads_begins"]:
+            inputs.append(begins)
+        outputs = self._forward(inputs)
+        kept = len(outputs) - len(self._memory_of)
+        return _build(self.about["action"], iter(outputs[:kept])), outputs[kept:]
+
+    def _read(self, obs: Any, mask: Any) -> tuple[list[np.ndarray], bool]:
+        """The arrays of observations [N, *], and whether it was a single one."""
+        space = self.about["observation"]
+        if mask is not None:
+            names = set(space.get("spaces", ())) - {MASK}
+            within = isinstance(obs, Mapping) and set(obs) - {MASK} == names
+            obs = {**(obs if within else {"obs": obs}), MASK: mask}
+        arrays: list[tuple[dict[str, Any], np.ndarray, str]] = []
+        _flatten(space, obs, "obs", arrays)
+        leads, leaves = set(), []
+        for leaf, x, path in arrays:
+            shape, dtype = _shape(leaf), np.dtype(leaf["dtype"])
+            lead = x.shape[: x.ndim - len(shape)]
+            is_mask = path == f"obs/{MASK}" and bool(self.about["choices"])
+            fits = x.shape[len(lead) :] == shape and (is_mask or np.can_cast(x.dtype, dtype, "same_kind"))
+            leads.add(lead)
+            if len(lead) > 1 or len(leads) > 1 or not fits:
+                raise ValueError(f"{path}: expected {dtype} {shape} or (N, *{shape}), got {x.dtype} {x.shape}")
+            x = (x != 0 if is_mask else x).astype(dtype, copy=False)
+            leaves.append(x if lead else x[None])
+            if is_mask:
+                self._check(leaves[-1])
+        return leaves, leads == {()}
+
+    def _check(self, mask: np.ndarray) -> None:
+        start = 0
+        for size in self.about["choices"]:
+            if not (mask[:, start : start + size] != 0).any(1).all():
+                raise ValueError(f"obs/{MASK}: entries {start} to {start + size - 1} of a row are all 0: none is left")
+            start += size
 
 
 def load(directory: str | Path = Path(__file__).parent) -> Policy:
@@ -53,7 +137,49 @@ def load(directory: str | Path = Path(__file__).parent) -> Policy:
     return Policy(directory)
 
 
-Forward = Callable[[np.ndarray], np.ndarray]  # obs [N, *] -> action [N, *]
+# ---------------------------------------------------------------- spaces, as policy.json has them
+
+
+def _shape(leaf: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(leaf.get("shape", [len(leaf["nvec"])] if "nvec" in leaf else ()))
+
+
+def _flatten(space: Mapping[str, Any], x: Any, path: str, found: list) -> None:
+    """Appends (space, array, path) of each array: those of a dict by name, as the policy reads them."""
+    if space["kind"] == "Dict":
+        names = sorted(space["spaces"])
+        if not isinstance(x, Mapping) or sorted(x) != names:
+            got = sorted(x) if isinstance(x, Mapping) else type(x).__name__
+            raise ValueError(f"{path}: expected a dict of {', '.join(names)}, got {got}")
+        for name in names:
+            _flatten(space["spaces"][name], x[name], f"{path}/{name}", found)
+    elif space["kind"] == "Tuple":
+        if not isinstance(x, tuple | list) or len(x) != len(space["spaces"]):
+            raise ValueError(f"{path}: expected a tuple of {len(space['spaces'])}, got {type(x).__name__}")
+        for i, part in enumerate(space["spaces"]):
+            _flatten(part, x[i], f"{path}/{i}", found)
+    else:
+        found.append((space, np.asarray(x), path))
+
+
+def _build(space: Mapping[str, Any], arrays: Any) -> Any:
+    """An element of the space of arrays that come in the order of `_flatten`."""
+    if space["kind"] == "Dict":
+        return {name: _build(space["spaces"][name], arrays) for name in sorted(space["spaces"])}
+    if space["kind"] == "Tuple":
+        return tuple(_build(part, arrays) for part in space["spaces"])
+    return next(arrays)
+
+
+def _map(fn: Callable[[np.ndarray], Any], tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _map(fn, x) for name, x in tree.items()}
+    return tuple(_map(fn, x) for x in tree) if isinstance(tree, tuple) else fn(tree)
+
+
+# ---------------------------------------------------------------- formats
+
+Forward = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]  # inputs [N, ...] -> outputs [N, ...]
 
 
 def _npz(directory: Path) -> Forward:
@@ -61,7 +187,8 @@ def _npz(directory: Path) -> Forward:
     assert spec is not None and spec.loader is not None
     interpreter = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(interpreter)
-    return interpreter.load(directory)
+    forward = interpreter.load(directory)
+    return lambda inputs: forward(*inputs)
 
 
 def _stablehlo(directory: Path) -> Forward:
@@ -70,7 +197,7 @@ def _stablehlo(directory: Path) -> Forward:
 
     exported = export.deserialize(bytearray((directory / "policy.jax_export").read_bytes()))
     call = jax.jit(exported.call)  # compiled once for each N
-    return lambda obs: np.asarray(call(obs))
+    return lambda inputs: [np.asarray(x) for x in call(*inputs)]
 
 
 def _onnx(directory: Path) -> Forward:
@@ -78,8 +205,8 @@ def _onnx(directory: Path) -> Forward:
 
     providers = onnxruntime.get_available_providers()
     session = onnxruntime.InferenceSession(str(directory / "policy.onnx"), providers=providers)
-    name = session.get_inputs()[0].name
-    return lambda obs: session.run(None, {name: obs})[0]
+    names = [x.name for x in session.get_inputs()]
+    return lambda inputs: session.run(None, dict(zip(names, inputs, strict=True)))
 
 
 _FORWARD = {"npz": _npz, "stablehlo": _stablehlo, "onnx": _onnx}

@@ -1,10 +1,11 @@
 """What a policy computes, as a flat list of primitive operations on a batch whose size is a symbol.
 
 `trace` inlines every jitted or custom-gradient function, computes what does not depend on the observation, and drops
-what the action does not depend on (critics, log-probabilities). All formats are made from the result.
+what the action, now or later, does not depend on (critics, log-probabilities). All formats are made from the result.
 """
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 from jax import export, lax
 from jax.extend import core
 
-from jrl.types import Array, InputError, PyTree, Space
+from jrl.types import Array, InputError, PyTree, Space, element
 
 # primitives that stand for the program inside them, and the parameter that holds it
 _CALLS = {
@@ -38,64 +39,96 @@ class Operation(NamedTuple):
 
 
 class Program(NamedTuple):
-    """A function obs [N, *] -> action [N, *], to be called like one."""
+    """A function of arrays [N, ...] to arrays [N, ...], to be called like one.
 
-    input: int
-    output: int
+    Inputs: those of the observation, in the order of `jrl.spaces.leaves`; the memory's; the reward, if `reads_reward`;
+    begins, if `reads_begins`. Outputs: those of the action, in the same order; the memory's.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    num_obs: int
+    num_memory: int  # arrays of the memory on which actions depend; 0 without
+    reads_reward: bool
+    reads_begins: bool
     operations: tuple[Operation, ...]
     constants: dict[int, np.ndarray]
     types: dict[int, jax.ShapeDtypeStruct]  # of every value; the symbol `batch` stands for N
     batch: Any
 
-    def __call__(self, obs: Array) -> Array:
+    def __call__(self, *inputs: Array) -> tuple[Array, ...]:
         values: dict[int, Any] = {i: jnp.asarray(x) for i, x in self.constants.items()}
-        values[self.input] = obs
+        values.update(zip(self.inputs, inputs, strict=True))
         for op in self.operations:
-            params = {name: self._sized(value, obs.shape[0]) for name, value in op.params.items()}
+            params = {name: self._sized(value, inputs[0].shape[0]) for name, value in op.params.items()}
             result = op.primitive.bind(*(values[i] for i in op.inputs), **params)
             values.update(zip(op.outputs, result if op.primitive.multiple_results else [result]))
-        return values[self.output]
+        return tuple(values[i] for i in self.outputs)
+
+    @property
+    def memory(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shapes [N, ...] and dtypes of what is remembered."""
+        return tuple(self.types[i] for i in self.inputs[self.num_obs : self.num_obs + self.num_memory])
 
     def _sized(self, param: Any, size: Any) -> Any:
         if type(param) is tuple:
             return tuple(self._sized(x, size) for x in param)
-        return size if export.is_symbolic_dim(param) else param
+        return multiple(param) * size if export.is_symbolic_dim(param) else param
 
 
-def trace(act: Callable[[Array, PyTree], Array], observation: Space, carry: Callable[[int], PyTree]) -> Program:
-    """The program of `act(obs [N, *], carry [N, ...]) -> action [N, *]`, for every N at least 1.
+def trace(step: Callable[..., tuple[PyTree, PyTree]], observation: Space, memory: Callable[[int], PyTree]) -> Program:
+    """The program of `step(obs, memory, reward, begins) -> (action, memory)`, for every N at least 1.
 
     Args:
-      act: a pure function.
+      step: a pure function, see `jrl.export.source.Source`.
       observation: the space of one observation.
-      carry: batch_size -> carry.
+      memory: batch_size -> what is remembered [N, ...].
     Raises:
-      InputError: the action depends on the carry (a recurrent policy), or a size is not a number or N.
+      InputError: a size is not a number or N.
     """
     (batch,) = export.symbolic_shape("n")
-    obs = jax.ShapeDtypeStruct((batch, *observation.shape), np.dtype(observation.dtype))
-    resized = lambda x: jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype)
-    rows = jax.tree.map(resized, jax.eval_shape(lambda: carry(1)))
-    closed = jax.make_jaxpr(act)(obs, rows)
+    sized = lambda x: jax.ShapeDtypeStruct((batch, *x.shape), x.dtype)
+    obs, start = element(observation), jax.eval_shape(lambda: memory(1))
+    rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype), start)
+    scalars = [jax.ShapeDtypeStruct((batch,), np.dtype(dtype)) for dtype in ("float32", "bool")]
+    arguments = (jax.tree.map(sized, obs), rows, *scalars)
+    closed, results = jax.make_jaxpr(step, return_shape=True)(*arguments)
     tracer = _Tracer(batch)
     inputs = [tracer.value(v.aval) for v in closed.jaxpr.invars]
-    (output,) = tracer.walk(closed.jaxpr, closed.consts, inputs)
-    operations, used = _needed(tracer.operations, output)
-    if used & set(inputs[1:]):
-        raise InputError("the action depends on what happened before (a recurrent policy): use jrl.load instead")
-    types = {i: tracer.types[i] for i in used | {inputs[0]}}
+    outputs = tracer.walk(closed.jaxpr, closed.consts, inputs)
+    num_obs, num_actions = len(jax.tree.leaves(obs)), len(jax.tree.leaves(results[0]))
+    before, after = inputs[num_obs:-2], outputs[num_actions:]
+    kept: list[int] = []  # arrays of the memory on which the action depends, now or by way of other arrays of it
+    while True:
+        wanted = [*outputs[:num_actions], *(after[i] for i in kept)]
+        operations, used = _needed(tracer.operations, wanted)
+        found = [i for i, number in enumerate(before) if number in used]
+        if found == kept:
+            break
+        kept = found
+    reward, begins = inputs[-2:]
+    flags = [number for number in (reward, begins) if number in used]
+    inputs = [*inputs[:num_obs], *(before[i] for i in kept), *flags]
+    types = {i: tracer.types[i] for i in {*used, *inputs}}
     # on the host only now: a random key, which deterministic actions do not need, is no numpy array
     constants = {i: np.asarray(x) for i, x in tracer.constants.items() if i in used}
     for t in types.values():
         for size in t.shape:
-            if export.is_symbolic_dim(size) and size is not batch and size != batch:
-                raise InputError(f"an intermediate result has the size {size}, for a batch of n: it must be n")
-    return Program(inputs[0], output, operations, constants, types, batch)
+            if export.is_symbolic_dim(size) and not multiple(size):
+                raise InputError(f"an intermediate result has the size {size}, for a batch of n: it must be a multiple")
+    reads = (reward in used, begins in used)
+    return Program(tuple(inputs), tuple(wanted), num_obs, len(kept), *reads, operations, constants, types, batch)
 
 
-def _needed(operations: list[Operation], output: int) -> tuple[tuple[Operation, ...], set[int]]:
-    """The operations that `output` depends on, and their values."""
-    used, kept = {output}, []
+def multiple(size: Any) -> int:
+    """k of a symbolic size k n; 0 where it is none."""
+    found = re.fullmatch(r"(?:(\d+)\*)?n", str(size))
+    return int(found[1] or 1) if found else 0
+
+
+def _needed(operations: list[Operation], outputs: list[int]) -> tuple[tuple[Operation, ...], set[int]]:
+    """The operations that `outputs` depend on, and their values."""
+    used, kept = set(outputs), []
     for op in reversed(operations):
         if used & set(op.outputs):
             used |= {*op.inputs, *op.outputs}
@@ -115,6 +148,8 @@ def _simpler(eqn: core.JaxprEqn, constants: list[Any]) -> Callable[..., Any] | N
             return lambda x: _max_pool(x, params["window_dimensions"], params["window_strides"], params["padding"])
         case "gather" if constants[1] is not None:
             return _fixed_slice(params, np.asarray(constants[1]), _shape(eqn.invars[0]))
+        case "scatter-add" if constants[1] is not None:
+            return _fixed_add(params, np.asarray(constants[1]), _shape(eqn.invars[0]))
     return None
 
 
@@ -159,6 +194,23 @@ def _fixed_slice(params: dict[str, Any], start: np.ndarray, shape: tuple[Any, ..
     return lambda x, _: lax.squeeze(lax.slice(x, starts, stops), collapsed)
 
 
+def _fixed_add(params: dict[str, Any], start: np.ndarray, shape: tuple[Any, ...]) -> Callable[..., Any] | None:
+    """What x.at[3].add(y) becomes where the place along the first axis is known: padding, and a sum."""
+    numbers = params["dimension_numbers"]
+    single = start.shape == (1,) and numbers.inserted_window_dims == (0,) and not numbers.operand_batching_dims
+    if (
+        not single
+        or numbers.scatter_dims_to_operand_dims != (0,)
+        or numbers.update_window_dims != tuple(range(len(shape) - 1))
+    ):
+        return None
+    before = int(start[0])
+    if not 0 <= before < shape[0]:
+        return None
+    edges = [(before, shape[0] - before - 1, 0), *[(0, 0, 0)] * (len(shape) - 1)]
+    return lambda x, _, y: x + lax.pad(y[None], np.zeros((), y.dtype), edges)
+
+
 class _Tracer:
     def __init__(self, batch: Any):
         self.batch = batch
@@ -191,6 +243,8 @@ class _Tracer:
             return self.walk(inner.jaxpr, inner.consts, inputs)
         if isinstance(inner, core.Jaxpr):
             return self.walk(inner, (), inputs)
+        if eqn.primitive.name == "scan" and len(inputs) == eqn.params["num_consts"] + eqn.params["num_carry"]:
+            return self.repeated(eqn.params, inputs)
         symbolic = any(export.is_symbolic_dim(size) for v in eqn.outvars for size in _shape(v))
         if not symbolic and not eqn.effects and all(i in self.constants for i in inputs):
             result = eqn.primitive.bind(*(self.constants[i] for i in inputs), **eqn.params)
@@ -202,3 +256,11 @@ class _Tracer:
         outputs = [self.value(v.aval) for v in eqn.outvars]
         self.operations.append(Operation(eqn.primitive, eqn.params, tuple(inputs), tuple(outputs)))
         return outputs
+
+    def repeated(self, params: dict[str, Any], inputs: list[int]) -> list[int]:
+        """A loop over nothing but a state, such as `fori_loop` with a fixed number of turns, written out."""
+        body, num_consts = params["jaxpr"], params["num_consts"]
+        consts, state = inputs[:num_consts], inputs[num_consts:]
+        for _ in range(params["length"]):
+            state = self.walk(body.jaxpr, body.consts, [*consts, *state])
+        return state

@@ -1,21 +1,29 @@
-"""A checkpoint's policy as one function of observations."""
+"""A checkpoint's policy as one pure function of an observation and of what is remembered."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from jrl import config, policy
+from jrl import checkpoint, config, policy, spaces
 from jrl.types import Array, PyTree, Space
 
 
 class Source(NamedTuple):
-    """What is exported. `act` maps (obs [N, *], carry [N, ...]) to actions [N, *] in the environment's own units."""
+    """What is exported. `step` is
 
-    act: Callable[[Array, PyTree], Array]
-    carry: Callable[[int], PyTree]  # batch_size -> the carry at the start of an episode; () if none
-    observation: Space
+    (obs [N, *], memory [N, ...], reward [N] f32, begins [N] bool) -> (actions [N, *], memory)
+
+    with actions in the environment's own units. `reward` came with the observation; where an episode `begins` with it,
+    neither reward nor memory count.
+    """
+
+    step: Callable[[PyTree, PyTree, Array, Array], tuple[PyTree, PyTree]]
+    memory: Callable[[int], PyTree]  # batch_size -> what is remembered [N, ...]
+    observation: Space  # the environment's own
+    choices: tuple[int, ...]  # the lengths of the parts of an action mask; () without one
     about: Mapping[str, Any]  # for policy.json
 
 
@@ -30,16 +38,32 @@ def load(path: Path, *, best: bool = False) -> Source:
     """
     trained = policy.restore(path, best=best)
     algo, transform, meta = trained.algo, trained.to_env, trained.meta
+    inputs = policy.Inputs(trained.spec, trained.config, trained.observation)
 
-    def act(obs: Array, carry: PyTree) -> Array:
-        action = algo.act(trained.actor, obs, carry, jax.random.key(0), explore=False).action
-        return transform(action) if transform else action
+    def memory(num: int) -> PyTree:
+        past = inputs.past(num)
+        return algo.carry(num), () if past is None else (past.frames, past.action)
 
+    def step(obs: PyTree, memory: PyTree, reward: Array, begins: Array) -> tuple[PyTree, PyTree]:
+        carry, past = memory
+        start = algo.carry(1)  # of any number of environments the same
+        fresh = lambda x: jnp.expand_dims(begins, tuple(range(1, x.ndim)))
+        carry = jax.tree.map(lambda first, x: jnp.where(fresh(x), first, x), start, carry)
+        if inputs.history is not None:
+            frames, action = past
+            frames, obs = inputs.history.see(frames, obs, action, reward, begins)
+        out = algo.act(trained.actor, obs, carry, jax.random.key(0), explore=False)
+        if inputs.history is not None:
+            past = frames, out.action if inputs.remembers else None
+        return transform(out.action) if transform else out.action, (out.carry, past)
+
+    own = trained.spec._replace(observation=inputs.observation)
     about = {
         "algorithm": config.algo_name(trained.config),
         "env": trained.config.env.id,
         "env_steps": meta["env_steps"],
-        "observation": meta["spec"]["observation"],
+        "observation": checkpoint.space_to_json(inputs.observation),
         "action": meta["spec"]["env_action"] or meta["spec"]["action"],
     }
-    return Source(act, algo.carry, trained.spec.observation, about)
+    choices = policy.num_choices_each(own.action) if spaces.masks_actions(own) else ()
+    return Source(step, memory, inputs.observation, choices, about)

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from jrl import schema
 from jrl.errors import InputError
-from jrl.migrate import hyper, rules
+from jrl.migrate import hyper, memory, rules
 from jrl.migrate.experiment import conditions, experiment, is_experiment
 from jrl.migrate.job import Job, canonical, translate
-from jrl.migrate.tables import ALGORITHMS, KEYS
+from jrl.migrate.tables import ALGORITHMS, KEYS, PARTS
 
-__all__ = ["KEYS", "Migration", "hyper", "looks_like_rllib", "main", "migrate", "rules"]
+__all__ = ["KEYS", "Migration", "hyper", "looks_like_rllib", "main", "memory", "migrate", "rules"]
 
 _OURS = ("algo", "network", "rollout", "replay", "checkpoint", "devices", "env_runners", "run", "custom", "evaluation")
 
@@ -73,9 +73,9 @@ def _job(data: Mapping[str, Any], algo: str | None, env: Any, name: str | None) 
         raw["env"] = env
     job = Job(ours, source, get_config_class(ours), raw)
     job.put(body.algo_key if algo is None else "--algo", "algo.name", ours, note)
-    if source == "ddpg":
-        for key, value in {"num_critics": 1, "policy_every": 1, "target_noise": 0.0}.items():
-            job.set(f"algo.{key}", value, "run: DDPG")
+    for key, value in PARTS.get(source, {}).items():
+        job.set(key, value, f"run: {source.upper()}")
+    memory.begin(job)
     job.lines += choices
     if not raw.get("env"):
         job.faults.append("env is missing: set it, e.g. --env CartPole-v1")
@@ -85,7 +85,7 @@ def _job(data: Mapping[str, Any], algo: str | None, env: Any, name: str | None) 
 
 
 def _algorithm(given: str | None) -> str:
-    known = ", ".join(["PPO", "APPO", "IMPALA", "A2C", "A3C", "DQN", "APEX", "SimpleQ", "SAC", "TD3", "DDPG"])
+    known = ", ".join(["PPO", "APPO", "IMPALA", "A2C", "A3C", "DQN", "APEX", "R2D2", "SimpleQ", "SAC", "TD3", "DDPG"])
     if given is None:
         raise InputError(f"the algorithm is not named: give --algo with one of {known}")
     name = given.strip().strip("<>'\" ").rpartition(".")[2].lower()

@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from jrl import schema, sections
+from jrl import plan, schema, sections
 from jrl.hyper import NetworkConfig
 from jrl.migrate.tables import KEYS
 
@@ -21,6 +21,8 @@ from jrl.migrate.tables import KEYS
 _ITERATION = {"dqn": 1_000, "sac": 100, "td3": 1_000}
 _DEFAULT_ENVS = sections.EnvConfig(id="").num_envs
 _DEFAULT_LENGTH = 128  # of rollout.length
+_CORES = {"model.use_lstm": "lstm", "model.use_attention": "gtrxl"}
+_WITH_MEMORY = {"r2d2": "lstm", "rnnsac": "lstm"}  # algorithm -> the core that it has, if the model does not say
 # keys that had a number, -1, for "not set", and keys of which it is a value
 _NEGATIVE = {"v_min", "target_entropy", "env_config", "evaluation_config", "exploration_config"}
 
@@ -63,6 +65,12 @@ class Job:
     def fields(self) -> dict[str, Any]:
         """Hyper-parameters of the algorithm and their defaults."""
         return {f.name: f.default for f in dataclasses.fields(self.config_class)}
+
+    @cached_property
+    def core(self) -> str | None:
+        """The memory that was asked for, by our name; None: none."""
+        asked = (core for key, core in _CORES.items() if self.given.get(key) is True)
+        return next(asked, _WITH_MEMORY.get(self.source))
 
     @cached_property
     def sizes(self) -> "Sizes":
@@ -164,23 +172,44 @@ class Sizes:
         self.length = self.fragment
         if self.batch is not None and not (self.sequences and self.fragment):
             self.length = max(1, round(self.batch / self.num_envs))
-        self.rows = self.num_envs * (self.length or _DEFAULT_LENGTH)
+        self.steps = self.length or _DEFAULT_LENGTH
+        self.rows = self.num_envs * self.steps
+        self.sequence = self._sequence(job)  # steps that are learned from together; None: there is no memory
         minibatch = number("minibatch_size", least=1)
         self.minibatches: int | None = None
         self.minibatch = minibatch
         if self.sequences and minibatch is None and self.batch:
             self.minibatch = self.batch
-        if self.minibatch and not job.replays and "num_minibatches" in job.fields:
-            # of a device; a minibatch of IMPALA is of whole sequences
-            parts = self.num_envs if getattr(job.config_class, "whole_sequences", False) else self.rows
-            parts //= self.devices if self.shared else 1
-            size = self.minibatch
-            counts = (n for n in range(1, parts + 1) if parts % n == 0)
-            self.minibatches = min(counts, key=lambda n: abs(self.rows / n - size))
+        self.fitted: int | None = None  # the number of minibatches, where memory needs another than the default
+        if not job.replays and "num_minibatches" in job.fields:
+            counts, size = self._counts(job), self.minibatch
+            if size:
+                self.minibatches = min(counts, key=lambda n: abs(self.rows / n - size))
+            elif self.sequence and (default := job.fields["num_minibatches"]) not in counts:
+                self.fitted = min(counts, key=lambda n: abs(n - default))
         self.train_every: int | None = None
         self.updates_per_step = sections.ReplayConfig().updates_per_step
         if job.replays:
             self._replay(job)
+
+    def _sequence(self, job: Job) -> int | None:
+        given = job.number("model.max_seq_len", least=1) if job.core else None
+        if job.core is None or job.replays:
+            return job.core and (given or plan.SEQUENCE)
+        if given is None or getattr(job.config_class, "whole_sequences", False):
+            return given or self.steps
+        parts = (n for n in range(1, self.steps + 1) if self.steps % n == 0)
+        return min(parts, key=lambda n: abs(math.log(n / given)))
+
+    def _counts(self, job: Job) -> list[int]:
+        """The numbers of minibatches into which the rows of a device can be cut."""
+        envs = self.num_envs // (self.devices if self.shared else 1)
+        whole = getattr(job.config_class, "whole_sequences", False)  # IMPALA's are of columns
+        parts = self.steps if self.sequence is None else self.steps // self.sequence
+        if whole or self.sequence is None:
+            rows = envs if whole else envs * parts
+            return [n for n in range(1, rows + 1) if rows % n == 0]
+        return [n for n in range(1, envs * parts + 1) if envs % (n // math.gcd(parts, n)) == 0]
 
     def _replay(self, job: Job) -> None:
         """RLlib samples a fragment from every environment, then learns once; or as training_intensity says."""
@@ -191,7 +220,7 @@ class Sizes:
         steps = (self.fragment or 1) * (self.num_envs if self.known else 1)
         updates = 1
         if intensity:
-            rounds = intensity * steps / (self.batch or sections.ReplayConfig().batch_size)
+            rounds = intensity * steps / (self.batch or sections.ReplayConfig().batch_size * (self.sequence or 1))
             steps *= 1 if rounds >= 1 else round(1 / rounds)
             updates = max(1, round(rounds))
         self.updates_per_step = updates / steps

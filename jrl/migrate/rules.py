@@ -1,5 +1,6 @@
 """Rules for environments, runners, batches, evaluation, and the user's own functions."""
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,8 @@ from jrl.migrate.tables import GROUPS, KEYS
 @rule("env")
 def _env(job: Job, key: str, value: Any) -> None:
     path = None
+    if own := _own_environment(job):
+        return job.put(key, "env.id", own, "jrl's, inside the compiled program")
     if callable(value) or "<" in str(value) or ("." in str(value) and "-v" not in str(value)):
         path = _reference(value)
     if path is None and (not isinstance(value, str) or "<" in value):
@@ -30,7 +33,29 @@ def _env_config(job: Job, key: str, value: Any) -> None:
         return job.wrong(key, "a mapping", value)
     if not value:
         return job.drop(key, "it is empty")
-    return job.put(key, "env.options", dict(value))
+    options = dict(value)
+    if _own_environment(job) == "RepeatAfterMe-v0":
+        options = {_REPEAT.get(name, name): given for name, given in _unwrapped(value).items() if name != "continuous"}
+    return job.put(key, "env.options", options)
+
+
+_OWN = {"StatelessCartPole": "StatelessCartPole-v1", "RepeatAfterMeEnv": "RepeatAfterMe-v0"}
+_REPEAT = {"repeat_delay": "delay", "episode_len": "episode_length"}
+
+
+def _unwrapped(options: Any) -> Mapping[str, Any]:
+    """An env_config without the `config` around it that some examples have."""
+    found = options if isinstance(options, Mapping) else {}
+    return found["config"] if isinstance(found.get("config"), Mapping) else found
+
+
+def _own_environment(job: Job) -> str | None:
+    """jrl's environment that is the same as the given one of RLlib's examples."""
+    given = job.raw.get("env")
+    path = _reference(given) if isinstance(given, str | type) else None
+    if not path or not path.startswith("ray.rllib.") or _unwrapped(job.raw.get("env_config")).get("continuous"):
+        return None
+    return _OWN.get(path.rpartition(":")[2])
 
 
 @rule("num_env_runners")
@@ -74,6 +99,10 @@ def _batch(job: Job, key: str, value: Any) -> None:
         return None  # a fault
     if key == "train_batch_size_per_learner" and job.given.get("train_batch_size") is not None:
         return job.drop(key, "train_batch_size is given, too")
+    if job.replays and sizes.sequence:
+        steps = sizes.sequence + (job.number("replay_buffer_config.replay_burn_in", least=0) or 0)
+        note = f"sequences of {steps} steps for {sizes.batch} rows"
+        return job.put(key, "replay.batch_size", math.ceil(sizes.batch / steps), note)
     if job.replays:
         return job.put(key, "replay.batch_size", sizes.batch)
     split = f"{sizes.num_envs} environments x {sizes.length} steps = {sizes.rows} rows"
@@ -124,7 +153,9 @@ def _sample_async(job: Job, key: str, value: Any) -> None:
 
 @rule("batch_mode")
 def _batch_mode(job: Job, key: str, value: Any) -> None:
-    job.put(key, "rollout.batch_mode", value)
+    if value == "complete_episodes" and job.replays and job.core:
+        return job.drop(key, "sequences from replay end with their episodes by themselves")
+    return job.put(key, "rollout.batch_mode", value)
 
 
 @rule("remote_env_batch_wait_ms")
@@ -143,6 +174,13 @@ def _filter(job: Job, key: str, value: Any) -> None:
     if value == "NoFilter" and "normalize_obs" not in job.fields:
         return job.drop(key, "NoFilter: not set")
     return job.put(key, "algo.normalize_obs", value != "NoFilter")
+
+
+@rule("action_mask_key")
+def _mask(job: Job, key: str, value: Any) -> None:
+    if value == "action_mask":
+        return job.drop(key, "action_mask: what jrl reads")
+    return job.drop(key, f"call the item of the observation action_mask, not {value}")
 
 
 @rule("num_gpus", "num_learners")

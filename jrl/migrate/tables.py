@@ -4,7 +4,7 @@ An entry has all names that a key has had, newest first, the key of jrl that it 
 key without a counterpart has the reason. `jrl.migrate.rules` and `jrl.migrate.hyper` compute what is more than a move.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Key(NamedTuple):
@@ -26,6 +26,11 @@ def _none(reason: str, *names: str) -> list[Key]:
     return [_key(n, "", reason) for n in names]
 
 
+def _models(name: str) -> str:
+    """A key of the model, which RNNSAC has once for each of its networks."""
+    return f"model.{name} policy_model_config.{name} policy_model.{name} q_model_config.{name} Q_model.{name}"
+
+
 # name of an algorithm, lower case -> ours, what there is to know
 ALGORITHMS = {
     "ppo": ("ppo", ""),
@@ -43,17 +48,33 @@ ALGORITHMS = {
         "collection beside learning is rollout.mode async",
     ),
     "apex_dqn": ("dqn", "see APEX"),
+    "r2d2": ("dqn", "with double, dueling, value_rescaling, prioritised sequences, and network.core lstm"),
     "sac": ("sac", ""),
+    "rnnsac": ("sac", "with network.core lstm"),
     "td3": ("td3", ""),
     "ddpg": ("td3", "with num_critics 1, policy_every 1, target_noise 0, as in configs/ddpg.yaml"),
 }
+
+# what makes an algorithm of RLlib of one of ours; keys of the file go before it
+PARTS: dict[str, dict[str, Any]] = {
+    "ddpg": {"algo.num_critics": 1, "algo.policy_every": 1, "algo.target_noise": 0.0},
+    "r2d2": {
+        "algo.double": True, "algo.dueling": True, "algo.value_rescaling": True, "replay.prioritized": True,
+    },
+}  # fmt: skip
 
 _AUTO = "jrl does so by itself"
 _FRAMEWORK = "JAX is the only framework"
 _OFFLINE = "jrl does not read or write offline data yet"
 _MULTI = "multi-agent training is not part of jrl yet"
-_RECURRENT = "jrl has no recurrent or attention networks yet"
-_TORSO = "network.torso is mlp, nature_cnn or impala, chosen by the observations"
+_TORSO = "network.torso and network.encoders choose of what there is, by the observations: see docs/networks.md"
+_OWN_MODEL = "a class for torch or TensorFlow: write it for JAX, as network.torso and torso_options (docs/networks.md)"
+_INITIAL = "initial weights are orthogonal, or flax's default: network.orthogonal"
+_TREES = (
+    "observations are trees of arrays in the environment's dtypes, with an encoder for each: network.flatten makes one "
+    "vector of them"
+)
+_FRAMES = "Atari comes as 84 x 84 gray frames, four of them; env.frame_stack stacks what others observe"
 _TUNE = "for Tune: see jrl.api.tune"
 _STACK = "a switch between RLlib's own old and new parts"
 _CONNECT = "a function of the rollout is custom.transforms"
@@ -97,7 +118,7 @@ GROUPS: dict[str, list[Key]] = {
         *_none(_SPACES, "observation_space", "action_space"),
         *_none(_RECORD, "render_env", "record_env", "monitor"),
         _key("is_atari", "", "jrl knows Atari by the id"),
-        _key("action_mask_key", "", "jrl has no action masks yet"),
+        _key("action_mask_key", "", "it is action_mask; env.action_mask_info names an entry of the infos instead"),
         _key("preprocessor_pref", "", "Atari comes as 84 x 84 gray frames, other observations as they are"),
         *_none(_AUTO, "disable_env_checking", "auto_wrap_old_gym_envs"),
     ],
@@ -111,7 +132,7 @@ GROUPS: dict[str, list[Key]] = {
         _key("sample_async", "rollout.mode", "true: async"),
         _key("remote_worker_envs", "env.remote_worker_envs"),
         _key("remote_env_batch_wait_ms", "env.batch_wait_ms", "with remote_worker_envs only"),
-        _key("observation_filter", "algo.normalize_obs", "MeanStdFilter: true; on-policy algorithms have it"),
+        _key("observation_filter", "algo.normalize_obs", "MeanStdFilter: true"),
         _key("compress_observations", "env_runners.compress_observations"),
         _key("max_requests_in_flight_per_env_runner max_requests_in_flight_per_sampler_worker "
              "max_sample_requests_in_flight_per_worker",
@@ -121,8 +142,10 @@ GROUPS: dict[str, list[Key]] = {
                "create_local_env_runner", "create_env_on_local_worker", "create_env_on_driver"),
         *_none("every process acts with the learner's statistics",
                "synchronize_filters", "update_worker_filter_stats", "use_worker_filter_stats"),
-        *_none(_CONNECT, "sample_collector", "enable_connectors", "env_to_module_connector", "module_to_env_connector",
+        *_none(_CONNECT, "sample_collector", "enable_connectors", "module_to_env_connector",
                "add_default_connectors_to_env_to_module_pipeline", "add_default_connectors_to_module_to_env_pipeline"),
+        _key("env_to_module_connector", "",
+             "instead: algo.normalize_obs, env.frame_stack, network.flatten, network.use_prev_action, network.transform"),
         *_none(_AUTO, "validate_env_runners_after_construction", "validate_workers_after_construction",
                "gym_env_vectorize_mode", "sampler_perf_stats_ema_coef", "episodes_to_numpy", "env_runner_cls",
                "in_evaluation"),
@@ -189,7 +212,9 @@ GROUPS: dict[str, list[Key]] = {
                "optimizer.max_weight_sync_delay", "optimizer.num_replay_buffer_shards", "optimizer.debug",
                "max_weight_sync_delay", "num_replay_buffer_shards"),
         *_none("a loss of your own is custom.loss, a step of your own custom.training_step",
-               "learner_class", "learner_config_dict", "before_learn_on_batch", "postprocess_inputs"),
+               "learner_class", "learner_config_dict"),
+        *_none("a pure function of what an update learns from is custom.batch",
+               "before_learn_on_batch", "postprocess_inputs"),
         *_none(_CONNECT, "learner_connector", "add_default_connectors_to_learner_pipeline"),
         *_none("there is one way to learn on several devices", "simple_optimizer"),
     ],
@@ -207,7 +232,8 @@ GROUPS: dict[str, list[Key]] = {
         *_none("use exploration_config", "exploration_fraction", "exploration_final_eps", "exploration_initial_eps",
                "schedule_max_timesteps", "soft_q", "softmax_temp", "parameter_noise", "per_worker_exploration"),
         *_none("jrl takes the best action where RLlib has a temperature", "categorical_distribution_temperature"),
-        *_none(_RECURRENT, "burn_in_len", "burn_in"),
+        _key("use_h_function", "algo.value_rescaling", "of R2D2, which has it unless told otherwise"),
+        _key("h_function_epsilon", "", "it is 0.001, as in the paper"),
     ],
     "SAC, TD3 and DDPG": [
         _key("critic_lr optimization.critic_learning_rate", "algo.lr"),
@@ -235,7 +261,14 @@ GROUPS: dict[str, list[Key]] = {
         _key("optimization", "", _INSIDE),
     ],
     "Replay": [
-        _key("replay_buffer_config.capacity buffer_size", "replay.capacity"),
+        _key("replay_buffer_config.capacity buffer_size", "replay.capacity",
+             "with memory: sequences become transitions, unless storage_unit is another"),
+        _key("replay_buffer_config.replay_burn_in replay_burn_in burn_in_len burn_in", "replay.burn_in",
+             "with memory only"),
+        _key("replay_buffer_config.replay_sequence_length replay_sequence_length", "",
+             "it is network.max_seq_len and replay.burn_in together"),
+        _key("replay_buffer_config.replay_zero_init_states replay_buffer_config.zero_init_states zero_init_states", "",
+             "sequences begin with the memory that acting had there, which burn_in brings up to date"),
         _key("num_steps_sampled_before_learning_starts replay_buffer_config.learning_starts learning_starts",
              "replay.learning_starts"),
         _key("replay_buffer_config.type", "replay.prioritized", "whether it is a prioritized one"),
@@ -254,10 +287,9 @@ GROUPS: dict[str, list[Key]] = {
         _key("n_step", "replay.n_step"),
         _key("store_buffer_in_checkpoints", "checkpoint.replay", "true: full, false: none"),
         _key("replay_buffer_config", "", _INSIDE),
-        *_none("a row of the buffer is one transition", "replay_buffer_config.storage_unit",
-               "replay_buffer_config.replay_sequence_length", "replay_buffer_config.replay_burn_in",
-               "replay_buffer_config.replay_zero_init_states", "replay_buffer_config.replay_batch_size",
-               "replay_sequence_length", "replay_batch_size", "replay_mode", "replay_buffer_config.replay_mode"),
+        *_none("what is replayed are transitions, or with memory sequences", "replay_buffer_config.storage_unit",
+               "replay_buffer_config.replay_batch_size", "replay_batch_size", "replay_mode",
+               "replay_buffer_config.replay_mode"),
         *_none("the buffer lies on the learner's devices", "replay_buffer_config.num_replay_buffer_shards",
                "replay_buffer_config.no_local_replay_buffer", "replay_buffer_config.replay_buffer_shards_colocated"
                "_with_driver", "replay_buffer_config._enable_replay_buffer_api",
@@ -276,19 +308,36 @@ GROUPS: dict[str, list[Key]] = {
         _key("model.free_log_std", "network.state_dependent_std", "the opposite"),
         _key("model model_config _model_config", "", _INSIDE),
         *_none(_TORSO, "model.conv_filters", "model.conv_activation", "model.post_fcnet_activation",
-               "model.head_fcnet_activation", "model.no_final_linear", "model.encoder_latent_dim",
-               "model.custom_model", "model.custom_model_config", "model.custom_options", "model.custom_action_dist",
-               "model.log_std_clip_param", "model.always_check_shapes", "model._disable_preprocessor_api",
-               "model._disable_action_flattening", "model.fcnet_kernel_initializer", "model.fcnet_bias_initializer"),
-        *_none(_RECURRENT, "model.use_lstm", "model.max_seq_len", "model.lstm_cell_size",
-               "model.lstm_use_prev_action", "model.lstm_use_prev_reward", "model.lstm_use_prev_action_reward",
-               "model._time_major", "model.use_attention", "model.attention_num_transformer_units",
-               "model.attention_dim", "model.attention_num_heads", "model.attention_head_dim",
-               "model.attention_memory_inference", "model.attention_memory_training",
-               "model.attention_position_wise_mlp_dim", "model.attention_init_gru_gate_bias",
-               "model.attention_use_n_prev_actions", "model.attention_use_n_prev_rewards"),
-        *_none("Atari comes as 84 x 84 gray frames, four of them", "model.framestack", "model.dim", "model.grayscale",
-               "model.zero_mean", "model.custom_preprocessor", "model.custom_preprocessor_options"),
+               "model.head_fcnet_activation", "model.no_final_linear", "model.encoder_latent_dim"),
+        *_none(_OWN_MODEL, "model.custom_model", "model.custom_model_config", "model.custom_options"),
+        *_none("distributions follow from the action space", "model.custom_action_dist", "model.log_std_clip_param"),
+        *_none(_INITIAL, "model.fcnet_kernel_initializer", "model.fcnet_bias_initializer",
+               "model.lstm_kernel_initializer", "model.lstm_bias_initializer"),
+        *_none("shapes are known before the first step", "model.always_check_shapes", "model._time_major"),
+        *_none(_TREES, "model._disable_preprocessor_api", "model._disable_action_flattening"),
+        *_none(_STACK, "model._use_default_native_models", "model.uses_new_env_runners"),
+        *_none(_FRAMES, "model.framestack", "model.num_framestacks", "model.dim", "model.grayscale", "model.zero_mean"),
+        *_none("a pure function of an observation is network.transform", "model.custom_preprocessor",
+               "model.custom_preprocessor_options"),
+    ],
+    "Memory": [
+        _key(_models("use_lstm"), "network.core.name", "true: lstm"),
+        _key("model.use_attention", "network.core.name", "true: gtrxl"),
+        _key("model.max_seq_len", "network.max_seq_len", "on-policy: the nearest number that divides a rollout"),
+        _key(_models("lstm_cell_size"), "network.core.size"),
+        _key(_models("lstm_use_prev_action"), "network.use_prev_action"),
+        _key(_models("lstm_use_prev_reward"), "network.use_prev_reward"),
+        _key("model.lstm_use_prev_action_reward", "network.use_prev_action, network.use_prev_reward"),
+        _key("model.attention_dim", "network.core.size"),
+        _key("model.attention_num_transformer_units", "network.core.layers"),
+        _key("model.attention_num_heads", "network.core.heads"),
+        _key("model.attention_head_dim", "network.core.head_size"),
+        _key("model.attention_memory_inference", "network.core.memory"),
+        _key("model.attention_memory_training", "network.core.memory", "where there is no attention_memory_inference"),
+        _key("model.attention_position_wise_mlp_dim", "network.core.mlp"),
+        _key("model.attention_init_gru_gate_bias", "network.core.gate_bias"),
+        _key("model.attention_use_n_prev_actions", "network.use_prev_action", "above 0: true"),
+        _key("model.attention_use_n_prev_rewards", "network.use_prev_reward", "above 0: true"),
     ],
     "Evaluation": [
         _key("evaluation_interval", "evaluation.interval, run.report_every",
@@ -357,8 +406,7 @@ GROUPS: dict[str, list[Key]] = {
                "torch_compile_worker_dynamo_mode", "torch_ddp_kwargs", "torch_skip_nan_gradients"),
         _key("eager_max_retraces", "run.max_recompiles", "programs that compile again once the run is under way"),
         *_none("run.disable_jit runs operation by operation", "eager_tracing", "eager", "trace"),
-        *_none("observations and actions are trees of arrays, as the environment has them",
-               "_disable_preprocessor_api", "_disable_action_flattening"),
+        *_none(_TREES, "_disable_preprocessor_api", "_disable_action_flattening"),
         *_none(_STACK, "_tf_policy_handles_more_than_one_loss", "_disable_execution_plan_api",
                "_disable_initialize_loss_from_dummy_batch", "_enable_new_api_stack", "_enable_rl_module_api",
                "_enable_learner_api", "enable_rl_module_and_learner", "enable_env_runner_and_connector_v2",

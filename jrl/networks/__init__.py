@@ -1,4 +1,15 @@
-"""Networks as pairs of pure functions: `build(spec, config, heads) -> Network(init, apply)`."""
+"""Networks as bundles of pure functions: `build(spec, config, heads) -> Network(init, apply, ...)`.
+
+    net = build(spec, NetworkConfig(), {"policy": Head(4, 0.01), "value": Head(1)})
+    params = net.init(key)
+    logits, value = net.apply(params, obs)                              # obs [..., *] -> [..., 4], [..., 1]
+
+With memory (`config.core`) an observation has a past. Acting takes one step at a time; what is learned from is a Window
+of consecutive steps, which stands where else an observation does:
+
+    (logits, value), carry = net.step(params, obs, net.carry(batch_size))   # obs [B, *]
+    logits, value = net.apply(params, window)                           # window.obs [N, L, *] -> [N, L, 4], [N, L, 1]
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -8,13 +19,16 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jrl import spaces
+from jrl.networks import cores, custom
 from jrl.networks.config import NetworkConfig
 from jrl.networks.dense import Dense
+from jrl.networks.encoders import DENSE, Encoders, choose, default, flattened, single
 from jrl.networks.noisy import NoisyDense
-from jrl.networks.torsos import ACTIVATIONS, TORSOS, is_image, kernel_init, to_float
-from jrl.types import Array, EnvSpec, InputError, Key, PyTree, Space
+from jrl.networks.torsos import ACTIVATIONS, CNNS, Mlp, is_image, kernel_init, to_float
+from jrl.types import Array, EnvSpec, InputError, Key, PyTree, Space, Window, element
 
-__all__ = ["Head", "Network", "NetworkConfig", "build", "is_image", "parameter_count"]
+__all__ = ["Head", "Network", "NetworkConfig", "build", "encoded", "is_image", "parameter_count", "with_core"]
 
 
 class Head(NamedTuple):
@@ -29,31 +43,101 @@ class Head(NamedTuple):
 
 
 class Network(NamedTuple):
-    """Any flax, nnx or hand-written network fits behind these two functions."""
+    """Any flax, nnx or hand-written network fits behind these functions.
+
+    Outputs are f32 [..., size], one per name, of all heads if none is named. `key` draws the noise of noisy layers.
+    """
 
     init: Callable[[Key], PyTree]  # key -> params
-    # (params, obs[..., *], *head names, key=None) -> one f32 [..., size] per name; key: of the noise in noisy layers
+    # (params, obs [..., *], *names, key=None) -> outputs [..., size]; with a core (params, Window, ...) -> [N, L, size]
     apply: Callable[..., tuple[Array, ...]]
+    carry: Callable[[int], PyTree]  # batch_size -> the memory at an episode's start [B, ...]; () without a core
+    # (params, obs [B, *], carry, *names, key=None) -> (outputs [B, size], carry)
+    step: Callable[..., tuple[tuple[Array, ...], PyTree]]
+    # (params, Window, *names, key=None) -> (outputs [N, L, size], the memory after the window)
+    unroll: Callable[..., tuple[tuple[Array, ...], PyTree]]
+
+
+def read(cfg: NetworkConfig, space: Space, obs: PyTree) -> PyTree:
+    """What all networks of one observation [..., *] begin with, to be done once: its numbers as floats."""
+    leaf = single(space, cfg)
+    if custom.is_custom(cfg):
+        return obs
+    if cfg.flatten:
+        return flattened(space, cfg, obs)
+    return obs if leaf is None else to_float(leaf, jax.tree.leaves(obs)[0], cfg.image_max)
+
+
+def encoded(module: nn.Module, cfg: NetworkConfig, space: Space, x: PyTree, name: str) -> Array:
+    """Observations, as `read` left them, as vectors [N, F], by what stands in front of the dense layers: encoders, or
+    the user's own torso. Within the compact call of `module`, whose child is `name`."""
+    if custom.is_custom(cfg):
+        return custom.features(module, cfg, space, x, name)
+    leaf = single(space, cfg)
+    if leaf is None and not cfg.flatten:
+        return Encoders(space, cfg, name=f"{name}_encoders")(x)
+    encoder = "flat" if leaf is None else default(leaf, cfg)
+    return CNNS[encoder](cfg, name=name)(x) if encoder in CNNS else x.reshape(x.shape[0], -1)
+
+
+def features(module: nn.Module, cfg: NetworkConfig, space: Space, x: PyTree, name: str) -> Array:
+    """`encoded`, and the dense layers behind it; one image's CNN and the user's own torso have none."""
+    leaf = single(space, cfg)
+    whole = custom.is_custom(cfg) or (leaf is not None and default(leaf, cfg) in CNNS)
+    x = encoded(module, cfg, space, x, name)
+    return x if whole else Mlp(cfg, name=name)(x)
+
+
+def with_core(cfg: NetworkConfig, module: nn.Module, x: Array, name: str, carry: PyTree, reset: Any):
+    """(y [rows, core size], carry): `x` [rows, F] through the core whose parameters are `module`'s child `name`.
+
+    Args:
+      carry: the core's memory: of each row, or with `reset` before the first step of each window.
+      reset: None: each row is one step. [N, L] bool: rows are the steps of N windows.
+    """
+    core = cores.make(cfg.core, x.shape[-1], dtype=cfg.dtype, orthogonal=cfg.orthogonal)
+    params = module.param(name, core.init)
+    if reset is None:
+        return core.step(params, x, carry)
+    y, carry = _truncated(core, cfg.max_seq_len, params, x.reshape(*reset.shape, x.shape[-1]), carry, reset)
+    return y.reshape(-1, core.size), carry
+
+
+def _truncated(core: cores.Core, limit: int | None, params, x, carry, reset):
+    """`core.unroll` whose gradient goes back through `limit` steps at most: it stops at multiples of that."""
+    length, parts = reset.shape[1], []
+    if limit is None or length <= limit:
+        return core.unroll(params, x, carry, reset)
+    for start in range(0, length, limit):
+        rows = slice(start, start + limit)
+        y, carry = core.unroll(params, x[:, rows], jax.lax.stop_gradient(carry), reset[:, rows])
+        parts.append(y)
+    return jnp.concatenate(parts, 1), carry
 
 
 class _Towers(nn.Module):
     space: Space
     cfg: NetworkConfig
-    torso: str
     heads: tuple[tuple[str, Head], ...]
 
     @nn.compact
-    def __call__(self, obs, names, key=None):
-        x, features = to_float(self.space, obs), {}
-        outputs = {}
+    def __call__(self, obs, names, key=None, carry=None, reset=None):
+        """(outputs, carry): without `reset` each row is a step, and every tower's memory goes on."""
+        x, made = read(self.cfg, self.space, obs), dict[str, Any]()
+        outputs, after = {}, dict(carry or {})
         keys: Any = None if key is None else jax.random.split(key, (len(self.heads), len(self.cfg.head_hidden) + 1))
         for i, (name, head) in enumerate(self.heads):
+            tower = "torso" if self.cfg.shared else f"{name}_torso"
+            if name not in names and (carry is None or reset is not None):
+                continue
+            if tower not in made:
+                made[tower] = features(self, self.cfg, self.space, x, tower)
+                if carry is not None:
+                    core = f"{tower}_core"
+                    made[tower], after[tower] = with_core(self.cfg, self, made[tower], core, carry[tower], reset)
             if name not in names:
                 continue
-            tower = "torso" if self.cfg.shared else f"{name}_torso"
-            if tower not in features:
-                features[tower] = TORSOS[self.torso](self.cfg, name=tower)(x)
-            y = features[tower]
+            y = made[tower]
             for layer, width in enumerate(self.cfg.head_hidden):
                 dense = self._dense(head, width, math.sqrt(2), f"{name}_hidden_{layer}")
                 y = dense(y, None if keys is None else keys[i, layer])
@@ -62,7 +146,7 @@ class _Towers(nn.Module):
                 y = ACTIVATIONS[self.cfg.activation](y)
             dense = self._dense(head, head.size, head.scale, f"{name}_head")
             outputs[name] = dense(y, None if keys is None else keys[i, -1]).astype(jnp.float32)
-        return tuple(outputs[name] for name in names)
+        return tuple(outputs[name] for name in names), after
 
     def _dense(self, head, features, scale, name):
         """A layer of a head: (x, key or None) -> y."""
@@ -72,44 +156,82 @@ class _Towers(nn.Module):
         return lambda x, key: dense(x)
 
 
+def check(space: Space, cfg: NetworkConfig) -> None:
+    """Raises InputError where `cfg` does not fit observations of `space`."""
+    errors = cores.faults(cfg.core)
+    if cfg.torso_options and not custom.is_custom(cfg):
+        errors.append(
+            f"network.torso_options: {cfg.torso} takes none, they are for a torso of your own: leave them out"
+        )
+    if custom.is_custom(cfg):
+        custom.check(cfg, space)
+    elif cfg.torso not in (*DENSE, *CNNS):
+        errors.append(
+            f"network.torso {cfg.torso}: choose one of {', '.join((*DENSE, *CNNS))}, or name your own as "
+            "package.module:name"
+        )
+    elif cfg.torso in CNNS and not cfg.flatten and not any(is_image(leaf) for _, leaf in spaces.leaves(space)):
+        errors.append(f"network.torso {cfg.torso} needs image observations of 3 axes, not {space}: use mlp")
+    if errors:
+        raise InputError(*errors)
+    choose(space, cfg)
+
+
 def build(spec: EnvSpec, cfg: NetworkConfig, heads: Mapping[str, Head]) -> Network:
     """Builds a network with one output per head.
 
-    `cfg.shared` puts all heads on one torso; otherwise each head has a torso of its own. `cfg.head_hidden` gives each
-    head dense layers of its own behind the torso.
+    `cfg.shared` puts all heads on one torso and core; otherwise each head has one of its own. `cfg.head_hidden` gives
+    each head dense layers of its own behind them.
 
     Args:
-      spec: the environment's spaces.
-      cfg: torso, widths, activation.
+      spec: the environment's spaces; of the observation all is read but an action mask.
+      cfg: encoders, torso, widths, activation, core.
       heads: name -> Head.
     Returns:
       A Network. `apply(params, obs, *names)` takes observations with any leading axes.
     Raises:
-      InputError: the torso does not fit the observation space.
+      InputError: encoders, torso or core do not fit the observation space.
     """
-    space = spec.observation
-    torso = cfg.torso
-    if torso == "auto":
-        torso = "nature_cnn" if is_image(space) else "mlp"
-    if torso != "mlp" and not is_image(space):
-        raise InputError(f"network.torso {torso} needs image observations of 3 axes, not {space}: use mlp")
-    if torso == "nature_cnn" and min(sorted(space.shape)[1:]) < 36:
-        raise InputError(
-            f"network.torso nature_cnn needs images of 36 x 36 or more, not {space.shape}: use impala or mlp"
-        )
-    module = _Towers(space, cfg, torso, tuple(heads.items()))
-    dtype = jnp.dtype(space.dtype)
+    space = spaces.seen(spec.observation)
+    check(space, cfg)
+    module = _Towers(space, cfg, tuple(heads.items()))
+    towers = ("torso",) if cfg.shared else tuple(f"{name}_torso" for name in heads)
+    recurrent = cfg.recurrent
+    start = cores.make(cfg.core, 1).carry if recurrent else None
+
+    def carry(batch_size: int) -> PyTree:
+        return () if start is None else {tower: start(batch_size) for tower in towers}
 
     def init(key):
-        obs = jnp.zeros((1, *space.shape), dtype)
-        return jax.jit(module.init, static_argnums=2)(key, obs, tuple(heads))["params"]
+        obs = jax.tree.map(lambda x: jnp.zeros((1, *x.shape), x.dtype), element(space))
+        memory = carry(1) if recurrent else None
+        return jax.jit(module.init, static_argnums=2)(key, obs, tuple(heads), None, memory)["params"]
+
+    def run(params, obs, names, key, memory=None, reset=None) -> tuple[tuple[Array, ...], PyTree]:
+        obs, _ = spaces.split_mask(spec.observation, obs)
+        batch = spaces.batch_shape(space, obs)
+        outputs: Any
+        outputs, memory = module.apply({"params": params}, obs, names or tuple(heads), key, memory, reset)
+        return tuple(y.reshape(*batch, y.shape[-1]) for y in outputs), memory
 
     def apply(params, obs, *names, key=None):
-        batch = obs.shape[: obs.ndim - len(space.shape)]
-        outputs: Any = module.apply({"params": params}, obs, names or tuple(heads), key)
-        return tuple(y.reshape(*batch, y.shape[-1]) for y in outputs)
+        if isinstance(obs, Window):
+            return unroll(params, obs, *names, key=key)[0]
+        if recurrent:
+            raise TypeError("a network with a core reads a Window, or one step after the other by `step`")
+        return run(params, obs, names, key)[0]
 
-    return Network(init, apply)
+    def step(params, obs, carry, *names, key=None):
+        if not recurrent:
+            return run(params, obs, names, key)[0], carry
+        return run(params, obs, names, key, carry)
+
+    def unroll(params, window: Window, *names, key=None):
+        if not recurrent:
+            return run(params, window.obs, names, key)[0], window.carry
+        return run(params, window.obs, names, key, window.carry, window.reset)
+
+    return Network(init, apply, carry, step, unroll)
 
 
 def parameter_count(params: PyTree) -> int:

@@ -7,12 +7,13 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jrl.networks.config import NetworkConfig
 from jrl.networks.conv import Conv
 from jrl.networks.dense import Dense
 from jrl.ops import random
-from jrl.types import Array, Box, Discrete, MultiDiscrete, Space
+from jrl.types import Array, Box, Discrete, Leaf, MultiDiscrete, Space
 
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "tanh": jnp.tanh,
@@ -46,15 +47,22 @@ def kernel_init(cfg: NetworkConfig, scale: float) -> Callable[..., Array]:
     return orthogonal(scale) if cfg.orthogonal else nn.initializers.lecun_normal()
 
 
+NATURE_LEAST = 36  # height and width of the least image that nature_cnn can read
+
+
 def is_image(space: Space) -> bool:
-    return isinstance(space, Box) and len(space.shape) == 3
+    return (
+        isinstance(space, Box)
+        and len(space.shape) == 3
+        and (space.dtype == "uint8" or np.issubdtype(np.dtype(space.dtype), np.floating))
+    )
 
 
-def to_float(space: Space, obs: Array) -> Array:
+def to_float(space: Leaf, obs: Array, image_max: float = 255.0) -> Array:
     """Observations [..., *space.shape] as float32 features [N, F] or images [N, H, W, C] in [0, 1].
 
     Integers become one-hot vectors. Images are recognised by their three axes; the channels are the smaller of the
-    first and the last axis. uint8 is divided by 255.
+    first and the last axis. uint8 is divided by 255, in images by `image_max`.
     """
     if isinstance(space, Discrete):
         return jax.nn.one_hot(obs.reshape(-1), space.n)
@@ -63,7 +71,7 @@ def to_float(space: Space, obs: Array) -> Array:
         return jnp.concatenate([jax.nn.one_hot(flat[:, i], n) for i, n in enumerate(space.nvec)], -1)
     x = obs.astype(jnp.float32)
     if obs.dtype == jnp.uint8:
-        x = x / 255.0
+        x = x / (image_max if is_image(space) else 255.0)
     if not is_image(space):
         return x.reshape(-1, math.prod(space.shape))
     x = x.reshape(-1, *space.shape)
@@ -71,13 +79,14 @@ def to_float(space: Space, obs: Array) -> Array:
 
 
 class Mlp(nn.Module):
-    """Dense layers of the widths `cfg.hidden`, each followed by the activation."""
+    """Dense layers of the widths `hidden`, those of `cfg` if None, each followed by the activation."""
 
     cfg: NetworkConfig
+    hidden: tuple[int, ...] | None = None
 
     @nn.compact
     def __call__(self, x):
-        for width in self.cfg.hidden:
+        for width in self.cfg.hidden if self.hidden is None else self.hidden:
             x = Dense(width, dtype=self.cfg.dtype, kernel_init=kernel_init(self.cfg, math.sqrt(2)))(x)
             if self.cfg.layer_norm:
                 x = nn.LayerNorm(dtype=self.cfg.dtype)(x)
@@ -116,4 +125,19 @@ class ImpalaResNet(nn.Module):
         return nn.relu(Dense(256, dtype=self.cfg.dtype, kernel_init=init)(x))
 
 
-TORSOS: dict[str, type[nn.Module]] = {"mlp": Mlp, "nature_cnn": NatureCnn, "impala": ImpalaResNet}
+class SmallCnn(nn.Module):
+    """For images of any size, such as the cells of a grid: three convolutions of 3 x 3, the last two at half the
+    resolution each, and a dense layer of 128, ReLU throughout."""
+
+    cfg: NetworkConfig
+
+    @nn.compact
+    def __call__(self, x):
+        init = kernel_init(self.cfg, math.sqrt(2))
+        for features, stride in ((16, 1), (32, 2), (64, 2)):
+            x = nn.relu(Conv(features, 3, stride, padding="SAME", kernel_init=init, dtype=self.cfg.dtype)(x))
+        x = x.reshape(x.shape[0], -1)
+        return nn.relu(Dense(128, dtype=self.cfg.dtype, kernel_init=init)(x))
+
+
+CNNS: dict[str, type[nn.Module]] = {"nature_cnn": NatureCnn, "impala": ImpalaResNet, "small_cnn": SmallCnn}

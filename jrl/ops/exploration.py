@@ -1,7 +1,10 @@
 """Actions that try something: from Q values or deterministic actions [B, ...] and a key to actions [B, ...].
 
-Pure functions of their arguments. Scalars may be traced; a scalar may also be [B], one number per environment.
+Pure functions of their arguments. Scalars may be traced; a scalar may also be [B], one number per environment. A `mask`
+is bool, True where an action can be taken; a row of it that allows none counts as one that allows all.
 """
+
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +14,14 @@ from jrl.ops import random
 
 __all__ = [
     "adapted_std",
+    "allowed",
     "epsilon_greedy",
     "epsilon_kl",
     "epsilon_ladder",
     "gaussian",
+    "masked_argmax",
+    "masked_logits",
+    "masked_q",
     "ornstein_uhlenbeck",
     "perturbed",
     "soft_q",
@@ -23,21 +30,57 @@ __all__ = [
 ]
 
 
-def epsilon_greedy(q, key, epsilon) -> jax.Array:
+def allowed(mask) -> jax.Array:
+    """The mask [..., A] bool itself, but all True on rows where it allows nothing."""
+    return mask | ~jnp.any(mask, -1, keepdims=True)
+
+
+def masked_q(q, mask) -> jax.Array:
+    """Q values [..., A] f32 with the least float32 where the mask [..., A] allows no action; None: Q as it is.
+
+    However low the others are, the highest is one of an action that is allowed.
+    """
+    if mask is None:
+        return q
+    least = float(jnp.finfo(jnp.float32).min)
+    return jnp.where(allowed(mask), jnp.maximum(q, 0.5 * least), least)
+
+
+def masked_argmax(q, mask=None) -> jax.Array:
+    """The action of the highest Q of [..., A] f32 among those that the mask [..., A] allows: [...] i32."""
+    return jnp.argmax(masked_q(q, mask), -1).astype(jnp.int32)
+
+
+def masked_logits(logits, mask) -> jax.Array:
+    """Logits [..., A] f32 with -1e9 where the mask [..., A] allows no action; None: logits as they are.
+
+    The others are clipped to +-1e8. So an action that is not allowed has the probability 0 in float32, sampling by
+    Gumbel noise never gives it, and the square of its log-probability is still finite.
+    """
+    if mask is None:
+        return logits
+    return jnp.where(allowed(mask), jnp.clip(logits, -1e8, 1e8), -1e9)
+
+
+def epsilon_greedy(q, key, epsilon, mask=None) -> jax.Array:
     """A uniformly random action with probability epsilon, else the action of the highest Q (arXiv:1312.5602, alg. 1).
 
     Args:
       q:       [B, A] f32.
       key:     PRNG key.
       epsilon: scalar or [B], in [0, 1].
+      mask:    [B, A] bool, of both: the random action and the highest Q are among those that are allowed; None: all.
     Returns:
       [B] i32.
     """
     num_actions = q.shape[-1]
     # both numbers of a draw of one key: splitting keys costs more than all the rest
     coin, pick = random.uniform(key, (2, *q.shape[:-1]))
-    anything = jnp.minimum((pick * num_actions).astype(jnp.int32), num_actions - 1)
-    return jnp.where(coin < epsilon, anything, jnp.argmax(q, -1).astype(jnp.int32))
+    if mask is None:
+        anything = jnp.minimum((pick * num_actions).astype(jnp.int32), num_actions - 1)
+    else:
+        anything = _any_of(allowed(mask), pick)
+    return jnp.where(coin < epsilon, anything, masked_argmax(q, mask))
 
 
 def epsilon_ladder(base, alpha, num_envs: int) -> jax.Array:
@@ -54,17 +97,18 @@ def epsilon_ladder(base, alpha, num_envs: int) -> jax.Array:
     return jnp.asarray(base, jnp.float32) ** (1.0 + alpha * steps)
 
 
-def soft_q(q, key, temperature) -> jax.Array:
+def soft_q(q, key, temperature, mask=None) -> jax.Array:
     """Boltzmann exploration: action a with probability proportional to exp(q_a / temperature); at 0 the highest Q.
 
     Args:
       q:           [B, A] f32.
       key:         PRNG key.
       temperature: scalar, at least 0.
+      mask:        [B, A] bool, the actions that can be taken; None: all.
     Returns:
       [B] i32.
     """
-    return jnp.argmax(q + temperature * random.gumbel(key, q.shape), -1).astype(jnp.int32)
+    return masked_argmax(q + temperature * random.gumbel(key, q.shape), mask)
 
 
 def gaussian(action, key, std) -> jax.Array:
@@ -97,19 +141,25 @@ def ornstein_uhlenbeck(noise, key, *, theta, sigma, dt) -> jax.Array:
     return noise - theta * dt * noise + sigma * jnp.sqrt(dt) * random.normal(key, noise.shape)
 
 
-def uniform_action(key, shape: tuple[int, ...], choices: int | tuple[int, ...] | None) -> jax.Array:
-    """Uniformly random actions.
+def uniform_action(key, shape: tuple[int, ...], choices: int | tuple[int, ...] | None, mask=None) -> jax.Array:
+    """Uniformly random actions, of those that the mask allows.
 
     Args:
       key:     PRNG key.
       shape:   [B, *], that of the actions.
       choices: n: integers 0 .. n - 1; a tuple: so many along the last axis; None: numbers in [-1, 1).
+      mask:    [B, n] bool, or [B, sum(choices)] of a tuple, one choice after the other; None: all.
     Returns:
       `shape`, i32 or f32.
     """
     u = random.uniform(key, shape)
     if choices is None:
         return 2.0 * u - 1.0
+    if mask is not None:
+        if isinstance(choices, int):
+            return _any_of(allowed(mask), u)
+        each = jnp.split(mask, list(itertools.accumulate(choices))[:-1], axis=-1)
+        return jnp.stack([_any_of(allowed(one), u[..., k]) for k, one in enumerate(each)], axis=-1)
     n = jnp.broadcast_to(jnp.asarray(choices, jnp.int32), shape)
     return jnp.minimum((u * n).astype(jnp.int32), n - 1)
 
@@ -130,20 +180,28 @@ def perturbed(params, key, std):
     return jax.tree_util.tree_map_with_path(lambda path, p, n: p if still(path) else p + n, params, noise)
 
 
-def softmax_kl(q, other) -> jax.Array:
+def softmax_kl(q, other, mask=None) -> jax.Array:
     """KL(softmax(q) || softmax(other)), the distance between two Q functions as policies (arXiv:1706.01905, app. C.1).
 
     Args:
       q, other: [B, A] f32.
+      mask:     [B, A] bool, the actions of both policies; None: all.
     Returns:
       [B] f32, at least 0.
     """
-    log_p = jax.nn.log_softmax(q)
-    return jnp.sum(jnp.exp(log_p) * (log_p - jax.nn.log_softmax(other)), -1)
+    log_p = jax.nn.log_softmax(masked_logits(q, mask))
+    return jnp.sum(jnp.exp(log_p) * (log_p - jax.nn.log_softmax(masked_logits(other, mask))), -1)
 
 
-def epsilon_kl(epsilon, num_actions: int) -> jax.Array:
-    """KL of the greedy from the epsilon-greedy policy, -log(1 - epsilon + epsilon / A) (arXiv:1706.01905, app. C.1)."""
+def epsilon_kl(epsilon, num_actions) -> jax.Array:
+    """KL of the greedy from the epsilon-greedy policy, -log(1 - epsilon + epsilon / A) (arXiv:1706.01905, app. C.1).
+
+    Args:
+      epsilon:     scalar in [0, 1].
+      num_actions: A, or [B] i32, how many actions are allowed in each row.
+    Returns:
+      f32, of the shape of `num_actions`.
+    """
     return -jnp.log(1.0 - epsilon + epsilon / num_actions)
 
 
@@ -159,3 +217,10 @@ def adapted_std(std, distance, target, factor) -> jax.Array:
       Scalar f32, in 1e-6..1e3: where no noise makes a difference, it does not run away.
     """
     return jnp.clip(jnp.where(distance > target, std / factor, std * factor), 1e-6, 1e3)
+
+
+def _any_of(mask, u) -> jax.Array:
+    """The action [...] i32 that a uniform number `u` [...] in [0, 1) picks of those in the mask [..., A]."""
+    count = jnp.sum(mask, -1, dtype=jnp.int32)
+    nth = jnp.minimum((u * count).astype(jnp.int32), count - 1)
+    return jnp.argmax(jnp.cumsum(mask, -1, dtype=jnp.int32) > nth[..., None], -1).astype(jnp.int32)

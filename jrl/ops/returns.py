@@ -12,7 +12,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-__all__ = ["VTrace", "discounted_returns", "gae", "lambda_returns", "n_step_returns", "vtrace"]
+__all__ = [
+    "VTrace",
+    "discounted_returns",
+    "gae",
+    "lambda_returns",
+    "n_step_returns",
+    "signed_hyperbolic",
+    "signed_parabolic",
+    "vtrace",
+]
 
 
 def gae(reward, terminated, done, value, *, gamma, gae_lambda) -> tuple[jax.Array, jax.Array]:
@@ -168,6 +177,33 @@ def _accumulate(error, decay, done):
 
 def _constants(*xs):
     return lax.stop_gradient(tuple(jnp.asarray(x, jnp.float32) for x in xs))
+
+
+def signed_hyperbolic(x, eps=1e-3) -> jax.Array:
+    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x: values of any scale on one of small numbers (arXiv:1805.11593, 3.2).
+
+    Args:
+      x:   f32 of any shape.
+      eps: positive scalar.
+    Returns:
+      The shape of `x`, f32; increasing in x, and 0 at 0.
+    """
+    return jnp.sign(x) * (jnp.sqrt(jnp.abs(x) + 1.0) - 1.0) + eps * x
+
+
+def signed_parabolic(x, eps=1e-3) -> jax.Array:
+    """The inverse of `signed_hyperbolic` (arXiv:1805.11593, proposition A.2).
+
+    Args:
+      x:   f32 of any shape.
+      eps: that of the function that is inverted.
+    Returns:
+      The shape of `x`, f32.
+    """
+    c = jnp.abs(x) + 1.0 + eps
+    # (sqrt(1 + 4 eps c) - 1) / (2 eps), without the difference of two numbers that are nearly equal
+    root = 2.0 * c / (jnp.sqrt(1.0 + 4.0 * eps * c) + 1.0)
+    return jnp.sign(x) * (root - 1.0) * (root + 1.0)
 
 
 def _check_shapes(reward, **others):

@@ -18,7 +18,7 @@ from flax import struct
 
 from jrl.errors import InputError
 from jrl.ops import random
-from jrl.types import Array, Batch, Key, PyTree, Rollout
+from jrl.types import Array, Batch, Key, PyTree, Rollout, SequenceBatch, Window
 
 # State.flags: three bits, and from the fourth on the age: steps since the episode's first observation, at most S - 1
 _MASK, _TERMINATED, _TRUNCATED, _AGE = 1, 2, 4, 3
@@ -57,7 +57,8 @@ class Storage(NamedTuple):
     valid: Callable[[State, Array, Array], Array]  # (state, slot, column) -> bool: the row is not void
     # (state, slot [N], column [N], weight [N], key) -> Batch
     transitions: Callable[[State, Array, Array, Array, Key], Batch]
-    sequences: Callable[[State, Array, Array], Rollout]  # (state, slot [N], column [N]) -> `length` rows from there on
+    # (state, slot [N], column [N], weight [N], burn_in, key) -> SequenceBatch of the `length` rows from there on
+    sequences: Callable[[State, Array, Array, Array, int, Key], SequenceBatch]
     slots: int  # C
     columns: int  # B
     length: int  # rows of a column that a sample spans
@@ -85,10 +86,11 @@ def make(
     slots, spare = capacity // num_envs, stack.size
     low, high = n_step if isinstance(n_step, tuple) else (n_step, n_step)
     extras = dict(extras or {})
+    spans = f", for sequences of {length} steps (network.max_seq_len and replay.burn_in)" if length > 1 else ""
     faults = []
     if slots < spare + length + 1:
         least = (spare + length + 1) * num_envs
-        faults.append(f"replay.capacity: {capacity} is too small for {num_envs} environments: at least {least}")
+        faults.append(f"replay.capacity: {capacity} is too small for {num_envs} environments: at least {least}{spans}")
     if not 1 <= low <= high:
         faults.append(f"replay.n_step: {n_step} must be a number >= 1 or a range [low, high] of such")
     if stack.size > 1 and not any(_is_stack(x, stack) for x in jax.tree.leaves(obs)):
@@ -160,7 +162,7 @@ def make(
         if steps + spare + length > slots:
             raise InputError(
                 f"replay.capacity: {capacity} is too small for rollouts of {steps} steps x {num_envs} environments: "
-                f"at least {(steps + spare + length) * num_envs}"
+                f"at least {(steps + spare + length) * num_envs}{spans}"
             )
         kinds = [(obs, rollout.obs, "obs"), (action, rollout.action, "action")]
         if missing := extras.keys() - rollout.extras.keys():
@@ -211,11 +213,14 @@ def make(
         reward = jnp.where(used, reward * powers[None, :-1], 0.0).sum(1)
         return reward, jnp.where(terminated, 0.0, powers[count]), count
 
-    def transitions(state: State, slot, column, weight, key: Key) -> Batch:
-        steps = jnp.full(slot.shape, high)
+    def drawn_steps(key: Key, shape: tuple[int, ...]):
+        steps = jnp.full(shape, high)
         if low < high:
-            steps = low + (random.bits(key, slot.shape) % (high - low + 1)).astype(jnp.int32)
-        reward, discount, count = window(state, slot, column, steps)
+            steps = low + (random.bits(key, shape) % (high - low + 1)).astype(jnp.int32)
+        return steps
+
+    def transitions(state: State, slot, column, weight, key: Key) -> Batch:
+        reward, discount, count = window(state, slot, column, drawn_steps(key, slot.shape))
         return Batch(
             obs=observation(state, slot, column),
             action=jax.tree.map(lambda x: take(x, slot, column), state.action),
@@ -226,26 +231,28 @@ def make(
             index=slot * num_envs + column,
         )
 
-    def sequences(state: State, slot, column) -> Rollout:
-        row, column = jnp.broadcast_arrays(slot[None] + jnp.arange(length + 1)[:, None], column[None])
-        row %= slots
-        bits = take(state.flags, row, column)
-        mask, terminated, truncated = ((bits & bit) != 0 for bit in (_MASK, _TERMINATED, _TRUNCATED))
-        cut = mask[:-1] & ~mask[1:] & ~terminated[:-1]  # where environments were restarted, too
-        last, row, column = (row[-1], column[-1]), row[:-1], column[:-1]
-        kept = jax.tree.map(lambda x: take(x, row, column), state.extras)
-        carry = jax.tree.map(lambda x: x[0], kept.pop("carry", ()))
-        return Rollout(
-            obs=observation(state, row, column),
-            last_obs=observation(state, *last),
-            action=jax.tree.map(lambda x: take(x, row, column), state.action),
-            reward=take(state.reward, row, column),
-            terminated=terminated[:-1],
-            truncated=truncated[:-1] | cut,
-            mask=mask[:-1],
-            contiguous=jnp.zeros(slot.shape, bool),
-            extras=kept,
-            carry=carry,
+    def sequences(state: State, slot, column, weight, burn_in: int, key: Key) -> SequenceBatch:
+        first, of_first = slot, column
+        slot, column = jnp.broadcast_arrays((slot[:, None] + jnp.arange(length + 1)[None]) % slots, column[:, None])
+        reset = ~valid(state, slot, column)
+        rows, columns, live = (x[:, burn_in:-1] for x in (slot, column, ~reset))
+        place = jnp.arange(rows.shape[1])[None]
+        steps = jnp.minimum(drawn_steps(key, rows.shape), rows.shape[1] - place)  # not beyond the last row
+        target = window(state, rows.reshape(-1), columns.reshape(-1), steps.reshape(-1))
+        reward, discount, count = (x.reshape(rows.shape) for x in target)
+        share = jnp.maximum(live.astype(jnp.float32).mean(), 1.0 / live.size)
+        return SequenceBatch(
+            window=Window(
+                obs=observation(state, slot, column),
+                carry=jax.tree.map(lambda x: take(x, first, of_first), state.extras.get("carry", ())),
+                reset=reset,
+            ),
+            action=jax.tree.map(lambda x: take(x, rows, columns), state.action),
+            reward=reward,
+            discount=discount,
+            ahead=place + count,
+            weight=jnp.where(live, weight[:, None], 0.0) / share,
+            index=first * num_envs + of_first,
         )
 
     return Storage(init, add, valid, transitions, sequences, slots, num_envs, length, spare)

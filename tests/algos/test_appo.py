@@ -72,7 +72,7 @@ def test_the_ratio_and_the_advantages_of_the_paper():
     leaves, treedef = jax.tree.flatten(state.params)
     rng = np.random.default_rng(1)
     target = jax.tree.unflatten(treedef, [x + 0.2 * rng.normal(size=x.shape).astype(np.float32) for x in leaves])
-    net = actor_critic.make(fakes.spec(num_envs=B), fakes.NETWORK)
+    net = actor_critic.make(fakes.spec(num_envs=B), fakes.NETWORK, lambda obs: None)
     dist, value = net.apply(target, rollout.obs)
     values = np.asarray(jnp.concatenate([value, net.value(target, rollout.last_obs)[None]]), np.float64)
     acting, reference = np.exp(rollout.extras["log_prob"]), np.exp(dist.log_prob(rollout.action))

@@ -85,7 +85,7 @@ def test_update_of_an_older_policys_rollout_is_the_reference(action):
         **COMMON, vtrace_lambda=0.9, clip_rho=1.2, clip_c=0.9, clip_pg_rho=1.5, num_epochs=2, num_minibatches=2
     )
     algo, state, rollout = setting(cfg, action, moved=0.2)
-    net = actor_critic.make(fakes.spec(action, num_envs=B), fakes.NETWORK)
+    net = actor_critic.make(fakes.spec(action, num_envs=B), fakes.NETWORK, lambda obs: None)
     mask, terminated = np.asarray(rollout.mask), np.asarray(rollout.terminated)
     done = terminated | np.asarray(rollout.truncated)
     share = mask.mean()

@@ -185,7 +185,7 @@ def test_each_row_is_learned_from_once_an_epoch(monkeypatch):
 def test_a_gradient_in_chunks_is_the_same(monkeypatch):
     state, rollout = setting(WHOLE)
     whole, _ = jax.jit(pqn.make(WHOLE, SPEC, NETWORK).update)(state, rollout, KEY)
-    monkeypatch.setattr(minibatch, "chunk_rows", lambda rows, row_bytes, limit=None: 16)
+    monkeypatch.setattr(minibatch, "chunk_rows", lambda rows, row_bytes, limit=None, length=1: 16)
     chunked, _ = jax.jit(pqn.make(WHOLE, SPEC, NETWORK).update)(state, rollout, KEY)
     assert_close(whole.params, chunked.params, atol=1e-6)
 

@@ -7,8 +7,8 @@ import gymnasium
 import jax
 import numpy as np
 
-from jrl import envs
-from jrl.types import Box, Discrete, GraphEnv, StepResult
+from jrl import envs, spaces
+from jrl.types import Box, Discrete, GraphEnv, MultiBinary, MultiDiscrete, StepResult
 
 KINDS: dict[str, dict[str, Any]] = {
     "graph": {"backend": "graph"},
@@ -43,14 +43,14 @@ class Stepper:
         self._count += 1
         return jax.random.fold_in(self._key, self._count)
 
-    def reset(self) -> np.ndarray:
+    def reset(self) -> Any:
         if self.ready:
             self.env.reset()
             return self._all().obs
         if not self.graph:
             return self.env.reset()
         self._state, obs = self._reset(self._next_key())
-        return np.array(obs)
+        return jax.tree.map(np.array, obs)
 
     def step(self, action: Any) -> StepResult:
         if self.ready:
@@ -75,8 +75,8 @@ class Stepper:
 
 
 class Trajectory(NamedTuple):
-    first: np.ndarray  # [B, *]
-    obs: np.ndarray  # [T, B, *], after each step
+    first: Any  # [B, *]
+    obs: Any  # [T, B, *], after each step
     reward: np.ndarray  # [T, B]
     terminated: np.ndarray  # [T, B]
     truncated: np.ndarray  # [T, B]
@@ -113,14 +113,28 @@ def run(
         rows = [stepper.step(a) for a in actions]
     finally:
         stepper.env.close()
-    return Trajectory(first, *(None if column[0] is None else np.stack(column) for column in zip(*rows)))
+    stacked = lambda column: jax.tree.map(lambda *x: np.stack(x), *column)
+    return Trajectory(first, *(None if column[0] is None else stacked(column) for column in zip(*rows)))
 
 
-def random_actions(space: Any, steps: int, num_envs: int, seed: int = 0) -> np.ndarray:
+def assert_same(a: Any, b: Any) -> None:
+    """Structures, dtypes, shapes and numbers."""
+    assert jax.tree.structure(a) == jax.tree.structure(b), (a, b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)):
+        np.testing.assert_array_equal(x, y, strict=True)
+
+
+def random_actions(space: Any, steps: int, num_envs: int, seed: int = 0) -> Any:
     rng = np.random.default_rng(seed)
+    return spaces.map_leaves(lambda leaf: _random(leaf, steps, num_envs, rng), space)
+
+
+def _random(space: Any, steps: int, num_envs: int, rng: Any) -> np.ndarray:
     shape = (steps, num_envs, *space.shape)
     if isinstance(space, Discrete):
         return rng.integers(0, space.n, shape).astype(np.int32)
+    if isinstance(space, MultiDiscrete | MultiBinary):
+        return rng.integers(0, getattr(space, "nvec", 2), shape).astype(space.dtype)
     assert isinstance(space, Box)
     low, high = space.bounds()
     assert np.isfinite(low).all() and np.isfinite(high).all()
@@ -159,8 +173,8 @@ class Spaces(gymnasium.Env):
     """Any spaces at all; steps for ever, observing samples."""
 
     def __init__(self, observation: Any = None, action: Any = None):
-        self.observation_space = observation or gymnasium.spaces.Box(-1, 1, (2,))
-        self.action_space = action or gymnasium.spaces.Discrete(2)
+        self.observation_space = gymnasium.spaces.Box(-1, 1, (2,)) if observation is None else observation
+        self.action_space = gymnasium.spaces.Discrete(2) if action is None else action
         self.last = None
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):

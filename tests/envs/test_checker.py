@@ -14,7 +14,7 @@ import jrl
 from jrl.envs.checker import check_env
 from jrl.envs.graph import Definition
 from jrl.errors import InputError
-from jrl.types import Box, Discrete
+from jrl.types import Box, Dict, Discrete
 
 FLAT = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
 
@@ -35,6 +35,9 @@ class Sound(gymnasium.Env):
 
     def step(self, action):
         assert self.action_space.contains(int(action))
+        return self.moved()
+
+    def moved(self):
         self.left -= 1
         self.count += 1
         return self.obs(), self.reward(), self.left == 0, False, {}
@@ -353,3 +356,95 @@ def test_the_command(capsys):
 def test_help_needs_no_jax():
     code = "import sys, jrl.check_env as c; c.parser(); sys.exit('jax' in sys.modules or 'gymnasium' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(jrl.__file__).parents[1]).returncode == 0
+
+
+# ---------------------------------------------------------------- nested spaces and masks
+
+
+class Tree(Sound):
+    """Every array of the observation is looked at by its path."""
+
+    observation_space = gymnasium.spaces.Dict(
+        pose=gymnasium.spaces.Tuple([FLAT, gymnasium.spaces.MultiBinary(2)]), gear=gymnasium.spaces.Discrete(3)
+    )
+    action_space = gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(2), gymnasium.spaces.MultiBinary(2)])
+    bits = 1
+
+    def obs(self):
+        return {"pose": (super().obs(), np.array([0, self.bits], np.int8)), "gear": int(self.np_random.integers(3))}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return self.moved()
+
+
+class WrongBits(Tree):
+    bits = 2
+
+
+class MaskedChoice(Sound):
+    """Fails by any action that its mask forbids; forbids all at `count` == `stuck`."""
+
+    observation_space = gymnasium.spaces.Dict(x=FLAT, action_mask=gymnasium.spaces.MultiBinary(5))
+    action_space = gymnasium.spaces.MultiDiscrete([3, 2])
+    stuck = 10  # the last of its episode: nothing can be done there, nor need it
+
+    def obs(self):
+        mask = np.zeros(5, np.int8)
+        mask[[self.count % 3, 3 + self.count % 2]] = 1
+        if self.count == self.stuck and self.left < 10:
+            mask[3:] = 0
+        return {"x": super().obs(), "action_mask": mask}
+
+    def step(self, action):
+        assert action.tolist() == [self.count % 3, self.count % 2]
+        return self.moved()
+
+
+class Stuck(MaskedChoice):
+    stuck = 7
+
+    def step(self, action):
+        return self.moved()
+
+
+class MaskInInfo(Sound):
+    def step(self, action):
+        *result, _ = super().step(action)
+        return (*result, {"legal": [0, 1]} if self.left < 10 else {})
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], {"legal": [1, 0]}
+
+
+@pytest.mark.parametrize(
+    ("cls", "message"),
+    [
+        (Tree, None),
+        (WrongBits, "the first reset: observation['pose'][1][1] is 2, outside [0, 1]"),
+        (MaskedChoice, None),
+        (Stuck, "step 7: the action_mask of environment 0 allows no action for 1, but its episode goes on: allow one"),
+    ],
+)
+def test_trees_and_masks(cls, message):
+    report = check_env(cls, steps=30)
+    assert [message is None or message in line for line in report.problems] == [True] * (message is not None)
+    assert message is not None or speed_aside(report.notes) == []
+
+
+def test_a_mask_in_the_infos():
+    assert check_env(MaskInInfo, steps=30, action_mask_info="legal").ok
+    (line,) = check_env(MaskInInfo, steps=30, action_mask_info="leagl").problems
+    assert "env.action_mask_info leagl: the infos of" in line and "they have legal" in line
+
+
+def test_trees_in_jax():
+    """A dict that is said to be one; then one whose parts are not what the space says."""
+    parts = Dict((("left", Box((1,))), ("side", Discrete(2))))
+    whole = lambda dtype: lambda left: {"left": left[:, None], "side": (left > 0.5).astype(dtype)}
+    tree = walk(obs=whole(jnp.int32))._replace(observation=parts, action=Dict((("go", Discrete(2)),)))
+    assert check_env(tree, steps=30).problems == []
+    (line,) = check_env(tree._replace(observe=whole(jnp.int8)), steps=30).problems
+    assert "observation['side'] of int8, but the space has int32" in line
+    line, *_ = check_env(tree._replace(observe=lambda left: {"left": left[:, None]}), steps=30).problems
+    assert "observation is a dict of ['left'], but the space has ['left', 'side']" in line

@@ -1,9 +1,10 @@
 """EnvPool's own asynchronous mode: what each environment says is what it says in a pool that waits."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from env_helpers import random_actions
+from env_helpers import assert_same, random_actions
 
 from jrl import envs
 from jrl.envs import envpool_env
@@ -25,7 +26,7 @@ def streams(env, actions):
         assert ids.dtype == np.int32 and len(set(ids)) == len(ids) == env.batch_size
         batches.add(tuple(ids))
         for row, i in enumerate(ids):
-            rows[i].append([x[row].copy() for x in result[:4]])
+            rows[i].append(jax.tree.map(lambda x: x[row].copy(), list(result[:4])))  # noqa: B023  called at once
         env.send(actions[steps[ids] % STEPS, ids], ids)
         steps[ids] += 1
     assert len(batches) > 3  # they came in another order than they went
@@ -51,12 +52,10 @@ def test_equal_to_a_pool_that_waits(id):
     results = [waits.step(action) for action in actions]
     assert sum((r.terminated | r.truncated).sum() for r in results) >= NUM_ENVS * 3
     for i, rows in enumerate(found):
-        np.testing.assert_array_equal(rows[0][0], first[i])
+        assert_same(rows[0][0], jax.tree.map(lambda x: x[i], first))  # noqa: B023
         assert rows[0][1] == 0 and not rows[0][2] and not rows[0][3]
         for row, result in zip(rows[1:], results, strict=True):
-            for x, y in zip(row, result[:4]):
-                np.testing.assert_array_equal(x, y[i])
-                assert x.dtype == y.dtype
+            assert_same(row, jax.tree.map(lambda x: x[i], list(result[:4])))  # noqa: B023
     env.close()
     waits.close()
 

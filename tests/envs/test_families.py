@@ -3,18 +3,17 @@
 import jax
 import numpy as np
 import pytest
-from env_helpers import Stepper, make, random_actions, run
+from env_helpers import Stepper, assert_same, make, random_actions, run
 
-from jrl import envs
+from jrl import envs, spaces
 from jrl.envs.envpool_env import EnvPoolEnv
-from jrl.types import Box, Discrete, InputError
+from jrl.types import Box, Dict, Discrete, InputError, MultiBinary, MultiDiscrete
 
 # id: observation shape, dtype, action, time limit
 FAMILIES = {
     "Pong-v5": ((4, 84, 84), "uint8", Discrete(6), 27_000),
     "HalfCheetah-v4": ((17,), "float32", Box((6,), "float32", -1.0, 1.0), 1000),
     "HalfCheetah-v5": ((17,), "float32", Box((6,), "float32", -1.0, 1.0), 1000),
-    "CartpoleBalance-v1": ((5,), "float32", Box((1,), "float32", -1.0, 1.0), 1000),  # a Dict, made flat
     "LunarLander-v3": ((8,), "float32", Discrete(4), 1000),
     "BipedalWalker-v3": ((24,), "float32", Box((4,), "float32", -1.0, 1.0), 1600),
     "FrozenLake-v1": ((), "int32", Discrete(4), 100),
@@ -73,7 +72,8 @@ def test_float64_actions_arrive_as_they_were_sent():
 @pytest.mark.parametrize("id", ["HalfCheetah-v4", "CartpoleBalance-v1", "LunarLander-v3"])
 def test_the_reset_row_is_void(id):
     """EnvPool's dm_control repeats the last reward there."""
-    actions = random_actions(FAMILIES[id][2], 12, 2)
+    action = DICTS[id][1] if id in DICTS else FAMILIES[id][2]
+    actions = random_actions(action, 12, 2)
     for kind in ("host", "program"):
         trajectory = run(id, kind, actions, options={"max_episode_steps": 3})
         at_limit = np.arange(12) % 4 == 2
@@ -82,24 +82,130 @@ def test_the_reset_row_is_void(id):
         np.testing.assert_array_equal(rewarded, np.arange(12) % 4 != 3)
 
 
-def test_dict_parts_lie_in_the_spaces_order():
-    raw = EnvPoolEnv("CartpoleBalance-v1", num_envs=2, seed=0, options={})
-    parts = raw._pool.reset()[0]
-    names = list(raw._pool.observation_space.spaces)
-    flat = np.concatenate([np.asarray(parts[n]).reshape(2, -1) for n in names], -1).astype(np.float32)
+DICTS = {
+    "CartpoleBalance-v1": (
+        Dict((("position", Box((3,))), ("velocity", Box((2,))))),
+        Box((1,), "float32", -1.0, 1.0),
+    ),
+    "FetchReach-v4": (
+        Dict((("observation", Box((10,))), ("achieved_goal", Box((3,))), ("desired_goal", Box((3,))))),
+        Box((4,), "float32", -1.0, 1.0),
+    ),
+    "MiniGrid-Empty-5x5-v0": (
+        Dict(
+            (
+                ("direction", Discrete(4)),
+                ("image", Box((7, 7, 3), "uint8", 0.0, 255.0)),
+                ("mission", Box((96,), "uint8", 0.0, 255.0)),
+            )
+        ),
+        Discrete(7),
+    ),
+    "Jumanji/Maze-v0": (  # nested, with a mask
+        Dict(
+            (
+                ("agent_position", Dict((("row", Discrete(10)), ("col", Discrete(10))))),
+                ("target_position", Dict((("row", Discrete(10)), ("col", Discrete(10))))),
+                ("walls", MultiBinary((10, 10))),
+                ("step_count", Discrete(101)),
+                ("action_mask", MultiBinary((4,))),
+            )
+        ),
+        Discrete(4),
+    ),
+}
+
+
+@pytest.mark.parametrize("id", DICTS)
+def test_a_dict_is_what_the_pool_gives_on_the_host_and_in_a_program(id):
+    observation, action = DICTS[id]
+    actions = random_actions(action, 12, 2)
+    raw = EnvPoolEnv(id, num_envs=2, seed=envs.seed_range(0), options={})
+    assert (raw.spec.observation, raw.spec.action) == (observation, action)
+    typed = lambda obs: spaces.map_leaves(lambda leaf, x: np.asarray(x).astype(leaf.dtype), observation, obs)
+    first = typed(raw._pool.reset()[0])
+    pooled = [typed(raw._pool.step(a.astype(raw._pool.action_space.dtype))[0]) for a in actions]
     raw.close()
-    ours = EnvPoolEnv("CartpoleBalance-v1", num_envs=2, seed=0, options={})
-    np.testing.assert_array_equal(ours.reset(), flat)
-    ours.close()
-    assert len(names) == 2 and flat.shape == (2, 5)
+    for kind in ("host", "program"):
+        found = run(id, kind, actions)
+        assert_same(found.first, first)
+        assert_same(found.obs, jax.tree.map(lambda *x: np.stack(x), *pooled))
+
+
+JUMANJI = {  # a Box of integers, and a mask of each element's choices or of all combinations
+    "Jumanji/RubiksCube-v0": (MultiDiscrete((6, 1, 3)), None),
+    "Jumanji/Connector-v2": (MultiDiscrete((5,) * 10), 50),
+    "Jumanji/MultiCVRP-v0": (MultiDiscrete((21,) * 2), 42),  # in int16
+    "Jumanji/Tetris-v0": (Discrete(40), 40),
+}
+
+
+@pytest.mark.parametrize("id", JUMANJI)
+def test_integers_in_a_box_are_choices(id):
+    action, size = JUMANJI[id]
+    env = make(id, "host", num_envs=2)
+    assert env.spec.action == action and spaces.masks_actions(env.spec) == (size is not None)
+    env.close()
+    actions = random_actions(action, 6, 2)
+    host, program = run(id, "host", actions), run(id, "program", actions)
+    assert_same(list(host)[:5], list(program)[:5])
+    raw = EnvPoolEnv(id, num_envs=2, seed=envs.seed_range(0), options={})
+    first, taken = raw._pool.reset()[0], raw._pool.action_space
+    if size is not None:
+        np.testing.assert_array_equal(host.first["action_mask"], first["action_mask"].reshape(2, size))
+    own = actions if isinstance(action, MultiDiscrete) else np.stack(np.unravel_index(actions, (4, 10)), -1)
+    pooled = [raw._pool.step((a + taken.low).astype(taken.dtype))[0] for a in own]
+    raw.close()
+    name = next(name for name in host.obs if name != "action_mask")
+    for t, obs in enumerate(pooled):
+        np.testing.assert_array_equal(jax.tree.leaves(host.obs[name])[0][t], jax.tree.leaves(obs[name])[0])
+
+
+def test_a_mask_in_the_infos_joins_the_observation():
+    """Of Play2048: the board as bits, and the moves that change it. Both interfaces have it in its own row."""
+    id, how = "Play2048-v1", {"action_mask_info": "legal_action_mask"}
+    actions = random_actions(Discrete(4), 40, 3)
+    raw = EnvPoolEnv(id, num_envs=3, seed=envs.seed_range(0), options={})
+    assert raw.spec.observation == MultiBinary((4, 4, 31))  # no entry `action_mask`: nothing by itself
+    first, told = raw._pool.reset()
+    pooled = [raw._pool.step(a) for a in actions]
+    raw.close()
+    for kind in ("host", "program"):
+        found = run(id, kind, actions, **how)
+        assert_same(found.first, {"obs": first.astype(np.int8), "action_mask": told["legal_action_mask"]})
+        for t, (obs, *_, info) in enumerate(pooled):
+            assert_same(
+                jax.tree.map(lambda x: x[t], found.obs),  # noqa: B023
+                {"obs": obs.astype(np.int8), "action_mask": info["legal_action_mask"]},
+            )
+        assert not found.obs["action_mask"].all() and found.obs["action_mask"].any()
+    env = make(id, "ready_host", num_envs=2, **how)
+    assert set(Stepper(env).reset()) == {"obs", "action_mask"}
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("id", "name", "message"),
+    [
+        ("Play2048-v1", "legal", "env.action_mask_info legal: the infos of Play2048-v1 have no such entry: they have"),
+        ("Play2048-v1", "board", r"in the infos of Play2048-v1 it has 16 entries, .* has 4 choices"),
+        ("CartPole-v1", "mask", "CartPole-v1 have no such entry: they have none"),
+        ("Pendulum-v1", "mask", "no choices to mask"),
+        ("Jumanji/Maze-v0", "mask", "have an action_mask already"),
+    ],
+)
+def test_a_mask_that_is_not_in_the_infos(id, name, message):
+    with pytest.raises(InputError, match=message):
+        envs.make(id, backend="envpool", num_envs=2, action_mask_info=name)
 
 
 def test_bounds_that_are_cpp_limits_are_none():
     """EnvPool gives 1.2e-38 .. 3.4e38 (2.2e-308 .. 1.8e308) where it knows no bounds: a negative number is within."""
     for id in ("LunarLander-v3", "BipedalWalker-v3", "CartpoleBalance-v1"):
         env = make(id, "host", num_envs=2)
-        assert (env.spec.observation.low, env.spec.observation.high) == (-np.inf, np.inf), id
-        assert (env.reset() < 0).any()
+        for _, leaf in spaces.leaves(env.spec.observation):
+            assert (leaf.low, leaf.high) == (-np.inf, np.inf), id
+        assert any((x < 0).any() for x in jax.tree.leaves(env.reset()))
         env.close()
 
 
@@ -118,7 +224,6 @@ def test_pong_keeps_raw_pixels_and_frames():
 @pytest.mark.parametrize(
     ("id", "message"),
     [
-        ("MiniGrid-Empty-5x5-v0", "observation space Dict.*Discrete.*not supported.*FlattenObservation"),
         ("TicTacToe-v1", "several players"),
     ],
 )

@@ -8,9 +8,10 @@ import pytest
 from env_helpers import Countdown, Stepper
 
 from jrl import envs
-from jrl.types import Box, Discrete, GraphEnv, InputError, MultiDiscrete
+from jrl.types import Box, Discrete, GraphEnv, InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium", "ignore:.*fork.*")
+box, discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
 
 
 def make_error(id, **kwargs):
@@ -165,13 +166,17 @@ def test_options_that_only_the_constructor_knows():
     ("options", "parts"),
     [
         ({"action": gymnasium.spaces.Text(3)}, ["action space Text", "use Discrete"]),
-        ({"action": gymnasium.spaces.Discrete(3, start=1)}, ["action space Discrete(3, start=1)", "from 0"]),
-        ({"action": gymnasium.spaces.Box(0, 5, (1,), np.int32)}, ["action space Box", "Box of floats"]),
-        ({"observation": gymnasium.spaces.Text(3)}, ["observation space Text", "use Box"]),
+        ({"action": box(0, np.iinfo(np.int32).max, (2,), np.int32)}, ["action space Box", "2147483648 choices"]),
+        ({"action": gymnasium.spaces.Dict(a=discrete(2), b=gymnasium.spaces.Text(3))}, ["action['b'] space Text"]),
+        ({"action": gymnasium.spaces.Tuple([])}, ["action: it is empty"]),
+        ({"observation": gymnasium.spaces.Text(3)}, ["observation space Text", "use Box", "TransformObservation"]),
         (
-            {"observation": gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(2)])},
-            ["observation space Tuple", "FlattenObservation"],
+            {"observation": gymnasium.spaces.Tuple([discrete(2), gymnasium.spaces.Dict(x=gymnasium.spaces.Text(3))])},
+            ["observation[1]['x'] space Text"],
         ),
+        ({"observation": gymnasium.spaces.Sequence(discrete(2))}, ["observation space Sequence"]),
+        ({"observation": gymnasium.spaces.Dict()}, ["observation: it is empty"]),
+        ({"observation": gymnasium.spaces.Dict({1: discrete(2)})}, ["observation: names of a Dict"]),
     ],
 )
 def test_unsupported_spaces(options, parts):
@@ -232,66 +237,6 @@ def test_a_registered_id_of_a_module():
     finally:
         del gymnasium.registry["Countdown-v0"]
     assert last.truncated.tolist() == [True] and last.terminated.tolist() == [False] and last.obs.tolist() == [[3.0]]
-
-
-box, discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
-
-
-@pytest.mark.parametrize(
-    ("observation", "action", "expected"),
-    [
-        (discrete(4, start=2), discrete(3), (Discrete(4), Discrete(3))),
-        (
-            gymnasium.spaces.MultiDiscrete([3, 4]),
-            gymnasium.spaces.MultiDiscrete([2, 5]),
-            (MultiDiscrete((3, 4)), MultiDiscrete((2, 5))),
-        ),
-        (
-            gymnasium.spaces.MultiBinary((2, 3)),
-            gymnasium.spaces.MultiBinary(2),
-            (MultiDiscrete((2,) * 6), MultiDiscrete((2, 2))),
-        ),
-        (
-            box(-1, 1, (1,)),
-            gymnasium.spaces.MultiBinary((2, 2)),
-            (Box((1,), "float32", -1.0, 1.0), MultiDiscrete((2,) * 4)),
-        ),
-        (box(0, 255, (2, 3), np.uint8), discrete(2), (Box((2, 3), "uint8", 0.0, 255.0), Discrete(2))),
-        (
-            gymnasium.spaces.Tuple([box(0, 1, (2,), np.float64), box(-3, 3, (1, 2))]),
-            discrete(2),
-            (Box((4,), "float32", (0.0, 0.0, -3.0, -3.0), (1.0, 1.0, 3.0, 3.0)), Discrete(2)),
-        ),
-        (
-            gymnasium.spaces.Dict(b=box(2, 3, (1, 1)), a=box(0, 255, (2,), np.uint8)),
-            box(-1, 1, (2, 2), np.float64),
-            (
-                Box((3,), "float32", (2.0, 0.0, 0.0), (3.0, 255.0, 255.0)),
-                Box((2, 2), "float32", -1.0, 1.0),
-            ),
-        ),
-    ],
-)
-@pytest.mark.parametrize("remote", [False, True])
-def test_spaces_become_ours(observation, action, expected, remote):
-    """What comes out is of the spec; what goes in is of the environment's own space (`Spaces` asserts it)."""
-    options = {"observation": observation, "action": action}
-    env = envs.make("env_helpers:Spaces", num_envs=2, options=options, remote_worker_envs=remote)
-    spec = env.spec
-    assert (spec.observation, spec.action) == expected
-    obs = [env.reset()] + [env.step(np.ones((2, *spec.action.shape), spec.action.dtype)).obs for _ in range(20)]
-    env.close()
-    obs = np.stack(obs)
-    assert obs.shape == (21, 2, *spec.observation.shape) and obs.dtype == np.dtype(spec.observation.dtype)
-    if isinstance(spec.observation, Discrete):
-        assert set(obs.ravel()) == {0, 1, 2, 3}
-    elif isinstance(spec.observation, MultiDiscrete):
-        assert (obs >= 0).all() and (obs < np.array(spec.observation.nvec)).all()
-    else:
-        low, high = spec.observation.bounds()
-        assert (obs >= low).all() and (obs <= high).all()
-    with pytest.raises(ValueError, match="actions must"):
-        env.step(np.full((2, *spec.action.shape), 9, np.int32))
 
 
 def test_a_box_without_bounds_on_one_side_is_kept():

@@ -1,5 +1,7 @@
 """Environments to be watched: who draws them, what is shown when nobody does, what is said when nothing can be."""
 
+import functools
+
 import gymnasium
 import numpy as np
 import pytest
@@ -7,7 +9,8 @@ from painted import Painted
 
 from jrl import envs
 from jrl.envs import render
-from jrl.types import Box, Discrete, EnvSpec, GraphEnv, InputError
+from jrl.envs.history import remember
+from jrl.types import Box, Dict, Discrete, EnvSpec, GraphEnv, InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium", "ignore:.*fork.*")
 
@@ -145,6 +148,32 @@ def test_a_renderer_is_tried_in_a_child(monkeypatch):
     monkeypatch.setitem(render._RENDERERS, "gymnasium", lambda *args: pytest.fail("EnvPool has no time limit of 9"))
     monkeypatch.setattr(render, "backends_of", lambda id: ("envpool",))
     assert "envpool: its renderer fails here: it ends with status 3" in error("HalfCheetah-v4", spec)
+
+
+def test_observations_of_several_parts():
+    """Spaces are compared part by part; what the run has around its environments stands around this one, too."""
+    seen = Dict((("obs", Box((3, 1), "float32", 0.0, 10.0)), ("prev_action", Discrete(2))))
+    around = functools.partial(remember, frame_stack=3, prev_action=True)
+    env = render.make("painted:Painted", ONE._replace(observation=seen), around=around)
+    assert env.how == "Gymnasium" and env.fps == 25
+    env.reset()
+    env.step(np.ones(1, np.int32))
+    result = env.step(np.ones(1, np.int32))
+    assert result.obs["obs"].tolist() == [[[0], [1], [2]]] and result.obs["prev_action"].tolist() == [1]
+    assert env.render().shape == (31, 40, 3)
+    env.close()
+    assert "its observations are ('Dict', {'obs': ('Box', (3, 1)" in error("painted:Painted", ONE, around=around)
+
+
+def test_the_first_image_of_several_parts_is_shown():
+    spec = spec_of("Catch-v0", "graph")
+    seen = Dict((("obs", spec.observation), ("prev_reward", Box(()))))
+    around = functools.partial(remember, prev_reward=True)
+    env = render.make("Catch-v0", spec._replace(observation=seen), backend="graph", around=around)
+    obs = env.reset()
+    np.testing.assert_array_equal(env.render()[13::26, 13::26, 0], 255 * np.asarray(obs["obs"])[0])
+    env.close()
+    assert render.picture(Dict((("a", Box((4,))), ("b", Discrete(3))))) is None
 
 
 def test_pictures():

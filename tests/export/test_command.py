@@ -120,17 +120,6 @@ def test_an_export_that_acts_otherwise_is_not_written(tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_recurrent_policy_is_refused(tmp_path):
-    policy = source.Source(
-        lambda obs, carry: obs.sum(1) + carry,
-        lambda n: np.zeros(n, np.float32),
-        VECTOR,
-        {"observation": {"shape": [4], "dtype": "float32"}},
-    )
-    with pytest.raises(InputError, match="recurrent"):
-        formats.export(policy, format="npz", out=tmp_path / "out")
-
-
 def test_the_names_of_the_formats_agree():
     assert set(command.FORMATS) == set(formats.FILES)
     assert directory.ABOUT == "policy.json"

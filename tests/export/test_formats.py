@@ -131,7 +131,7 @@ def test_actions_are_those_of_jrl(exported, policies, name, batch):
 def test_the_directory_says_what_it_is(exported):
     format, root = exported
     about = json.loads((root / "td3" / "policy.json").read_text())
-    assert about["format"] == format and about["version"] == 1
+    assert about["format"] == format and about["version"] == 2
     assert (about["algorithm"], about["env"], about["env_steps"]) == ("td3", "CartPole-v1", 77)
     assert about["observation"]["shape"] == [4]
     assert (about["action"]["low"], about["action"]["high"]) == ([-2.0, 0.0], [2.0, 1.0])

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import networks
+from jrl import hyper, networks
 from jrl.errors import InputError
 from jrl.networks import Head, NetworkConfig
 from jrl.networks.critics import build_critics
-from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete
+from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete, Window
 
 KEY = jax.random.key(3)
 ACTION = Box((2,), low=-1.0, high=1.0)
@@ -148,4 +148,29 @@ def test_a_torso_that_does_not_fit(action):
     with pytest.raises(InputError, match=r"network\.torso impala"):
         build_critics(spec(action=action), NetworkConfig(torso="impala"), 2)
     with pytest.raises(InputError, match="36 x 36"):
-        build_critics(spec(IMAGE, action), NetworkConfig(), 2)
+        build_critics(spec(IMAGE, action), NetworkConfig(torso="nature_cnn"), 2)
+
+
+@pytest.mark.parametrize("action", [ACTION, pytest.param(Discrete(3), marks=pytest.mark.slow)], ids=str)
+def test_memory_runs_over_windows(action):
+    """Row by row is all at once; a row knows of those before it, but of none before a reset."""
+    critics = build_critics(spec(action=action), NetworkConfig(hidden=(8,), core=hyper.Gru(size=5)), 2)
+    params, obs = critics.init(KEY), some((3, 6, 4), 1)
+    reset = jnp.zeros((3, 6), bool).at[1, 2].set(True)
+    actions = () if isinstance(action, Discrete) else (some((3, 6, 2), 2),)
+    start = critics.carry(params, 3)
+    assert {x.shape[:2] for x in jax.tree.leaves(start)} == {(2, 3)}
+    apply, unroll = jax.jit(critics.apply), jax.jit(critics.unroll)
+    whole = apply(params, Window(obs, start, reset), *actions)
+    assert whole.shape == ((2, 3, 6, 3) if isinstance(action, Discrete) else (2, 3, 6))
+    carry = start
+    for t in range(6):
+        row = lambda x, t=t: x[:, t : t + 1]
+        window = Window(row(obs), carry, row(reset))
+        one = apply(params, window, *(row(a) for a in actions))
+        np.testing.assert_allclose(one[:, :, 0], whole[:, :, t], rtol=1e-5, atol=1e-6)
+        carry = unroll(params, window)[1]
+    other = apply(params, Window(obs.at[:, 1].add(1.0), start, reset), *actions)
+    changed = np.abs(other - whole).reshape(2, 3, 6, -1).max((0, 3)) > 1e-6
+    np.testing.assert_array_equal(changed[0], [False, *[True] * 5])
+    np.testing.assert_array_equal(changed[1], [False, True, True, False, False, False])

@@ -163,4 +163,4 @@ def test_torsos_that_do_not_fit():
     with pytest.raises(InputError, match="impala needs image observations"):
         build(Discrete(4), NetworkConfig(torso="impala"))
     with pytest.raises(InputError, match="36 x 36 or more"):
-        build(Box((3, 20, 20), "uint8"), NetworkConfig())
+        build(Box((3, 20, 20), "uint8"), NetworkConfig(torso="nature_cnn"))

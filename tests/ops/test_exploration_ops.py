@@ -151,3 +151,107 @@ def test_scalars_can_be_traced_and_vmapped():
         together = jax.jit(jax.vmap(explore))(scalars)
         for i, x in enumerate((0.0, 0.5, 1.0)):
             np.testing.assert_allclose(together[i], explore(x), rtol=1e-6)
+
+
+# ---------------------------------------------------------------- masks
+
+MASK = np.array(  # the best of Q, action 2, is allowed in the first two rows alone
+    [[1, 1, 1, 1], [0, 0, 1, 1], [1, 0, 0, 1], [0, 1, 0, 0], [1, 1, 0, 1]], bool
+)
+MASKS = np.tile(MASK, (N // 5, 1))
+BEST = [2, 2, 3, 1, 3]
+
+
+def by_row(actions):
+    """How often each action was taken under each row of MASK."""
+    got = np.zeros(MASK.shape, int)
+    np.add.at(got, (np.arange(N) % 5, np.asarray(actions)), 1)
+    return got
+
+
+@pytest.mark.parametrize("epsilon", (0.3, 1.0))
+def test_epsilon_greedy_is_random_among_what_is_allowed(epsilon):
+    actions = jax.jit(exploration.epsilon_greedy)(jnp.broadcast_to(Q, (N, 4)), KEY, epsilon, MASKS)
+    assert (actions.shape, actions.dtype) == ((N,), jnp.int32)
+    for got, allowed, best in zip(by_row(actions), MASK, BEST, strict=True):
+        expected = epsilon * allowed / allowed.sum() + (1 - epsilon) * (np.arange(4) == best)
+        assert not got[~allowed].any()
+        assert allowed.sum() == 1 or stats.chisquare(got[allowed], N / 5 * expected[allowed]).pvalue > 1e-4
+
+
+def test_soft_q_draws_from_the_softmax_of_what_is_allowed():
+    actions = jax.jit(exploration.soft_q)(jnp.broadcast_to(Q, (N, 4)), KEY, 0.5, MASKS)
+    for got, allowed in zip(by_row(actions), MASK, strict=True):
+        expected = np.where(allowed, np.exp(np.float64(Q) / 0.5), 0)
+        assert not got[~allowed].any()
+        assert (
+            allowed.sum() == 1 or stats.chisquare(got[allowed], N / 5 * (expected / expected.sum())[allowed])[1] > 1e-4
+        )
+
+
+def test_the_best_is_one_of_those_allowed_whatever_the_values():
+    inner, outer = np.meshgrid([-1e9, -3.4e38, -np.inf, 1e30, np.nan], [1e9, np.inf, np.nan])
+    values = jnp.asarray(np.where(MASK, inner.reshape(15, 1, 1), outer.reshape(15, 1, 1)), jnp.float32)
+    mask = jnp.broadcast_to(MASK, (15, 5, 4))
+
+    @jax.jit
+    def actions():
+        best = jnp.argmax(exploration.masked_q(values, mask), -1)
+        return exploration.masked_argmax(values, mask), best, exploration.soft_q(values, KEY, 0.0, mask)
+
+    for action in actions():
+        assert np.take_along_axis(np.asarray(mask), np.asarray(action)[..., None], -1).all()
+
+
+def test_masked_values_by_hand():
+    q = jnp.broadcast_to(Q, MASK.shape)
+    np.testing.assert_array_equal(exploration.masked_argmax(q, MASK), BEST)
+    np.testing.assert_array_equal(exploration.masked_argmax(q), np.full(5, 2))
+    assert exploration.masked_q(q, None) is q and exploration.masked_logits(q, None) is q
+    np.testing.assert_array_equal(exploration.masked_q(q, MASK), np.where(MASK, q, np.finfo(np.float32).min))
+    np.testing.assert_array_equal(exploration.masked_logits(q, MASK), np.where(MASK, q, np.float32(-1e9)))
+    slope = jax.grad(lambda q: (exploration.masked_q(q, MASK) + exploration.masked_logits(q, MASK)).sum())(q)
+    np.testing.assert_array_equal(slope, 2.0 * MASK)
+
+
+def test_a_row_that_allows_nothing_allows_all():
+    nothing = np.zeros((1000, 4), bool)
+    q = jnp.broadcast_to(Q, (1000, 4))
+    np.testing.assert_array_equal(exploration.allowed(nothing[:2]), ~nothing[:2])
+    np.testing.assert_array_equal(exploration.masked_q(q[:2], nothing[:2]), q[:2])
+
+    @jax.jit
+    def actions(q, key, mask):
+        return (
+            exploration.epsilon_greedy(q, key, 0.7, mask),
+            exploration.soft_q(q, key, 0.5, mask),
+            exploration.uniform_action(key, (1000,), 4, mask),
+            exploration.uniform_action(key, (1000, 2), (1, 3), mask),
+        )
+
+    jax.tree.map(np.testing.assert_array_equal, actions(q, KEY, nothing), actions(q, KEY, None))
+
+
+def test_uniform_actions_under_a_mask():
+    one = by_row(exploration.uniform_action(KEY, (N,), 4, MASKS))
+    # two choices, the second one's mask the first one's upside down
+    pair = exploration.uniform_action(
+        KEY, (N, 2), (4, 4), np.concatenate([MASKS, np.tile(MASK[::-1], (N // 5, 1))], -1)
+    )
+    for got, mask in ((one, MASK), (by_row(pair[:, 0]), MASK), (by_row(pair[:, 1]), MASK[::-1])):
+        for row, allowed in zip(got, mask, strict=True):
+            assert not row[~allowed].any()
+            assert allowed.sum() == 1 or stats.chisquare(row[allowed]).pvalue > 1e-4
+
+
+def test_distances_of_policies_under_a_mask_by_hand():
+    # of (1/4, 3/4) and (1/2, 1/2), beside an action that neither may take; and of one action alone
+    q, flat = jnp.log(jnp.asarray([[1.0, 7.0, 3.0], [1.0, 7.0, 3.0]])), jnp.zeros((2, 3))
+    mask = jnp.asarray([[True, False, True], [False, False, True]])
+    kl = lambda q, flat: (exploration.softmax_kl(q, flat, mask).sum(), exploration.softmax_kl(q, flat, mask))
+    slopes, value = jax.jit(jax.grad(kl, (0, 1), has_aux=True))(q, flat)
+    np.testing.assert_allclose(value, [0.25 * np.log(0.5) + 0.75 * np.log(1.5), 0], rtol=1e-5, atol=1e-7)
+    for slope in slopes:
+        assert np.all(np.isfinite(slope)) and not np.asarray(slope)[~np.asarray(mask)].any()
+    by_count = exploration.epsilon_kl(0.4, jnp.asarray([4, 2, 1]))
+    np.testing.assert_allclose(by_count, [-np.log(0.7), -np.log(0.8), 0], rtol=1e-6, atol=1e-7)

@@ -22,7 +22,7 @@ BUFFERS = {
     "ring": lambda: ring.make(*spaces(), gamma=0.9, n_step=3, **SIZES),
     "stack": lambda: ring.make(*spaces(), gamma=0.9, frame_stack=ring.FrameStack(4), **SIZES),
     "prioritized": lambda: prioritized.make(*spaces(), gamma=0.9, alpha=0.6, beta=0.4, **SIZES),
-    "sequences": lambda: sequences.make(*spaces(), length=4, burn_in=2, alpha=0.6, **SIZES),
+    "sequences": lambda: sequences.make(*spaces(), gamma=0.9, length=4, burn_in=2, alpha=0.6, **SIZES),
 }
 
 
@@ -43,8 +43,8 @@ def learn(buffer):
     def body(i, carry):
         state, total = carry
         sample = buffer.sample(state, jax.random.fold_in(jax.random.key(0), i))
-        rows = sample if hasattr(sample, "reward") else sample.rollout
-        value = rows.obs["vector"].mean() * sample.weight + rows.reward.sum()
+        obs = sample.window.obs if hasattr(sample, "window") else sample.obs
+        value = obs["vector"].mean() * sample.weight.reshape(sample.index.shape[0], -1).mean(1) + sample.reward.sum()
         if buffer.set_priority is not None:
             state = buffer.set_priority(state, sample.index, jnp.abs(value))
         return state, total + value.sum()

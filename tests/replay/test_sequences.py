@@ -9,7 +9,7 @@ from replay_oracle import Oracle, World, assert_trees_equal, jitted, plain, stru
 from jrl.replay import ring, sequences, sum_tree
 from jrl.types import InputError
 
-SLOTS, LENGTH, BURN_IN = 16, 3, 2
+SLOTS, LENGTH, BURN_IN, N_STEP, GAMMA = 16, 3, 2, 2, 0.9
 WHOLE = LENGTH + BURN_IN
 
 
@@ -21,14 +21,28 @@ def make(world, stack, alpha=None, batch_size=200):
             capacity=SLOTS * world.B,
             num_envs=world.B,
             batch_size=batch_size,
+            gamma=GAMMA,
             length=LENGTH,
             burn_in=BURN_IN,
+            n_step=N_STEP,
             frame_stack=ring.FrameStack(stack),
             extras={"carry": struct((3,)), "value": struct(())},
             alpha=alpha,
             beta=0.5,
         )
     )
+
+
+def reference(rows, place):
+    """(reward, discount, ahead) of the row `place` of a sequence of dicts, by a plain loop."""
+    total, discount = 0.0, 1.0
+    for t in range(place, min(place + N_STEP, WHOLE)):
+        total, discount = total + discount * float(rows[t]["reward"]), discount * GAMMA
+        if rows[t]["terminated"]:
+            return total, 0.0, t + 1
+        if rows[t]["truncated"]:
+            break
+    return total, discount, t + 1
 
 
 @pytest.mark.parametrize(("alpha", "stack"), [(None, 1), (None, 3), (0.6, 1), (0.6, 3)])
@@ -53,53 +67,65 @@ def test_every_sequence_is_as_in_a_list(alpha, stack):
         assert set(zip(first, column)) <= {(t, b) for t in starts for b in range(3)}
         for n in range(0, 200, 5):
             rows = oracle.columns[column[n]][first[n] : first[n] + WHOLE]
-            got = jax.tree.map(lambda x, n=n: x[:, n], sample.rollout.replace(last_obs=(), contiguous=(), carry=()))
             for t, row in enumerate(rows):
-                for name in ("obs", "action", "mask"):
-                    assert_trees_equal(jax.tree.map(lambda x, t=t: x[t], getattr(got, name)), row[name])
-                assert got.extras["value"][t] == row["extras"]["value"]
-                if row["mask"]:
-                    flags = ("reward", "terminated", "truncated")
-                    assert [getattr(got, name)[t] for name in flags] == [row[name] for name in flags]
-                else:
-                    assert not got.terminated[t]
-                    assert not got.truncated[t]
-            last = jax.tree.map(lambda x, n=n: x[n], sample.rollout.last_obs)
+                assert_trees_equal(jax.tree.map(lambda x, n=n, t=t: x[n, t], sample.window.obs), row["obs"])
+                assert sample.window.reset[n, t] == (not row["mask"])
             if rows[-1]["mask"]:
-                assert_trees_equal(last, rows[-1]["next_obs"])
-            np.testing.assert_array_equal(sample.rollout.carry[n], rows[0]["extras"]["carry"])
+                assert_trees_equal(jax.tree.map(lambda x, n=n: x[n, WHOLE], sample.window.obs), rows[-1]["next_obs"])
+            np.testing.assert_array_equal(sample.window.carry[n], rows[0]["extras"]["carry"])
+            for t, row in enumerate(rows[BURN_IN:]):
+                assert (sample.weight[n, t] > 0) == row["mask"]
+                assert_trees_equal(jax.tree.map(lambda x, n=n, t=t: x[n, t], sample.action), row["action"])
+                if row["mask"]:
+                    reward, discount, ahead = reference(rows, BURN_IN + t)
+                    np.testing.assert_allclose(sample.reward[n, t], reward, rtol=1e-5, atol=1e-6)
+                    np.testing.assert_allclose(sample.discount[n, t], discount, rtol=1e-5)
+                    assert sample.ahead[n, t] == ahead - BURN_IN
+        live = ~sample.window.reset[:, BURN_IN:-1]
+        importance = np.ones(200)
+        if alpha is not None:
+            leaf = np.asarray(sum_tree.get(state.priorities.tree, jnp.asarray(sample.index)))
+            importance = (leaf.min() / leaf) ** 0.5
+        np.testing.assert_allclose(sample.weight, live * importance[:, None] / live.mean(), rtol=1e-5)
         if alpha is not None:
             leaf = np.asarray(sum_tree.get(state.priorities.tree, jnp.arange(SLOTS * 3))).reshape(SLOTS, 3)
             live = np.zeros((SLOTS, 3), bool)
             live[[t % SLOTS for t in starts]] = True
             np.testing.assert_array_equal(leaf > 0, live)
             state = buffer.set_priority(state, sample.index, rng.exponential(size=200).astype(np.float32))
-    assert sample.rollout.obs["place"].shape == (WHOLE, 200, 2)
+    assert sample.window.obs["place"].shape == (200, WHOLE + 1, 2)
+    assert sample.action["force"].shape == (200, LENGTH, 2)
 
 
 @pytest.mark.parametrize("alpha", [None, 0.0])
 def test_sequences_are_drawn_uniformly(alpha):
-    buffer = jitted(
-        sequences.make(
-            struct((1,)), struct((), "int32"), capacity=40, num_envs=2, batch_size=500, length=4, alpha=alpha
-        )
-    )
+    options = {"capacity": 40, "num_envs": 2, "batch_size": 500, "gamma": 0.5, "n_step": (1, 3), "length": 4}
+    buffer = jitted(sequences.make(struct((1,)), struct((), "int32"), alpha=alpha, **options))
     state = buffer.init()
     for start in range(0, 30, 6):
         state = buffer.add(state, plain(6, start))
     draw = jax.jit(jax.vmap(buffer.sample, (None, 0)))
     sample = draw(state, jax.random.split(jax.random.key(0), 100))
-    first = np.asarray(sample.rollout.obs[:, 0, :, 0]).reshape(-1)
+    first = np.asarray(sample.window.obs[:, :, 0, 0]).reshape(-1)
     counts = np.bincount(first.astype(int), minlength=30)
     assert (counts[:11] == 0).all()  # 20 slots, one of them the hole: rows 11 .. 29 are there
     assert (counts[27:] == 0).all()
     np.testing.assert_allclose(counts[11:27] / counts.sum(), 1 / 16, rtol=0.1)
     np.testing.assert_array_equal(sample.weight, 1.0)
+    assert sample.window.carry == ()
+    # rows draw their steps on their own, as many as the sequence has left
+    steps = np.asarray(sample.ahead)[..., :2].reshape(-1, 2) - np.arange(2)
+    for count in (1, 2, 3):
+        np.testing.assert_allclose((steps == count).mean(0), 1 / 3, atol=0.02)
+    np.testing.assert_allclose((steps[:, 0] == steps[:, 1]).mean(), 1 / 3, atol=0.02)
+    np.testing.assert_array_equal(sample.ahead[..., 3], 4)
+    np.testing.assert_allclose((np.asarray(sample.ahead[..., 2]) == 3).mean(), 1 / 3, atol=0.02)
 
 
 def test_a_ring_too_short_is_refused():
-    options = {"num_envs": 2, "batch_size": 4, "length": 8, "burn_in": 4}
-    with pytest.raises(InputError, match=r"replay.capacity: 20 is too small for 2 environments: at least 28"):
+    options = {"num_envs": 2, "batch_size": 4, "gamma": 0.9, "length": 8, "burn_in": 4}
+    least = r"replay.capacity: 20 is too small for 2 environments: at least 28, for sequences of 12 steps .*max_seq_len"
+    with pytest.raises(InputError, match=least):
         sequences.make(struct((1,)), struct((), "int32"), capacity=20, **options)
     buffer = sequences.make(struct((1,)), struct((), "int32"), capacity=28, **options)
     jax.eval_shape(buffer.add, jax.eval_shape(buffer.init), plain(1))

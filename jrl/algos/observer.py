@@ -1,0 +1,144 @@
+"""Between an observation as the environment gives it and what networks read: the user's transform, then statistics.
+
+Rollouts and replay hold observations as they came. What acts and what learns looks at them through `see`, so that both
+see the same, whatever the statistics were when a row was stored.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrl import registry, spaces
+from jrl.networks import NetworkConfig, is_image
+from jrl.ops import normalize
+from jrl.types import Array, Box, Dict, EnvSpec, InputError, Leaf, PyTree, Space, Tuple, Window, element
+
+
+class Observer(NamedTuple):
+    spec: EnvSpec  # the environment's, but for the observation, which is what networks read
+    init: Callable[[], PyTree]  # -> statistics: normalize.RunningStats, or () where nothing is normalised
+    see: Callable[[PyTree, PyTree], PyTree]  # (statistics, obs [..., *]) -> obs as networks read it
+    # (statistics, obs [T, B, *], mask [T, B]) -> statistics with the unmasked rows
+    observe: Callable[[PyTree, PyTree, Array], PyTree]
+    mask: Callable[[PyTree], Array | None]  # of what networks read, also a Window: actions that can be taken [..., K]
+
+
+def make(spec: EnvSpec, network: NetworkConfig, *, normalize_obs: bool, axis_name: str | None) -> Observer:
+    """What becomes of observations.
+
+    Args:
+      spec: spaces of the environment.
+      network: `transform` is applied first, to one observation without its action mask.
+      normalize_obs: arrays of floats to mean 0 and deviation 1 by running statistics (RLlib's MeanStdFilter), each on
+        its own; images and integers stay as they are, and so does an action mask.
+      axis_name: of the mapped axis over devices, whose rows are counted together; None outside of one.
+    Raises:
+      InputError: the transform cannot be loaded or applied, or an action mask does not fit the action space.
+    """
+    masks = spaces.masks_actions(spec)
+    transform, read = _transform(spec, network)
+    space = spec.observation if transform is None else _with_mask(spec.observation, read, masks)
+    arrays = spaces.leaves(spaces.seen(space))
+    floats = [i for i, (_, leaf) in enumerate(arrays) if normalize_obs and _is_normalised(leaf)]
+    whole = len(arrays) == 1 and not isinstance(space, Dict | Tuple)  # one array stands for itself in the statistics
+
+    def init() -> PyTree:
+        if not floats:
+            return ()
+        shapes = {arrays[i][0]: arrays[i][1].shape for i in floats}
+        return normalize.init(arrays[0][1].shape if whole else shapes)
+
+    def transformed(obs: PyTree) -> PyTree:
+        if transform is None:
+            return obs
+        x, mask = spaces.split_mask(spec.observation, obs)
+        lead = spaces.batch_shape(spaces.seen(spec.observation), x)
+        fn = transform
+        for _ in lead:
+            fn = jax.vmap(fn)
+        x = _cast(fn(x), read)
+        return x if mask is None else {spaces.ACTION_MASK: obs[spaces.ACTION_MASK], "obs": x}
+
+    def see(stats: PyTree, obs: PyTree) -> PyTree:
+        obs = transformed(obs)
+        if not floats:
+            return obs
+        if whole:
+            return normalize.normalize(stats, obs)
+        x, mask = spaces.split_mask(space, obs)
+        leaves = jax.tree.leaves(x)
+        picked = normalize.normalize(stats, {arrays[i][0]: leaves[i] for i in floats})
+        for i in floats:
+            leaves[i] = picked[arrays[i][0]]
+        x = jax.tree.unflatten(jax.tree.structure(x), leaves)
+        return x if mask is None else _join(space, x, obs[spaces.ACTION_MASK])
+
+    def observe(stats: PyTree, obs: PyTree, mask: Array) -> PyTree:
+        if not floats:
+            return stats
+        obs, weight = transformed(obs), mask.astype(jnp.float32)
+        if not whole:
+            leaves = jax.tree.leaves(spaces.split_mask(space, obs)[0])
+            obs = {arrays[i][0]: leaves[i] for i in floats}
+        return normalize.update(stats, obs, weight, axis_name=axis_name)
+
+    def mask_of(obs: PyTree) -> Array | None:
+        return spaces.split_mask(space, obs.obs if isinstance(obs, Window) else obs)[1] if masks else None
+
+    return Observer(spec._replace(observation=space), init, see, observe, mask_of)
+
+
+def _is_normalised(leaf: Leaf) -> bool:
+    """Integers are one-hot and images are scaled by the network, which reads them as they are."""
+    return isinstance(leaf, Box) and leaf.dtype != "uint8" and not is_image(leaf)
+
+
+def _with_mask(space: Space, read: Space, masks: bool) -> Space:
+    if not masks:
+        return read
+    assert isinstance(space, Dict)
+    return Dict(((spaces.ACTION_MASK, space[spaces.ACTION_MASK]), ("obs", read)))
+
+
+def _join(space: Space, x: PyTree, mask: Array) -> PyTree:
+    """The inverse of `spaces.split_mask`."""
+    assert isinstance(space, Dict)
+    names = [name for name, _ in space.items if name != spaces.ACTION_MASK]
+    return {**({names[0]: x} if len(names) == 1 else x), spaces.ACTION_MASK: mask}
+
+
+def _transform(spec: EnvSpec, network: NetworkConfig) -> tuple[Callable[[PyTree], PyTree] | None, Space]:
+    """The user's function of one observation, and the space of what it returns."""
+    given = spaces.seen(spec.observation)
+    if network.transform is None:
+        return None, given
+    function: Any = registry.load(network.transform, "network.transform")
+    try:
+        out = jax.eval_shape(function, element(given))
+    except Exception as e:
+        raise InputError(
+            f"network.transform {network.transform}: it cannot be traced for an observation {given}: "
+            f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
+        ) from e
+    return function, _space_of(out, network.transform)
+
+
+def _space_of(tree: PyTree, path: str) -> Space:
+    if isinstance(tree, dict) and all(isinstance(name, str) for name in tree):
+        return Dict(tuple((name, _space_of(x, path)) for name, x in tree.items()))
+    if isinstance(tree, tuple | list):
+        return Tuple(tuple(_space_of(x, path) for x in tree))
+    if not isinstance(tree, jax.ShapeDtypeStruct):
+        raise InputError(f"network.transform {path}: expected an array, or a dict or tuple of such, not {tree!r}")
+    return Box(tuple(tree.shape), str(np.dtype(tree.dtype)))
+
+
+def _cast(x: PyTree, space: Space) -> PyTree:
+    """Lists as the tuples that the space says."""
+    return spaces.of_leaves(space, jax.tree.leaves(x))
+
+
+__all__ = ["Observer", "make"]

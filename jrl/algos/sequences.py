@@ -1,0 +1,102 @@
+"""Rollouts and samples of replay as sequences, for networks with memory."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+
+from jrl.algos import parts
+from jrl.networks import NetworkConfig
+from jrl.types import Array, InputError, PyTree, SequenceBatch, Window
+
+
+def flat(tree: PyTree) -> PyTree:
+    """[T, B, *] -> [T * B, *]"""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
+
+
+def length_of(network: NetworkConfig, num_steps: int) -> int:
+    """L, steps of a sequence of a rollout of `num_steps`; 1 without a core.
+
+    Raises:
+      InputError: `network.max_seq_len` does not divide the rollout.
+    """
+    length = (network.max_seq_len or num_steps) if network.recurrent else 1
+    if num_steps % length:
+        near = next(n for n in range(length, 0, -1) if num_steps % n == 0)
+        raise InputError(
+            f"network.max_seq_len {length} does not divide rollouts of {num_steps} steps: use {near}, or "
+            f"rollout.length {-(-num_steps // length) * length}"
+        )
+    return length
+
+
+def split(x: Array, length: int) -> Array:
+    """[T, B, *] -> [T / L * B, L, *]: row k B + b is the k-th sequence of column b."""
+    steps, columns = x.shape[:2]
+    x = x.reshape(steps // length, length, columns, *x.shape[2:])
+    return jnp.swapaxes(x, 1, 2).reshape(-1, length, *x.shape[3:])
+
+
+def cut(rows, memory: PyTree, length: int):
+    """Rows [T, B, *] with fields `obs` and `weight`, 0 on masked rows, as sequences [T / L * B, L, *].
+
+    Args:
+      rows: a dataclass.
+      memory: before each sequence [T / L, B, ...], as `along` gives it.
+      length: L.
+    Returns:
+      `rows`, whose `obs` is a Window.
+    """
+    rows = jax.tree.map(lambda x: split(x, length), rows)
+    return replace(rows, obs=Window(rows.obs, flat(memory), rows.weight == 0))
+
+
+def along(
+    unroll: Callable[[Window], tuple[PyTree, PyTree]], obs: PyTree, mask: Array, memory: PyTree, length: int
+) -> tuple[PyTree, PyTree, PyTree]:
+    """What a network with memory says of all rows of a rollout, sequence after sequence.
+
+    Args:
+      unroll: Window [B, L] -> (outputs [B, L, *], the memory after it).
+      obs: [T, B, *], as the network reads it.
+      mask: [T, B] bool, of the rollout.
+      memory: before row 0 [B, ...].
+      length: L.
+    Returns:
+      (outputs [T, B, *], the memory before each sequence [T / L, B, ...], the memory after row T - 1 [B, ...])
+    """
+
+    def sequence(memory, rows):
+        obs, mask = rows
+        out, after = unroll(Window(obs, memory, ~mask))
+        return after, (out, memory)
+
+    by_sequence = lambda x: split(x, length).reshape(-1, x.shape[1], length, *x.shape[2:])
+    after, (out, starts) = jax.lax.scan(sequence, memory, jax.tree.map(by_sequence, (obs, mask)))
+    return jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2).reshape(*mask.shape, *x.shape[3:]), out), starts, after
+
+
+def without_void(batch: SequenceBatch) -> SequenceBatch:
+    """Zeros where nothing may be read: what was done on rows of weight 0, and what was seen on those that follow upon a
+    void one; on the first void row stands the final observation of an episode."""
+    reset, weight, index = batch.window.reset, batch.weight, batch.index
+    unread = reset & jnp.concatenate([jnp.ones_like(reset[:, :1]), reset[:, :-1]], 1)
+    window = replace(batch.window, obs=parts.cleared(~unread, batch.window.obs))
+    done = (batch.action, batch.reward, batch.discount, batch.ahead)
+    action, reward, discount, ahead = parts.cleared(weight > 0, done)
+    return SequenceBatch(window, action, reward, discount, ahead, weight, index)
+
+
+def burn_in(batch: SequenceBatch) -> int:
+    """K, the rows that warm the memory up."""
+    return batch.window.reset.shape[1] - batch.weight.shape[1] - 1
+
+
+def pick(x: Array, index: Array) -> Array:
+    """Rows `index` [N, L] of x [N, M, *], [N, L, *]."""
+    return jnp.take_along_axis(x, jnp.expand_dims(index, tuple(range(2, x.ndim))), 1)
+
+
+__all__ = ["along", "burn_in", "cut", "flat", "length_of", "pick", "split", "without_void"]

@@ -1,0 +1,94 @@
+"""Uniformly random actions of any space, of those that a mask allows, and how probable each is."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrl import spaces
+from jrl.ops import exploration as ops
+from jrl.types import Array, Box, Dict, Discrete, Key, Leaf, MultiBinary, MultiDiscrete, PyTree, Space, Tuple
+
+
+def sample(space: Space, key: Key, batch: tuple[int, ...], mask: Array | None = None) -> PyTree:
+    """Actions of a Box are uniform between its bounds, those of an element without two finite ones in [-1, 1].
+
+    Args:
+      space: of the actions.
+      key: PRNG key.
+      batch: leading axes.
+      mask: [*batch, K] bool, the actions that can be taken (`jrl.spaces`); None: all.
+    Returns:
+      [*batch, *], an element of the space in its dtypes.
+    """
+    if not isinstance(space, Dict | Tuple):
+        return _of_leaf(space, key, batch, mask).astype(space.dtype)
+    parts = [leaf for _, leaf in spaces.leaves(space)]
+    keys = jax.random.split(key, len(parts))
+    drawn = zip(parts, keys, _masks(parts, mask), strict=True)
+    return spaces.of_leaves(space, [sample(leaf, k, batch, one) for leaf, k, one in drawn])
+
+
+def log_prob(space: Space, mask: Array | None = None) -> Array | float:
+    """Of each action of `sample`, a density where it is continuous: one number, or [*batch] f32 under a mask."""
+    parts = [leaf for _, leaf in spaces.leaves(space)]
+    terms = [_log_prob_of_leaf(leaf, one) for leaf, one in zip(parts, _masks(parts, mask), strict=True)]
+    return sum(terms[1:], start=terms[0])
+
+
+def _masks(parts: list[Leaf], mask: Array | None) -> list[Array | None]:
+    """The mask of each part, None for what has no choices."""
+    if mask is None:
+        return [None] * len(parts)
+    choices = [spaces.num_choices(leaf) for leaf in parts]
+    split = jnp.split(mask, np.cumsum(choices)[:-1].tolist(), axis=-1)
+    return [one if n else None for one, n in zip(split, choices, strict=True)]
+
+
+def _of_leaf(space: Leaf, key: Key, batch: tuple[int, ...], mask: Array | None) -> Array:
+    shape = (*batch, *space.shape)
+    match space:
+        case Discrete():
+            return ops.uniform_action(key, shape, space.n, mask)
+        case MultiDiscrete():
+            return ops.uniform_action(key, shape, space.nvec, mask)
+        case MultiBinary():
+            return ops.uniform_action(key, shape, 2)
+        case Box():
+            action = ops.uniform_action(key, shape, None)
+            low, high = _finite_bounds(space)
+            if (low == -1).all() and (high == 1).all():
+                return action
+            low, high = (np.broadcast_to(x, shape).astype(np.float32) for x in (low, high))
+            return low + 0.5 * (action + 1.0) * (high - low)
+
+
+def _log_prob_of_leaf(space: Leaf, mask: Array | None) -> Array | float:
+    match space:
+        case Discrete():
+            return -math.log(space.n) if mask is None else _log_share(mask)
+        case MultiDiscrete():
+            if mask is None:
+                return -sum(math.log(n) for n in space.nvec)
+            terms = [_log_share(one) for one in jnp.split(mask, np.cumsum(space.nvec)[:-1].tolist(), axis=-1)]
+            return sum(terms[1:], start=terms[0])
+        case MultiBinary():
+            return -math.prod(space.shape) * math.log(2)
+        case Box():
+            low, high = _finite_bounds(space)
+            return -float(np.log(high - low).sum())
+
+
+def _log_share(mask: Array) -> Array:
+    """[...] f32: of one of the actions that a mask [..., A] allows."""
+    return -jnp.log(jnp.sum(ops.allowed(mask), -1, dtype=jnp.float32))
+
+
+def _finite_bounds(space: Box) -> tuple[np.ndarray, np.ndarray]:
+    low, high = space.bounds()
+    finite = np.isfinite(low) & np.isfinite(high)
+    return np.where(finite, low, -1.0), np.where(finite, high, 1.0)
+
+
+__all__ = ["log_prob", "sample"]

@@ -1,0 +1,294 @@
+"""What an observation tells of earlier steps: its latest frames, the previous action, the previous reward.
+
+All of it begins anew with an episode: on the row after an end, and where an environment failed and was made anew. At a
+soft horizon (`jrl.envs.limits`) the environment goes on and what an observation tells does not: as the state of a
+recurrent policy, it knows nothing of the time before.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jrl import spaces
+from jrl.envs.wrappers import Behind
+from jrl.types import (
+    Array,
+    AsyncEnv,
+    Box,
+    Dict,
+    EnvSpec,
+    GraphEnv,
+    InputError,
+    Key,
+    PyTree,
+    Space,
+    StepResult,
+    Tuple,
+    element,
+)
+
+PREV_ACTION, PREV_REWARD = "prev_action", "prev_reward"
+
+
+class History(NamedTuple):
+    """What is remembered of n environments, and what observations become by it; for numpy and jax arrays alike."""
+
+    spec: EnvSpec  # what the policy sees
+    empty: Callable[[int], PyTree]  # n -> memory [n, ...] numpy, of environments that begin an episode
+    # (memory, obs [n, *], the action before it [n, *], its reward [n], whether an episode begins [n] bool)
+    # -> (memory, obs [n, *] of `spec`); action and reward do not count where one begins
+    see: Callable[[PyTree, PyTree, PyTree, Array, Array], tuple[PyTree, PyTree]]
+
+
+def check(frame_stack: Any) -> list[str]:
+    """What is wrong with these settings, whatever the environment."""
+    if isinstance(frame_stack, bool) or not isinstance(frame_stack, int) or frame_stack < 1:
+        return [f"env.frame_stack: expected a positive integer, got {frame_stack!r}"]
+    return []
+
+
+def history(
+    spec: EnvSpec, *, frame_stack: int = 1, prev_action: bool = False, prev_reward: bool = False
+) -> History | None:
+    """What the observations of environments become with their history.
+
+    Args:
+      spec: of environments without; its action space is the policy's.
+      frame_stack: n. Each Box of the observation, but an action_mask, is its latest n, the newest last; the first of
+        an episode is repeated. Images with channels, which are the smaller of the first and last of three axes, become
+        [C * n, H, W] or [H, W, C * n]; all others [n, *]. Dtype and bounds stay, and so do spaces of integers.
+      prev_action, prev_reward: the observation is a Dict, of its own parts if it was one before and else of "obs", with
+        these two: an element of the action space, as the policy chose it, and the reward f32 as the environment gave
+        it. Zeros where an episode begins.
+    Returns:
+      None where all is off.
+    Raises:
+      InputError: no Box to stack, or a part of the observation that has such a name already.
+    """
+    errors = check(frame_stack)
+    if errors:
+        raise InputError(*errors)
+    if frame_stack == 1 and not (prev_action or prev_reward):
+        return None
+    stacks = [None] * len(spaces.leaves(spec.observation)) if frame_stack == 1 else _stacks(spec, frame_stack)
+    space = spec.observation
+    if frame_stack > 1:
+        parts = zip(spaces.leaves(space), stacks, strict=True)
+        space = _replaced(space, iter([leaf if stack is None else stack.space for (_, leaf), stack in parts]))
+    added: list[tuple[str, Space]] = []
+    if prev_action:
+        added.append((PREV_ACTION, spec.action))
+    if prev_reward:
+        added.append((PREV_REWARD, Box((), "float32")))
+    own = space.items if isinstance(space, Dict) else (("obs", space),)
+    for name, _ in added:
+        if name in dict(own):
+            raise InputError(
+                f"network.use_{name}: the observation has a part {name} of its own: leave it out, or name that "
+                "part otherwise"
+            )
+    is_dict = isinstance(space, Dict)
+
+    def empty(n: int) -> PyTree:
+        return [np.zeros((n, *stack.space.shape), stack.space.dtype) for stack in stacks if stack is not None]
+
+    def see(memory: PyTree, obs: PyTree, action: PyTree, reward: Array, fresh: Array) -> tuple[PyTree, PyTree]:
+        xp: Any = np if isinstance(reward, np.ndarray) else jnp
+        if memory:
+            leaves, structure = jax.tree.flatten(obs)
+            held = iter(memory)
+            leaves = [x if s is None else s.put(xp, next(held), x, fresh) for x, s in zip(leaves, stacks, strict=True)]
+            memory = [x for x, s in zip(leaves, stacks) if s is not None]
+            obs = jax.tree.unflatten(structure, leaves)
+        if added:
+            obs = dict(obs) if is_dict else {"obs": obs}
+        if prev_action:
+            obs[PREV_ACTION] = jax.tree.map(lambda x: xp.where(_along(fresh, x), xp.zeros_like(x), x), action)
+        if prev_reward:
+            obs[PREV_REWARD] = xp.where(fresh, xp.zeros_like(reward), reward).astype("float32")
+        return memory, obs
+
+    if added:
+        space = Dict((*own, *added))
+    return History(spec._replace(observation=space), empty, see)
+
+
+# ---------------------------------------------------------------- frames
+
+
+class _Stack(NamedTuple):
+    """The latest n of one array of the observation."""
+
+    space: Box  # of the stack
+    n: int
+    size: int  # of one frame along `axis`
+    axis: int  # of arrays [B, *]
+    new: bool  # frames lack that axis
+
+    def put(self, xp: Any, held: Array, x: Array, fresh: Array) -> Array:
+        frame = xp.expand_dims(x, self.axis) if self.new else x
+        older = held[(slice(None),) * self.axis + (slice(self.size, None),)]
+        begun = xp.concatenate([frame] * self.n, self.axis)
+        return xp.where(_along(fresh, begun), begun, xp.concatenate([older, frame], self.axis))
+
+
+def _stacks(spec: EnvSpec, n: int) -> list[_Stack | None]:
+    """For each leaf of the observation; None for one that stays."""
+    masked = isinstance(spec.observation, Dict)
+    found = [
+        _stack(leaf, n) if isinstance(leaf, Box) and not (masked and path == spaces.ACTION_MASK) else None
+        for path, leaf in spaces.leaves(spec.observation)
+    ]
+    if not any(found):
+        raise InputError(
+            f"env.frame_stack {n}: the observation {spec.observation} has no Box of which to stack the latest: use 1"
+        )
+    return found
+
+
+def _stack(leaf: Box, n: int) -> _Stack:
+    shape = leaf.shape
+    new = len(shape) != 3
+    at = 0 if new or shape[0] < shape[-1] else 2
+    size = 1 if new else shape[at]
+    frame = (1, *shape) if new else shape
+
+    def bound(b: float | tuple[float, ...]) -> float | tuple[float, ...]:
+        if not isinstance(b, tuple):
+            return b
+        return tuple(np.concatenate([np.asarray(b, np.float64).reshape(frame)] * n, at).reshape(-1).tolist())
+
+    stacked = (*frame[:at], size * n, *frame[at + 1 :])
+    return _Stack(Box(stacked, leaf.dtype, bound(leaf.low), bound(leaf.high)), n, size, at + 1, new)
+
+
+def _replaced(space: Space, new: Any) -> Space:
+    """`space` with the leaves that the iterator `new` gives, in the order of `spaces.leaves`."""
+    if isinstance(space, Dict):
+        found = {name: _replaced(part, new) for name, part in sorted(space.items)}
+        return Dict(tuple((name, found[name]) for name, _ in space.items))
+    if isinstance(space, Tuple):
+        return Tuple(tuple(_replaced(part, new) for part in space.items))
+    return next(new)
+
+
+def _along(fresh: Array, x: Array) -> Array:
+    """`fresh` [B] as [B, 1, ...], for elements [B, *]."""
+    return fresh.reshape(fresh.shape + (1,) * (x.ndim - 1))
+
+
+# ---------------------------------------------------------------- environments
+
+
+def remember(env: Any, *, frame_stack: int = 1, prev_action: bool = False, prev_reward: bool = False) -> Any:
+    """`env`, a GraphEnv, Env or AsyncEnv, whose observations tell of earlier steps; itself where all is off.
+
+    Arguments and errors as of `history`. Nothing should stand around it that changes actions: the previous one is the
+    one that `step` or `send` got.
+    """
+    found = history(env.spec, frame_stack=frame_stack, prev_action=prev_action, prev_reward=prev_reward)
+    if found is None:
+        return env
+    if isinstance(env, GraphEnv):
+        return _graph(env, found)
+    return _Async(env, found) if isinstance(env, AsyncEnv) else _Waiting(env, found)
+
+
+def _zeros(space: Space, n: int) -> PyTree:
+    return jax.tree.map(lambda x: np.zeros((n, *x.shape), x.dtype), element(space))
+
+
+def _fresh(ended: Array, failed: Array | None) -> Array:
+    return ended if failed is None else ended | failed
+
+
+@struct.dataclass
+class HistoryState:
+    """Where B environments stand whose observations tell of earlier steps."""
+
+    env: PyTree  # of the environments
+    memory: PyTree  # of `History`, [B, ...]
+    ended: Array  # [B] bool, after the latest step: the next row begins an episode
+
+
+def _graph(env: GraphEnv, found: History) -> GraphEnv:
+    num_envs = env.spec.num_envs
+
+    def reset(key: Key) -> tuple[HistoryState, PyTree]:
+        state, obs = env.reset(key)
+        nothing = jax.tree.map(jnp.asarray, (found.empty(num_envs), _zeros(env.spec.action, num_envs)))
+        memory, obs = found.see(nothing[0], obs, nothing[1], jnp.zeros(num_envs), jnp.ones(num_envs, bool))
+        # copies: the caller donates state and observation, which must not share a buffer
+        return HistoryState(state, memory, jnp.zeros(num_envs, bool)), jax.tree.map(jnp.copy, obs)
+
+    def step(state: HistoryState, action: PyTree, key: Key) -> tuple[HistoryState, StepResult]:
+        inner, result = env.step(state.env, action, key)
+        fresh = _fresh(state.ended, result.failed)
+        memory, obs = found.see(state.memory, result.obs, action, result.reward, fresh)
+        return HistoryState(inner, memory, result.terminated | result.truncated), result._replace(obs=obs)
+
+    wrapped = env._replace(spec=found.spec, reset=reset, step=step)
+    if env.set_task is None or env.get_task is None:
+        return wrapped
+    set_task, get_task = env.set_task, env.get_task
+    return wrapped._replace(
+        set_task=lambda state, task: state.replace(env=set_task(state.env, task)),
+        get_task=lambda state: get_task(state.env),
+    )
+
+
+class _Remembering(Behind):
+    def __init__(self, env: Any, found: History):
+        super().__init__(env, found.spec)
+        self._see, num_envs = found.see, env.spec.num_envs
+        self._memory, self._ended = found.empty(num_envs), np.ones(num_envs, bool)
+        self._empty_action = _zeros(env.spec.action, num_envs)
+
+
+class _Waiting(_Remembering):
+    def reset(self) -> PyTree:
+        obs, zeros = self._env.reset(), np.zeros(self.spec.num_envs, np.float32)
+        self._ended = np.zeros(self.spec.num_envs, bool)
+        self._memory, obs = self._see(self._memory, obs, self._empty_action, zeros, ~self._ended)
+        return obs
+
+    def step(self, action: PyTree) -> StepResult:
+        action = jax.tree.map(np.asarray, action)
+        result = self._env.step(action)
+        fresh = _fresh(self._ended, result.failed)
+        self._memory, obs = self._see(self._memory, result.obs, action, result.reward, fresh)
+        self._ended = result.terminated | result.truncated
+        return result._replace(obs=obs)
+
+
+class _Async(_Remembering):
+    def __init__(self, env: AsyncEnv, found: History):
+        super().__init__(env, found)
+        self.batch_size, self.least = env.batch_size, env.least
+        self._sent = self._empty_action
+
+    def reset(self) -> None:
+        self._env.reset()
+        self._ended[:] = True  # what comes next is the first of an episode
+
+    def send(self, action: PyTree, env_id: Array) -> None:
+        action = jax.tree.map(np.asarray, action)
+        self._env.send(action, env_id)
+        self._write(self._sent, action, env_id)
+
+    def recv(self) -> tuple[Array, StepResult]:
+        env_id, result = self._env.recv()
+        memory, action = jax.tree.map(lambda x: x[env_id], (self._memory, self._sent))
+        fresh = _fresh(self._ended[env_id], result.failed)
+        memory, obs = self._see(memory, result.obs, action, result.reward, fresh)
+        self._write(self._memory, memory, env_id)
+        self._ended[env_id] = result.terminated | result.truncated
+        return env_id, result._replace(obs=obs)
+
+    def _write(self, held: PyTree, rows: PyTree, env_id: Array) -> None:
+        for x, new in zip(jax.tree.leaves(held), jax.tree.leaves(rows), strict=True):
+            x[env_id] = new

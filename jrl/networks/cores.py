@@ -1,0 +1,57 @@
+"""Memory behind the torso: `make(config.core, in_size) -> Core(size, init, carry, step, unroll)`.
+
+    core = make(hyper.Lstm(size=128), in_size=64)
+    params = core.init(key)
+    y, carry = core.step(params, x, core.carry(batch_size))       # acting: x [B, 64] -> [B, 128]
+    y, carry = core.unroll(params, x, carry, reset)               # learning: x [N, L, 64], reset [N, L] -> [N, L, 128]
+
+`unroll` is `step` over L, where the memory after a row with `reset` is that of an episode's start. Parameters and
+memory are f32 (and i32), whatever `dtype` products are computed in.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from jrl import hyper
+from jrl.errors import InputError
+from jrl.networks.attention import gtrxl
+from jrl.networks.lru import lru
+from jrl.networks.recurrent import Core, gru, lstm
+
+__all__ = ["Core", "faults", "make"]
+
+_MAKERS: dict[type, Callable[..., Core]] = {hyper.Lstm: lstm, hyper.Gru: gru, hyper.Gtrxl: gtrxl, hyper.Lru: lru}
+
+
+def faults(cfg: hyper.Core) -> list[str]:
+    """What is wrong with a core's sizes, one message each."""
+    values: dict[str, Any] = {name: value for name, value in vars(cfg).items() if name != "name"}
+    found = [
+        f"network.core.{name}: expected at least 1, got {value}"
+        for name, value in values.items()
+        if isinstance(value, int) and value < 1 and name not in ("gate_bias", "r_min", "r_max")
+    ]
+    if isinstance(cfg, hyper.Lru) and not 0.0 <= cfg.r_min < cfg.r_max <= 1.0:
+        found.append(
+            f"network.core.r_min, network.core.r_max: expected 0 <= r_min < r_max <= 1, got {cfg.r_min} and {cfg.r_max}"
+        )
+    return found
+
+
+def make(cfg: hyper.Core, in_size: int, *, dtype: str = "float32", orthogonal: bool = True) -> Core:
+    """Builds a core.
+
+    Args:
+      cfg: Lstm, Gru, Gtrxl or Lru.
+      in_size: elements of each input vector.
+      dtype: of the products, float32 or bfloat16; what comes out is f32.
+      orthogonal: orthogonal initial kernels; false: LeCun's, but for the recurrent ones of LSTM and GRU.
+    Raises:
+      InputError: sizes are out of range, or `cfg` is NoCore.
+    """
+    if type(cfg) not in _MAKERS:
+        raise InputError(f"network.core.name: expected lstm, gru, gtrxl or lru, got {cfg.name}")
+    errors = faults(cfg)
+    if errors:
+        raise InputError(*errors)
+    return _MAKERS[type(cfg)](cfg, in_size, dtype=dtype, orthogonal=orthogonal)

@@ -1,0 +1,232 @@
+"""The user's own torso: `network.torso: package.module:name`, with `network.torso_options` as keyword arguments.
+
+It is one of
+
+    class Net(flax.linen.Module)    Net(**options), called with an observation
+    class Net(flax.nnx.Module)      Net(space, **options, rngs=nnx.Rngs(key)), called with an observation
+    def net(space, **options)       -> (init, apply): init(key) -> params, apply(params, observation)
+
+Each makes features [N, F] of N observations: a tree of [N, *] in the dtypes of the space, after normalisation, without
+action mask. F is whatever it is; core, heads and critics stand behind it.
+"""
+
+import difflib
+import functools
+import inspect
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.errors import InvalidRngError
+
+from jrl import registry, spaces
+from jrl.hyper import Options
+from jrl.networks.config import NetworkConfig
+from jrl.types import Array, InputError, Key, PyTree, Space, element
+
+_KEY = "network.torso"
+_OURS = ("self", "space", "rngs", "name", "parent")  # arguments that options cannot set
+
+
+class Torso(NamedTuple):
+    """One of the three kinds, as two pure functions."""
+
+    init: Callable[[Key], PyTree]  # key -> params, a tree of float arrays
+    apply: Callable[[PyTree, PyTree], Array]  # (params, obs [N, *]) -> [N, F]
+    learns: bool = True  # whether there are any parameters
+
+
+def is_custom(cfg: NetworkConfig) -> bool:
+    """Whether `cfg.torso` is a name of the user's and not one of jrl's."""
+    return ":" in cfg.torso or "." in cfg.torso or registry.registered(cfg.torso) is not None
+
+
+def check(cfg: NetworkConfig, space: Space | None = None) -> None:
+    """Loads the torso, and with `space` traces it for observations of that.
+
+    Raises:
+      InputError: there is none of that name, it is none of the three kinds, its options do not fit, it cannot read
+        such observations, or what it makes of them is not [N, F] of floats.
+    """
+    errors = [
+        f"network.{name}: {cfg.torso} reads the whole observation as it is: leave network.{name} out"
+        for name in ("encoders", "flatten")
+        if getattr(cfg, name)
+    ]
+    if errors:
+        raise InputError(*errors)
+    found = registry.load(cfg.torso, _KEY)
+    _check_options(found, cfg)
+    if space is not None:
+        _made(found, cfg.torso, Options(cfg.torso_options), space)
+
+
+def features(module: nn.Module, cfg: NetworkConfig, space: Space, obs: PyTree, name: str) -> Array:
+    """Observations [..., *] as [N, F] f32. Within the compact call of `module`, whose parameter `name` holds all that
+    the torso learns. Raises InputError as `check` does."""
+    torso = _made(registry.load(cfg.torso, _KEY), cfg.torso, Options(cfg.torso_options), space)
+    obs = spaces.map_leaves(lambda leaf, x: x.reshape(-1, *leaf.shape), space, obs)
+    params: Any = module.param(name, torso.init) if torso.learns else {}
+    return torso.apply(params, obs).astype(jnp.float32)
+
+
+# ---------------------------------------------------------------- the three kinds
+
+
+def _check_options(found: Any, cfg: NetworkConfig) -> None:
+    fn, given = _signature(found, cfg.torso)
+    known = inspect.signature(fn).parameters
+    takes = [n for n, p in known.items() if n not in _OURS and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    wrong = [n for n in cfg.torso_options if n in _OURS or not (n in takes or open_ended)]
+    errors = []
+    for name in wrong:
+        near = difflib.get_close_matches(str(name), takes, 1)
+        mend = f"did you mean {near[0]}?" if near else f"it takes {', '.join(takes) or 'none'}"
+        errors.append(f"network.torso_options: {cfg.torso} has no option {name}: {mend}")
+    if not wrong:
+        try:
+            inspect.signature(fn).bind(*given[0], **given[1], **cfg.torso_options)
+        except TypeError as e:
+            shape = "(**options)" if _is_linen(found) else "(space, **options)" + ", rngs" * _is_nnx(found)
+            errors.append(f"network.torso_options: {cfg.torso} is called as {shape}: {e}")
+    if errors:
+        raise InputError(*errors)
+
+
+def _is_linen(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, nn.Module)
+
+
+def _is_nnx(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, nnx.Module)
+
+
+def _signature(found: Any, path: str) -> tuple[Callable[..., Any], tuple[tuple[Any, ...], Mapping[str, Any]]]:
+    """What is called with the options, and what else it is given.
+
+    Raises:
+      InputError: it is none of the three kinds.
+    """
+    if _is_linen(found):
+        return found.__init__, ((None,), {})
+    if _is_nnx(found):
+        return found.__init__, ((None, None), {"rngs": None})
+    if isinstance(found, type | nn.Module | nnx.Module):
+        what = "class" if isinstance(found, type) else f"{type(found).__name__} that is made already"
+        raise InputError(
+            f"{_KEY} {path}: expected a class of flax.linen.Module or flax.nnx.Module, or a function "
+            f"(space, **options) -> (init, apply), got a {what}"
+        )
+    return found, ((None,), {})
+
+
+@functools.lru_cache(maxsize=64)
+def _made(found: Any, path: str, options: Mapping[str, Any], space: Space) -> Torso:
+    """The torso for observations of `space`, traced once for its shapes. Raises InputError."""
+    rows = 3
+    obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype), element(space))
+    make = _linen if _is_linen(found) else _nnx if _is_nnx(found) else _pair
+    try:
+        with jax.ensure_compile_time_eval():  # kept: nothing of it may belong to a trace that is under way
+            torso = make(found, path, options, space)
+        params = jax.eval_shape(torso.init, jax.random.key(0))
+        out = jax.eval_shape(torso.apply, params, obs)
+    except InputError:
+        raise
+    except Exception as e:
+        said = (str(e).strip().splitlines() or [""])[0]
+        last = traceback.extract_tb(e.__traceback__)[-1]
+        here = [f for f in traceback.extract_tb(e.__traceback__) if f.filename == _file(found)]
+        where = f" in line {here[-1].lineno} of {here[-1].filename}" if here else f" in {last.name}"
+        raise InputError(
+            f"{_KEY} {path}: it cannot be traced for observations {space}: {type(e).__name__}{where}: {said}"
+        ) from e
+    odd = [
+        f"{jax.tree_util.keystr(where, simple=True, separator='.')} {x.dtype}{list(x.shape)}"
+        for where, x in jax.tree.leaves_with_path(params)
+        if not jnp.issubdtype(x.dtype, jnp.floating)
+    ]
+    if odd:
+        raise InputError(f"{_KEY} {path}: parameters are arrays of floats, and these are not: {', '.join(odd)}")
+    if not isinstance(out, jax.ShapeDtypeStruct):
+        kind = type(out).__name__
+        raise InputError(f"{_KEY} {path}: expected one array [N, F] of floats for N observations, got a {kind}")
+    if len(out.shape) != 2 or out.shape[0] != rows or not jnp.issubdtype(out.dtype, jnp.floating):
+        raise InputError(
+            f"{_KEY} {path}: expected [{rows}, F] of floats for {rows} observations {space}, "
+            f"got {out.dtype}{list(out.shape)}"
+        )
+    return torso._replace(learns=bool(jax.tree.leaves(params)))
+
+
+def _file(found: Any) -> str | None:
+    try:
+        return inspect.getsourcefile(found)
+    except TypeError:  # a callable object
+        return None
+
+
+def _linen(cls: Any, path: str, options: Mapping[str, Any], space: Space) -> Torso:
+    module = cls(**options, parent=None)  # on its own, although it is made within the call of another module
+    example = lambda: jax.tree.map(lambda x: jnp.zeros((1, *x.shape), x.dtype), element(space))
+    made = jax.eval_shape(lambda key: module.init(key, example()), jax.random.key(0))
+    if more := sorted(set(made) - {"params"}):
+        raise InputError(
+            f"{_KEY} {path}: it keeps {', '.join(more)} beside its parameters, which training would not update: use "
+            "layers without statistics, such as LayerNorm instead of BatchNorm"
+        )
+
+    def apply(params: PyTree, obs: PyTree) -> Array:
+        try:
+            return module.apply({"params": params}, obs)
+        except InvalidRngError as e:
+            raise InputError(
+                f"{_KEY} {path}: it draws random numbers, and a torso gets none: use layers without dropout"
+            ) from e
+
+    return Torso(lambda key: module.init(key, example()).get("params", {}), apply)
+
+
+def _nnx(cls: Any, path: str, options: Mapping[str, Any], space: Space) -> Torso:
+    make = lambda key: cls(space, **options, rngs=nnx.Rngs(key))
+    structure, state = nnx.split(nnx.eval_shape(lambda: make(jax.random.key(0))))
+    parts = list(nnx.to_flat_state(state))
+    other = [f"{'.'.join(map(str, where))} ({type(x).__name__})" for where, x in parts if not isinstance(x, nnx.Param)]
+    if other:
+        found = ", ".join(other[:3]) + (" and others" if len(other) > 3 else "")
+        raise InputError(
+            f"{_KEY} {path}: it keeps {found} beside its parameters, which training would not update: use layers "
+            "without statistics and random numbers, and nnx.Param for arrays that are learned"
+        )
+
+    def init(key: Key) -> PyTree:
+        tree: dict[str, Any] = {}
+        for where, x in nnx.to_flat_state(nnx.state(make(key), nnx.Param)):
+            *parents, last = map(str, where)
+            place = tree
+            for parent in parents:
+                place = place.setdefault(parent, {})
+            place[last] = x[...]
+        return tree
+
+    def apply(params: PyTree, obs: PyTree) -> Array:
+        value = lambda where: functools.reduce(lambda tree, name: tree[str(name)], where, params)
+        return nnx.merge(structure, nnx.from_flat_state([(where, x.replace(value(where))) for where, x in parts]))(obs)
+
+    return Torso(init, apply)
+
+
+def _pair(fn: Any, path: str, options: Mapping[str, Any], space: Space) -> Torso:
+    made = fn(space, **options)
+    if not (isinstance(made, tuple) and len(made) == 2 and all(map(callable, made))):
+        raise InputError(f"{_KEY} {path}: expected two functions (init, apply), got {type(made).__name__}: {made!r}")
+    init, apply = made
+    return Torso(lambda key: jax.tree.map(jnp.asarray, init(key)), apply)
+
+
+__all__ = ["Torso", "check", "features", "is_custom"]

@@ -1,0 +1,123 @@
+"""From an observation, one array or a tree of them, to a feature vector."""
+
+import difflib
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jrl import spaces
+from jrl.networks.config import NetworkConfig
+from jrl.networks.torsos import CNNS, NATURE_LEAST, Mlp, is_image, kernel_init, to_float
+from jrl.types import Array, Box, Discrete, InputError, Leaf, MultiDiscrete, PyTree, Space
+
+ENCODERS = ("flat", "mlp", "embedding", *CNNS)
+DENSE = ("auto", "mlp")  # torsos that are the dense layers behind the encoders
+
+
+def single(space: Space, cfg: NetworkConfig) -> Leaf | None:
+    """The one array that an observation is, if it needs no encoder beside the torso."""
+    found = spaces.leaves(space)
+    return found[0][1] if len(found) == 1 and not cfg.encoders else None
+
+
+def choose(space: Space, cfg: NetworkConfig) -> dict[str, str]:
+    """Path of each array of an observation -> its encoder.
+
+    Raises:
+      InputError: `network.encoders` names an array or an encoder that there is not, or one that does not fit.
+    """
+    found = dict(spaces.leaves(space))
+    errors = []
+    for path, name in cfg.encoders.items():
+        if path not in found:
+            near = difflib.get_close_matches(path, found, 1)
+            mend = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(repr(p) for p in found)}"
+            errors.append(f"network.encoders: the observation has no array {path!r}: {mend}")
+        elif name not in ENCODERS:
+            errors.append(f"network.encoders.{path}: unknown encoder {name!r}: choose one of {', '.join(ENCODERS)}")
+        elif message := _misfit(found[path], name):
+            errors.append(f"network.encoders.{path}: {message}")
+    if errors:
+        raise InputError(*errors)
+    return {path: cfg.encoders.get(path) or default(leaf, cfg) for path, leaf in found.items()}
+
+
+def default(leaf: Leaf, cfg: NetworkConfig) -> str:
+    """The encoder of an array by its shape and dtype: a CNN for images, else as it is."""
+    if cfg.flatten or not is_image(leaf) or cfg.torso == "mlp":
+        return "flat"
+    if cfg.torso in CNNS:
+        if message := _misfit(leaf, cfg.torso):
+            raise InputError(f"network.torso {cfg.torso}: {message}")
+        return cfg.torso
+    return "nature_cnn" if _misfit(leaf, "nature_cnn") is None else "small_cnn"
+
+
+def _misfit(leaf: Leaf, name: str) -> str | None:
+    """Why an encoder cannot read an array; None: it can."""
+    if name in CNNS and not is_image(leaf):
+        return f"{name} needs images of 3 axes, of uint8 or floats, not {leaf}: use mlp or flat"
+    if name == "nature_cnn" and min(sorted(leaf.shape)[1:]) < NATURE_LEAST:
+        least = f"{NATURE_LEAST} x {NATURE_LEAST}"
+        return f"{name} needs images of {least} or more, not {leaf.shape}: use impala, small_cnn or mlp"
+    if name == "embedding" and not isinstance(leaf, Discrete | MultiDiscrete):
+        return f"an embedding is of integers, Discrete or MultiDiscrete, not of {leaf}: use mlp or flat"
+    return None
+
+
+def flat(leaf: Leaf, cfg: NetworkConfig, x: Array) -> Array:
+    """[..., *leaf.shape] -> [N, F] f32; integers one-hot."""
+    x = to_float(leaf, x, cfg.image_max)
+    return x.reshape(x.shape[0], -1)
+
+
+def flattened(space: Space, cfg: NetworkConfig, obs: PyTree) -> Array:
+    """All of an observation [..., *] as vectors [N, F], array after array in the order of `spaces.leaves`."""
+    arrays = [leaf for _, leaf in spaces.leaves(space)]
+    return jnp.concatenate([flat(leaf, cfg, x) for leaf, x in zip(arrays, jax.tree.leaves(obs), strict=True)], -1)
+
+
+class _Embedding(nn.Module):
+    """A learned vector for each number that each integer can be; side by side."""
+
+    leaf: Any  # Discrete or MultiDiscrete
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        sizes = (self.leaf.n,) if isinstance(self.leaf, Discrete) else self.leaf.nvec
+        init = nn.initializers.normal(1.0 / math.sqrt(self.width))
+        table: Any = self.param("table", init, (sum(sizes), self.width), jnp.float32)
+        one_hot = to_float(self.leaf, x)
+        parts = jnp.split(one_hot, [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)], -1)
+        at = [sum(sizes[:i]) for i in range(len(sizes))]
+        return jnp.concatenate([p @ table[a : a + n] for p, a, n in zip(parts, at, sizes, strict=True)], -1)
+
+
+class Encoders(nn.Module):
+    """Each array of an observation [..., *] through its encoder, side by side: [N, F]."""
+
+    space: Space
+    cfg: NetworkConfig
+
+    @nn.compact
+    def __call__(self, obs):
+        chosen, cfg = choose(self.space, self.cfg), self.cfg
+        features = []
+        for (path, leaf), x in zip(spaces.leaves(self.space), jax.tree.leaves(obs), strict=True):
+            name, encoder = f"encoder_{path.replace('/', '_')}", chosen[path]
+            if encoder == "flat":
+                features.append(flat(leaf, cfg, x))
+            elif encoder == "embedding":
+                features.append(_Embedding(leaf, cfg.encoder_hidden[-1], name=name)(x))
+            elif encoder == "mlp":
+                features.append(Mlp(cfg, cfg.encoder_hidden, name=name)(flat(leaf, cfg, x)))
+            else:
+                features.append(CNNS[encoder](cfg, name=name)(to_float(leaf, x, cfg.image_max)))
+        return jnp.concatenate([x.astype(jnp.float32) for x in features], -1)
+
+
+__all__ = ["DENSE", "ENCODERS", "Encoders", "choose", "default", "flat", "flattened", "single"]

@@ -1,0 +1,230 @@
+"""DQN with memory (R2D2): what the update computes against acting and against a plain walk over the rows."""
+
+import functools
+
+import fakes
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dqn_reference import change, first_adam_step
+from fakes import assert_close, differ
+
+from jrl import networks
+from jrl.algos import dqn
+from jrl.algos.exploration import EpsilonGreedy, ParameterNoiseQ
+from jrl.envs import toys
+from jrl.envs.graph import Definition, build
+from jrl.errors import InputError
+from jrl.hyper import Gru, Lstm
+from jrl.learner import off_policy
+from jrl.networks import NetworkConfig
+from jrl.replay import sequences
+from jrl.rollout import unroll
+from jrl.types import Box, Discrete, Window, element
+
+KEY = jax.random.key(3)
+A, B, T, L, K, GAMMA = 3, 2, 7, 6, 3, 0.9
+NETWORK = NetworkConfig(hidden=(6,), core=Gru(size=5), shared=True)
+BASE = dqn.Config(
+    gamma=GAMMA, loss="mse", double=True, max_grad_norm=None, lr=1e-2, adam_eps=1e-2, num_atoms=6, num_quantiles=5
+)
+
+
+@functools.cache
+def world():
+    """Episodes of 4 steps that end by themselves or at a time limit, with observations at random."""
+    definition = Definition(
+        observation=Box((2,)),
+        action=Discrete(A),
+        max_episode_steps=4,
+        num_draws=3,
+        reset=lambda draws: draws.T,
+        step=lambda state, action, draws: (draws.T, draws[0] + action, draws[2] < 0.1),
+        observe=lambda state: state[:, :2] - 0.5,
+    )
+    return build(definition, B)
+
+
+def setting(cfg=BASE, network=NETWORK, loss=None):
+    """(algo, state, rollouts, batch): two rollouts in a ring, and sequences of it across their border and ends."""
+    env = world()
+    algo = dqn.make(cfg, env.spec, network, loss=loss)
+    state = fakes.perturbed(algo.init(KEY))
+    state = state.replace(target_params=fakes.perturbed(algo.init(jax.random.key(4)), 0.4).params)
+    collect = unroll.make(env, algo.act, length=T, carry=algo.carry)
+    step = jax.jit(collect.step)
+    kept = jax.eval_shape(lambda: algo.carry(1))
+    kept = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), kept.memory)
+    buffer = sequences.make(
+        element(env.spec.observation), element(env.spec.action), capacity=100, num_envs=B, batch_size=4, gamma=GAMMA,
+        length=L, burn_in=K, n_step=2, extras={"carry": kept},
+    )  # fmt: skip
+    where, replay, rollouts = collect.init(KEY), buffer.init(), []
+    for i in range(2):
+        where, rollout, _ = step(where, algo.actor(state), jax.random.fold_in(KEY, i))
+        rollouts.append(rollout)
+        replay = buffer.add(replay, rollout)
+    return algo, state, jax.tree.map(lambda *x: jnp.concatenate(x), *rollouts), buffer.sample(replay, jax.random.key(9))
+
+
+def net_of(network=NETWORK):
+    return networks.build(world().spec, network, {"q": networks.Head(A)})
+
+
+@jax.jit
+def walk(params, carry, obs, reset):
+    """(Q [N, M, A], the memory after them) of rows [N, M, *] one after the other, from `carry` [N, *]."""
+    net, q = net_of(), []
+    for t in range(obs.shape[1]):
+        (now,), carry = net.step(params, obs[:, t], carry, "q")
+        carry = jax.tree.map(lambda x, t=t: jnp.where(reset[:, t, None], 0.0, x), carry)
+        q.append(now)
+    return jnp.stack(q, 1), carry
+
+
+def reference_targets(state, batch):
+    """[N, L], double Q-learning from the observation ahead, each network with its own memory."""
+    window, target = batch.window, np.zeros(batch.reward.shape)
+    q, after = (walk(p, window.carry, window.obs, window.reset)[0][:, K:] for p in (state.params, state.target_params))
+    q, after, ahead = np.asarray(q), np.asarray(after), np.asarray(batch.ahead)
+    for n in range(target.shape[0]):
+        for t in range(L):
+            j = ahead[n, t]
+            target[n, t] = batch.reward[n, t] + batch.discount[n, t] * after[n, j, np.argmax(q[n, j])]
+    return target
+
+
+def test_the_update_sees_what_acting_saw():
+    """Across ends and the border of two rollouts: acting's Q, and that of the update from the memory in the ring."""
+    algo, state, rollout, batch = setting()
+    obs, memory = rollout.obs.reshape(-1, 2), jax.tree.map(lambda x: x.reshape(-1, 5), rollout.extras["carry"])
+    (acted,), _ = net_of().step(state.params, obs, memory, "q")
+    acted = acted.reshape(2 * T, B, A)
+    assert not rollout.mask.all() and rollout.terminated.any() and rollout.truncated.any()
+
+    @jax.jit
+    def q_of_each(state, batch):
+        one = lambda weight: algo.update(state, batch.replace(weight=weight), KEY)[1].metrics["value/q"] * 4 * L
+        return jax.vmap(one)(jnp.eye(4 * L).reshape(-1, 4, L)).reshape(4, L)
+
+    seen, compared = np.asarray(q_of_each(state, batch)), 0
+    for n in range(4):
+        slot, column = divmod(int(batch.index[n]), B)
+        for t in range(L):
+            if batch.weight[n, t] > 0:
+                want = acted[slot + K + t, column, batch.action[n, t]]
+                np.testing.assert_allclose(seen[n, t], want, atol=1e-5)
+                compared += 1
+    assert compared > 12 and batch.window.reset[:, K:].any()
+    assert {int(i) // B for i in batch.index} & set(range(1, T))  # some across the border
+
+
+@pytest.mark.parametrize("loss", ["mse", pytest.param("huber", marks=pytest.mark.slow)])
+def test_an_update_is_that_of_a_walk_over_the_rows(loss):
+    """Targets by the two networks' own memories; no gradient goes back into the burn-in."""
+    cfg = change(BASE, loss=loss)
+    algo, state, _, batch = setting(cfg)
+    target = reference_targets(state, batch)
+    window, rows = batch.window, slice(K, -1)
+    # the memory that the online network has after the burn-in, as a constant
+    _, warm = walk(state.params, window.carry, window.obs[:, :K], window.reset[:, :K])
+
+    def value(params):
+        q, _ = walk(params, warm, window.obs[:, rows], window.reset[:, rows])
+        q = jnp.take_along_axis(q, batch.action[..., None], 2)[..., 0]
+        error = jnp.abs(q - jnp.asarray(target, jnp.float32))
+        distance = 0.5 * error**2 if loss == "mse" else jnp.where(error <= 1, 0.5 * error**2, error - 0.5)
+        return jnp.mean(batch.weight * distance), error
+
+    (loss_value, error), gradient = jax.value_and_grad(value, has_aux=True)(state.params)
+    after, aux = jax.jit(algo.update)(state, batch, KEY)
+    np.testing.assert_allclose(aux.metrics["loss/value"], loss_value, rtol=1e-4)
+    assert_close(after.params, first_adam_step(cfg, state.params, gradient), atol=2e-5)
+    live = np.asarray(batch.weight) > 0
+    rows = [np.asarray(error[n])[live[n]] for n in range(4)]
+    np.testing.assert_allclose(aux.priority, [0.9 * e.max() + 0.1 * e.mean() for e in rows], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"noisy": True, "dueling": True, "head": "c51"},
+        pytest.param({"double": False, "munchausen": True, "head": "qr"}, marks=pytest.mark.slow),
+        pytest.param(
+            {"value_rescaling": True, "normalize_obs": True, "normalize_reward": True}, marks=pytest.mark.slow
+        ),
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_void_rows_with_every_option(options):
+    """What was done on void rows, and seen where no row before led to it, changes nothing; what was seen there else is
+    the final observation that a truncated row bootstraps from."""
+    cfg = change(BASE, **({"loss": "huber"} | options))
+    algo, state, _, batch = setting(cfg, change(NETWORK, core=Lstm(size=5)))
+    void, window = batch.weight == 0, batch.window
+    assert void.any()
+    update = jax.jit(algo.update)
+    before = update(state, batch, KEY)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(before)) and differ(before[0].params, state.params)
+    unread = window.reset & jnp.concatenate([jnp.ones((4, 1), bool), window.reset[:, :-1]], 1)
+    spoiled = batch.replace(
+        action=jnp.where(void, 2**30, batch.action),
+        reward=jnp.where(void, jnp.nan, batch.reward),
+        discount=jnp.where(void, jnp.inf, batch.discount),
+        ahead=jnp.where(void, 2**30, batch.ahead),
+        window=window.replace(obs=jnp.where(unread[..., None], jnp.nan, window.obs)),
+    )
+    fakes.assert_same(before, update(state, spoiled, KEY))
+
+
+def test_a_users_loss_gets_sequences():
+    seen = {}
+
+    def loss(default, net, params, batch):
+        value, metrics = default(params, batch)
+        q = net.q(params, batch.obs)
+        seen.update(obs=batch.obs, q=q.shape, action=batch.action.shape, target=batch.target.shape, next=batch.next_obs)
+        return value + 0.0 * jnp.mean(batch.weight * q.max(-1)), metrics | {"loss/mine": jnp.mean(q)}
+
+    algo, state, _, batch = setting()
+    ours = jax.jit(setting(loss=loss)[0].update)(state, batch, KEY)
+    own = jax.jit(algo.update)(state, batch, KEY)
+    assert isinstance(seen["obs"], Window) and seen["obs"].obs.shape == (4, L, 2) and seen["next"] == ()
+    assert (seen["q"], seen["action"], seen["target"]) == ((4, L, A), (4, L), (4, L, 1))
+    assert_close(ours[0].params, own[0].params, atol=1e-6)
+    np.testing.assert_allclose(ours[1].priority, own[1].priority, rtol=1e-5)
+    assert "loss/mine" in ours[1].metrics
+
+
+def test_parameter_noise_with_memory_is_refused():
+    with pytest.raises(InputError, match=r"parameter_noise: not with network.core gru: use epsilon_greedy"):
+        dqn.make(change(BASE, exploration=ParameterNoiseQ()), world().spec, NETWORK)
+
+
+@pytest.mark.slow
+def test_it_learns_to_remember():
+    """RepeatAfterMe-v0 with a delay of 1: without memory no policy has a return above 0 on average."""
+    env = build(toys.repeat_after_me(delay=1, episode_length=20), 16)
+    explore = EpsilonGreedy(epsilon=((0, 1.0), (10_000, 0.02)))
+    cfg = dqn.Config(gamma=0.5, lr=3e-3, double=True, target_update_every=50, exploration=explore)
+    algo = dqn.make(cfg, env.spec, NetworkConfig(hidden=(16,), core=Gru(size=16)))
+    like = unroll.rollout_like(env.spec, algo, length=1, num_envs=1).extras["carry"]
+    kept = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), like)
+    buffer = sequences.make(
+        element(env.spec.observation), element(env.spec.action), capacity=16_000, num_envs=16, batch_size=16, gamma=0.5,
+        length=10, burn_in=2, extras={"carry": kept}, alpha=0.6, beta=0.4,
+    )  # fmt: skip
+    learner = off_policy(algo, buffer, updates=2, learning_starts=1000)
+    collect = unroll.make(env, algo.act, length=10, carry=algo.carry)
+
+    @jax.jit
+    def iterate(carry, key):
+        where, state, replay = carry
+        where, rollout, report = collect.step(where, learner.actor(state), key)
+        state, replay, _ = learner.step(state, replay, rollout, key)
+        return (where, state, replay), (report.return_sum.sum(), report.count.sum())
+
+    carry = (collect.init(KEY), learner.init(KEY), learner.init_replay())
+    carry, (total, count) = jax.lax.scan(iterate, carry, jax.random.split(KEY, 200))
+    assert float(total[-20:].sum() / count[-20:].sum()) > 10

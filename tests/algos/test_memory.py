@@ -1,0 +1,155 @@
+"""Actor-critics with memory: what acting said, learning says again; sequences, chunks, devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl import hyper, parallel
+from jrl.algos import a2c, actor_critic, parts, ppo
+from jrl.envs import graph, toys
+from jrl.networks import NetworkConfig
+from jrl.rollout import unroll
+from jrl.types import InputError, Window
+
+CORES = {
+    "lstm": hyper.Lstm(size=8),
+    "gru": hyper.Gru(size=8),
+    "gtrxl": hyper.Gtrxl(size=8, layers=2, heads=2, head_size=4, memory=5, mlp=8),
+    "lru": hyper.Lru(size=8, state=4, layers=2),
+}
+STEPS, ENVS = 16, 4
+
+
+def env(num_envs=ENVS, **options):
+    """Episodes end all the time, by a true end and by the limit of 9 steps."""
+    definition = toys.stateless_cartpole()._replace(max_episode_steps=9)
+    return graph.build(definition, num_envs)
+
+
+def collect(algo, world, rollouts, key=None):
+    """(state, the last of several rollouts in a row): it begins within episodes."""
+    unrolled = unroll.make(world, algo.act, length=STEPS, carry=algo.carry)
+    key = jax.random.key(0) if key is None else key
+    state, where = algo.init(key), unrolled.init(key)
+    # a policy that is not nearly the same everywhere
+    head = jax.tree.map(lambda x: 100.0 * x, state.params["policy_head"])
+    state = state.replace(params={**state.params, "policy_head": head})
+    step = jax.jit(unrolled.step)
+    for i in range(rollouts):
+        where, rollout, _ = step(where, algo.actor(state), jax.random.fold_in(key, i))
+    return state, rollout
+
+
+def gap(default, net, params, rows):
+    """How far the log-probability of the learner is from the one that was stored."""
+    value, metrics = default(params, rows)
+    dist, _ = net.apply(params, rows.obs)
+    away = jnp.abs(dist.log_prob(rows.action) - rows.log_prob)
+    return value, metrics | {"gap": jnp.max(jnp.where(rows.weight > 0, away, 0.0))}
+
+
+@pytest.mark.parametrize(
+    ("core", "options"),
+    [
+        ("lstm", {}),
+        ("gtrxl", {"max_seq_len": 8}),
+        pytest.param("lstm", {"shared": True, "max_seq_len": 4}, marks=pytest.mark.slow),
+        pytest.param("gru", {"max_seq_len": 8}, marks=pytest.mark.slow),
+        pytest.param("lru", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_first_minibatch_says_what_acting_said(core, options):
+    network = NetworkConfig(hidden=(8,), core=CORES[core], **options)
+    cfg = ppo.Config(num_epochs=1, num_minibatches=1)
+    algo = ppo.make(cfg, env().spec, network, loss=gap)
+    state, rollout = collect(algo, env(), 3)
+    assert (~rollout.mask).sum() > 3 and rollout.truncated.any() and rollout.terminated.any()
+    assert any(np.abs(x).max() > 0 for x in jax.tree.leaves(rollout.carry))  # it begins within episodes
+    _, aux = jax.jit(algo.update)(state, rollout, jax.random.key(1))
+    assert float(aux.metrics["gap"]) < 1e-5
+    # and it is no accident: with another memory before the rollout, they differ
+    lost = rollout.replace(carry=algo.carry(ENVS))
+    _, aux = jax.jit(algo.update)(state, lost, jax.random.key(1))
+    assert float(aux.metrics["gap"]) > 1e-4
+
+
+def test_values_are_those_of_single_steps():
+    network = NetworkConfig(hidden=(8,), core=CORES["gru"], max_seq_len=4)
+    cfg = ppo.Config(normalize_obs=True)
+    world = env()
+    agent = actor_critic.agent(cfg, world.spec, network, axis_name=None)
+    algo = ppo.make(cfg, world.spec, network)
+    state, rollout = collect(algo, world, 2)
+    value, starts = agent.values(state, rollout)
+    memory, fresh = parts.split_carry(rollout.carry)[0], agent.net.carry(ENVS)
+    obs = [*rollout.obs, rollout.last_obs]
+    for t in range(STEPS + 1):
+        if t % 4 == 0 and t < STEPS:
+            for mine, theirs in zip(jax.tree.leaves(memory), jax.tree.leaves(starts), strict=True):
+                np.testing.assert_allclose(mine, theirs[t // 4], atol=1e-6)
+        _, expected, memory = agent.net.step(state.params, agent.see(state.obs_stats, obs[t]), memory)
+        np.testing.assert_allclose(value[t], expected, atol=1e-5)
+        if t < STEPS:
+            memory = unroll.reset_where(~rollout.mask[t], fresh, memory)
+
+
+def test_sequences_are_stretches_of_columns():
+    x = jnp.arange(6 * 2).reshape(6, 2)
+    np.testing.assert_array_equal(actor_critic.sequences(x, 3), [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9, 11]])
+
+
+@pytest.mark.parametrize("make", [pytest.param(ppo, marks=pytest.mark.slow), a2c])
+def test_masked_rows_do_not_matter(make):
+    network = NetworkConfig(hidden=(8,), core=CORES["gru"])
+    cfg = make.Config(**({"num_epochs": 1, "num_minibatches": 2} if make is ppo else {}))
+    algo = make.make(cfg, env().spec, network)
+    state, rollout = collect(algo, env(), 2)
+    void = ~rollout.mask
+    changed = rollout.replace(
+        action=jnp.where(void, 1 - rollout.action, rollout.action), reward=jnp.where(void, 1e6, rollout.reward)
+    )
+    update = jax.jit(algo.update)
+    results = [update(state, r, jax.random.key(1))[0].params for r in (rollout, changed)]
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+@pytest.mark.slow
+def test_one_device_learns_what_four_learn():
+    network = NetworkConfig(hidden=(8,), core=CORES["lstm"], max_seq_len=8)
+    cfg = ppo.Config(num_epochs=2, num_minibatches=2)
+    world = env(8)
+    state, rollout = collect(ppo.make(cfg, world.spec, network), world, 2)
+    alone = jax.jit(ppo.make(cfg, world.spec, network).update)(state, rollout, jax.random.key(1))[0]
+    algo = ppo.make(cfg, world.spec, network, axis_name=parallel.AXIS)
+    columns = lambda x: jnp.stack(jnp.split(x, 4, axis=1))
+    rows = lambda x: jnp.stack(jnp.split(x, 4, axis=0))
+    split = jax.tree.map(columns, rollout.replace(last_obs=(), contiguous=(), carry=()))
+    split = split.replace(
+        last_obs=jax.tree.map(rows, rollout.last_obs),
+        contiguous=rows(rollout.contiguous),
+        carry=jax.tree.map(rows, rollout.carry),
+    )
+    update = jax.jit(jax.vmap(lambda s, r: algo.update(s, r, jax.random.key(1))[0], axis_name=parallel.AXIS))
+    together = update(jax.tree.map(lambda x: jnp.stack([x] * 4), state), split)
+    for mine, theirs in zip(jax.tree.leaves(alone.params), jax.tree.leaves(together.params), strict=True):
+        np.testing.assert_allclose(mine, theirs[0], atol=2e-5)
+
+
+def test_sequences_that_do_not_fit():
+    algo = ppo.make(ppo.Config(), env().spec, NetworkConfig(hidden=(8,), core=CORES["gru"], max_seq_len=5))
+    with pytest.raises(InputError, match=r"max_seq_len 5 does not divide rollouts of 16 steps: use 4, or .* 20"):
+        state, rollout = collect(algo, env(), 1)
+        algo.update(state, rollout, jax.random.key(0))
+
+
+def test_a_network_with_memory_wants_windows():
+    world = env()
+    net = actor_critic.agent(
+        ppo.Config(), world.spec, NetworkConfig(hidden=(8,), core=CORES["gru"]), axis_name=None
+    ).net
+    params = net.init(jax.random.key(0))
+    with pytest.raises(TypeError, match="Window"):
+        net.apply(params, jnp.zeros((3, 2)))
+    dist, value = net.apply(params, Window(jnp.zeros((3, 5, 2)), net.carry(3), jnp.zeros((3, 5), bool)))
+    assert dist.logits.shape == (3, 5, 2) and value.shape == (3, 5)

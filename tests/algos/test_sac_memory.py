@@ -1,0 +1,218 @@
+"""SAC and TD3 with memory: against one step after the other, and what a gradient reaches."""
+
+import dataclasses
+import functools
+
+import fakes
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fakes import assert_close, assert_same, differ
+from test_impala_memory import B, T, rollouts
+
+from jrl import hyper, networks
+from jrl.algos import critics, exploration, observer, sac, td3
+from jrl.errors import InputError
+from jrl.networks import Head, NetworkConfig
+from jrl.networks.critics import build_critics
+from jrl.ops.exploration import allowed
+from jrl.rollout.unroll import reset_where
+from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, SequenceBatch, Tuple, Window
+
+KEY = jax.random.key(3)
+K, L = 2, 6
+BOX = Box((2,), low=-1.0, high=1.0)
+NETWORK = NetworkConfig(hidden=(8,), core=hyper.Gru(size=6))
+MASKED = EnvSpec(Dict((("obs", Box((3,))), ("action_mask", Box((3,), "int8", 0, 1)))), Discrete(3), B)
+CONTINUOUS = EnvSpec(Box((3,)), BOX, B)
+SPECS = {"sac": MASKED, "td3": CONTINUOUS}
+MODULES = {"sac": sac, "td3": td3}
+slow = pytest.mark.slow
+
+
+def sequences(made, first=T - K - 3):
+    """A SequenceBatch of consecutive rollouts, one sequence for each column, over their border: K + L + 1 rows."""
+    obs, action, reward, terminated, mask, carry = (
+        jax.tree.map(lambda *x: np.concatenate(x), *parts)
+        for parts in zip(
+            *((r.obs, r.action, r.reward, r.terminated, r.mask, r.extras["carry"]) for r in made), strict=True
+        )
+    )
+    rows = lambda tree, start, count: jax.tree.map(
+        lambda x: jnp.asarray(np.swapaxes(x[start : start + count], 0, 1)), tree
+    )
+    window = Window(
+        rows(obs, first, K + L + 1),
+        jax.tree.map(lambda x: jnp.asarray(x[first]), carry),
+        ~rows(mask, first, K + L + 1),
+    )
+    learned = lambda tree: rows(tree, first + K, L)
+    weight = learned(mask).astype(jnp.float32)
+    assert 0 < int((weight == 0).sum()) < weight.size / 2
+    assert window.reset[:, :K].any()
+    # some bootstrap from the next row but one, as of n steps
+    ahead = jnp.minimum(jnp.arange(1, L + 1) + (jnp.arange(L) % 3 == 0), L)
+    return SequenceBatch(
+        window=window,
+        action=learned(action),
+        reward=learned(reward),
+        discount=0.9 * (1.0 - learned(terminated)),
+        ahead=jnp.broadcast_to(ahead[None], (B, L)).astype(jnp.int32),
+        weight=weight / weight.mean(),
+        index=jnp.arange(B),
+    ), learned(carry)
+
+
+def setting(name, spec=None, explore=True, network=NETWORK, loss=None, **overrides):
+    """(algo, state, SequenceBatch, memory before each of its L rows [B, L, ...])"""
+    spec, module = spec or SPECS[name], MODULES[name]
+    algo = module.make(module.Config(**{"adam_eps": 1.0, "lr": 0.1, **overrides}), spec, network, loss=loss)
+    state = fakes.perturbed(jax.jit(algo.init)(jax.random.key(0)))
+    return algo, state, *sequences(rollouts(algo, spec, algo.actor(state), explore=explore))
+
+
+@pytest.mark.parametrize("name", ["sac", pytest.param("td3", marks=pytest.mark.slow)])
+def test_learning_sees_what_acting_saw(name):
+    """Across ends, the border of rollouts and the burn-in: memory and actions."""
+    algo, state, batch, stored = setting(name, explore=False)
+    assert algo.sequences
+    spec = SPECS[name]
+    watch = observer.make(spec, NETWORK, normalize_obs=False, axis_name=None)
+    policy = sac._policy(watch, NETWORK) if name == "sac" else td3._policy(spec, NETWORK)
+    window = critics.policy_reads(policy, state.params["actor"], batch.window, K)
+    start = jax.tree.map(lambda x: x[:, 0], stored)
+    assert_close(window.carry, {"policy_torso": start["policy_torso"]}, atol=1e-5)
+    chosen = jax.jit(policy.apply)(state.params["actor"], window)
+    chosen = chosen.mode() if name == "sac" else chosen
+    np.testing.assert_allclose(chosen[:, :L], batch.action, atol=1e-5)
+    forgotten = dataclasses.replace(window, carry=jax.tree.map(jnp.zeros_like, window.carry))
+    outputs = jax.jit(lambda window: jax.tree.leaves(policy.apply(state.params["actor"], window))[0])
+    assert np.abs(outputs(forgotten) - outputs(window)).max() > 1e-3
+
+
+def test_targets_are_those_of_one_step_after_the_other():
+    """Discrete SAC with masks: policy from the stored memory, critics from an episode's start K rows before."""
+    seen = {}
+
+    def loss(default, net, params, batch):
+        assert batch.next_obs == ()
+        q = jax.lax.stop_gradient(net.apply(params, batch.obs))
+        jax.debug.callback(lambda target, q: seen.update(target=target, q=q), batch.target, q)
+        return default(params, batch)
+
+    algo, state, batch, _ = setting("sac", loss=loss)
+    jax.block_until_ready(jax.jit(algo.update)(state, batch, KEY))
+    jax.effects_barrier()
+    net = {name: networks.build(MASKED, NETWORK, {name: Head(3)}) for name in ("policy", "value")}
+    step = {name: jax.jit(lambda p, o, c, name=name: net[name].step(p, o, c, name)) for name in net}
+
+    def by_hand(name, params, memory):
+        """Outputs [B, L + 1, 3] behind the burn-in."""
+        out = []
+        for t in range(K + L + 1):
+            (y,), memory = step[name](params, jax.tree.map(lambda x, t=t: x[:, t], batch.window.obs), memory)
+            out.append(y)
+            memory = reset_where(batch.window.reset[:, t], net[name].carry(B), memory)
+        return np.stack(out[K:], 1).astype(np.float64)
+
+    mask = np.asarray(allowed(batch.window.obs["action_mask"] != 0))[:, K:]
+    outputs = by_hand("policy", state.params["actor"], batch.window.carry)
+    prob = np.where(mask, np.exp(outputs), 0)
+    prob /= prob.sum(-1, keepdims=True)
+    log_prob = np.log(np.where(mask, prob, 1))
+    each = lambda params: np.stack(
+        [by_hand("value", jax.tree.map(lambda x, i=i: x[i], params), net["value"].carry(B)) for i in range(2)]
+    )
+    temperature = float(jnp.exp(state.params["log_ent_coef"]))
+    soft = (prob * (each(state.target_critic).min(0) - temperature * log_prob)).sum(-1)
+    valid = np.asarray(batch.weight) > 0
+    want = batch.reward + batch.discount * np.take_along_axis(soft, np.asarray(batch.ahead), 1)
+    np.testing.assert_allclose(seen["target"][valid], want[valid], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(seen["q"], each(state.params["critic"])[:, :, :L], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "options"),
+    [
+        ("td3", CONTINUOUS, {"policy_every": 1}),
+        pytest.param("sac", MASKED, {"policy_every": 2, "max_grad_norm": 1.0, "normalize_obs": True}, marks=slow),
+        pytest.param("sac", CONTINUOUS, {"num_critics": 3, "target_critics": 2, "normalize_obs": True}, marks=slow),
+    ],
+)
+def test_updates_reach_the_cores_and_nothing_of_void_rows(name, spec, options):
+    algo, state, batch, _ = setting(name, spec, **options)
+    update = jax.jit(algo.update)
+    if "policy_every" in options:
+        state = state.replace(updates=jnp.uint32(1))
+    after, aux = update(state, batch, KEY)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((after, aux)))
+    assert aux.priority.shape == (B,)
+    for tree in ("actor", "critic"):
+        old, new = state.params[tree], after.params[tree]
+        core = next(k for k in old if "core" in k)
+        assert all(differ(old[core][leaf], new[core][leaf]) for leaf in ("input_kernel", "recurrent_kernel"))
+    rng, valid = np.random.default_rng(0), np.asarray(batch.weight) > 0
+    noise = lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype) if x.dtype == jnp.float32 else 1 - x
+    void = lambda x: jnp.where(valid.reshape(B, L, *[1] * (x.ndim - 2)), x, noise(x))
+    other = dataclasses.replace(
+        batch, action=void(batch.action), reward=void(batch.reward), discount=void(batch.discount)
+    )
+    assert differ(other.reward, batch.reward)
+    assert_same(update(state, other, KEY), (after, aux))
+
+
+def test_no_gradient_goes_back_into_the_burn_in():
+    """A memory that came of parameters is a constant; the rows that are learned from are not."""
+    spec = CONTINUOUS
+    critic = build_critics(spec, NETWORK, 2)
+    policy = td3._policy(spec, NETWORK)
+    obs = jax.random.normal(KEY, (3, 4, 3))
+    window = Window(obs, policy.carry(3), jnp.zeros((3, 4), bool))
+
+    @functools.partial(jax.jit, static_argnums=(0, 1))
+    def gradient(net, read, params):
+        total = lambda params: sum(x.sum() for x in jax.tree.leaves(read(net, params, window, 2).carry))
+        return jax.value_and_grad(total)(params)
+
+    for net, read in ((policy, critics.policy_reads), (critic, critics.critics_read)):
+        value, zeros = gradient(net, read, net.init(KEY))
+        assert abs(float(value)) > 0
+        assert all((np.asarray(x) == 0).all() for x in jax.tree.leaves(zeros))
+
+
+def test_priorities_are_of_sequences():
+    """0.9 of the greatest error and 0.1 of the mean one over rows that are not void."""
+    x, weight = jnp.array([[1.0, 2.0, 3.0]]), jnp.array([[1.5, 0.0, 1.5]])
+    window = Window(x[..., None], (), weight == 0)
+    batch = critics.Sequences(window, x, x, x, window, weight, jnp.zeros(1, jnp.int32), jnp.zeros((1, 3), jnp.int32))
+    q = lambda a, batch: a * batch.obs.obs[None, ..., 0]
+    gradient, metrics, priority = critics.td_gradient(q, jnp.float32(2.0), batch, jnp.array([[1.0, 0.0, 9.0]]), None)
+    np.testing.assert_allclose(priority, [0.9 * 3 + 0.1 * 2])  # errors 1, void, -3
+    np.testing.assert_allclose(metrics["loss/value"], 0.5 * (1.5 * 1 + 1.5 * 9) / 3)
+    np.testing.assert_allclose(gradient, (1.5 * 1 * 1 - 1.5 * 3 * 3) / 3)
+
+
+def test_what_is_refused():
+    noise = exploration.ParameterNoiseAction()
+    with pytest.raises(InputError, match=r"parameter_noise: not with network\.core gru"):
+        td3.make(td3.Config(exploration=noise), CONTINUOUS, NETWORK)
+    for space in (MultiBinary((3,)), Dict((("a", BOX),)), Tuple((BOX, Discrete(2)))):
+        for module in (sac, td3):
+            with pytest.raises(InputError, match="use ppo, a2c, impala or appo"):
+                module.make(module.Config(), fakes.spec(space), fakes.NETWORK)
+    spec = EnvSpec(MASKED.observation, BOX, B)
+    with pytest.raises(InputError, match="no choices to mask"):
+        sac.make(sac.Config(), spec, fakes.NETWORK)
+
+
+def test_what_the_networks_say_at_the_start():
+    """`outputs`, for those who look at a policy, is that of an episode's first step."""
+    algo, obs = sac.make(sac.Config(), CONTINUOUS, NETWORK), jax.random.normal(KEY, (B, 3))
+    state = fakes.perturbed(jax.jit(algo.init)(KEY))
+    said = jax.jit(algo.outputs)(state, obs)
+    best = jax.jit(algo.act, static_argnames="explore")(algo.actor(state), obs, algo.carry(B), KEY, explore=False)
+    assert_same(best.extras["carry"], algo.carry(B).memory)
+    assert differ(best.carry, algo.carry(B))
+    assert_close(said["distribution"].mode(), best.action)
+    assert said["value"].shape == (B,)

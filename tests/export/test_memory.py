@@ -1,0 +1,118 @@
+"""Exported policies whose observations are trees, whose actions are masked, or that remember: equal to jrl's."""
+
+import numpy as np
+import pytest
+from export_helpers import VECTOR, load, trained
+from saved import save
+
+import jrl
+from jrl.envs.history import history
+from jrl.export import formats, source
+from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
+
+MASK = ("action_mask", MultiBinary((5,)))
+PARTS = Dict((("kind", Discrete(4)), ("place", Tuple((VECTOR, Box((), "int8", -9.0, 9.0)))), MASK))
+FIVE = EnvSpec(VECTOR, Discrete(5), 1)
+ACTION = Dict((("turn", Discrete(3)), ("push", Box((2,), "float32", -1.0, 1.0)), ("on", MultiBinary((2,)))))
+# name -> (spec of the environment, what the policy sees of its past, overrides)
+CASES = {
+    "lstm": (FIVE, {}, ["network.core={name: lstm, size: 8}"]),
+    "gtrxl": (FIVE, {}, ["network.core={name: gtrxl, size: 8, memory: 3, head_size: 4, mlp: 8}"]),
+    "lru": (FIVE, {}, ["network.core={name: lru, size: 8, state: 4}"]),
+    "masked": (EnvSpec(PARTS, MultiDiscrete((2, 3)), 1), {}, []),
+    "masked_gru": (EnvSpec(PARTS, Discrete(5), 1), {}, ["network.core={name: gru, size: 8}"]),
+    "past": (EnvSpec(VECTOR, ACTION, 1), {"frame_stack": 3, "prev_action": True, "prev_reward": True}, []),
+}
+SETTINGS = {"frame_stack": "env.frame_stack", "prev_action": "network.use_prev_action"}
+SETTINGS["prev_reward"] = "network.use_prev_reward"
+LENGTH, N = 200, 3
+
+
+def stored(directory, name):
+    """A checkpoint of the case with large parameters."""
+    spec, past, overrides = CASES[name]
+    told = history(spec, **past)
+    settings = [f"{SETTINGS[k]}={str(v).lower()}" for k, v in past.items()]
+    seen, own = (spec, None) if told is None else (told.spec, spec.observation)
+    save(directory, "ppo", seen, "algo.normalize_obs=true", *overrides, *settings, own=own, change=changed)
+
+
+def changed(state):
+    statistics, state = state.obs_stats, trained(state.replace(obs_stats=()))
+    return state.replace(obs_stats=statistics)
+
+
+def episodes(space, choices):
+    """(observation, reset, reward) of each step: 3 columns, each of whose episodes ends now and then."""
+    rng = np.random.default_rng(5)
+    for t in range(LENGTH):
+        obs = formats.random_observations(rng, space, N, choices)
+        yield obs, (rng.random(N) < 0.1) | (t == 0), rng.normal(size=N).astype(np.float32)
+
+
+def flat(action):
+    found = [action[k] for k in sorted(action)] if isinstance(action, dict) else [action]
+    return np.concatenate([np.asarray(x, np.float64).reshape(len(x), -1) for x in found], 1)
+
+
+QUICK = ("masked_gru", "past")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CASES]
+)
+def test_actions_are_those_of_jrl_over_episodes(tmp_path, name):
+    stored(tmp_path / "run", name)
+    policy, exported = source.load(tmp_path / "run"), {}
+    for format in ("npz", "stablehlo"):
+        assert formats.export(policy, format=format, out=tmp_path / format)["agreement"] == 1.0
+        exported[format] = load(tmp_path / format)
+    pi, expected = jrl.load(tmp_path / "run"), []
+    for obs, reset, reward in episodes(policy.observation, policy.choices):
+        expected.append(flat(pi.act(obs, reset=reset, reward=reward)))
+        for other in exported.values():
+            found = flat(other.act(obs, reset=reset, reward=reward))
+            np.testing.assert_allclose(found, expected[-1], atol=2e-4, rtol=0)
+    assert (np.std(np.concatenate(expected), 0) > 0.05).all()  # otherwise nothing above says that something counts
+    if policy.choices:
+        assert pi.config.network.recurrent or exported["npz"].about["memory"] == []
+
+
+def test_an_episode_from_its_reset_on(tmp_path):
+    """One observation at a time, the memory kept by the policy or by the caller."""
+    stored(tmp_path / "run", "lstm")
+    policy = source.load(tmp_path / "run")
+    formats.export(policy, format="npz", out=tmp_path / "npz")
+    pi, rng = load(tmp_path / "npz"), np.random.default_rng(2)
+    assert [x["shape"] for x in pi.about["memory"]] == [
+        [8],
+        [8],
+    ]  # of the policy's tower; that of the value is left out
+    obs = [formats.random_observations(rng, VECTOR, 1)[0] for _ in range(30)]
+    first = [pi.act(x) for x in obs]
+    going_on = [pi.act(x) for x in obs]
+    pi.reset()
+    assert [pi.act(x) for x in obs] == first != going_on
+    memory, again = None, []
+    for x in obs:
+        action, memory = pi.step(x, memory)
+        again.append(action)
+    assert again == first
+
+
+def test_what_is_missing_is_named(tmp_path):
+    stored(tmp_path / "past", "past")
+    formats.export(source.load(tmp_path / "past"), format="npz", out=tmp_path / "past_npz")
+    pi = load(tmp_path / "past_npz")
+    pi.act(np.zeros(4))
+    with pytest.raises(ValueError, match="reads the previous reward"):
+        pi.act(np.zeros(4))
+    stored(tmp_path / "masked", "masked")
+    formats.export(source.load(tmp_path / "masked"), format="npz", out=tmp_path / "masked_npz")
+    pi = load(tmp_path / "masked_npz")
+    obs = {"kind": 1, "place": (np.zeros(4), np.int8(0))}
+    assert pi.act(obs, action_mask=[0, 1, 0, 0, 1]).tolist() == [1, 2]
+    with pytest.raises(ValueError, match="entries 2 to 4 of a row are all 0"):
+        pi.act({**obs, "action_mask": [1, 1, 0, 0, 0]})
+    with pytest.raises(ValueError, match="expected a dict of action_mask, kind, place"):
+        pi.act(obs)

@@ -1,0 +1,134 @@
+"""Observations as trees: which encoder reads which array, what it makes of it, what the torso sees."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl import networks
+from jrl.networks import Head, NetworkConfig
+from jrl.networks.encoders import choose, flattened
+from jrl.types import Box, Dict, Discrete, EnvSpec, InputError, MultiBinary, MultiDiscrete, Tuple, element
+
+SPACE = Dict(
+    (
+        ("place", Discrete(3)),
+        ("camera", Box((6, 6, 1), "uint8", 0, 255)),
+        ("pair", Tuple((Box((2,)), MultiDiscrete((2, 3))))),
+        ("bits", MultiBinary((2,))),
+    )
+)
+OBS = {
+    "place": np.int32(2),
+    "camera": np.full((6, 6, 1), 51, np.uint8),
+    "pair": (np.array([0.5, -1.0], np.float32), np.array([1, 0], np.int32)),
+    "bits": np.array([1, 0], np.int8),
+}
+HEADS = {"policy": Head(4), "value": Head(1)}
+
+
+def build(cfg, space=SPACE):
+    return networks.build(EnvSpec(space, Discrete(4), 1), cfg, HEADS)
+
+
+def batch(shape):
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (*shape, *np.shape(x))), OBS)
+
+
+def test_flatten_is_the_preprocessor_of_old():
+    x = flattened(SPACE, NetworkConfig(), batch((2,)))
+    # bits, camera, pair, place: the order of names; integers one-hot
+    expected = [1, 0, *[0.2] * 36, 0.5, -1, 0, 1, 1, 0, 0, 0, 0, 1]
+    np.testing.assert_allclose(x, [expected] * 2, rtol=1e-6)
+    network = build(NetworkConfig(hidden=(5,), flatten=True))
+    params = network.init(jax.random.key(0))
+    assert params["policy_torso"]["Dense_0"]["kernel"].shape == (len(expected), 5)
+
+
+def test_an_encoder_per_array():
+    cfg = NetworkConfig(hidden=(5,), encoders={"place": "embedding", "pair/0": "mlp"}, encoder_hidden=(7,))
+    assert choose(SPACE, cfg) == {
+        "bits": "flat", "camera": "small_cnn", "pair/0": "mlp", "pair/1": "flat", "place": "embedding"
+    }  # fmt: skip
+    network = build(cfg)
+    params = network.init(jax.random.key(0))
+    # bits 2, camera 128, pair 7 and 5, place 7
+    assert params["policy_torso"]["Dense_0"]["kernel"].shape == (2 + 128 + 7 + 5 + 7, 5)
+    assert params["policy_torso_encoders"]["encoder_place"]["table"].shape == (3, 7)
+    logits, value = network.apply(params, batch((3, 2)))
+    assert logits.shape == (3, 2, 4) and value.shape == (3, 2, 1)
+    np.testing.assert_allclose(logits[1, 1], network.apply(params, batch((1,)), "policy")[0][0], atol=1e-6)
+
+
+@pytest.mark.parametrize("path", [path for path, _ in [("bits", 0), ("camera", 0), ("pair/0", 0), ("place", 0)]])
+def test_every_array_is_read(path):
+    network = build(NetworkConfig(hidden=(8,)))
+    params = network.init(jax.random.key(0))
+    other = {**OBS, **({"pair": (OBS["pair"][0] + 1, OBS["pair"][1])} if path == "pair/0" else {})}
+    if path == "bits":
+        other["bits"] = 1 - OBS["bits"]
+    elif path == "camera":
+        other["camera"] = OBS["camera"] + np.uint8(100)
+    elif path == "place":
+        other["place"] = np.int32(0)
+    mine, theirs = (network.apply(params, jax.tree.map(lambda x: jnp.asarray(x)[None], o))[0] for o in (OBS, other))
+    assert np.abs(mine - theirs).max() > 1e-4
+
+
+def test_image_max():
+    grid = Box((7, 7, 3), "uint8", 0, 10)
+    obs = jnp.full((1, 7, 7, 3), 5, jnp.uint8)
+    network = build(NetworkConfig(image_max=10.0), grid)
+    params = network.init(jax.random.key(0))
+    half = build(NetworkConfig(image_max=20.0), grid)
+    np.testing.assert_allclose(network.apply(params, obs)[0], half.apply(params, obs * jnp.uint8(2))[0], atol=1e-6)
+    assert np.abs(network.apply(params, obs)[0] - half.apply(params, obs)[0]).max() > 1e-6
+
+
+def test_a_single_array_in_a_dict_is_that_array():
+    inside, bare = (
+        build(NetworkConfig(hidden=(5,)), Dict((("x", Box((3,))),))),
+        build(NetworkConfig(hidden=(5,)), Box((3,))),
+    )
+    params = bare.init(jax.random.key(0))
+    assert jax.tree.structure(params) == jax.tree.structure(inside.init(jax.random.key(0)))
+    x = jnp.ones((2, 3))
+    np.testing.assert_array_equal(inside.apply(params, {"x": x})[0], bare.apply(params, x)[0])
+
+
+def test_integers_that_are_images_are_numbers():
+    board = Box((4, 4, 2), "int32", 0, 5)
+    params = build(NetworkConfig(hidden=(5,)), board).init(jax.random.key(0))
+    assert params["policy_torso"]["Dense_0"]["kernel"].shape == (32, 5)
+
+
+def test_the_mask_is_not_read():
+    space = Dict((("x", Box((3,))), ("action_mask", MultiBinary((4,)))))
+    network = build(NetworkConfig(hidden=(5,)), space)
+    params = network.init(jax.random.key(0))
+    assert params["policy_torso"]["Dense_0"]["kernel"].shape == (3, 5)
+    obs = {"x": jnp.ones((1, 3)), "action_mask": jnp.ones((1, 4), jnp.int8)}
+    other = {**obs, "action_mask": jnp.zeros((1, 4), jnp.int8)}
+    np.testing.assert_array_equal(network.apply(params, obs)[0], network.apply(params, other)[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encoders": {"camra": "impala"}}, r"network\.encoders: the observation has no array 'camra': .*'camera'"),
+        ({"encoders": {"camera": "vit"}}, r"network\.encoders\.camera: unknown encoder 'vit'"),
+        ({"encoders": {"bits": "impala"}}, r"network\.encoders\.bits: impala needs images"),
+        ({"encoders": {"camera": "nature_cnn"}}, r"network\.encoders\.camera: nature_cnn needs images of 36 x 36"),
+        ({"encoders": {"bits": "embedding"}}, r"network\.encoders\.bits: an embedding is of integers"),
+        ({"torso": "resnet"}, r"network\.torso resnet: choose one of auto, mlp"),
+    ],
+)
+def test_encoders_that_do_not_fit(options, message):
+    with pytest.raises(InputError, match=message):
+        build(NetworkConfig(**options))
+
+
+def test_elements_have_the_dtypes_of_the_space():
+    assert jax.tree.map(lambda x: str(x.dtype), element(SPACE)) == {
+        "place": "int32", "camera": "uint8", "pair": ("float32", "int32"), "bits": "int8"
+    }  # fmt: skip

@@ -41,6 +41,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 _OF_ALGO: dict[str, dict[str, Any]] = {
     "dqn": {"type": "EpsilonGreedy"},
     "simpleq": {"type": "EpsilonGreedy"},
+    "r2d2": {"type": "EpsilonGreedy"},
     "apex": {"type": "PerWorkerEpsilonGreedy"},
     "ddpg": {"type": "OrnsteinUhlenbeckNoise"},
     "td3": {"type": "GaussianNoise", "random_timesteps": 10_000, "final_scale": 1.0, "scale_timesteps": 1},

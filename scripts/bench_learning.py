@@ -64,6 +64,15 @@ TASKS = (
     Task("ddpg-pendulum", "configs/ddpg.yaml"),
     Task("sac-cartpole", "configs/sac_discrete.yaml"),
     Task("ddpg-mountaincar", "configs/ddpg_mountaincar.yaml"),
+    Task("stateless-lstm", "configs/ppo_lstm.yaml"),
+    Task("stateless-impala", "configs/impala_lstm.yaml"),
+    Task("stateless-r2d2", "configs/r2d2.yaml"),
+    Task("repeat-lstm", "configs/ppo_gtrxl.yaml", ("network.core={name: lstm, size: 32}",)),
+    Task("repeat-gtrxl", "configs/ppo_gtrxl.yaml"),
+    Task("masked-ppo", "configs/ppo_mask.yaml"),
+    Task("masked-dqn", "configs/dqn_mask.yaml"),
+    Task("doorkey", "configs/ppo_minigrid.yaml"),
+    Task("sac-cartpole-balance", "configs/sac_dmc.yaml"),
     Task(
         "sac-halfcheetah", "configs/sac_mujoco.yaml", ("stop.env_steps=100000", "stop.evaluation/return=3000"), seeds=1
     ),

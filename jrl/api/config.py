@@ -20,9 +20,11 @@ from jrl.sections import SYNONYMS
 if TYPE_CHECKING:
     from jrl.api.algorithm import Algorithm
 
-_OBJECTS = ("env.id", "custom.loss", "custom.training_step", "custom.env_task", "custom.evaluation")
+_OBJECTS = (
+    "env.id", "custom.loss", "custom.reward", "custom.training_step", "custom.env_task", "custom.evaluation",
+)  # fmt: skip
 _NETWORK_OBJECTS = ("torso", "transform")
-_LISTS_OF_OBJECTS = ("custom.callbacks", "custom.transforms", "run.log")
+_LISTS_OF_OBJECTS = ("custom.callbacks", "custom.transforms", "custom.batch", "run.log")
 
 
 class AlgorithmConfig:

@@ -22,7 +22,7 @@ _ITERATION = {"dqn": 1_000, "sac": 100, "td3": 1_000}
 _DEFAULT_ENVS = sections.EnvConfig(id="").num_envs
 _DEFAULT_LENGTH = 128  # of rollout.length
 _CORES = {"model.use_lstm": "lstm", "model.use_attention": "gtrxl"}
-_WITH_MEMORY = {"r2d2": "lstm", "rnnsac": "lstm"}  # algorithm -> the core that it has, if the model does not say
+WITH_MEMORY = {"r2d2": "lstm", "rnnsac": "lstm"}  # algorithm -> the core that it has, if the model does not say
 # keys that had a number, -1, for "not set", and keys of which it is a value
 _NEGATIVE = {"v_min", "target_entropy", "env_config", "evaluation_config", "exploration_config"}
 
@@ -70,7 +70,7 @@ class Job:
     def core(self) -> str | None:
         """The memory that was asked for, by our name; None: none."""
         asked = (core for key, core in _CORES.items() if self.given.get(key) is True)
-        return next(asked, _WITH_MEMORY.get(self.source))
+        return next(asked, WITH_MEMORY.get(self.source))
 
     @cached_property
     def sizes(self) -> "Sizes":
@@ -298,4 +298,4 @@ def canonical(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-__all__ = ["NESTED", "RULES", "Job", "Sizes", "canonical", "rule", "shown", "translate"]
+__all__ = ["NESTED", "RULES", "WITH_MEMORY", "Job", "Sizes", "canonical", "rule", "shown", "translate"]

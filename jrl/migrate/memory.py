@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from jrl.migrate.job import Job, rule
+from jrl.migrate.job import WITH_MEMORY, Job, rule
 from jrl.migrate.tables import KEYS
 
 _SWITCHES = {"lstm": "model.use_lstm", "gtrxl": "model.use_attention"}
@@ -113,10 +113,11 @@ def _capacity(job: Job, key: str, value: Any) -> None:
     number = job.number(key, least=1)
     if number is None:
         return
-    unit = job.given.get("replay_buffer_config.storage_unit", "sequences" if job.core else "timesteps")
-    if job.core is None or not job.replays or unit != "sequences":
-        return job.put(key, "replay.capacity", number)
+    unit = job.given.get("replay_buffer_config.storage_unit", "sequences" if job.source in WITH_MEMORY else "")
     steps = job.sizes.sequence
+    if not steps or not job.replays or not str(unit).lower().endswith("sequences"):
+        job.put(key, "replay.capacity", number)
+        return
     job.put(key, "replay.capacity", number * steps, f"{number} sequences of {steps} steps")
 
 

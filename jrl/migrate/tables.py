@@ -145,7 +145,7 @@ GROUPS: dict[str, list[Key]] = {
         *_none(_CONNECT, "sample_collector", "enable_connectors", "module_to_env_connector",
                "add_default_connectors_to_env_to_module_pipeline", "add_default_connectors_to_module_to_env_pipeline"),
         _key("env_to_module_connector", "",
-             "instead: algo.normalize_obs, env.frame_stack, network.flatten, network.use_prev_action, network.transform"),
+             "see algo.normalize_obs, env.frame_stack, network.flatten, network.use_prev_action, network.transform"),
         *_none(_AUTO, "validate_env_runners_after_construction", "validate_workers_after_construction",
                "gym_env_vectorize_mode", "sampler_perf_stats_ema_coef", "episodes_to_numpy", "env_runner_cls",
                "in_evaluation"),

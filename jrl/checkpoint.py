@@ -58,7 +58,7 @@ def meta(cfg: RunConfig, spec: EnvSpec, *, counters: Mapping[str, float], **more
             "observation": written(spec.observation),
             "action": written(spec.action),
             "env_action": written(spec.env_action),
-            "env_observation": written(getattr(spec, "env_observation", None)),
+            "env_observation": written(spec.env_observation),
             "max_episode_steps": spec.max_episode_steps,
         },
         **more,

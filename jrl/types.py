@@ -131,6 +131,7 @@ class EnvSpec(NamedTuple):
     num_envs: int
     max_episode_steps: int | None = None
     env_action: Space | None = None  # the environment's own action space, where the policy acts in another one
+    env_observation: Space | None = None  # the environment's own observation space, where the policy sees another
 
 
 # ---------------------------------------------------------------- environments

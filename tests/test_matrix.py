@@ -44,8 +44,8 @@ def test_the_table_has_a_number_for_each_reason(tmp_path):
             "|  | mask | recurrent |",
             "| --- | :-: | :-: |",
             "| `ppo` | ✓ | ✓ |",
-            "| `dqn` | ✗<sup>1</sup> | –<sup>2</sup> |",
-            "| `pqn` | –<sup>2</sup> | ✓ |",
+            "| `dqn` | ✗<sup>1</sup> | -<sup>2</sup> |",
+            "| `pqn` | -<sup>2</sup> | ✓ |",
             "",
             "1. a return of 1, below 5",
             "2. dqn needs a Discrete action space",
@@ -54,8 +54,8 @@ def test_the_table_has_a_number_for_each_reason(tmp_path):
     assert matrix.terminal(cells()).splitlines() == [
         "     mask  recurrent",
         "ppo  ✓     ✓",
-        "dqn  ✗ 1   – 2",
-        "pqn  – 2   ✓",
+        "dqn  ✗ 1   - 2",
+        "pqn  - 2   ✓",
         "1: a return of 1, below 5",
         "2: dqn needs a Discrete action space",
     ]
@@ -68,6 +68,10 @@ def test_the_table_has_a_number_for_each_reason(tmp_path):
 def test_an_empty_cell_is_what_the_library_refuses_before_training(monkeypatch):
     cell = matrix.run("dqn", "continuous")
     assert cell.status == "refused" and "Discrete" in cell.reason
+    # a mistake in a cell's config is none, though an InputError
+    monkeypatch.setitem(matrix.ALGOS, "dqn", {**matrix.ALGOS["dqn"], "replay": {"capacity": -1}})
+    cell = matrix.run("dqn", "discrete")
+    assert cell.status == "failed" and "replay.capacity" in cell.reason
     # the same error from training is a failure, and so are others
     fails = {"InputError: too late": matrix.InputError("too late"), "ValueError: broken": ValueError("broken")}
     for reason, error in fails.items():
@@ -146,8 +150,9 @@ def row(algo: str, directory: Path) -> dict[str, dict]:
 
 
 def in_readme() -> dict[tuple[str, str], str]:
-    """The mark of each cell in the README: (algorithm, column) -> ✓ or –."""
+    """The mark of each cell in the README: (algorithm, column) -> ✓ or -."""
     text = (ROOT / "README.md").read_text().partition(matrix.START)[2].partition(matrix.END)[0]
+    assert text.strip(), "README.md has no table: make matrix"
     head, _, *body = [[part.strip() for part in x.split("|")[1:-1]] for x in text.splitlines() if x.startswith("|")]
     return {(name.strip("`"), column): mark[:1] for name, *marks in body for column, mark in zip(head[1:], marks)}
 
@@ -155,7 +160,7 @@ def in_readme() -> dict[tuple[str, str], str]:
 def test_the_readme_has_all_cells_and_no_failure():
     found = in_readme()
     assert set(found) == {(algo, column) for algo in algos.names() for column in matrix.COLUMNS}
-    assert set(found.values()) <= {"✓", "–"}
+    assert set(found.values()) <= {"✓", "-"}
 
 
 @pytest.mark.slow
@@ -164,6 +169,6 @@ def test_the_readme_has_all_cells_and_no_failure():
 def test_a_cell_is_what_the_readme_says(algo, column, tmp_path):
     cell = row(algo, tmp_path)[column]
     assert cell["status"] != "failed", cell["reason"]
-    assert {"learned": "✓", "refused": "–"}[cell["status"]] == in_readme()[algo, column]
+    assert {"learned": "✓", "refused": "-"}[cell["status"]] == in_readme()[algo, column]
     if cell["status"] == "learned":
         assert cell["mean_return"] >= cell["threshold"]

@@ -8,6 +8,7 @@ import pytest
 
 from jrl import algos, config, plan
 from jrl.errors import InputError
+from jrl.hyper import Gtrxl, Lstm
 from jrl.migrate import looks_like_rllib, main, migrate, read, tables
 from jrl.sections import RunConfig
 
@@ -104,7 +105,10 @@ EXPECTED = {
             "target_update_every": 2, "tau": 0.5,  # 4 minibatches of 128 are the default
         },
         "env": {"id": "my_project.envs:Corridor", "num_envs": 1, "options": {"length": 7}},
-        "network": {"hidden": [64, 32], "activation": "silu", "state_dependent_std": True},
+        "network": {
+            "hidden": [64, 32], "activation": "silu", "state_dependent_std": True, "core": {"name": "lstm"},
+            "max_seq_len": 16,
+        },
         "rollout": {"length": 512, "batch_mode": "complete_episodes"},
         "run": {"log_level": "INFO", "keep_per_episode_metrics": True},
     },
@@ -207,7 +211,10 @@ def test_lines_of_a_tuned_example():
         ("params.json", "multiagent.policies: dropped: there is one policy"),
         ("params.json", "callbacks: dropped: RLlib's own, which does nothing"),
         ("params.json", "seed: dropped: null: not set"),
-        ("params.json", "model.use_lstm: dropped: jrl has no recurrent or attention networks yet"),
+        ("params.json", "APPO's model.max_seq_len -> network.max_seq_len: 16  (the nearest that divides a rollout of "
+                        "512 steps, not 20)"),
+        ("params.json", "model.use_lstm -> network.core.name: lstm  (policy and value have one each: network.shared "
+                        "true makes it one, as in RLlib's old models)"),
         ("params.json", "minibatch_size -> algo.num_minibatches: 4  (the nearest that divides 512 rows: "
                         "4 x 128 rows, not 100; jrl's default)"),
         ("pong-dqn.yaml", "evaluation_config.explore -> evaluation.explore: false"),
@@ -318,7 +325,7 @@ EVERY_FOURTH = {"num_workers": 0, "rollout_fragment_length": 4}  # an update aft
         ("PPO", {"grad_clip": None}, {"max_grad_norm": None}),
         ("SAC", {"grad_clip": 3.0, "grad_clip_by": "norm"}, {}),  # which sac does not have
         ("PPO", {"observation_filter": "MeanStdFilter"}, {"normalize_obs": True}),
-        ("DQN", {"observation_filter": "MeanStdFilter"}, {}),
+        ("DQN", {"observation_filter": "MeanStdFilter"}, {"normalize_obs": True}),
         ("DQN", {"num_atoms": 11, "v_min": -1}, {"head": "c51", "num_atoms": 11, "v_min": -1}),
         ("DQN", {"noisy": True, "sigma0": 0.2}, {"noisy": True, "noisy_sigma": 0.2}),
         ("DQN", {"epsilon": 0.1}, {"exploration": {"name": "epsilon_greedy", "epsilon": 0.1}}),
@@ -511,6 +518,7 @@ def test_our_keys_exist():
     sections = {f.name: f for f in dataclasses.fields(RunConfig)}
     hyper = {f.name for name in algos.names() for f in dataclasses.fields(algos.get_config_class(name))}
     default = config.to_dict(config.from_dict({"algo": {"name": "dqn"}, "env": {"id": "x"}}))
+    default["network"] |= dict.fromkeys(f"core.{f.name}" for core in (Lstm, Gtrxl) for f in dataclasses.fields(core))
     for key in tables.KEYS.values():
         for ours_ in filter(None, key.ours.split(", ")):
             section, _, field = ours_.partition(".")

@@ -20,8 +20,8 @@ scalars by name; of both, means are taken over the pieces of a batch and over de
                   `apply(params, obs) -> [C, N, A]`; it is the critics' loss, `params` are theirs
                                                                                          batch: parts.TdBatch [N]
 
-With a core, rows are sequences: leaves are [N, L, *], and `obs` is a Window, which `net` reads like an observation. That
-of a TdBatch begins behind the burn-in, with the memory of the network that learns; its `next_obs` is ().
+With a core, rows are sequences: leaves are [N, L, *], and `obs` is a Window, which `net` reads like an observation.
+That of a TdBatch begins behind the burn-in, with the memory of the network that learns; its `next_obs` is ().
 
 Targets and advantages in a batch are the algorithm's and carry no gradient. With replay, priorities stay those of the
 algorithm's own loss. Something else than a loss is an InputError when an update is first traced.

@@ -9,14 +9,11 @@ import optax
 from flax import struct
 
 from jrl import distributions, networks, spaces
-from jrl.algos import exploration, observer, parts
-from jrl.algos.sequences import along, flat, length_of, split
-from jrl.algos.sequences import cut as cut_rows
+from jrl.algos import exploration, observer, parts, sequences
+from jrl.algos.sequences import flat
 from jrl.networks import Head, NetworkConfig
 from jrl.ops import minibatch, normalize, returns
 from jrl.types import ActOut, Algo, Array, EnvSpec, Key, Metrics, PyTree, Rollout, UpdateAux, Window
-
-sequences = split
 
 
 class ActorCritic(NamedTuple):
@@ -31,9 +28,7 @@ class ActorCritic(NamedTuple):
     unroll: Callable[[PyTree, Window], tuple[Array, PyTree]]
 
 
-def make(
-    spec: EnvSpec, cfg: NetworkConfig, mask: Callable[[PyTree], Array | None] = lambda obs: None
-) -> ActorCritic:
+def make(spec: EnvSpec, cfg: NetworkConfig, mask: Callable[[PyTree], Array | None] = lambda obs: None) -> ActorCritic:
     """Policy head (gain 0.01, so that the first policy is nearly uniform) and value head (gain 1) on `cfg`'s torsos.
 
     A Gaussian policy's log standard deviation is a parameter per action element, or an output of the network with
@@ -214,10 +209,12 @@ def agent(
         return jax.tree.map(lambda x: x.reshape(num_steps, num_envs, *x.shape[1:]), out)
 
     def grid(num_steps: int, num_envs: int) -> tuple[int, int]:
-        return num_steps // length_of(network, num_steps), num_envs
+        return num_steps // sequences.length_of(network, num_steps), num_envs
 
     def cut(rows, memory):
-        return cut_rows(rows, memory, length_of(network, rows.weight.shape[0])) if recurrent else flat(rows)
+        return (
+            sequences.cut(rows, memory, sequences.length_of(network, rows.weight.shape[0])) if recurrent else flat(rows)
+        )
 
     def values(state: State, rollout: Rollout) -> tuple[Array, PyTree]:
         if not recurrent:
@@ -225,12 +222,12 @@ def agent(
             # where it was not recorded: one pass in large batches, not a second tower in each of T small steps
             before = rollout.extras["value"] if record_value else map_rows(value, rollout.obs)
             return jnp.concatenate([before, value(rollout.last_obs)[None]]), ()
-        value, starts, memory = along(
+        value, starts, memory = sequences.along(
             lambda window: net.unroll(state.params, window),
             see(state.obs_stats, rollout.obs),
             rollout.mask,
             parts.split_carry(rollout.carry)[0],
-            length_of(network, rollout.reward.shape[0]),
+            sequences.length_of(network, rollout.reward.shape[0]),
         )
         last = net.step(state.params, see(state.obs_stats, rollout.last_obs), memory)[1]
         return jnp.concatenate([value, last[None]]), starts

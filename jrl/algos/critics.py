@@ -146,7 +146,7 @@ def policy_reads(policy: Policy, params: PyTree, obs: PyTree, steps: int) -> PyT
     """Observations as they are; of a Window the rows behind its first `steps`, with the memory after those."""
     if not isinstance(obs, Window):
         return obs
-    return parts.warmed(policy.unroll, jax.lax.stop_gradient(params), obs, steps)
+    return sequences.warmed(policy.unroll, jax.lax.stop_gradient(params), obs, steps)
 
 
 def critics_read(critic: Critics, params: PyTree, obs: PyTree, steps: int) -> PyTree:
@@ -155,7 +155,7 @@ def critics_read(critic: Critics, params: PyTree, obs: PyTree, steps: int) -> Py
         return obs
     params = jax.lax.stop_gradient(params)
     fresh = replace(obs, carry=critic.carry(params, obs.reset.shape[0]))
-    return parts.warmed(critic.unroll, params, fresh, steps)
+    return sequences.warmed(critic.unroll, params, fresh, steps)
 
 
 def at_start(critic: Critics, params: PyTree, obs: PyTree, action: Array | None = None) -> Array:
@@ -201,7 +201,7 @@ def td_gradient(
       loss: a user's in the place of the TD error's, which gets `net`, the critics; None: none is.
     Returns:
       gradient like `params`, metrics, and priority [N] f32: the absolute TD error, averaged over the critics; of a
-      sequence `parts.sequence_priority` of those.
+      sequence `sequences.sequence_priority` of those.
     """
 
     def own_loss(params, batch: parts.TdBatch):
@@ -214,7 +214,7 @@ def td_gradient(
         total = losses.sum()
         priority: Array = jnp.where(weight > 0, jnp.abs(error).mean(0), 0.0)
         if isinstance(batch.obs, Window):
-            priority = parts.sequence_priority(priority, weight)
+            priority = sequences.sequence_priority(priority, weight)
         return total, (metrics, priority)
 
     fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(Batch)}

@@ -177,7 +177,7 @@ def make(
     head = _head(cfg)
     optimizer = parts.adam(cfg)
     explorer = exploration.make(cfg.exploration, spec.action, kinds=("q",))
-    of_sequence = parts.sequence_priority
+    of_sequence = sequences.sequence_priority
     one_hot = lambda action: jax.nn.one_hot(action, num_actions)
     custom_loss.check(loss)
 
@@ -266,7 +266,7 @@ def make(
         shape = batch.weight.shape
         reward = parts.scaled_reward(state.return_stats, batch.reward)
         window = replace(batch.window, obs=watch.see(state.obs_stats, batch.window.obs))
-        warm = lambda params: parts.warmed(net.unroll, params, window, sequences.burn_in(batch))
+        warm = lambda params: sequences.warmed(net.unroll, params, window, sequences.burn_in(batch))
         online, target_window = warm(state.params), warm(state.target_params)
         by_row = lambda x: x.reshape(shape[0], shape[1] + 1, *x.shape[1:])
         ahead = lambda x: sequences.flat(sequences.pick(x, batch.ahead))

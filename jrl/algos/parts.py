@@ -11,7 +11,7 @@ from flax import struct
 from jax.flatten_util import ravel_pytree
 
 from jrl.ops import normalize
-from jrl.types import Array, Batch, Key, Metrics, PyTree, Rollout, Window
+from jrl.types import Array, Batch, Key, Metrics, PyTree, Rollout
 
 _SATURATED = 2**32 - 1  # environment steps are counted in uint32 on the device and stay there, should they get that far
 
@@ -114,29 +114,6 @@ def split_carry(carry: PyTree) -> tuple[PyTree, PyTree]:
 def join_carry(memory: PyTree, exploration: PyTree) -> PyTree:
     """`Algo`'s carry: without memory the exploration's state alone."""
     return Carry(memory, exploration) if jax.tree.leaves(memory) else exploration
-
-
-def warmed(unroll: Callable[..., tuple[Any, PyTree]], params: PyTree, window: Window, steps: int) -> Window:
-    """The rest of a window behind its first `steps` rows, from which the memory is recovered without gradient (R2D2's
-    burn-in, Kapturowski et al., 2019). `unroll`: (params, Window) -> (anything, the memory after it)."""
-    if steps == 0:
-        return window
-    part = lambda rows: Window(jax.tree.map(lambda x: x[:, rows], window.obs), window.carry, window.reset[:, rows])
-    carry = unroll(params, part(slice(None, steps)))[1]
-    return replace(part(slice(steps, None)), carry=jax.lax.stop_gradient(carry))
-
-
-def sequence_priority(error: Array, weight: Array, eta: float = 0.9) -> Array:
-    """eta max |error| + (1 - eta) mean |error| over a sequence's rows of weight above 0 (R2D2, section 2.3).
-
-    Args:
-      error, weight: [N, L].
-    Returns:
-      [N] f32, 0 where all rows are void.
-    """
-    valid = (weight > 0).astype(jnp.float32)
-    error = jnp.where(weight > 0, jnp.abs(error), 0.0)
-    return eta * error.max(1) + (1.0 - eta) * error.sum(1) / jnp.maximum(valid.sum(1), 1.0)
 
 
 def cleared(valid: Array, tree: PyTree) -> PyTree:

@@ -132,12 +132,16 @@ def make(
             axis_name=axis_name,
         )
         log_prob, old_value = parts.cleared(rollout.mask, (rollout.extras["log_prob"], value[:-1]))
-        return Rows(
-            **vars(rows),
-            log_prob=log_prob,
-            value=old_value if cfg.value_clip_eps is not None else (),
-            dist=rollout.extras["dist"] if penalise_kl else (),
-        ), memory, metrics
+        return (
+            Rows(
+                **vars(rows),
+                log_prob=log_prob,
+                value=old_value if cfg.value_clip_eps is not None else (),
+                dist=rollout.extras["dist"] if penalise_kl else (),
+            ),
+            memory,
+            metrics,
+        )
 
     def update(state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
         state = replace(state, return_stats=parts.observe_returns(state.return_stats, rollout, axis_name))

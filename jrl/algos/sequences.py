@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -94,9 +95,43 @@ def burn_in(batch: SequenceBatch) -> int:
     return batch.window.reset.shape[1] - batch.weight.shape[1] - 1
 
 
+def warmed(unroll: Callable[..., tuple[Any, PyTree]], params: PyTree, window: Window, steps: int) -> Window:
+    """The rest of a window behind its first `steps` rows, from which the memory is recovered without gradient (R2D2's
+    burn-in, Kapturowski et al., 2019). `unroll`: (params, Window) -> (anything, the memory after it)."""
+    if steps == 0:
+        return window
+    part = lambda rows: Window(jax.tree.map(lambda x: x[:, rows], window.obs), window.carry, window.reset[:, rows])
+    carry = unroll(params, part(slice(None, steps)))[1]
+    return replace(part(slice(steps, None)), carry=jax.lax.stop_gradient(carry))
+
+
+def sequence_priority(error: Array, weight: Array, eta: float = 0.9) -> Array:
+    """eta max |error| + (1 - eta) mean |error| over a sequence's rows of weight above 0 (R2D2, section 2.3).
+
+    Args:
+      error, weight: [N, L].
+    Returns:
+      [N] f32, 0 where all rows are void.
+    """
+    valid = (weight > 0).astype(jnp.float32)
+    error = jnp.where(weight > 0, jnp.abs(error), 0.0)
+    return eta * error.max(1) + (1.0 - eta) * error.sum(1) / jnp.maximum(valid.sum(1), 1.0)
+
+
 def pick(x: Array, index: Array) -> Array:
     """Rows `index` [N, L] of x [N, M, *], [N, L, *]."""
     return jnp.take_along_axis(x, jnp.expand_dims(index, tuple(range(2, x.ndim))), 1)
 
 
-__all__ = ["along", "burn_in", "cut", "flat", "length_of", "pick", "split", "without_void"]
+__all__ = [
+    "along",
+    "burn_in",
+    "cut",
+    "flat",
+    "length_of",
+    "pick",
+    "sequence_priority",
+    "split",
+    "warmed",
+    "without_void",
+]

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from jrl.api.algorithm import Algorithm
 
 _OBJECTS = (
-    "env.id", "custom.loss", "custom.reward", "custom.training_step", "custom.env_task", "custom.evaluation",
+    "env.id", "network.torso", "network.transform", "custom.loss", "custom.reward", "custom.training_step",
+    "custom.env_task", "custom.evaluation",
 )  # fmt: skip
-_NETWORK_OBJECTS = ("torso", "transform")
 _LISTS_OF_OBJECTS = ("custom.callbacks", "custom.transforms", "custom.batch", "run.log")
 
 
@@ -69,11 +69,13 @@ class AlgorithmConfig:
             return f"{group}: {name} is an argument of {places[name]}()"
         meant = SYNONYMS.get(name, name)
         keys = {a.key or n: n for known in reversed(self._arguments.values()) for n, a in known.items()}
-        near = [keys[key] for key in (meant, f"algo.{meant}") if key in keys]
+        near = [keys[key] for key in (meant, f"algo.{meant}", meant.partition(".")[0]) if key in keys]
         near = near or difflib.get_close_matches(name, places, 1, 0.75)
         where = "" if not near or places[near[0]] == group else f" of {places[near[0]]}()"
+        section, _, inner = meant.partition(".")
+        inside = f", with {inner}" if near and near[0] == keys.get(section) and inner else ""
         mend = (
-            f": did you mean {near[0]}{where}?"
+            f": did you mean {near[0]}{where}{inside}?"
             if near
             else f": it takes {', '.join(self._arguments.get(group, places))}"
         )
@@ -102,8 +104,7 @@ class AlgorithmConfig:
             given = {**value, "type": registry.reference(value["type"])}
             return exploration_names.from_rllib(given)
         if key == "network" and isinstance(value, Mapping):
-            named = {n: registry.reference(value[n]) for n in _NETWORK_OBJECTS if value.get(n) is not None}
-            return copy.deepcopy({n: v for n, v in value.items() if n not in named}) | named
+            return {name: self._plain(f"network.{name}", given) for name, given in value.items()}
         if key == "rollout.length" and value == "auto":
             return None
         if key == "evaluation.config" and isinstance(value, Mapping):

@@ -40,7 +40,7 @@ class ActionPolicy:
         session: "Session",
     ):
         self._algo, self._cfg, self._to_env, self._session = algo, cfg, to_env, session
-        self._inputs = Inputs(spec, cfg, getattr(spec, "env_observation", None))
+        self._inputs = Inputs(spec, cfg, spec.env_observation)
         self.observation_space, self.action_space = self._inputs.observation, spec.env_action or spec.action
         self.recurrent = cfg.network.recurrent or self._inputs.history is not None
         self._spec = spec

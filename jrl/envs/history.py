@@ -114,7 +114,7 @@ def history(
 
     if added:
         space = Dict((*own, *added))
-    return History(spec._replace(observation=space), empty, see)
+    return History(spec._replace(observation=space, env_observation=spec.observation), empty, see)
 
 
 # ---------------------------------------------------------------- frames

@@ -75,8 +75,8 @@ def _job(data: Mapping[str, Any], algo: str | None, env: Any, name: str | None) 
     job.put(body.algo_key if algo is None else "--algo", "algo.name", ours, note)
     for key, value in PARTS.get(source, {}).items():
         job.set(key, value, f"run: {source.upper()}")
-    memory.begin(job)
     job.lines += choices
+    memory.begin(job)
     if not raw.get("env"):
         job.faults.append("env is missing: set it, e.g. --env CartPole-v1")
     translate(job)

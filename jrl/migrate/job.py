@@ -23,6 +23,8 @@ _DEFAULT_ENVS = sections.EnvConfig(id="").num_envs
 _DEFAULT_LENGTH = 128  # of rollout.length
 _CORES = {"model.use_lstm": "lstm", "model.use_attention": "gtrxl"}
 WITH_MEMORY = {"r2d2": "lstm", "rnnsac": "lstm"}  # algorithm -> the core that it has, if the model does not say
+# rows of a gradient step in RLlib, if nothing is given; of the others it is as here
+_ROWS = {"r2d2": 1000, "dqn": 32, "simpleq": 32, "apex": 512, "td3": 100}
 # keys that had a number, -1, for "not set", and keys of which it is a value
 _NEGATIVE = {"v_min", "target_entropy", "env_config", "evaluation_config", "exploration_config"}
 
@@ -45,7 +47,23 @@ class Job:
     @cached_property
     def given(self) -> dict[str, Any]:
         """Newest name -> value of what is known and set."""
-        return {name: self.raw[theirs] for name, theirs in self.spelled.items()}
+        return self.implied | {name: self.raw[theirs] for name, theirs in self.spelled.items()}
+
+    @cached_property
+    def implied(self) -> dict[str, Any]:
+        """What RLlib has where nothing is given, of the keys that say how long sequences are and how many are learned
+        from at a time.
+        """
+        if self.core is None or self.prefix:
+            return {}
+        if not self.replays:
+            return {} if "model.max_seq_len" in self.spelled else {"model.max_seq_len": plan.SEQUENCE}
+        found = {"train_batch_size": _ROWS.get(self.source, sections.ReplayConfig().batch_size)}
+        if {"train_batch_size", "train_batch_size_per_learner"} & set(self.spelled):
+            found = {}
+        if self.source == "r2d2" and "training_intensity" not in self.spelled:
+            found["training_intensity"] = 150
+        return found
 
     @cached_property
     def spelled(self) -> dict[str, str]:
@@ -69,7 +87,7 @@ class Job:
     @cached_property
     def core(self) -> str | None:
         """The memory that was asked for, by our name; None: none."""
-        asked = (core for key, core in _CORES.items() if self.given.get(key) is True)
+        asked = (core for key, core in _CORES.items() if self.raw.get(self.spelled.get(key, "")) is True)
         return next(asked, WITH_MEMORY.get(self.source))
 
     @cached_property
@@ -220,7 +238,7 @@ class Sizes:
         steps = (self.fragment or 1) * (self.num_envs if self.known else 1)
         updates = 1
         if intensity:
-            rounds = intensity * steps / (self.batch or sections.ReplayConfig().batch_size * (self.sequence or 1))
+            rounds = intensity * steps / (self.batch or sections.ReplayConfig().batch_size)
             steps *= 1 if rounds >= 1 else round(1 / rounds)
             updates = max(1, round(rounds))
         self.updates_per_step = updates / steps

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from jrl.migrate.job import WITH_MEMORY, Job, rule
+from jrl.migrate.job import RULES, WITH_MEMORY, Job, rule
 from jrl.migrate.tables import KEYS
 
 _SWITCHES = {"lstm": "model.use_lstm", "gtrxl": "model.use_attention"}
@@ -11,7 +11,9 @@ _EPSILON = 1e-3  # of the rescaling function, in the paper, RLlib and here
 
 
 def begin(job: Job) -> None:
-    """The core that the algorithm's name implies."""
+    """What follows from the algorithm's name: its core, and sequences as RLlib has them by default."""
+    for key, value in job.implied.items():
+        RULES[key](job, f"{job.source.upper()}'s {key}", value)
     if job.core and not any(job.given.get(key) for key in _SWITCHES.values()):
         job.put("run", "network.core.name", job.core, f"{job.source} has a memory")
 

@@ -96,7 +96,8 @@ def with_core(cfg: NetworkConfig, module: nn.Module, x: Array, name: str, carry:
       reset: None: each row is one step. [N, L] bool: rows are the steps of N windows.
     """
     core = cores.make(cfg.core, x.shape[-1], dtype=cfg.dtype, orthogonal=cfg.orthogonal)
-    params = module.param(name, core.init)
+    # not `param` alone, which would trace `init` at each call to compare shapes
+    params = module.param(name, core.init) if module.is_initializing() else module.get_variable("params", name)
     if reset is None:
         return core.step(params, x, carry)
     y, carry = _truncated(core, cfg.max_seq_len, params, x.reshape(*reset.shape, x.shape[-1]), carry, reset)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from jrl import spaces
 from jrl.networks.config import NetworkConfig
-from jrl.networks.torsos import CNNS, NATURE_LEAST, Mlp, is_image, kernel_init, to_float
-from jrl.types import Array, Box, Discrete, InputError, Leaf, MultiDiscrete, PyTree, Space
+from jrl.networks.torsos import CNNS, NATURE_LEAST, Mlp, is_image, to_float
+from jrl.types import Array, Discrete, InputError, Leaf, MultiDiscrete, PyTree, Space
 
 ENCODERS = ("flat", "mlp", "embedding", *CNNS)
 DENSE = ("auto", "mlp")  # torsos that are the dense layers behind the encoders

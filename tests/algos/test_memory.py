@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jrl import hyper, parallel
-from jrl.algos import a2c, actor_critic, parts, ppo
+from jrl.algos import a2c, actor_critic, parts, ppo, sequences
 from jrl.envs import graph, toys
 from jrl.networks import NetworkConfig
 from jrl.rollout import unroll
@@ -96,7 +96,7 @@ def test_values_are_those_of_single_steps():
 
 def test_sequences_are_stretches_of_columns():
     x = jnp.arange(6 * 2).reshape(6, 2)
-    np.testing.assert_array_equal(actor_critic.sequences(x, 3), [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9, 11]])
+    np.testing.assert_array_equal(sequences.split(x, 3), [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9, 11]])
 
 
 @pytest.mark.parametrize("make", [pytest.param(ppo, marks=pytest.mark.slow), a2c])

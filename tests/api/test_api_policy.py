@@ -22,7 +22,7 @@ def policies(spec, *overrides, own=None):
     """The API's policy and that of `jrl.load`, with the same large parameters."""
     cfg = config.load(None, ["network.hidden=[8]", *overrides], algo="ppo", env="CartPole-v1", stop=["env_steps=1000"])
     if own is not None:
-        spec = type("Told", (EnvSpec,), {"env_observation": own})(*spec)
+        spec = spec._replace(env_observation=own)
     algo = build.algorithm(cfg, spec)
     state, rng = algo.init(jax.random.key(1)), np.random.default_rng(0)
     state = state.replace(params=jax.tree.map(lambda x: x + rng.normal(size=x.shape).astype(x.dtype), state.params))

@@ -18,6 +18,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("id", help="as env.id of a config: an id, or package.module:Class")
     p.add_argument("--backend", default="auto", help="auto (default), envpool, gymnasium or graph")
     p.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="options", help="an env option")
+    p.add_argument("--action-mask-info", metavar="NAME", help="as env.action_mask_info: the entry of the infos")
     p.add_argument("--steps", type=int, default=200, help="of each environment (default 200)")
     p.add_argument("--envs", type=int, default=2, help="side by side (default 2)")
     p.add_argument("--seed", type=int, default=0, help="of environments and actions (default 0)")
@@ -32,7 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jrl.envs.checker import check_env
 
         report = check_env(
-            args.id, backend=args.backend, options=options, steps=args.steps, num_envs=args.envs, seed=args.seed
+            args.id,
+            backend=args.backend,
+            options=options,
+            steps=args.steps,
+            num_envs=args.envs,
+            seed=args.seed,
+            action_mask_info=args.action_mask_info,
         )
     except InputError as e:
         print(*(f"error: {line}" for line in e.errors), sep="\n", file=sys.stderr)

@@ -185,7 +185,7 @@ class _Pool:
 
     def _action(self, action: PyTree, num_envs: int) -> Any:
         """In EnvPool's dtype. Raises ValueError unless it is of `spec.action`."""
-        action = jax.tree.map(np.asarray, action) if isinstance(action, dict | tuple | list) else np.asarray(action)
+        action = spaces.on_host(action)
         spaces.check_action(self.spec.action, num_envs, action)
         return self._taken(action)
 

@@ -167,7 +167,7 @@ class _Adapter:
 
     def _action(self, action: PyTree, num_envs: int) -> Any:
         """[n, *] in the environment's own dtypes and shapes. Raises ValueError unless it is of `spec.action`."""
-        action = jax.tree.map(np.asarray, action) if isinstance(action, dict | tuple | list) else np.asarray(action)
+        action = spaces.on_host(action)
         spaces.check_action(self.spec.action, num_envs, action)
         return self._taken(action)
 

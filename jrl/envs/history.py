@@ -14,6 +14,7 @@ import numpy as np
 from flax import struct
 
 from jrl import spaces
+from jrl.envs.spec import on_host
 from jrl.envs.wrappers import Behind
 from jrl.types import (
     Array,
@@ -257,7 +258,7 @@ class _Waiting(_Remembering):
         return obs
 
     def step(self, action: PyTree) -> StepResult:
-        action = jax.tree.map(np.asarray, action)
+        action = on_host(action)
         result = self._env.step(action)
         fresh = _fresh(self._ended, result.failed)
         self._memory, obs = self._see(self._memory, result.obs, action, result.reward, fresh)
@@ -276,7 +277,7 @@ class _Async(_Remembering):
         self._ended[:] = True  # what comes next is the first of an episode
 
     def send(self, action: PyTree, env_id: Array) -> None:
-        action = jax.tree.map(np.asarray, action)
+        action = on_host(action)
         self._env.send(action, env_id)
         self._write(self._sent, action, env_id)
 

@@ -181,7 +181,7 @@ class _Transformed(Behind):
         self._fn, self._ends = fn, ends
 
     def _action(self, action: PyTree, num_envs: int) -> PyTree:
-        action = jax.tree.map(np.asarray, action)
+        action = spaces.on_host(action)
         spaces.check_action(self.spec.action, num_envs, action)  # before the transform, which would broadcast it
         return action if self._fn is None else self._fn(action)
 

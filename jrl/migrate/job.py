@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from jrl import plan, schema, sections
+from jrl import schema, sections
 from jrl.hyper import NetworkConfig
 from jrl.migrate.tables import KEYS
 
@@ -21,6 +21,7 @@ from jrl.migrate.tables import KEYS
 _ITERATION = {"dqn": 1_000, "sac": 100, "td3": 1_000}
 _DEFAULT_ENVS = sections.EnvConfig(id="").num_envs
 _DEFAULT_LENGTH = 128  # of rollout.length
+_SEQUENCE = 20  # steps of a sequence, by default: of RLlib, and of replay here
 _CORES = {"model.use_lstm": "lstm", "model.use_attention": "gtrxl"}
 WITH_MEMORY = {"r2d2": "lstm", "rnnsac": "lstm"}  # algorithm -> the core that it has, if the model does not say
 # rows of a gradient step in RLlib, if nothing is given; of the others it is as here
@@ -57,7 +58,7 @@ class Job:
         if self.core is None or self.prefix:
             return {}
         if not self.replays:
-            return {} if "model.max_seq_len" in self.spelled else {"model.max_seq_len": plan.SEQUENCE}
+            return {} if "model.max_seq_len" in self.spelled else {"model.max_seq_len": _SEQUENCE}
         found = {"train_batch_size": _ROWS.get(self.source, sections.ReplayConfig().batch_size)}
         if {"train_batch_size", "train_batch_size_per_learner"} & set(self.spelled):
             found = {}
@@ -213,7 +214,7 @@ class Sizes:
     def _sequence(self, job: Job) -> int | None:
         given = job.number("model.max_seq_len", least=1) if job.core else None
         if job.core is None or job.replays:
-            return job.core and (given or plan.SEQUENCE)
+            return (given or _SEQUENCE) if job.core else None
         if given is None or getattr(job.config_class, "whole_sequences", False):
             return given or self.steps
         parts = (n for n in range(1, self.steps + 1) if self.steps % n == 0)

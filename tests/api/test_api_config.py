@@ -97,6 +97,16 @@ def test_what_is_derived_follows_the_other_keys_whatever_the_order():
     [
         (lambda c: c.training(lrr=1), "training: ppo has no argument lrr: did you mean lr"),
         (lambda c: c.training(clip_param=0.1), "did you mean clip_eps"),
+        (lambda c: c.training(use_lstm=True), r"did you mean model, with core\.name\?"),
+        (lambda c: c.training(max_seq_len=20), r"did you mean model, with max_seq_len\?"),
+        (lambda c: c.training(model={"use_lstm": True}).to_run_config(), r"did you mean network\.core\.name\?"),
+        (
+            lambda c: c.training(model={"core": {"name": "lstm"}, "lstm_cell_size": 9}).to_run_config(),
+            r"did you mean network\.core\.size\?",
+        ),
+        (lambda c: c.training(model={"custom_model": "my.Net"}).to_run_config(), r"did you mean network\.torso\?"),
+        (lambda c: c.training(model={"framestack": True}).to_run_config(), r"did you mean env\.frame_stack\?"),
+        (lambda c: c.environment(action_mask_key="legal"), r"did you mean action_mask_info\?"),
         (lambda c: c.training(horizon=3), r"horizon is an argument of environment\(\)"),
         (lambda c: c.env_runners(num_workers=2), "did you mean num_env_runners"),
         (lambda c: c.update_from_dict({"nonsense_key": 1}), "ppo has no argument nonsense_key"),
@@ -147,6 +157,30 @@ def test_grid_search_waits_for_tune():
     assert made.to_dict()["algo"]["lr"] == {"grid_search": [1e-3, 1e-4]}
     with pytest.raises(InputError, match=r"algo\.lr"):
         made.to_run_config()
+
+
+def fourier(space, width=4):
+    """Stands for a network of the user's own."""
+
+
+def halved(rewards):
+    """Stands for a function of the user's own."""
+
+
+def test_the_users_own_objects_are_held_by_their_names():
+    made = (
+        PPOConfig()
+        .environment("CartPole-v1", frame_stack=4, reward_scale=0.5, action_mask_info="legal")
+        .training(model={"torso": fourier, "core": {"name": "gru"}}, reward_fn=halved, batch_transforms=halved)
+    )
+    cfg = made.to_run_config()
+    assert (cfg.env.frame_stack, cfg.env.reward_scale, cfg.env.action_mask_info) == (4, 0.5, "legal")
+    assert (cfg.network.torso, cfg.network.core.name) == (f"{__name__}:fourier", "gru")
+    assert (cfg.custom.reward, cfg.custom.batch) == (f"{__name__}:halved", (f"{__name__}:halved",))
+    searched = PPOConfig().training(model={"torso": {"grid_search": [fourier, "impala"]}, "transform": None})
+    assert searched._given["network"] == {
+        "torso": {"grid_search": [f"{__name__}:fourier", "impala"]}, "transform": None,
+    }  # fmt: skip
 
 
 def test_names_of_the_api():

@@ -99,8 +99,9 @@ def whole_episodes(cfg: RunConfig, spec: EnvSpec) -> int:
             f"rollout.batch_mode complete_episodes: replay would store rollouts of {length} steps as "
             f"{length + longest} rows, most of them padding: use rollout.length {longest} or more, or truncate_episodes"
         )
-    # whole minibatches, and of a size that can be cut into equal parts
-    unit = math.lcm(getattr(cfg.algo, "num_minibatches", 1), 16)
+    # whole minibatches of whole sequences, and of a size that can be cut into equal parts
+    sequence = (cfg.network.recurrent and cfg.network.max_seq_len) or 1
+    unit = math.lcm(getattr(cfg.algo, "num_minibatches", 1) * sequence, 16)
     return -(-(length + longest) // unit) * unit - length
 
 

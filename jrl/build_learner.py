@@ -34,9 +34,6 @@ def make(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int
     return _watched(cfg, algo, like(num_envs=cfg.env.num_envs), make_learner), ""
 
 
-_SEQUENCE = 20  # steps of a sequence from replay, where network.max_seq_len does not say
-
-
 def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> tuple[learner.Learner, str]:
     """The learner around a replay buffer that fits the devices' memory, and its size in words.
 
@@ -58,7 +55,7 @@ def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> 
     make: Callable[..., Buffer] = prioritized.make if replay.prioritized else ring.make
     if algo.sequences:
         make = sequences.make
-        options |= {"length": cfg.network.max_seq_len or _SEQUENCE, "burn_in": replay.burn_in}
+        options |= {"length": plan.sequence_length(cfg), "burn_in": replay.burn_in}
         options["extras"] = {"carry": _carry_of_one(algo, spec)}
 
     def buffer(capacity: int) -> Buffer:

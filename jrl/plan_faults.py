@@ -97,7 +97,8 @@ def _network_faults(cfg: Any) -> Iterator[Fault]:
             "gru, gtrxl or lru, or leave this out",
         )
     limit = sequence_length(cfg)
-    if cfg.replay is None and limit > 0 and length % limit and not getattr(cfg.algo, "whole_sequences", False):
+    cut = cfg.replay is None and limit > 0 and cfg.rollout.batch_mode == "truncate_episodes"
+    if cut and length % limit and not getattr(cfg.algo, "whole_sequences", False):
         near = next(n for n in range(min(limit, length), 0, -1) if length % n == 0)
         yield (
             ("network.max_seq_len", "rollout.length"),
@@ -241,8 +242,10 @@ def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
         yield keys[:1], f"algo.num_minibatches: expected at least 1, got {minibatches}"
         return
     rows, limit = envs // devices * length, sequence_length(cfg)
-    if limit > 1 and length % limit == 0:
-        yield from _sequence_faults(minibatches, length // limit, envs // devices, limit, keys)
+    padded = cfg.rollout.batch_mode != "truncate_episodes"  # whole episodes are, to what divides
+    if limit > 1 and length % limit == 0 and not getattr(cfg.algo, "whole_sequences", False):
+        if not padded or cfg.network.max_seq_len is None:
+            yield from _sequence_faults(minibatches, length // limit, envs // devices, limit, keys)
         return
     if getattr(cfg.algo, "whole_sequences", False) and (own := envs // devices) % minibatches:
         below = next(n for n in range(min(minibatches, own), 0, -1) if own % n == 0)
@@ -253,7 +256,7 @@ def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
         )
         yield keys, message
         return
-    if rows % minibatches and cfg.rollout.batch_mode == "truncate_episodes":  # whole episodes are padded
+    if rows % minibatches and not padded:
         below = next(n for n in range(minibatches, 0, -1) if rows % n == 0)
         above = next((n for n in range(minibatches, rows + 1) if rows % n == 0), 0)
         step = minibatches // math.gcd(minibatches, envs // devices)

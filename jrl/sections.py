@@ -62,7 +62,7 @@ class ReplayConfig:
     """The replay buffer and how often is learned from it. Steps and rows count over all environments and devices."""
 
     capacity: int = 100_000  # transitions kept
-    batch_size: int = 256  # transitions per gradient step; with network.core sequences
+    batch_size: int = 256  # transitions per gradient step; with network.core sequences of network.max_seq_len steps
     learning_starts: int = 1_000  # environment steps before the first gradient step
     train_every: int | None = None  # environment steps between two learning phases; null: one of each environment
     updates_per_step: float = 1.0  # gradient steps per environment step (the update-to-data ratio)

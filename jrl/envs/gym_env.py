@@ -5,7 +5,6 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
 from jrl import registry

@@ -117,7 +117,7 @@ COLUMNS = {
 }
 BOX = ("td3",)  # tried with Box actions where a column leaves the kind open
 
-_ON_POLICY = {"env": {"num_envs": 32}, "rollout": {"length": 16}, "stop": {"env_steps": 12_000}}
+_ON_POLICY = {"env": {"num_envs": 32}, "rollout": {"length": 16}, "stop": {"env_steps": 16_000}}
 _SMALL = {"env": {"num_envs": 16}, "rollout": {"length": 8}}  # one update for each rollout: more of them
 _REPLAY = {
     "env": {"num_envs": 16},
@@ -136,14 +136,15 @@ ALGOS: dict[str, dict[str, Any]] = {
     "a2c": {**_ON_POLICY, **_SMALL, "algo": {"lr": 1e-2, "normalize_advantage": True}},
     "impala": {**_ON_POLICY, **_SMALL, "algo": {"lr": 1e-2}},
     "appo": {**_ON_POLICY, "algo": {"lr": 5e-3}},
-    "pqn": {**_ON_POLICY, "algo": {"lr": 3e-3, **_EPSILON}},
+    "pqn": {**_ON_POLICY, **_SMALL, "algo": {"lr": 3e-3, **_EPSILON}},
     "dqn": {**_REPLAY, "algo": {"lr": 3e-3, "target_update_every": 50, **_EPSILON}},
     "sac": {**_REPLAY, "algo": {"lr": 3e-3, "tau": 0.02}},
     "td3": {**_REPLAY, "algo": {"lr": 3e-3, "tau": 0.02}},
 }
 _ALL = {
     "env": {"backend": "graph"},
-    "network": {"hidden": [32]},
+    # what comes from an image is larger than the rest of an observation, and steps are large
+    "network": {"hidden": [32], "activation": "relu", "layer_norm": True},
     "devices": {"learners": [0]},
     "run": {"log": [], "stall_seconds": None},
 }

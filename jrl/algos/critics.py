@@ -65,12 +65,8 @@ def check_action(name: str, space: Space, *, discrete: bool = False) -> None:
     if discrete and isinstance(space, Discrete):
         return
     if not isinstance(space, Box) or not np.issubdtype(np.dtype(space.dtype), np.floating):
-        able = {Discrete: "use ppo, dqn, pqn or sac", Box: "no algorithm handles a Box of integers"}
         needs = "a Discrete one or a Box of floats" if discrete else "a Box of floats"
-        raise InputError(
-            f"{name} cannot act in the action space {space}, it needs {needs}: "
-            + able.get(type(space), "use ppo, a2c, impala or appo")
-        )
+        raise InputError(f"{name} cannot act in the action space {space}, it needs {needs}: {parts.who_can(space)}")
     low, high = space.bounds()
     if not ((low == -1) & (high == 1)).all():
         mend = "set env.normalize_actions=true"

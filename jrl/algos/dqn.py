@@ -168,7 +168,7 @@ def make(
       InputError: a space, torso or core that DQN cannot handle, or parameter noise with memory.
     """
     if not isinstance(spec.action, Discrete):
-        raise InputError(f"dqn needs a Discrete action space, not {spec.action}: use ppo, sac or td3")
+        raise InputError(f"dqn needs a Discrete action space, not {spec.action}: {parts.who_can(spec.action)}")
     parameter_noise.refuse_memory(cfg.exploration, network)
     num_actions, recurrent = spec.action.n, network.recurrent
     watch = observer.make(spec, network, normalize_obs=cfg.normalize_obs, axis_name=axis_name)

@@ -6,12 +6,13 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import struct
 from jax.flatten_util import ravel_pytree
 
 from jrl.ops import normalize
-from jrl.types import Array, Batch, Key, Metrics, PyTree, Rollout
+from jrl.types import Array, Batch, Box, Discrete, Key, Metrics, PyTree, Rollout, Space
 
 _SATURATED = 2**32 - 1  # environment steps are counted in uint32 on the device and stay there, should they get that far
 
@@ -159,6 +160,18 @@ def observe_returns(stats: PyTree, rollout: Rollout, axis_name: str | None) -> P
 def scaled_reward(stats: PyTree, reward: Array) -> Array:
     """Rewards divided by the deviation of the running discounted return; with () as they are."""
     return reward / (normalize.std(stats) + 1e-8) if isinstance(stats, normalize.RunningStats) else reward
+
+
+def who_can(space: Space) -> str:
+    """The algorithms that can act in `space`, as the mend of an error."""
+    match space:
+        case Discrete():
+            return "use ppo, a2c, impala, appo, dqn, pqn or sac"
+        case Box() if np.issubdtype(np.dtype(space.dtype), np.floating):
+            return "use ppo, a2c, impala, appo, sac or td3"
+        case Box():
+            return "no algorithm handles a Box of integers"
+    return "use ppo, a2c, impala or appo"
 
 
 def out_of_range(cfg: Any, *, unit: Sequence[str] = (), positive: Sequence[str] = ()) -> list[str]:

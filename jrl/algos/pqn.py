@@ -126,7 +126,7 @@ def make(
         parameter noise with memory; in `update`, a `network.max_seq_len` that does not divide the rollout.
     """
     if not isinstance(spec.action, Discrete):
-        raise InputError(f"pqn needs a Discrete action space, not {spec.action}: use ppo, or sac or td3 for a Box")
+        raise InputError(f"pqn needs a Discrete action space, not {spec.action}: {parts.who_can(spec.action)}")
     parameter_noise.refuse_memory(cfg.exploration, network)
     watch = observer.make(spec, network, normalize_obs=cfg.normalize_obs, axis_name=axis_name)
     net = networks.build(watch.spec, network, {"q": Head(spec.action.n)})

@@ -1,0 +1,120 @@
+"""Every algorithm with discrete actions under action masks: what is forbidden is never done, and never learned from."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl import algos, hyper
+from jrl.algos import exploration
+from jrl.envs import graph
+from jrl.networks import NetworkConfig
+from jrl.replay import ring
+from jrl.rollout import unroll
+from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, element
+
+ACTIONS = 5
+OBSERVATION = Dict((("x", Box((3,))), ("action_mask", MultiBinary((ACTIONS,)))))
+DISCRETE = ("ppo", "a2c", "impala", "appo", "dqn", "pqn", "sac")
+EXPLORATIONS = {
+    "epsilon": exploration.EpsilonGreedy(epsilon=0.5),
+    "soft_q": exploration.SoftQ(temperature=10.0),
+    "parameter_noise": exploration.ParameterNoiseQ(random_share=0.5),
+    "random": exploration.Random(),
+    "stochastic": exploration.Stochastic(),
+    "early": exploration.Stochastic(random_timesteps=100),
+}
+NETWORK = NetworkConfig(hidden=(8,))
+MEMORY = NetworkConfig(hidden=(8,), core=hyper.Gru(size=8))
+
+
+def make(name, action=Discrete(ACTIONS), network=NETWORK, **options):  # noqa: B008
+    module = algos.get(name)
+    return module.make(module.Config(**options), EnvSpec(OBSERVATION, action, 1), network)
+
+
+def masks(key, rows):
+    """At random, at least one of each row is allowed."""
+    allowed = jax.random.bernoulli(key, 0.4, (rows, ACTIONS))
+    return allowed | (jnp.arange(ACTIONS)[None] == jax.random.randint(key, (rows, 1), 0, ACTIONS))
+
+
+@pytest.mark.parametrize(
+    ("name", "explore", "network"),
+    [
+        *[(name, None, NETWORK) for name in DISCRETE],
+        *[("dqn", how, NETWORK) for how in ("epsilon", "soft_q", "parameter_noise", "random")],
+        *[("ppo", how, NETWORK) for how in ("random", "early")],
+        *[pytest.param(name, None, MEMORY, marks=pytest.mark.slow) for name in DISCRETE],
+    ],
+)
+def test_of_100_000_actions_none_is_forbidden(name, explore, network):
+    algo = make(name, network=network, **({"exploration": EXPLORATIONS[explore]} if explore else {}))
+    state, rows = algo.init(jax.random.key(0)), 20_000
+    act = jax.jit(algo.act, static_argnames="explore")
+    seen = np.zeros(ACTIONS, int)
+    for i in range(6):
+        key = jax.random.fold_in(jax.random.key(1), i)
+        allowed = masks(key, rows)
+        obs = {"x": 3.0 * jax.random.normal(key, (rows, 3)), "action_mask": allowed.astype(jnp.int8)}
+        action = np.asarray(act(algo.actor(state), obs, algo.carry(rows), key, explore=i < 5).action)
+        assert np.asarray(allowed)[np.arange(rows), action].all()
+        seen += np.bincount(action, minlength=ACTIONS)
+    assert (seen > 0).all()
+
+
+def test_nothing_forbidden_of_several_choices():
+    algo = make("ppo", MultiDiscrete((2, 3)))
+    obs_mask = jnp.array([[0, 1, 1, 0, 1]] * 1000, jnp.int8)
+    obs = {"x": jax.random.normal(jax.random.key(0), (1000, 3)), "action_mask": obs_mask}
+    action = np.asarray(algo.act(algo.actor(algo.init(jax.random.key(0))), obs, (), jax.random.key(1)).action)
+    assert (action[:, 0] == 1).all() and set(action[:, 1]) == {0, 2}
+
+
+def world(num_envs):
+    """The last action is never allowed, the others at random; episodes of five steps, at whose end nothing is."""
+
+    def reset(draws):
+        return draws.T, jnp.zeros(draws.shape[1:], jnp.int32)
+
+    def step(state, action, draws):
+        steps = state[1] + 1
+        return (draws.T, steps), (action == 1) * 1.0, steps >= 5
+
+    def observe(state):
+        draws, steps = state
+        allowed = (draws[:, 3:] > 0.5) & (steps < 5)[:, None]
+        first = (steps < 5) & ~allowed.any(1)
+        allowed = allowed.at[:, 0].set(allowed[:, 0] | first)
+        mask = jnp.concatenate([allowed, jnp.zeros((num_envs, 1), bool)], 1)
+        return {"x": draws[:, :3], "action_mask": mask.astype(jnp.int8)}
+
+    return graph.build(
+        graph.Definition(OBSERVATION, Discrete(ACTIONS), None, 3 + ACTIONS - 1, reset, step, observe), num_envs
+    )
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in ("a2c", "appo", "impala", "pqn") else n for n in DISCRETE]
+)
+def test_gradients_never_see_a_masked_output(name):
+    env = world(8)
+    module = algos.get(name)
+    algo = module.make(module.Config(), env.spec, NETWORK)
+    unrolled = unroll.make(env, algo.act, length=16, carry=algo.carry)
+    key = jax.random.key(0)
+    state = algo.init(key)
+    _, rollout, _ = jax.jit(unrolled.step)(unrolled.init(key), algo.actor(state), key)
+    batch = rollout
+    if not algo.on_policy:
+        buffer = ring.make(
+            element(env.spec.observation), element(env.spec.action), capacity=1000, num_envs=8, batch_size=64, gamma=0.9
+        )
+        batch = jax.jit(lambda r, k: buffer.sample(buffer.add(buffer.init(), r), k))(rollout, key)
+    after, aux = jax.jit(algo.update)(state, batch, key)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((after, aux.metrics)))
+    heads = lambda state: state.params["actor"]["policy_head"] if name == "sac" else state.params[head]
+    head = "q_head" if name in ("dqn", "pqn") else "policy_head"
+    before, now = (np.asarray(heads(s)["kernel"]) for s in (state, after))
+    np.testing.assert_array_equal(before[:, -1], now[:, -1])
+    assert (before[:, :-1] != now[:, :-1]).any(0).all()

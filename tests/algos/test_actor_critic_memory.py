@@ -53,7 +53,7 @@ def gap(default, net, params, rows):
     ("core", "options"),
     [
         ("lstm", {}),
-        ("gtrxl", {"max_seq_len": 8}),
+        pytest.param("gtrxl", {"max_seq_len": 8}, marks=pytest.mark.slow),
         pytest.param("lstm", {"shared": True, "max_seq_len": 4}, marks=pytest.mark.slow),
         pytest.param("gru", {"max_seq_len": 8}, marks=pytest.mark.slow),
         pytest.param("lru", {}, marks=pytest.mark.slow),

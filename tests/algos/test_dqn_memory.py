@@ -120,7 +120,8 @@ def test_the_update_sees_what_acting_saw():
     assert {int(i) // B for i in batch.index} & set(range(1, T))  # some across the border
 
 
-@pytest.mark.parametrize("loss", ["mse", pytest.param("huber", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["mse", "huber"])
 def test_an_update_is_that_of_a_walk_over_the_rows(loss):
     """Targets by the two networks' own memories; no gradient goes back into the burn-in."""
     cfg = change(BASE, loss=loss)
@@ -178,6 +179,7 @@ def test_void_rows_with_every_option(options):
     fakes.assert_same(before, update(state, spoiled, KEY))
 
 
+@pytest.mark.slow
 def test_a_users_loss_gets_sequences():
     seen = {}
 

@@ -128,7 +128,8 @@ def test_gradients_go_back_so_many_steps():
     assert differ(after[1].params["policy_torso_core"], after[None].params["policy_torso_core"])
 
 
-@pytest.mark.parametrize("limit", [4, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [4, None])
 def test_of_the_targets_own_rollouts_appo_is_ppo(limit):
     common = {"lr": 3e-3, "gamma": 0.95, "num_epochs": 2, "num_minibatches": 2, "ent_coef": 0.02}
     options = {"kl_coef": 0.5, "kl_target": 0.01, "value_clip_eps": 0.02}

@@ -206,6 +206,7 @@ def test_what_is_refused():
         sac.make(sac.Config(), spec, fakes.NETWORK)
 
 
+@pytest.mark.slow
 def test_what_the_networks_say_at_the_start():
     """`outputs`, for those who look at a policy, is that of an episode's first step."""
     algo, obs = sac.make(sac.Config(), CONTINUOUS, NETWORK), jax.random.normal(KEY, (B, 3))

@@ -86,7 +86,7 @@ def test_a_window_is_its_steps(name):
         assert np.all(np.any(after[jnp.array([0, 3])] != 0, axis=tuple(range(1, after.ndim))))
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [n if n == "gtrxl" else pytest.param(n, marks=pytest.mark.slow) for n in CONFIGS])
 def test_two_windows_are_one(name):
     _, params, carry, _, unroll = _made(name)
     x = _some(3, N, L, IN)
@@ -105,7 +105,7 @@ def test_attention_in_chunks_is_its_steps():
     _close(unroll(params, x, carry, reset), _steps(core, step, params, x, carry, reset))
 
 
-@pytest.mark.parametrize("name", ["lstm", "gru", "lru"])
+@pytest.mark.parametrize("name", ["lstm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gru", "lru"))])
 def test_the_gradient_is_that_of_the_steps(name):
     core, params, carry, _, _ = _made(name)
     x, reset, weight = _some(3, N, 4, IN), RESET[:, 3:7], _some(6, N, 4, core.size)
@@ -249,7 +249,7 @@ def test_it_is_the_formula(name):
 # ---------------------------------------------------------------- programs, types, beginnings
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [n if n == "lstm" else pytest.param(n, marks=pytest.mark.slow) for n in CONFIGS])
 def test_bfloat16_is_only_of_the_products(name):
     _, params, carry, _, unroll = _made(name)
     core = cores.make(CONFIGS[name], IN, dtype="bfloat16")

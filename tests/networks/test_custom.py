@@ -95,7 +95,7 @@ def draw(batch):
     }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", quick("linen"))
 def test_features_by_hand(kind):
     cfg = config(KINDS[kind], torso_options={"width": 5}, shared=True)
     net = networks.build(SPEC, cfg, {"policy": Head(2), "value": Head(1)})

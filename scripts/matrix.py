@@ -76,14 +76,15 @@ class Task:
     gamma: float = 0.5  # all but Catch reward the present action
 
 
+# of Nested-v0, whoever does not read the image gets 4, 12, 28 and, with a mask, 6 at best
 _nested = lambda **options: {"length": 8, **options}
 TASKS = {
     "catch": Task("Catch-v0", {}, random=-0.63, threshold=0.6, best=1.0, gamma=0.95),
     "echo": Task(ECHO, {}, random=-3.4, threshold=6.0, best=10.0),
-    "dict": Task("Nested-v0", _nested(), random=1.33, threshold=5.0, best=8.0),
-    "dict, box": Task("Nested-v0", _nested(action="box"), random=6.6, threshold=11.5, best=16.0),
-    "dict, multi_discrete": Task("Nested-v0", _nested(action="multi_discrete"), random=13.4, threshold=24.0, best=32.0),
-    "mask": Task("Nested-v0", _nested(mask=True), random=2.6, threshold=5.5, best=8.0),
+    "dict": Task("Nested-v0", _nested(), random=1.33, threshold=6.5, best=8.0),
+    "dict, box": Task("Nested-v0", _nested(action="box"), random=6.6, threshold=13.0, best=16.0),
+    "dict, multi_discrete": Task("Nested-v0", _nested(action="multi_discrete"), random=13.4, threshold=30.0, best=32.0),
+    "mask": Task("Nested-v0", _nested(mask=True), random=2.6, threshold=7.0, best=8.0),
     "repeat": Task("RepeatAfterMe-v0", {"delay": 0, "episode_length": 10}, random=0.0, threshold=7.0, best=10.0),
     # without memory: 1 at best
     "memory": Task("RepeatAfterMe-v0", {"delay": 1, "episode_length": 10}, random=0.0, threshold=7.0, best=10.0),
@@ -139,7 +140,7 @@ ALGOS: dict[str, dict[str, Any]] = {
     "pqn": {**_ON_POLICY, **_SMALL, "algo": {"lr": 3e-3, **_EPSILON}},
     "dqn": {**_REPLAY, "algo": {"lr": 3e-3, "target_update_every": 50, **_EPSILON}},
     "sac": {**_REPLAY, "algo": {"lr": 3e-3, "tau": 0.02}},
-    "td3": {**_REPLAY, "algo": {"lr": 3e-3, "tau": 0.02}},
+    "td3": {**_REPLAY, "algo": {"lr": 3e-3, "tau": 0.02, "normalize_obs": True}},
 }
 _ALL = {
     "env": {"backend": "graph"},

@@ -48,6 +48,9 @@ OPTIONS = (
     "td3",
     "sac_discrete",
     "dqn_atari",
+    "dqn_mask",
+    "sac_dmc",
+    "impala_lstm",
 )
 
 
@@ -62,6 +65,7 @@ def test_every_config_trains(name, tmp_path):
     else:
         small += ["replay.capacity=400", "replay.batch_size=4", "replay.learning_starts=16", "replay.train_every=8"]
         small += ["replay.updates_per_step=0.25", "network.hidden=[8]"]
+        small += ["network.max_seq_len=4", "replay.burn_in=2"] if cfg.network.recurrent else []
     settings = [f"--set={s}" for s in small]
     stop = ["--stop=env_steps=60", *(f"--stop={c}=1e9" for c in cfg.stop if c != "env_steps")]
     assert train.main([str(CONFIGS / f"{name}.yaml"), *settings, *stop, "--out", str(tmp_path / "a")]) == 0

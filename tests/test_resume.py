@@ -92,6 +92,7 @@ def filled(make, devices, num_envs=8, steps=7, slots=5):
     return jax.tree.map(join, *states)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [ring.make, prioritized.make])
 @pytest.mark.parametrize(("old", "new"), [(4, 2), (4, 1), (2, 4)])
 def test_a_replay_is_dealt_out_anew(make, old, new):

@@ -42,6 +42,7 @@ def started(*args, out):
 # ---------------------------------------------------------------- it learns as it does alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "knob", ["rollout.mode=async", *(pytest.param(k, marks=slow) for k in ("devices.fake=4", "env_runners.num=2"))]
 )
@@ -65,6 +66,7 @@ def parameters(out):
     return checkpoint.read(checkpoint.locate(out), "learner")["params"]
 
 
+@pytest.mark.slow
 def test_an_asynchronous_run_repeats_itself(tmp_path):
     for name in "ab":
         args = [*SMALL, ASYNC, "--set=env.backend=graph", "--set=rollout.max_policy_lag=2", "--stop=env_steps=640"]
@@ -158,6 +160,7 @@ def test_an_environment_that_raises_in_a_thread_ends_the_run_with_its_own_traceb
 CRASHING = ["--env=faulty_envs:Crashing", "--set=env_runners.restart_failed_sub_environments=true"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["raise", "exit"])
 def test_ppo_learns_with_environments_that_crash(how, tmp_path, monkeypatch):
     """One step in 250 ends the environment, or the process that it runs in."""

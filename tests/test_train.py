@@ -67,6 +67,7 @@ def test_evaluate_plays_exactly_the_episodes_asked_for(finished, capsys):
     assert json.loads(capsys.readouterr().out) != first
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_an_uninterrupted_one(finished, tmp_path):
     out = tmp_path / "b"
     assert run("--stop=env_steps=500", "--set=run.report_every=300", out=out) == 0

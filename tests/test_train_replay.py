@@ -75,6 +75,7 @@ def test_every_config_trains(name, tmp_path):
     assert losses and all(np.isfinite(last[k]) for k in losses)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, capsys):
     """With uniform replay; all algorithms, and prioritised replay: tests/test_resume.py."""
     name, options = "dqn", ["--set=replay.prioritized=false"]

@@ -97,6 +97,7 @@ def test_a_run_stops_with_a_bundle(name, more, kind, tmp_path, capsys):
     assert NOT_FINITE not in rows[-1]
 
 
+@pytest.mark.slow
 def test_a_rollback_goes_on_from_the_last_checkpoint_with_smaller_steps(tmp_path, capsys):
     out = tmp_path / "a"
     args = ["--algo", "dqn", "--env", "CartPole-v1", *SMALL, *REPLAY, "--set=checkpoint.every=16"]

@@ -323,12 +323,7 @@ def make(
     def ingest(state: State, rollout: Rollout) -> State:
         last_obs = watch.see(state.obs_stats, rollout.last_obs)
         state = noise.adapted(state, state.params, last_obs, watch.mask(last_obs))
-        return replace(
-            state,
-            obs_stats=watch.observe(state.obs_stats, rollout.obs, rollout.mask),
-            return_stats=parts.observe_returns(state.return_stats, rollout, axis_name),
-            env_steps=parts.count_steps(state.env_steps, rollout.mask, axis_name),
-        )
+        return observer.ingested(watch, state, rollout, axis_name)
 
     def looked_at(state: State, obs) -> dict[str, Array]:
         memory = net.carry(spaces.batch_shape(spec.observation, obs)[0])

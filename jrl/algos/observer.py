@@ -5,6 +5,7 @@ see the same, whatever the statistics were when a row was stored.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -12,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl import registry, spaces
+from jrl.algos import parts
 from jrl.networks import NetworkConfig, is_image
 from jrl.ops import normalize
-from jrl.types import Array, Box, Dict, EnvSpec, InputError, Leaf, PyTree, Space, Tuple, Window, element
+from jrl.types import Array, Box, Dict, EnvSpec, InputError, Leaf, PyTree, Rollout, Space, Tuple, Window, element
 
 
 class Observer(NamedTuple):
@@ -91,6 +93,16 @@ def make(spec: EnvSpec, network: NetworkConfig, *, normalize_obs: bool, axis_nam
     return Observer(spec._replace(observation=space), init, see, observe, mask_of)
 
 
+def ingested(watch: Observer, state: Any, rollout: Rollout, axis_name: str | None) -> Any:
+    """What a State with `obs_stats`, `return_stats` and `env_steps` takes from a rollout when it comes."""
+    return replace(
+        state,
+        obs_stats=watch.observe(state.obs_stats, rollout.obs, rollout.mask),
+        return_stats=parts.observe_returns(state.return_stats, rollout, axis_name),
+        env_steps=parts.count_steps(state.env_steps, rollout.mask, axis_name),
+    )
+
+
 def _is_normalised(leaf: Leaf) -> bool:
     """Integers are one-hot and images are scaled by the network, which reads them as they are."""
     return isinstance(leaf, Box) and leaf.dtype != "uint8" and not is_image(leaf)
@@ -141,4 +153,4 @@ def _cast(x: PyTree, space: Space) -> PyTree:
     return spaces.of_leaves(space, jax.tree.leaves(x))
 
 
-__all__ = ["Observer", "make"]
+__all__ = ["Observer", "ingested", "make"]

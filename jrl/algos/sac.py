@@ -260,12 +260,7 @@ def make(
         return state, UpdateAux(metrics, priority)
 
     def ingest(state: State, rollout: Rollout) -> State:
-        return replace(
-            state,
-            obs_stats=watch.observe(state.obs_stats, rollout.obs, rollout.mask),
-            return_stats=parts.observe_returns(state.return_stats, rollout, axis_name),
-            env_steps=parts.count_steps(state.env_steps, rollout.mask, axis_name),
-        )
+        return observer.ingested(watch, state, rollout, axis_name)
 
     def outputs(state: State, obs) -> dict[str, Any]:
         """At an episode's start; `q` of actions that are not allowed, too."""

@@ -99,6 +99,7 @@ def test_sequences_are_stretches_of_columns():
     np.testing.assert_array_equal(sequences.split(x, 3), [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9, 11]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [pytest.param(ppo, marks=pytest.mark.slow), a2c])
 def test_masked_rows_do_not_matter(make):
     network = NetworkConfig(hidden=(8,), core=CORES["gru"])

@@ -148,6 +148,7 @@ def test_of_the_targets_own_rollouts_appo_is_ppo(limit):
         np.testing.assert_allclose(aux.metrics[name], x, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_user_gets_the_window_of_the_columns():
     """Rows before the first of the next rollout: the memory of each environment stays with its columns."""
     algo = impala.make(impala.Config(), PLAIN, NETWORK)

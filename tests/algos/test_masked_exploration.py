@@ -214,6 +214,7 @@ class State(Base):
     noise: parameter_noise.Noise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cfg", (ParameterNoiseQ(std=0.5, epsilon=0.4, factor=2.0), ParameterNoiseAction(factor=2.0)))
 def test_parameter_noise_of_observations_that_are_trees(cfg):
     """What is masked counts neither in the distance of the policies nor in that of an epsilon-greedy one."""

@@ -55,6 +55,7 @@ def test_targets_are_of_allowed_actions_by_hand():
     np.testing.assert_allclose(target_of(soft, batch([1, 1, 0], [1, 1, 0])), want, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"double": True, "dueling": True, "head": "c51"}, {"munchausen": True, "dueling": True, "head": "qr"}],
@@ -81,6 +82,7 @@ def test_outputs_of_actions_that_are_not_allowed_do_not_matter(options):
     assert kernel[:, 0].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("core", [False, True], ids=["plain", "memory"])
 @pytest.mark.parametrize("module", [dqn, pqn], ids=["dqn", "pqn"])
 def test_no_action_is_taken_that_is_not_allowed(module, core):

@@ -235,6 +235,7 @@ def test_learning_rates_are_schedules_and_separate():
 # ---------------------------------------------------------------- options
 
 
+@pytest.mark.slow
 def test_policy_every():
     cfg = dataclasses.replace(BASE, policy_every=3)
     _, state, _ = setting(cfg)
@@ -253,6 +254,7 @@ def test_policy_every():
         state = after
 
 
+@pytest.mark.slow
 def test_targets_of_a_random_few_critics():
     """Each target is that of some pair, and every pair comes up."""
     few = dataclasses.replace(BASE, num_critics=4, target_critics=2)

@@ -72,6 +72,7 @@ def setting(name, spec=None, explore=True, network=NETWORK, loss=None, **overrid
     return algo, state, *sequences(rollouts(algo, spec, algo.actor(state), explore=explore))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sac", pytest.param("td3", marks=pytest.mark.slow)])
 def test_learning_sees_what_acting_saw(name):
     """Across ends, the border of rollouts and the burn-in: memory and actions."""
@@ -162,6 +163,7 @@ def test_updates_reach_the_cores_and_nothing_of_void_rows(name, spec, options):
     assert_same(update(state, other, KEY), (after, aux))
 
 
+@pytest.mark.slow
 def test_no_gradient_goes_back_into_the_burn_in():
     """A memory that came of parameters is a constant; the rows that are learned from are not."""
     spec = CONTINUOUS

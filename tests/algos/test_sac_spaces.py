@@ -80,6 +80,7 @@ def test_expectations_over_allowed_actions_by_hand():
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((after, aux)))
 
 
+@pytest.mark.slow
 def test_no_gradient_reaches_the_outputs_of_actions_that_are_not_allowed():
     algo, state, batch, masks = masked_setting()
     assert not masks[0][:, A - 1].any()
@@ -90,6 +91,7 @@ def test_no_gradient_reaches_the_outputs_of_actions_that_are_not_allowed():
     assert (np.asarray(old["bias"] != new["bias"])[: A - 1]).all()
 
 
+@pytest.mark.slow
 def test_only_allowed_actions_are_taken():
     algo, state, batch, masks = masked_setting()
     act = jax.jit(jax.vmap(lambda key: algo.act(algo.actor(state), batch.obs, (), key).action))

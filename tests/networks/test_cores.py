@@ -97,6 +97,7 @@ def test_two_windows_are_one(name):
     _close((np.concatenate([first, second], 1), after), whole)
 
 
+@pytest.mark.slow
 def test_attention_in_chunks_is_its_steps():
     core, params, carry, step, unroll = _made("gtrxl")
     x, reset = _some(4, N, 70, IN), _some(5, N, 70) > 1.5  # two chunks of 32 queries and one of 6

@@ -195,6 +195,7 @@ def test_parameters_from_a_checkpoint(kind, tmp_path):
     same(found, params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", quick("nnx"))
 def test_an_update_of_sac_moves_every_torso(kind):
     algo = sac.make(

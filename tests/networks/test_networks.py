@@ -118,6 +118,7 @@ def test_integers_become_one_hot():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("torso", "size"), [("nature_cnn", 36), ("impala", 9)])
 def test_channels_first_and_last_give_the_same(torso, size):
     cfg = NetworkConfig(torso=torso)

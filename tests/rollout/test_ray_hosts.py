@@ -191,6 +191,7 @@ def goes_on(seen, rollout):
     return expected
 
 
+@pytest.mark.slow
 def test_asynchronous_rollouts_come_as_they_are_made_and_never_too_late(cluster, monkeypatch):
     put = []
     monkeypatch.setattr(Cluster, "put", lambda self, value: put.append(value) or self._ray.put(value))
@@ -337,6 +338,7 @@ def test_a_failure_ends_the_run_with_its_own_traceback_and_close_leaves_nothing(
     assert sum(group["state"] == "CREATED" for group in groups) <= 1  # that of the runners that other tests share
 
 
+@pytest.mark.slow
 def test_a_batch_is_never_all_void(cluster):
     options = OPTIONS._replace(num=1, recreate_failed_env_runners=True)
     source = runners(options, faults={0: {"fail": 1}})

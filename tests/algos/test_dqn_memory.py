@@ -158,6 +158,7 @@ def test_an_update_is_that_of_a_walk_over_the_rows(loss):
     ],
     ids=lambda options: "-".join(options),
 )
+@pytest.mark.slow
 def test_void_rows_with_every_option(options):
     """What was done on void rows, and seen where no row before led to it, changes nothing; what was seen there else is
     the final observation that a truncated row bootstraps from."""

@@ -155,6 +155,7 @@ def test_values_on_a_small_scale_by_hand():
     assert "value_rescaling is for head expected" in change(cfg, head="c51", loss="huber").validate()[0]
 
 
+@pytest.mark.slow
 def test_dqn_sees_normalised_observations_and_scaled_rewards():
     """An update on them is that of the plain algorithm on a batch that was normalised before."""
     env_spec = fakes.spec(Discrete(A))

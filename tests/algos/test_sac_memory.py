@@ -141,6 +141,7 @@ def test_targets_are_those_of_one_step_after_the_other():
         pytest.param("sac", CONTINUOUS, {"num_critics": 3, "target_critics": 2, "normalize_obs": True}, marks=slow),
     ],
 )
+@pytest.mark.slow
 def test_updates_reach_the_cores_and_nothing_of_void_rows(name, spec, options):
     algo, state, batch, _ = setting(name, spec, **options)
     update = jax.jit(algo.update)

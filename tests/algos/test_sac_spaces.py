@@ -105,6 +105,7 @@ def _best(algo, state, batch):
 
 
 @pytest.mark.parametrize("name", [pytest.param("sac", marks=pytest.mark.slow), "td3"])
+@pytest.mark.slow
 def test_a_dictionary_of_vectors_is_their_concatenation(name):
     """In the order of the names; the parameters are the same."""
     module = {"sac": sac, "td3": td3}[name]

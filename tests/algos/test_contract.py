@@ -52,9 +52,7 @@ each = pytest.mark.parametrize("name", [slow(n, n in OTHERS) for n in NAMES])
 each_variant = pytest.mark.parametrize(
     ("name", "loaded"),
     [
-        pytest.param(
-            n, loaded, marks=[] if (loaded and n not in ("a2c", "appo")) or n in ("ppo", "dqn") else [pytest.mark.slow]
-        )
+        pytest.param(n, loaded, marks=[] if (loaded and n not in OTHERS) or n in ("ppo", "dqn") else [pytest.mark.slow])
         for n in NAMES
         for loaded in (False, True)
     ],
@@ -327,18 +325,24 @@ OBSERVATIONS = [
 ]
 
 
-def supported(actions):
-    return [(name, action) for name in NAMES for action in actions if isinstance(action, fakes.SUPPORTS[name])]
+def supported(actions, *more):
+    """Those of PPO's relatives in the slow set."""
+    return [
+        pytest.param(name, action, *more, marks=[pytest.mark.slow] if name in PPOS_RELATIVES else [])
+        for name in NAMES
+        for action in actions
+        if isinstance(action, fakes.SUPPORTS[name])
+    ]
 
 
-SPACES = [(name, action, fakes.VECTOR) for name, action in supported(ACTIONS)]
+SPACES = supported(ACTIONS, fakes.VECTOR)
 SPACES += [
     pytest.param(
         name,
         fakes.spec(name=name).action,
         observation,
         # an image takes ten seconds to compile: one algorithm of each kind
-        marks=[pytest.mark.slow] if len(observation.shape) == 3 and name not in ("ppo", "dqn") else [],
+        marks=[pytest.mark.slow] if len(observation.shape) == 3 or name not in ("ppo", "dqn", "sac") else [],
     )
     for name in NAMES
     if name not in PPOS_RELATIVES

@@ -53,7 +53,8 @@ BLOCKED = {"npz": "jrl,jax,jaxlib,flax,ml_dtypes", "stablehlo": "jrl,flax,optax,
 
 # without optimisation the programs of images take most of the time
 IMAGES = ("ppo_nature", "td3_impala")
-each_case = [pytest.param(name, marks=[pytest.mark.slow] if name in IMAGES else []) for name in CASES]
+LIKE_ANOTHER = ("a2c", "impala", "appo", "pqn", "dqn_quantiles", "sac_discrete")  # in the slow set
+each_case = [pytest.param(name, marks=[pytest.mark.slow] if name in (*IMAGES, *LIKE_ANOTHER) else []) for name in CASES]
 
 
 @pytest.fixture(scope="module")

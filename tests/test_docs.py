@@ -1,0 +1,136 @@
+"""The pages say what is true: links lead somewhere, named keys and configs exist, snippets run."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from jrl import algos, sections
+from jrl.hyper import NetworkConfig
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "examples" / "README.md"])
+_LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
+
+
+def _anchor(heading: str) -> str:
+    """The fragment of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target, fragment in _LINK.findall(page.read_text()):
+        if target.startswith("http"):
+            continue
+        file = (page.parent / target) if target else page
+        assert file.exists(), f"{page.name}: {target}"
+        if fragment and file.suffix == ".md":
+            headings = [_anchor(line.lstrip("#")) for line in file.read_text().splitlines() if line.startswith("#")]
+            assert fragment[1:] in headings, f"{page.name}: {target}{fragment}"
+
+
+def _keys() -> dict[str, set[str]]:
+    """The keys of each section that a config can have."""
+    found = {f.name: f.type for f in dataclasses.fields(sections.RunConfig)}
+    keys = {
+        name: {f.name for f in dataclasses.fields(kind)}
+        for name, kind in vars(sections).items()
+        if dataclasses.is_dataclass(kind)
+    }
+    by_section = {
+        section: keys[str(kind).split(" ")[0]] if isinstance(kind, str) else {f.name for f in dataclasses.fields(kind)}
+        for section, kind in found.items()
+        if section not in ("algo", "network", "replay", "stop")
+    }
+    by_section["replay"] = {f.name for f in dataclasses.fields(sections.ReplayConfig)}
+    by_section["network"] = {f.name for f in dataclasses.fields(NetworkConfig)}
+    configs = [algos.get_config_class(name) for name in algos.names()]
+    by_section["algo"] = {"name"} | {f.name for config in configs for f in dataclasses.fields(config)}
+    return by_section
+
+
+def test_keys_that_pages_name_exist():
+    """`section.key` in backquotes or after --set is a key of that section."""
+    keys = _keys()
+    named = re.compile(rf"(?:`|--set )({'|'.join(keys)})\.([a-z_]+)(?![\w(/])(?!\.(?:py|jsonl|yaml|md))")
+    wrong = []
+    for page in PAGES:
+        for section, key in named.findall(page.read_text()):
+            if key not in keys[section] and f"{section}.{key}" not in _NOT_KEYS:
+                wrong.append(f"{page.name}: {section}.{key}")
+    assert not wrong
+
+
+# names of the Python surface and of other tools, and mistakes that a page shows
+_NOT_KEYS = {
+    *("algo.lerning_rate", "algo.workers", "algo.config", "rollout.mask", "run.program", "env.json", "env.set_task"),
+    *("env.spec", "replay.ring", "replay.prioritized", "checkpoint.json", "checkpoint.py"),
+}
+
+
+def test_configs_and_modules_that_pages_name_exist():
+    for page in PAGES:
+        text = page.read_text()
+        for name in re.findall(r"\b((?:configs|scripts|examples|tests)/[\w/]+\.(?:yaml|py))", text):
+            assert (ROOT / name).exists() or Path(name).stem.isupper(), f"{page.name}: {name}"
+        for module in re.findall(r"python -m (jrl\.\w+)", text):
+            path = ROOT / module.replace(".", "/")
+            assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"{page.name}: {module}"
+
+
+def _snippets(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.S)
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_training_run_of_functions(compiled):
+    """docs/from-cleanrl.md as written; without compilation, only its shapes."""
+    names: dict = {}
+    snippet = _snippets("from-cleanrl.md")[0]
+    exec(snippet if compiled else snippet.replace("jax.jit(grid)(", "jax.eval_shape(grid, "), names)
+    assert names["returns"].shape == (2, 2, 20)
+    assert not compiled or (names["returns"][1, :, -1] > 2 * names["returns"][0, :, -1]).all()  # the larger rate
+
+
+def test_the_snippets_of_your_own_algorithm(capsys):
+    names: dict = {}
+    for block in _snippets("own-algorithm.md"):
+        exec(block, names)
+    assert capsys.readouterr().out == "('init', 'actor', 'carry', 'act', 'update', 'on_policy')\n"
+    loss, metrics = names["with_weight_decay"](lambda p, b: (1.0, {}), None, {"w": jax.numpy.full(3, 2.0)}, None)
+    assert abs(float(loss) - (1.0 + 12e-4)) < 1e-6 and float(metrics["loss/decay"]) == 12.0
+
+
+@pytest.mark.slow
+def test_the_quick_start_as_written(tmp_path):
+    """Its environment, its command for it, and the object loop; one process each, as a newcomer would."""
+    use, walk, objects = _snippets("quickstart.md")
+    (tmp_path / "walk.py").write_text(walk)
+    train = [sys.executable, "-m", "jrl.train", "--algo", "ppo", "--env", "walk:Walk", "--set", "env.horizon=100"]
+    train += ["--stop", "env_steps=2000", "--out", "runs/first"]
+    env = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    run = subprocess.run(train, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    # the page's loop over CartPole, with the environment that was trained
+    played = use.replace('gymnasium.make("CartPole-v1")', "__import__('walk').Walk()").replace(
+        "terminated or truncated", "True"
+    )
+    run = subprocess.run([sys.executable, "-c", played], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert run.returncode == 0 and float(run.stdout) == -0.01, run.stderr
+    compile(objects, "quickstart.md", "exec")
+
+
+@pytest.mark.slow
+def test_reinforce_learns():
+    """Two of three seeds reach 150 on CartPole-v1 within 200k steps: docs/own-algorithm.md."""
+    reached = 0
+    for seed in range(3):
+        command = f"-m jrl.train --algo examples.reinforce --env CartPole-v1 --set run.seed={seed} --as-test"
+        command += " --set rollout.length=32 --stop env_steps=200000 --stop episode/return=150"
+        reached += subprocess.run([sys.executable, *command.split()], cwd=ROOT).returncode == 0
+    assert reached >= 2

@@ -6,15 +6,13 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
+from jrl import command
 from jrl.errors import InputError
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line. Neither jax nor an environment library is imported for it."""
-    p = argparse.ArgumentParser(
-        prog="python -m jrl.check_env",
-        description="Step an environment with random actions and tell what is wrong with it.",
-    )
+    p = command.parser("check-env", "Step an environment with random actions and tell what is wrong with it.")
     p.add_argument("id", help="as env.id of a config: an id, or package.module:Class")
     p.add_argument("--backend", default="auto", help="auto (default), envpool, gymnasium or graph")
     p.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="options", help="an env option")
@@ -42,8 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             action_mask_info=args.action_mask_info,
         )
     except InputError as e:
-        print(*(f"error: {line}" for line in e.errors), sep="\n", file=sys.stderr)
-        return 2
+        return command.refused(e)
     for line in report.problems:
         print(f"problem: {line}")
     for line in report.notes:

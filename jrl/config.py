@@ -4,11 +4,11 @@
     python -m jrl.config show configs/ppo.yaml --set algo.lr=1e-3
     python -m jrl.config show configs/ppo.yaml --network
     python -m jrl.config validate configs/ppo.yaml
+    python -m jrl.config list
 
 Imports no jax and no environment library, so that commands answer `--help` and bad input at once.
 """
 
-import argparse
 import dataclasses
 import difflib
 import json
@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from jrl import schema
+from jrl import command, schema, shipped
 from jrl.errors import InputError
 from jrl.hyper import NetworkConfig
 from jrl.plan import STEPS_PER_REPORT, batch_plan, num_learners, num_pools
@@ -69,7 +69,7 @@ def load(
     """The YAML file with the command line over it. One of RLlib's is migrated (see `jrl.migrate`).
 
     Args:
-      path: None for defaults only.
+      path: of a file, or the name of a config that comes with jrl; None for defaults only.
       overrides: "rollout.length=256"; the value is read as YAML.
       algo, env, out: short for algo.name, env.id and run.out.
       stop: "env_steps=1e6", short for stop.env_steps.
@@ -164,7 +164,7 @@ def _load(
     tell: Callable[[str], None] = lambda line: None,
 ) -> tuple[RunConfig, dict[str, str]]:
     """The config, which has to name an end of the run if `ends`, and the origin of each key that is not a default."""
-    from_file = source if isinstance(source, Mapping) else {} if source is None else _read(Path(source), flags, tell)
+    from_file = source if isinstance(source, Mapping) else {} if source is None else _read(source, flags, tell)
     problems: list[Problem] = []
     given: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -192,10 +192,11 @@ def _load(
     return cfg, {key: origins.get(key, "file") for key in schema.flatten(data)}
 
 
-def _read(path: Path, flags: Mapping[str, str | None], tell: Callable[[str], None]) -> Mapping[str, Any]:
+def _read(source: str | Path, flags: Mapping[str, str | None], tell: Callable[[str], None]) -> Mapping[str, Any]:
     """The mapping in a file; of one of RLlib's what the migration makes of it."""
     from jrl import migrate
 
+    path = shipped.locate(source)
     data = migrate.read(path)
     if not migrate.looks_like_rllib(data):
         return data
@@ -280,12 +281,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jrl import migrate
 
         return migrate.main(argv[1:])
-    parser = argparse.ArgumentParser(
-        prog="python -m jrl.config",
-        description="Show or validate a run's configuration, or migrate RLlib's (migrate --help tells how).",
+    parser = command.parser(
+        "config",
+        "List the configs that come with jrl, show or validate one or your own, or migrate RLlib's (migrate --help "
+        "tells how).",
     )
-    parser.add_argument("command", choices=("show", "validate", "migrate"))
-    parser.add_argument("config", nargs="?", help="YAML file; without it: the defaults")
+    parser.add_argument("command", choices=("list", "show", "validate", "migrate"))
+    parser.add_argument("config", nargs="?", help="YAML file, or a name of `list`; without it: the defaults")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=v", dest="overrides")
     parser.add_argument("--stop", action="append", default=[], metavar="metric=v")
     parser.add_argument("--algo", help="short for --set algo.name=...")
@@ -298,6 +300,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.network and args.command != "show":
         parser.error(f"--network goes with show, not with {args.command}")
+    if args.command == "list":
+        print(*shipped.lines(), sep="\n")
+        return 0
     try:
         flags = {"--algo": args.algo, "--env": args.env}
         tell = lambda line: print(line, file=sys.stderr)

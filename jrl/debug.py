@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jrl import command
 from jrl.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _MOST_ROWS = 8  # that are looked for and printed
 def parser() -> argparse.ArgumentParser:
     """The command line. Neither jax nor an environment library is imported for it."""
     text = "Name the operation and the transition that made a run's update non-finite."
-    p = argparse.ArgumentParser(prog="python -m jrl.debug", description=text)
+    p = command.parser("debug", text)
     p.add_argument("bundle", help="<run>/nonfinite/<iteration>, or a run directory: its latest bundle")
     return p
 
@@ -38,8 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         meta, (algo, state, batch, key) = load(Path(args.bundle))
         explanation = explain(algo, state, batch, key)
     except InputError as e:
-        print(*(f"error: {line}" for line in e.errors), sep="\n", file=sys.stderr)
-        return 2
+        return command.refused(e)
     fault = meta["nonfinite"]
     print(f"not finite in training, before iteration {fault['iteration']}: {' and '.join(fault['found'])}")
     print(explanation)

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jrl import command
 from jrl.errors import InputError
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line. Neither jax nor an environment library is imported for it."""
-    p = argparse.ArgumentParser(prog="python -m jrl.evaluate", description="Play episodes with a trained policy.")
+    p = command.parser("evaluate", "Play episodes with a trained policy.")
     p.add_argument("checkpoint", help="run directory, or a checkpoint inside it")
     p.add_argument("--best", action="store_true", help="the run's best checkpoint by checkpoint.keep_best_by")
     p.add_argument("--episodes", type=int, default=100, help="exactly so many (default 100)")
@@ -31,8 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print(json.dumps(evaluate(args)))
     except InputError as e:
-        print(*(f"error: {line}" for line in e.errors), sep="\n", file=sys.stderr)
-        return 2
+        return command.refused(e)
     return 0
 
 

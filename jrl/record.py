@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jrl import command
 from jrl.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _GIF_FPS = 50.0  # the most that viewers show: a GIF counts in hundredths of a s
 
 def parser() -> argparse.ArgumentParser:
     """The command line. Neither jax nor an environment library is imported for it."""
-    p = argparse.ArgumentParser(prog="python -m jrl.record", description="Film episodes of a trained policy.")
+    p = command.parser("record", "Write a video of episodes of a trained policy.")
     p.add_argument("checkpoint", help="run directory, or a checkpoint inside it")
     p.add_argument("--out", default="video.mp4", help="FILE.mp4, or FILE.gif (default video.mp4)")
     p.add_argument("--best", action="store_true", help="the run's best checkpoint, not its latest")
@@ -38,8 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         record(args)
     except InputError as e:
-        print(*(f"error: {line}" for line in e.errors), sep="\n", file=sys.stderr)
-        return 2
+        return command.refused(e)
     return 0
 
 

@@ -27,6 +27,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import yaml
 
+from jrl import shipped
 from jrl.errors import InputError
 from jrl.hyper import Schedule
 
@@ -76,9 +77,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         data = parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        names = {p.stem: p for p in sorted({*path.parent.glob("*.y*ml"), *Path("configs").glob("*.y*ml")})}
-        near = difflib.get_close_matches(path.stem, names, 3)
-        mend = f": did you mean {' or '.join(str(names[n]) for n in near)}?" if near else ""
+        files = sorted({*path.parent.glob("*.y*ml"), *Path("configs").glob("*.y*ml")})
+        names = {p.stem: str(p) for p in files}
+        near = [names[n] for n in difflib.get_close_matches(path.stem, names, 3)]
+        near = near or difflib.get_close_matches(path.stem, shipped.names(), 3)
+        mend = f": did you mean {' or '.join(near)}?" if near else ""
         raise InputError(f"{path}: there is no such file{mend}") from None
     except (OSError, UnicodeDecodeError) as e:
         raise InputError(f"{path}: cannot be read: {getattr(e, 'strerror', None) or 'not UTF-8 text'}") from None

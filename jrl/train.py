@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jrl import config, faults, plan, runtime
+from jrl import command, config, faults, plan, runtime
 from jrl.errors import InputError, RunnersLost
 
 if TYPE_CHECKING:
@@ -41,8 +41,12 @@ class _End(NamedTuple):
 
 def parser() -> argparse.ArgumentParser:
     """The command line. Neither jax nor an environment library is imported for it."""
-    p = argparse.ArgumentParser(prog="python -m jrl.train", description="Train a policy as a YAML file says.")
-    p.add_argument("config", nargs="?", help="YAML file; without it the defaults, and --algo, --env and --stop")
+    p = command.parser("train", "Train a policy as a config says.")
+    p.add_argument(
+        "config",
+        nargs="?",
+        help="YAML file, or a name that `jrl config list` tells; without it the defaults, and --algo, --env and --stop",
+    )
     p.add_argument(
         "--set", action="append", default=[], metavar="a.b=v", dest="overrides", help="override one key of the config"
     )
@@ -67,8 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _train(args)
     except InputError as e:
-        print(*(f"error: {line}" for line in e.errors), sep="\n", file=sys.stderr)
-        return 2
+        return command.refused(e)
     except (RunnersLost, runtime.Recompiled) as e:
         print(f"error: {e}", file=sys.stderr)
         return 1

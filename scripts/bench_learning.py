@@ -107,7 +107,9 @@ def run(task: Task, seed: int, out: Path) -> dict:
 
 
 def main() -> int:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     p.add_argument("--only", nargs="*", choices=[t.name for t in TASKS], help="tasks (default: all)")
     p.add_argument("--seeds", type=int, default=3)
     p.add_argument("--out", type=Path, default=Path("runs/learning"))

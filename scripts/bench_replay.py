@@ -215,7 +215,9 @@ WORKS = {"frames": frames, "priorities": priorities}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--only", choices=WORKS)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()

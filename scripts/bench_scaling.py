@@ -179,7 +179,9 @@ def check(cfg: config.RunConfig, devices: int, made: list[Any]) -> dict[str, Any
 
 
 def main() -> int:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     p.add_argument("config", help="YAML file")
     p.add_argument("--set", action="append", default=[], metavar="a.b=v", dest="overrides")
     p.add_argument("--devices", type=int, nargs="+", help="numbers of devices (default: 1, 2, 4 .. all)")

@@ -225,7 +225,9 @@ def plot(rows: list[dict[str, Any]], png: Path) -> None:
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     p.add_argument("works", nargs="*", metavar="WORK", help=f"of {', '.join([*WORKS, *STARTS])} (default: all)")
     p.add_argument("--repeat", type=int, default=3, help="rounds (default 3)")
     p.add_argument("--beside", type=Path, help="file of commands to run in the same rounds")

@@ -399,7 +399,9 @@ def line(cell: Cell) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     p.add_argument("--algo", nargs="+", choices=algos.names(), default=algos.names(), help="rows (all)")
     p.add_argument("--column", nargs="+", choices=tuple(COLUMNS), default=tuple(COLUMNS), help="columns (all)")
     p.add_argument("--seed", type=int, default=0)

@@ -116,7 +116,9 @@ def prove(args: argparse.Namespace, path: str, out: Path) -> bool:
 
 
 def main() -> int:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     p.add_argument("configs", nargs="+", help="YAML files")
     p.add_argument("--set", action="append", default=[], metavar="a.b=v", dest="overrides")
     p.add_argument("--stop", action="append", default=[], metavar="metric=v", help="e.g. env_steps=20000")

@@ -195,7 +195,9 @@ def soak(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = argparse.ArgumentParser(description="Do memory and speed stay flat over thousands of iterations?")
+    p = argparse.ArgumentParser(
+        description="Do memory and speed stay flat over thousands of iterations?", allow_abbrev=False
+    )
     p.add_argument("cases", nargs="*", metavar="CASE", help=f"YAML files, or of {', '.join(CASES)}; none: all of these")
     p.add_argument("--set", action="append", default=[], metavar="a.b=v", dest="overrides", help="for every case")
     p.add_argument("--iterations", type=int, help=f"default: {FAST}; {SLOW} for Gymnasium and config files")

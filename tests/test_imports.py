@@ -17,6 +17,9 @@ ARROWS = {
     "": {"policy", "envs"},
     "ops": set(),
     "errors": set(),
+    "command": {"errors"},
+    "__main__": {"command"},  # and the module of the command that was typed
+    "shipped": set(),
     "hyper": set(),
     "registry": {"errors"},
     "exploration_names": {"errors", "registry"},
@@ -36,16 +39,16 @@ ARROWS = {
     "faults": set(),
     "loop": {"types", "parallel", "metrics", "learner", "rollout"},
     "provenance": set(),
-    "debug": {"types", "errors", "provenance", "checkpoint", "config", "build", "runtime"},
+    "debug": {"types", "errors", "command", "provenance", "checkpoint", "config", "build", "runtime"},
     "resume": {"types", "checkpoint", "config", "errors", "learner", "loop", "metrics", "replay"},
     "policy": {"build", "checkpoint", "config", "envs", "rollout", "spaces", "types"},
     "hooks": {"types", "metrics", "checkpoint", "rollout"},
-    "schema": {"errors", "hyper"},  # hyper: what a Schedule is
+    "schema": {"errors", "hyper", "shipped"},  # hyper: what a Schedule is
     "plan": set(),
     "plan_faults": {"plan"},
     "network_table": {"*", "-api", "-train"},
-    "config": {"schema", "errors", "hyper", "plan", "plan_faults", "sections"},
-    "migrate": {"schema", "errors", "hyper", "registry", "sections", "exploration_names"},
+    "config": {"schema", "errors", "hyper", "plan", "plan_faults", "sections", "shipped", "command"},
+    "migrate": {"schema", "errors", "hyper", "registry", "sections", "exploration_names", "command"},
     "callbacks": {"errors", "registry", "rollout", "metrics"},
     "checkpoint": {"types", "spaces", "config", "errors", "schema"},
     "build": {"*", "-api", "-train"},
@@ -53,7 +56,7 @@ ARROWS = {
     "build_learner": {"*", "-api", "-train"},
     "evaluation": {"*", "-api", "-train"},
     "runtime": {"errors", "sections"},
-    "check_env": {"envs", "errors", "schema"},
+    "check_env": {"envs", "errors", "schema", "command"},
     "memory_tracking": {"callbacks"},
     "session": {"*", "-api", "-train"},
     "workers": {"rollout", "errors", "session"},
@@ -70,7 +73,7 @@ LAZY_ARROWS = {
 }
 
 # libraries of a room, beside the standard library; the rooms that are not listed may import any of `REQUIRED`
-STDLIB_ONLY = {"errors", "hyper", "faults"}
+STDLIB_ONLY = {"errors", "hyper", "faults", "command", "shipped", "__main__"}
 THIRD_PARTY = {
     "ops": {"jax", "flax"},  # flax.struct makes a pytree of a dataclass
     "types": {"jax", "flax", "numpy"},
@@ -211,6 +214,20 @@ out = io.StringIO()
 with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
     runpy.run_module("jrl.{command}", run_name="__main__")
 assert "usage: python -m jrl.{command}" in out.getvalue()
+"""
+    assert loaded(code) & HEAVY == set()
+
+
+def test_the_help_of_every_command_as_one_command_loads_neither():
+    code = """
+import contextlib, io, sys
+from jrl import __main__, command
+sys.argv[0] = "jrl"
+for argv in [["--help"], ["config", "list"], *([name, "--help"] for name in command.COMMANDS)]:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        __main__.main(argv)
+    assert "usage: jrl " in out.getvalue() or "ppo" in out.getvalue()
 """
     assert loaded(code) & HEAVY == set()
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jrl import command
 from jrl.errors import InputError
 from jrl.export.directory import check_free
 
@@ -16,9 +17,9 @@ FORMATS = ("npz", "stablehlo", "onnx")
 
 def parser() -> argparse.ArgumentParser:
     """The command line. Neither jax nor an environment library is imported for it."""
-    p = argparse.ArgumentParser(
-        prog="python -m jrl.export",
-        description="Write a trained policy as files that run without jrl. Actions are the deterministic ones, in the "
+    p = command.parser(
+        "export",
+        "Write a trained policy as files that run without jrl. Actions are the deterministic ones, in the "
         "environment's own units; observation statistics and preprocessing are part of the policy.",
     )
     p.add_argument("checkpoint", help="run directory, or a checkpoint inside it")
@@ -34,8 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print(json.dumps(export(args)))
     except InputError as e:
-        print(*(f"error: {line}" for line in e.errors), sep="\n", file=sys.stderr)
-        return 2
+        return command.refused(e)
     return 0
 
 

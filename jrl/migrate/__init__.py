@@ -7,14 +7,13 @@
 What a file does not set has jrl's default, not RLlib's. docs/rllib-users.md has the table of keys.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jrl import schema
+from jrl import command, schema
 from jrl.errors import InputError
 from jrl.migrate import hyper, memory, rules
 from jrl.migrate.experiment import conditions, experiment, is_experiment
@@ -176,9 +175,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """jrl's config on stdout, what became of each key on stderr; the exit status: 0, or 2 for bad input."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jrl.config migrate", description="RLlib's configuration as jrl's, on stdout."
-    )
+    parser = command.parser("config migrate", "RLlib's configuration as jrl's, on stdout.")
     parser.add_argument("config", help="YAML or JSON file: a tuned example, or a config dict such as params.json")
     parser.add_argument("--algo", help="RLlib's name of the algorithm, where the file has none")
     parser.add_argument("--env", help="the environment, where the file has none")
@@ -192,8 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(*job.lines, sep="\n", file=sys.stderr)
         _check(job)
     except InputError as e:
-        print(*(f"error: {line}" for line in e.errors), sep="\n", file=sys.stderr)
-        return 2
+        return command.refused(e)
     found = _differing(job)
     comments = {ours: theirs for ours, theirs in job.origins.items() if ours in schema.flatten(found)}
     print(f"# from {Path(args.config).name}, a configuration of RLlib; the comments are its keys")

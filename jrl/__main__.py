@@ -1,0 +1,41 @@
+"""`jrl COMMAND ...`, the same as `python -m jrl COMMAND ...` and `python -m jrl.COMMAND ...`."""
+
+import difflib
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jrl import command
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Hands the arguments to the module of the command. Exit status: the command's; 2 for one that there is not."""
+    name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    own = "python -m jrl" if Path(sys.argv[0]).name == "__main__.py" else "jrl"
+    if name in ("-h", "--help"):
+        print(_help(own))
+        return 0
+    if name == "--version":
+        print("jrl", importlib.metadata.version("jrl"))
+        return 0
+    if (name := name.replace("_", "-")) not in command.COMMANDS:
+        near = difflib.get_close_matches(name, command.COMMANDS, 1)
+        mend = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(command.COMMANDS)}"
+        print(f"error: {own} {name}: there is no such command: {mend}", file=sys.stderr)
+        return 2
+    command.typed_as(f"{own} ")
+    package = f"jrl.{name.replace('-', '_')}"
+    module = importlib.import_module(f"{package}.__main__" if name == "export" else package)
+    return module.main(rest)
+
+
+def _help(own: str) -> str:
+    lines = [f"usage: {own} COMMAND ...", "", "Reinforcement learning in JAX.", "", "commands:"]
+    lines += [f"  {name:<11} {what}" for name, what in command.COMMANDS.items()]
+    return "\n".join([*lines, "", f"options: {own} COMMAND --help; {own} --version"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

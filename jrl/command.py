@@ -1,0 +1,44 @@
+"""What the commands share: their names, how they were typed, how they answer bad input. Imports nothing slow."""
+
+import argparse
+import sys
+from typing import Any
+
+from jrl.errors import InputError
+
+# name as typed after `jrl` -> what it does; its module has the same name, with _ for -
+COMMANDS = {
+    "train": "train a policy as a config says, or continue a run",
+    "evaluate": "play episodes with a trained policy",
+    "record": "write a video of a trained policy",
+    "export": "write a trained policy as files that run without jrl",
+    "config": "list, show or check configs, or migrate RLlib's",
+    "check-env": "check an environment against what it says of itself",
+    "debug": "explain an update that was not finite",
+}
+MODULE = "python -m jrl."  # how a command is typed by its module
+_prefix = MODULE
+
+
+def typed_as(prefix: str) -> None:
+    """Sets what stands before a command's name in usage lines of this process: `jrl `, or MODULE."""
+    global _prefix
+    _prefix = prefix
+
+
+def typed(name: str) -> str:
+    """The command `name`, of COMMANDS, as this user types it: `jrl check-env`, or `python -m jrl.check_env`."""
+    return _prefix + (name.replace("-", "_") if _prefix == MODULE else name)
+
+
+def parser(name: str, description: str, **options: Any) -> argparse.ArgumentParser:
+    """An argument parser of the command `name`. Options are not abbreviated: what is typed today means the same when
+    there are more of them.
+    """
+    return argparse.ArgumentParser(prog=typed(name), description=description, allow_abbrev=False, **options)
+
+
+def refused(error: InputError) -> int:
+    """Prints what is wrong with the input, a line each, on stderr; returns the exit status, 2."""
+    print(*(f"error: {line}" for line in error.errors), sep="\n", file=sys.stderr)
+    return 2

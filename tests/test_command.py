@@ -1,0 +1,102 @@
+"""`jrl COMMAND`: which commands there are, what they take, what an installed jrl brings along."""
+
+import ast
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from jrl import __main__, command, config, shipped
+from jrl.errors import InputError
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_every_command_is_a_module_that_runs_by_itself(capsys, monkeypatch):
+    monkeypatch.setattr(command, "_prefix", command.MODULE)
+    for name in command.COMMANDS:
+        module = name.replace("-", "_")
+        assert callable(importlib.import_module("jrl.export.__main__" if name == "export" else f"jrl.{module}").main)
+        assert command.typed(name) == f"python -m jrl.{module}"
+    assert __main__.main(["--help"]) == 0
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")} == {
+        *command.COMMANDS
+    }
+
+
+def test_the_usage_line_is_what_was_typed(capsys, monkeypatch):
+    monkeypatch.setattr(command, "_prefix", command.MODULE)
+    for argv0, own in (("/usr/bin/jrl", "jrl"), ("/x/jrl/__main__.py", "python -m jrl")):
+        monkeypatch.setattr(sys, "argv", [argv0])
+        with pytest.raises(SystemExit):
+            __main__.main(["check_env", "--help"])
+        assert capsys.readouterr().out.startswith(f"usage: {own} check-env [-h]")
+
+
+def test_a_command_that_there_is_not(capsys):
+    assert __main__.main(["trian"]) == 2
+    assert "trian: there is no such command: did you mean train?" in capsys.readouterr().err
+    assert __main__.main(["zzz"]) == 2
+    assert "expected one of train, evaluate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", ["jrl", "scripts", "examples"])
+def test_no_parser_takes_abbreviated_options(folder):
+    for file in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("ArgumentParser"):
+                given = {k.arg: ast.unparse(k.value) for k in node.keywords}
+                assert given.get("allow_abbrev") == "False", f"{file}:{node.lineno}"
+
+
+def test_an_abbreviated_option_is_refused(capsys):
+    with pytest.raises(SystemExit) as e:
+        config.main(["show", "ppo", "--alg", "sac"])
+    assert e.value.code == 2 and "unrecognized arguments: --alg" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- configs that come with jrl
+
+
+def test_a_config_by_name(tmp_path, monkeypatch, capsys):
+    assert shipped.names() == tuple(sorted(p.stem for p in (ROOT / "configs").glob("*.yaml")))
+    monkeypatch.chdir(tmp_path)
+    assert config.load("ppo") == config.load(ROOT / "configs" / "ppo.yaml")
+    assert config.main(["list"]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert tuple(lines) == shipped.names() and lines["ppo"] == "CartPole-v1 on any backend"
+    with pytest.raises(InputError, match=r"pppo: there is no such file: did you mean ppo"):
+        config.load("pppo")
+    (tmp_path / "ppo").write_text("algo: {name: a2c}\nenv: {id: CartPole-v1}\nstop: {env_steps: 1}\n")
+    assert config.algo_name(config.load("ppo")) == "a2c"  # a file of one's own comes first
+
+
+def test_an_installed_package_has_its_configs_inside(tmp_path, monkeypatch):
+    (tmp_path / "jrl" / "configs").mkdir(parents=True)
+    (tmp_path / "configs").mkdir()  # somebody else's
+    (tmp_path / "jrl" / "configs" / "mine.yaml").write_text("# A task. More.\n")
+    monkeypatch.setattr(shipped, "__file__", str(tmp_path / "jrl" / "shipped.py"))
+    shipped.directory.cache_clear()
+    try:
+        assert shipped.names() == ("mine",) and [*shipped.lines()] == ["mine  A task"]
+        assert shipped.locate("mine") == tmp_path / "jrl" / "configs" / "mine.yaml"
+    finally:
+        shipped.directory.cache_clear()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_wheel_holds(monkeypatch):
+    """Asks setuptools which files it would put into a wheel, without building one."""
+    pytest.importorskip("setuptools")  # has distutils, too
+    import distutils.core
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["setup.py"])
+    wheel = distutils.core.run_setup("setup.py", stop_after="commandline")
+    build = wheel.get_command_obj("build_py")
+    build.ensure_finalized()
+    found = {Path(file).relative_to(build.build_lib).as_posix() for file in build.get_outputs(include_bytecode=False)}
+    modules = {p.relative_to(ROOT).as_posix() for p in (ROOT / "jrl").rglob("*.py")}
+    assert found == modules | {f"jrl/configs/{p.name}" for p in (ROOT / "configs").glob("*.yaml")}
+    assert wheel.entry_points["console_scripts"] == ["jrl = jrl.__main__:main"]

@@ -24,6 +24,7 @@ from jrl.api.algorithm import Algorithm
 from jrl.api.config import AlgorithmConfig
 from jrl.config import RunConfig as _RunConfig
 from jrl.errors import InputError
+from jrl.rollout import ray_cluster
 from jrl.rollout.runner_health import RunnerOptions
 
 _CHECKED = 100  # variants of a search space that are checked before the first trial starts
@@ -248,7 +249,21 @@ def with_parameters(trainable: Any, **parameters: Any) -> Any:
 def run(run_or_experiment: Any, *, config: Any = None, **keywords: Any) -> Any:
     """`ray.tune.run`, also of the name of an algorithm or an Algorithm class. `Tuner` is the newer way."""
     made, space = _prepared(run_or_experiment, config)
+    _begin_ray()
     return _ray_tune().run(made, config=space, **keywords)
+
+
+def _begin_ray() -> None:
+    """Begins Ray as Tune itself would, but on the loopback; unless there is one, here or under $RAY_ADDRESS."""
+    import ray
+
+    if (
+        not ray.is_initialized()
+        and not os.environ.get("RAY_ADDRESS")
+        and os.environ.get("TUNE_DISABLE_AUTO_INIT") != "1"
+    ):
+        with ray_cluster.on_loopback(ray):
+            ray.init()
 
 
 @functools.cache
@@ -273,6 +288,10 @@ def _tuner() -> type:
             if trainable is not None:
                 trainable, param_space = _prepared(trainable, param_space)
             super().__init__(trainable, param_space=param_space, **keywords)
+
+        def fit(self) -> Any:
+            _begin_ray()
+            return super().fit()
 
         @classmethod
         def restore(cls, path: str, trainable: Any, *args: Any, param_space: Any = None, **keywords: Any) -> Any:

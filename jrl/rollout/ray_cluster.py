@@ -146,7 +146,9 @@ class Cluster:
         options = self._options
         address = options.address or os.environ.get("RAY_ADDRESS") or "local"
         own: dict[str, Any] = {}
+        reached: contextlib.AbstractContextManager = contextlib.nullcontext()
         if address == "local":
+            reached = on_loopback(self._ray)
             # a GPU is not looked for here: as many as are wanted
             check_fits(options, [{"CPU": os.cpu_count() or 1, "GPU": options.num * options.num_gpus}])
             own = {"include_dashboard": False, "object_store_memory": max(store, 75 * 2**20)}
@@ -156,7 +158,7 @@ class Cluster:
         settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_process_group_cleanup_enabled": "1"}
         logging.getLogger("ray").setLevel(logging.ERROR)
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
-        with _signals_kept(), _environ(settings), warnings.catch_warnings():
+        with _signals_kept(), _environ(settings), reached, warnings.catch_warnings():
             # that jax has threads does not matter to a process that starts a program at once
             warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
             try:
@@ -275,6 +277,28 @@ def _environment(options: RunnerOptions, here: bool) -> dict[str, str]:
             if value is not None:
                 found[f"JAX_{name.upper()}"] = str(value)
     return found
+
+
+@contextlib.contextmanager
+def on_loopback(ray: Any) -> Iterator[None]:
+    """Makes a Ray that is begun in here listen on the loopback only, so that no other machine reaches its ports.
+
+    `ray.init(_node_ip_address="127.0.0.1")` does not: Ray replaces that address by one that others can reach, except
+    where it rules out clusters of several machines. That is its own default on macOS and Windows, by a variable that it
+    reads when it is imported, in each of its processes. Where the user has set the variable, it stays.
+    """
+    name = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+    constants = getattr(getattr(ray, "_private", None), "ray_constants", None)
+    before = getattr(constants, "ENABLE_RAY_CLUSTER", None)
+    if name in os.environ or before is None:
+        yield
+        return
+    with _environ({name: "0"}):
+        constants.ENABLE_RAY_CLUSTER = False  # type: ignore[union-attr]
+        try:
+            yield
+        finally:
+            constants.ENABLE_RAY_CLUSTER = before  # type: ignore[union-attr]
 
 
 @contextlib.contextmanager

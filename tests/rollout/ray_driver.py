@@ -1,5 +1,6 @@
 """A program that collects with a Ray of its own until it is interrupted; tests/rollout/test_ray_hosts.py runs it."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,13 +8,25 @@ import sys
 import time
 
 import jax
+import psutil
 import ray_sources
 
 from jrl.rollout.ray_hosts import EnvRunners, RunnerOptions
 
+
+def listening():
+    """Where this process and those that it began listen: process name and address of each TCP port."""
+    found, me = [], psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            connections = process.net_connections(kind="inet")
+            found += [(process.name(), c.laddr.ip) for c in connections if c.status == psutil.CONN_LISTEN]
+    return found
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are begun deaf to it
-    ended = []
+    ended, before = [], {*os.environ}
     handler = lambda number, frame: ended.append(number)
     signal.signal(signal.SIGTERM, handler)
     options = RunnerOptions(num=1, num_cpus=0.5)
@@ -26,15 +39,19 @@ if __name__ == "__main__":
         kept = signal.getsignal(signal.SIGTERM) is handler
         print(
             json.dumps(
-                {"pids": pids, "sigterm_kept": kept, "environ": "RAY_process_group_cleanup_enabled" in os.environ}
+                {
+                    "pids": pids,
+                    "sigterm_kept": kept,
+                    "environ": sorted({*os.environ} - before),
+                    "listening": listening(),
+                }
             )
         )
         sys.stdout.flush()
         time.sleep(600)
     except KeyboardInterrupt:
-        start = time.monotonic()
         # the runner has not been interrupted with us: a run saves its checkpoint and ends where it wants to
         source.next({"version": jax.numpy.int32(1)}, jax.random.key(1))
         source.close()
         source.close()
-        print(json.dumps({"seconds": time.monotonic() - start}))
+        print("closed")

@@ -50,6 +50,8 @@ __all__ = [
 
 
 Algos = Mapping[str, type]
+# for --help of the commands that take a config
+DROP = "of RLlib's configuration, leave out what jrl does not have (several agents, data from files); else an error"
 
 
 # ---------------------------------------------------------------- reading
@@ -64,6 +66,8 @@ def load(
     stop: Iterable[str] = (),
     out: str | None = None,
     algos: Algos | None = None,
+    drop: bool = False,
+    rllib: Mapping[str, Any] | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> RunConfig:
     """The YAML file with the command line over it. One of RLlib's is migrated (see `jrl.migrate`).
@@ -72,13 +76,16 @@ def load(
       path: of a file, or the name of a config that comes with jrl; None for defaults only.
       overrides: "rollout.length=256"; the value is read as YAML.
       algo, env, out: short for algo.name, env.id and run.out.
-      stop: "env_steps=1e6", short for stop.env_steps.
+      stop: "env_steps=1e6", short for stop.env_steps; or RLlib's JSON '{"training_iteration": 30}'.
+      drop: of a configuration of RLlib, leave out what jrl does not have.
+      rllib: keys of RLlib's over those of the file, which then is one of RLlib's, too.
       algos: name -> Config class; None for `jrl.algos`.
       tell: called with each line about a migration.
     Raises:
       InputError: all that is wrong.
     """
-    return _load(path, overrides, {"--algo": algo, "--env": env, "--out": out}, stop, algos, tell=tell)[0]
+    flags = {"--algo": algo, "--env": env, "--out": out}
+    return _load(path, overrides, flags, stop, algos, drop=drop, rllib=rllib, tell=tell)[0]
 
 
 def from_dict(data: Mapping[str, Any], *, algos: Algos | None = None) -> RunConfig:
@@ -161,10 +168,12 @@ def _load(
     algos: Algos | None,
     *,
     ends: bool = True,
+    drop: bool = False,
+    rllib: Mapping[str, Any] | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> tuple[RunConfig, dict[str, str]]:
     """The config, which has to name an end of the run if `ends`, and the origin of each key that is not a default."""
-    from_file = source if isinstance(source, Mapping) else {} if source is None else _read(source, flags, tell)
+    from_file = source if isinstance(source, Mapping) else _read(source, flags, tell, drop=drop, given=rllib)
     problems: list[Problem] = []
     given: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -172,6 +181,11 @@ def _load(
     assignments: list[tuple[str, str, Any]] = [(f, short[f], value) for f, value in flags.items() if value is not None]
     for flag, prefix, texts in (("--stop", "stop.", stop), ("--set", "", overrides)):
         for text in texts:
+            if flag == "--stop" and text.lstrip().startswith("{"):
+                found_stop, problem = _json_stop(text)
+                assignments += [(flag, prefix + name, value) for name, value in found_stop.items()]
+                problems += problem
+                continue
             key, equals, value = text.partition("=")
             try:
                 if not equals or not all(key.split(".")):
@@ -192,19 +206,50 @@ def _load(
     return cfg, {key: origins.get(key, "file") for key in schema.flatten(data)}
 
 
-def _read(source: str | Path, flags: Mapping[str, str | None], tell: Callable[[str], None]) -> Mapping[str, Any]:
-    """The mapping in a file; of one of RLlib's what the migration makes of it."""
+def _read(
+    path: str | Path | None,
+    flags: Mapping[str, str | None],
+    tell: Callable[[str], None],
+    *,
+    drop: bool = False,
+    given: Mapping[str, Any] | None = None,
+) -> Mapping[str, Any]:
+    """The mapping in a file, with the keys that are `given` over it; of one of RLlib's what the migration makes of it.
+
+    Raises:
+      InputError: all that is wrong.
+    """
     from jrl import migrate
 
-    path = shipped.locate(source)
-    data = migrate.read(path)
-    if not migrate.looks_like_rllib(data):
+    data = {} if path is None else migrate.read(shipped.locate(path))
+    theirs = migrate.looks_like_rllib(data)
+    if given:
+        if data and not theirs:
+            raise InputError(f"--config: {path} is a configuration of jrl: use --set a.b=v for keys of it")
+        if not data and not migrate.looks_like_rllib({"run": "PPO", "config": given}):
+            return given
+        data, theirs = migrate.over(data, given), True
+    if not theirs:
+        if drop:
+            raise InputError("--drop: there is no configuration of RLlib: leave it out")
         return data
-    found = migrate.migrate(data, algo=flags.get("--algo"), env=flags.get("--env"))
-    tell(f"{path} is a configuration of RLlib: it was migrated (python -m jrl.config migrate writes it down)")
-    for line in found.lines:
+    found = migrate.migrate(data, algo=flags.get("--algo"), env=flags.get("--env"), drop=drop)
+    name = path or "--config"
+    tell(f"{name} is a configuration of RLlib: it was migrated (python -m jrl.config migrate writes it down)")
+    for line in found.told():
         tell(f"migrated: {line}")
     return found.config
+
+
+def _json_stop(text: str) -> tuple[dict[str, Any], list[Problem]]:
+    """The criteria in RLlib's form, '{"env_runners/episode_return_mean": 150}', and what is wrong with them."""
+    try:
+        found = schema.parse(text)
+    except yaml.YAMLError:
+        found = None
+    if not isinstance(found, dict):
+        return {}, [Problem("stop", f'--stop {text}: expected metric=number, or JSON such as {{"time_s": 60}}')]
+    return {key.replace(".", "/"): value for key, value in schema.flatten(found).items()}, []
 
 
 def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple[RunConfig, list[Problem]]:
@@ -239,6 +284,10 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
             known = ", ".join(registry.names)
             problems.append(Problem("algo", f"algo.name: expected one of {known}, got {algo['name']!r}{mend}"))
     data, iterations = {**data, "algo": algo}, None
+    if isinstance(env := data.get("env"), Mapping) and "." in str(env.get("id")) and ":" not in str(env["id"]):
+        from jrl.migrate.rules import reference
+
+        data["env"] = {**env, "id": reference(env["id"]) or env["id"]}  # package.module.Class
     if isinstance(data.get("stop"), Mapping):
         from jrl.migrate.experiment import metric
 
@@ -292,6 +341,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--stop", action="append", default=[], metavar="metric=v")
     parser.add_argument("--algo", help="short for --set algo.name=...")
     parser.add_argument("--env", help="short for --set env.id=...")
+    parser.add_argument("--drop", action="store_true", help=DROP)
     parser.add_argument(
         "--network",
         action="store_true",
@@ -306,7 +356,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         flags = {"--algo": args.algo, "--env": args.env}
         tell = lambda line: print(line, file=sys.stderr)
-        cfg, origins = _load(args.config, args.overrides, flags, args.stop, None, tell=tell)
+        cfg, origins = _load(args.config, args.overrides, flags, args.stop, None, drop=args.drop, tell=tell)
         if args.network:
             print(*_network(cfg), sep="\n")
             return 0

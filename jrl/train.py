@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import datetime
 import errno
+import json
 import logging
 import sys
 from collections.abc import Iterator, Sequence
@@ -50,11 +51,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--set", action="append", default=[], metavar="a.b=v", dest="overrides", help="override one key of the config"
     )
-    p.add_argument("--algo", help="short for --set algo.name=...")
+    p.add_argument("--algo", "--run", help="short for --set algo.name=...")
     p.add_argument("--env", help="short for --set env.id=...")
     p.add_argument(
         "--stop", action="append", default=[], metavar="metric=v", help="end the run there, e.g. env_steps=300000"
     )
+    p.add_argument("--config", metavar="JSON", dest="rllib", help="keys of RLlib's, e.g. '{\"num_env_runners\": 8}'")
+    p.add_argument("--drop", action="store_true", help=config.DROP)
     p.add_argument("--out", help="run directory")
     p.add_argument("--resume", metavar="auto|PATH", help="continue a run: its directory, a checkpoint, or the latest")
     p.add_argument("--init-from", metavar="PATH", help="begin with the weights of another run or checkpoint")
@@ -85,7 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _train(args: argparse.Namespace) -> int:
     cfg = config.load(
-        args.config, args.overrides, algo=args.algo, env=args.env, stop=args.stop, out=args.out, tell=print
+        args.config, args.overrides, algo=args.algo, env=args.env, stop=args.stop, out=args.out, drop=args.drop,
+        rllib=_rllib(args.rllib), tell=print,
     )  # fmt: skip
     criteria = [name for name in cfg.stop if name != "env_steps"]
     if args.as_test and not criteria:
@@ -121,6 +125,20 @@ def _train(args: argparse.Namespace) -> int:
     if interrupted:
         return interrupted.exit_status or 1
     return 1 if end.fault or (args.as_test and not end.reason) else 0
+
+
+def _rllib(text: str | None) -> dict[str, Any] | None:
+    """The mapping that --config gives, as JSON. Raises InputError."""
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as e:
+        found = e.msg
+    if isinstance(found, dict):
+        return found
+    mend = f"a file goes without --config: python -m jrl.train {text}" if Path(text).suffix else "mind the quotes"
+    raise InputError(f"--config: expected JSON such as '{{\"num_env_runners\": 8}}', got {text[:60]!r}: {mend}")
 
 
 def _rolled_back(cfg: config.RunConfig, directory: Path, start: _Start, count: int) -> tuple[config.RunConfig, _Start]:

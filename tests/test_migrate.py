@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from jrl import algos, config, plan
+from jrl import algos, config, plan, train
 from jrl.errors import InputError
 from jrl.hyper import Gtrxl, Lstm
-from jrl.migrate import looks_like_rllib, main, migrate, read, tables
+from jrl.migrate import defaults, looks_like_rllib, main, migrate, read, tables
 from jrl.sections import RunConfig
 
 HERE = Path(__file__).parent
@@ -146,11 +146,11 @@ num_samples: dropped: for Tune: see jrl.api.tune
 
 def ours(algo, **given):
     """The migrated config of a dict with the environment CartPole-v1."""
-    return migrate({"env": "CartPole-v1", **given}, algo=algo).config
+    return migrate({"env": "CartPole-v1", **given}, algo=algo, drop=True).config
 
 
 def lines(algo, **given):
-    return migrate({"env": "CartPole-v1", **given}, algo=algo).lines
+    return migrate({"env": "CartPole-v1", **given}, algo=algo, drop=True).lines
 
 
 def errors(data, **more):
@@ -178,7 +178,7 @@ def keys_of(data):
 def test_a_file_becomes_the_tree_that_it_means(name):
     data = read(FIXTURES / name)
     assert looks_like_rllib(data)
-    found = migrate(data, algo=ALGO.get(name))
+    found = migrate(data, algo=ALGO.get(name), drop=True)
     assert found.config == EXPECTED[name]
     cfg = config.from_dict(found.config)
     # what was left out, because it is a default, is one
@@ -188,7 +188,7 @@ def test_a_file_becomes_the_tree_that_it_means(name):
 @pytest.mark.parametrize("name", EXPECTED)
 def test_every_key_has_a_line(name):
     data = read(FIXTURES / name)
-    said = migrate(data, algo=ALGO.get(name)).lines
+    said = migrate(data, algo=ALGO.get(name), drop=True).lines
     for key in keys_of(data):
         assert any(line.startswith((f"{key} -> ", f"{key}: ")) for line in said), key
 
@@ -203,8 +203,8 @@ def test_lines_of_a_tuned_example():
         ("pendulum-sac.yaml", "batch_mod: unknown: the nearest is batch_mode, which is rollout.batch_mode here"),
         ("pendulum-sac.yaml", "lr: dropped: critic_lr takes its place"),
         ("pendulum-sac.yaml", "optimization.critic_learning_rate -> algo.lr: 0.0005"),
-        ("impala.yaml", "policies: dropped: multi-agent training is not part of jrl yet"),
-        ("impala.yaml", "input: dropped: jrl does not read or write offline data yet"),
+        ("impala.yaml", "policies: lacking: multi-agent training is not part of jrl yet"),
+        ("impala.yaml", "input: lacking: jrl does not read or write offline data yet"),
         ("impala.yaml", "_tf_new_switch: dropped: an inner switch of RLlib"),
         ("impala.yaml", "train_batch_size -> algo.num_minibatches: 2  (2 x 800 rows)"),
         ("params.json", "num_workers: dropped: -1: not set"),
@@ -223,7 +223,7 @@ def test_lines_of_a_tuned_example():
     ],
 )  # fmt: skip
 def test_line(name, line):
-    assert line in migrate(read(FIXTURES / name), algo=ALGO.get(name)).lines
+    assert line in migrate(read(FIXTURES / name), algo=ALGO.get(name), drop=True).lines
 
 
 def test_a_config_with_a_stop_can_be_run_as_it_is(tmp_path):
@@ -231,6 +231,57 @@ def test_a_config_with_a_stop_can_be_run_as_it_is(tmp_path):
     path.write_text(config.schema.dump(migrate(read(FIXTURES / "cartpole-ppo.yaml")).config))
     cfg = config.load(path)
     assert plan.batch_plan(cfg) == plan.BatchPlan(rows=1000, minibatch=125, updates=48, iterations=100)
+
+
+# ---------------------------------------------------------------- what jrl does not have
+
+
+LACKING = {
+    "policies": {"a": None, "b": None}, "input": "/data", "output": "/data", "learner_class": "my.Learner",
+    "off_policy_estimation_methods": {"is": {}},
+    "model": {"custom_model": "mine", "custom_action_dist": "mine"},
+    "callbacks": "<lambda>", "nonsense_key": 1,
+}  # fmt: skip
+
+
+def test_what_jrl_does_not_have_is_an_error_unless_it_is_to_be_dropped():
+    found = errors({"env": "CartPole-v1", **LACKING}, algo="PPO")
+    names = [name for name in LACKING if name != "model"] + ["model.custom_model", "model.custom_action_dist"]
+    assert sorted(line.partition(":")[0] for line in found) == sorted(names)
+    assert all(line.endswith("remove it, or let --drop do so") for line in found)
+    left = migrate({"env": "CartPole-v1", **LACKING}, algo="PPO", drop=True)
+    assert sorted(line.partition(":")[0] for line in left.dropped) == sorted(names)
+    at = left.told().index("dropped, as was asked:")
+    assert left.told()[at + 1 : at + 1 + len(names)] == [f"  {line}" for line in left.dropped]
+
+
+def test_what_rllib_writes_down_by_itself_asks_for_nothing():
+    given = {
+        "policies": {"default_policy": [None] * 4}, "policy_mapping_fn": "<function AlgorithmConfig.DEFAULT>",
+        "input": "sampler", "output": None, "off_policy_estimation_methods": {}, "input_evaluation": ["is", "wis"],
+        "model": {"custom_model": None}, "callbacks": {}, "_learner_class": None,
+        "learner_class": "<class 'ray.rllib.core.Learner'>",
+    }  # fmt: skip
+    assert migrate({"env": "CartPole-v1", **given}, algo="PPO").dropped == []
+
+
+def test_defaults_that_differ_are_told_where_a_file_leaves_them_out():
+    found = migrate({"env": "CartPole-v1", "lr": 5e-5, "num_sgd_iter": 30}, algo="PPO").defaults
+    said = {line.partition(":")[0]: line for line in found}
+    assert said["train_batch_size"] == (
+        "train_batch_size: 4000 in RLlib; here rollout.length is null: for RLlib's set rollout.length: 500"
+    )
+    assert said["minibatch_size"].endswith("here algo.num_minibatches is 4: for RLlib's set algo.num_minibatches: 32")
+    assert {"lambda", "clip_param", "vf_clip_param", "vf_loss_coeff", "kl_coeff", "grad_clip"} <= set(said)
+    assert not {"lr", "num_epochs", "gamma", "entropy_coeff"} & set(said)
+
+
+@pytest.mark.parametrize("source", defaults.DEFAULTS)
+def test_with_rllibs_defaults_given_none_differs(source):
+    """Each line says what would do: with all of it set, nothing is left to say."""
+    env = "Pendulum-v1" if source in ("sac", "td3", "ddpg") else "CartPole-v1"
+    assert migrate({"env": env}, algo=source).defaults
+    assert migrate({"env": env, **defaults.DEFAULTS[source]}, algo=source).defaults == []
 
 
 # ---------------------------------------------------------------- batches
@@ -417,7 +468,7 @@ def test_stop_criteria(stop, expected):
 def test_the_users_own_functions():
     found = ours("PPO", callbacks=Environment, env_task_fn="a.b.c", custom_evaluation_function="a.b:c")["custom"]
     assert found == {"callbacks": [f"{__name__}:Environment"], "env_task": "a.b:c", "evaluation": "a.b:c"}
-    assert any(line.startswith("env_task_fn: dropped: '<lambda>'") for line in lines("PPO", env_task_fn="<lambda>"))
+    assert any(line.startswith("env_task_fn: lacking: '<lambda>'") for line in lines("PPO", env_task_fn="<lambda>"))
 
 
 def test_evaluation_has_environments_and_exploration_of_its_own():
@@ -539,7 +590,7 @@ def test_command_writes_yaml_that_can_be_read_and_a_line_for_each_key(capsys):
     out, err = capsys.readouterr()
     assert config.schema.parse(out) == EXPECTED["cartpole-ppo.yaml"]
     assert "num_epochs: 6                         # num_sgd_iter" in out
-    assert err.splitlines() == CARTPOLE_LINES
+    assert err.splitlines()[: len(CARTPOLE_LINES)] == CARTPOLE_LINES
 
 
 def test_command_reads_json_with_what_it_lacks(capsys, tmp_path):
@@ -550,6 +601,39 @@ def test_command_reads_json_with_what_it_lacks(capsys, tmp_path):
     assert found == {
         "algo": {"name": "a2c"}, "env": {"id": "Pong-v5", "num_envs": 6}, "env_runners": {"num": 6},
     }  # fmt: skip
+
+
+def test_command_drops_only_when_it_is_told_to(capsys):
+    name = str(FIXTURES / "impala.yaml")
+    assert main([name, "--algo", "IMPALA"]) == 2
+    out, err = capsys.readouterr()
+    assert not out and "error: policies: multi-agent training is not part of jrl yet: remove it" in err
+    assert main([name, "--algo", "IMPALA", "--drop"]) == 0
+    out, err = capsys.readouterr()
+    assert config.schema.parse(out) == EXPECTED["impala.yaml"]
+    assert "dropped, as was asked:\n  policies: multi-agent training is not part of jrl yet\n" in err
+    assert "for RLlib's set network.hidden: [256, 256]" in err
+
+
+def test_the_flags_of_rllibs_command():
+    """`rllib train --run=A2C --config '{...}' --stop '{...}'`, and the same over a file."""
+    said = []
+    given = {"num_workers": 0, "lambda": 0.5}
+    more = {"stop": ['{"training_iteration": 2, "env_runners": {"episode_return_mean": 150}}'], "tell": said.append}
+    cfg = config.load(None, algo="A2C", env="CartPole-v1", rllib=given, **more)
+    assert (cfg.env.num_envs, cfg.algo.gae_lambda) == (1, 0.5)
+    assert cfg.stop == {"env_steps": 2000, "episode/return": 150}
+    assert "migrated: lambda -> algo.gae_lambda: 0.5" in said
+    cfg = config.load(FIXTURES / "cartpole-ppo.yaml", rllib={"lambda": 0.5, "model": {"fcnet_hiddens": [8]}})
+    assert (cfg.algo.gae_lambda, cfg.network.hidden, cfg.network.shared) == (0.5, (8,), True)
+    with pytest.raises(InputError, match="is a configuration of jrl: use --set"):
+        config.load(HERE.parent / "configs" / "ppo.yaml", rllib=given)
+    with pytest.raises(InputError, match="--drop: there is no configuration of RLlib"):
+        config.load(HERE.parent / "configs" / "ppo.yaml", drop=True)
+    with pytest.raises(InputError, match=r"--stop {nonsense: expected metric=number, or JSON"):
+        config.load(None, algo="ppo", env="CartPole-v1", stop=["{nonsense"])
+    with pytest.raises(InputError, match="--config: expected JSON such as"):
+        train._rllib("ppo.yaml")
 
 
 @pytest.mark.parametrize(

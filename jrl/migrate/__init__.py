@@ -4,7 +4,8 @@
     cfg = jrl.config.from_dict(migration.config)
     python -m jrl.config migrate old.yaml > new.yaml       # what became of each key on stderr
 
-What a file does not set has jrl's default, not RLlib's. docs/rllib-users.md has the table of keys.
+What a file does not set has jrl's default, not RLlib's: those that differ are listed. A key that asks for what jrl does
+not have is an error, unless it is to be dropped. docs/rllib-users.md has the table of keys.
 """
 
 import json
@@ -15,19 +16,27 @@ from typing import Any, NamedTuple
 
 from jrl import command, schema
 from jrl.errors import InputError
-from jrl.migrate import hyper, memory, rules
+from jrl.migrate import defaults, hyper, memory, rules
 from jrl.migrate.experiment import conditions, experiment, is_experiment
 from jrl.migrate.job import Job, canonical, translate
 from jrl.migrate.tables import ALGORITHMS, KEYS, PARTS
 
-__all__ = ["KEYS", "Migration", "hyper", "looks_like_rllib", "main", "memory", "migrate", "rules"]
+__all__ = ["KEYS", "Migration", "defaults", "hyper", "looks_like_rllib", "main", "memory", "migrate", "rules"]
 
 _OURS = ("algo", "network", "rollout", "replay", "checkpoint", "devices", "env_runners", "run", "custom", "evaluation")
 
 
 class Migration(NamedTuple):
     config: dict[str, Any]  # plain, jrl's; only what differs from a default
-    lines: list[str]  # one for each key: translated, dropped with the reason, or unknown
+    lines: list[str]  # one for each key: translated, dropped with the reason, lacking here, or unknown
+    dropped: Sequence[str] = ()  # those that are lacking here, or unknown
+    defaults: Sequence[str] = ()  # one for each key that is left out and has another default in RLlib
+
+    def told(self) -> list[str]:
+        """All that there is to say."""
+        listed = {"dropped, as was asked:": self.dropped, "not set, with another default in RLlib:": self.defaults}
+        more = [[title, *(f"  {line}" for line in lines)] for title, lines in listed.items() if lines]
+        return [*self.lines, *(line for part in more for line in part)]
 
 
 def looks_like_rllib(data: Mapping[str, Any]) -> bool:
@@ -42,7 +51,14 @@ def looks_like_rllib(data: Mapping[str, Any]) -> bool:
     return any(str(name) in KEYS and name != "stop" for name, _ in canonical(data))
 
 
-def migrate(data: Mapping[str, Any], *, algo: str | None = None, env: Any = None, name: str | None = None) -> Migration:
+def migrate(
+    data: Mapping[str, Any],
+    *,
+    algo: str | None = None,
+    env: Any = None,
+    name: str | None = None,
+    drop: bool = False,
+) -> Migration:
     """RLlib's configuration as jrl's, checked by `jrl.config.from_dict`.
 
     Args:
@@ -50,12 +66,28 @@ def migrate(data: Mapping[str, Any], *, algo: str | None = None, env: Any = None
       algo: RLlib's name of the algorithm, in place of that in `data`.
       env: the environment, in place of that in `data`.
       name: which experiment, where `data` has several.
+      drop: leave out what asks for something that jrl does not have: several agents, data from files, a model for
+        torch, an unknown key.
     Raises:
       InputError: all that is wrong, in words of the keys that were given.
     """
-    job = _job(data, algo, env, name)
-    _check(job)
-    return Migration(_differing(job), job.lines)
+    return _migration(_job(data, algo, env, name), drop)
+
+
+def over(data: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """RLlib's configuration with further keys of RLlib's over those it has; of several experiments, in each."""
+    if data and all(is_experiment(body) for body in data.values()):
+        return {name: over(body, given) for name, body in data.items()}
+    inner = data.get("config")
+    if not isinstance(inner, Mapping):
+        return {**data, "config": dict(given)}
+    return {**data, "config": schema.merge(inner, given)}
+
+
+def _migration(job: Job, drop: bool) -> Migration:
+    """Raises InputError with all that is wrong."""
+    found = _check(job, drop)
+    return Migration(_differing(job), job.lines, job.lacking, list(defaults.differing(job, found)))
 
 
 def _job(data: Mapping[str, Any], algo: str | None, env: Any, name: str | None) -> Job:
@@ -113,14 +145,15 @@ def _first_choices(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return {key: first(value, key) for key, value in raw.items()}, lines
 
 
-def _check(job: Job) -> None:
-    """Raises InputError with all that is wrong."""
+def _check(job: Job, drop: bool) -> dict[str, Any]:
+    """The whole config. Raises InputError with all that is wrong."""
     from jrl import config
 
-    if job.faults:
-        raise InputError(*job.faults)
+    lacking = [] if drop else [f"{line}: remove it, or let --drop do so" for line in job.lacking]
+    if job.faults or lacking:
+        raise InputError(*job.faults, *lacking)
     try:
-        config.from_dict(job.tree)
+        return config.to_dict(config.from_dict(job.tree))
     except InputError as e:
         where = {ours: theirs for ours, theirs in job.origins.items() if ours != theirs}
         raise InputError(*(_in_their_words(message, where) for message in e.errors)) from None
@@ -175,11 +208,14 @@ def read(path: Path) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """jrl's config on stdout, what became of each key on stderr; the exit status: 0, or 2 for bad input."""
+    from jrl import config
+
     parser = command.parser("config migrate", "RLlib's configuration as jrl's, on stdout.")
     parser.add_argument("config", help="YAML or JSON file: a tuned example, or a config dict such as params.json")
     parser.add_argument("--algo", help="RLlib's name of the algorithm, where the file has none")
     parser.add_argument("--env", help="the environment, where the file has none")
     parser.add_argument("--name", help="which experiment, of a file with several")
+    parser.add_argument("--drop", action="store_true", help=config.DROP)
     args = parser.parse_args(argv)
     try:
         data = read(Path(args.config))
@@ -187,10 +223,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise InputError(f"{args.config}: no configuration of RLlib: there is none of its keys at the top")
         job = _job(data, args.algo, args.env, args.name)
         print(*job.lines, sep="\n", file=sys.stderr)
-        _check(job)
+        migration = _migration(job, args.drop)
+        for line in migration.told()[len(job.lines) :]:
+            print(line, file=sys.stderr)
     except InputError as e:
         return command.refused(e)
-    found = _differing(job)
+    found = migration.config
     comments = {ours: theirs for ours, theirs in job.origins.items() if ours in schema.flatten(found)}
     print(f"# from {Path(args.config).name}, a configuration of RLlib; the comments are its keys")
     print(schema.dump(found, comments), end="")

@@ -44,6 +44,7 @@ class Job:
     origins: dict[str, str] = dataclasses.field(default_factory=dict)  # our key -> theirs
     lines: list[str] = dataclasses.field(default_factory=list)
     faults: list[str] = dataclasses.field(default_factory=list)
+    lacking: list[str] = dataclasses.field(default_factory=list)  # what changes learning and jrl has nothing for
 
     @cached_property
     def given(self) -> dict[str, Any]:
@@ -127,6 +128,11 @@ class Job:
 
     def drop(self, key: str, reason: str) -> None:
         self.lines.append(f"{self.prefix}{key}: dropped: {reason}")
+
+    def lack(self, key: str, reason: str) -> None:
+        """Says that a key asks for what jrl does not have: without it, another thing would be learned."""
+        self.lines.append(f"{self.prefix}{key}: lacking: {reason}")
+        self.lacking.append(f"{self.prefix}{key}: {reason}")
 
     def wrong(self, key: str, expected: str, value: Any) -> None:
         self.faults.append(f"{self.prefix}{key}: expected {expected}, got {value!r}")
@@ -284,6 +290,8 @@ def translate(job: Job, names: Iterable[str] | None = None) -> None:
             RULES[key.name](job, theirs, value)
         elif key.ours:
             job.put(theirs, key.ours, value)
+        elif key.lacking and asks(value):
+            job.lack(theirs, key.note)
         else:
             job.drop(theirs, key.note)
 
@@ -295,7 +303,14 @@ def _unknown(job: Job, key: str) -> None:
     near = difflib.get_close_matches(key, KEYS, 1)
     ours = KEYS[near[0]].ours if near else ""
     is_ours = f", which is {ours} here" if ours else ""
-    job.lines.append(f"{job.prefix}{key}: unknown" + (f": the nearest is {near[0]}{is_ours}" if near else ""))
+    line = f"{job.prefix}{key}: unknown" + (f": the nearest is {near[0]}{is_ours}" if near else "")
+    job.lines.append(line)
+    job.lacking.append(line)
+
+
+def asks(value: Any) -> bool:
+    """Whether the value of a key asks for something: RLlib writes down its own classes, and what is off, too."""
+    return bool(value) and "ray.rllib." not in str(value)
 
 
 # ---------------------------------------------------------------- reading
@@ -317,4 +332,4 @@ def canonical(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-__all__ = ["NESTED", "RULES", "WITH_MEMORY", "Job", "Sizes", "canonical", "rule", "shown", "translate"]
+__all__ = ["NESTED", "RULES", "WITH_MEMORY", "Job", "Sizes", "asks", "canonical", "rule", "shown", "translate"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jrl import registry
-from jrl.migrate.job import Job, canonical, rule, shown, translate
+from jrl.migrate.job import Job, asks, canonical, rule, shown, translate
 from jrl.migrate.tables import GROUPS, KEYS
 
 # ---------------------------------------------------------------- environments, runners, batches
@@ -18,7 +18,7 @@ def _env(job: Job, key: str, value: Any) -> None:
     if own := _own_environment(job):
         return job.put(key, "env.id", own, "jrl's, inside the compiled program")
     if callable(value) or "<" in str(value) or ("." in str(value) and "-v" not in str(value)):
-        path = _reference(value)
+        path = reference(value)
     if path is None and (not isinstance(value, str) or "<" in value):
         return job.wrong(key, "the name of an environment", value)
     note = "a class is package.module:Class" if path and ":" in path else ""
@@ -52,7 +52,7 @@ def _unwrapped(options: Any) -> Mapping[str, Any]:
 def _own_environment(job: Job) -> str | None:
     """jrl's environment that is the same as the given one of RLlib's examples."""
     given = job.raw.get("env")
-    path = _reference(given) if isinstance(given, str | type) else None
+    path = reference(given) if isinstance(given, str | type) else None
     if not path or not path.startswith("ray.rllib.") or _unwrapped(job.raw.get("env_config")).get("continuous"):
         return None
     return _OWN.get(path.rpartition(":")[2])
@@ -244,6 +244,7 @@ def _of_evaluation(job: Job, key: str, value: Mapping[str, Any]) -> None:
         job.set("evaluation.config", inner.tree, key)
     job.lines += inner.lines
     job.faults += inner.faults
+    job.lacking += inner.lacking
 
 
 def class_path(text: str) -> str | None:
@@ -254,7 +255,7 @@ def class_path(text: str) -> str | None:
     return f"{found[1]}:{found[2]}"
 
 
-def _reference(value: Any) -> str | None:
+def reference(value: Any) -> str | None:
     """The name by which `jrl.registry` finds a class or function, which may itself be given; None: there is none."""
     if isinstance(value, str) and registry.registered(value) is None:
         return class_path(value)
@@ -263,12 +264,14 @@ def _reference(value: Any) -> str | None:
 
 @rule("callbacks", "env_task_fn", "custom_evaluation_function")
 def _own(job: Job, key: str, value: Any) -> None:
+    if not value:
+        return job.drop(key, "it is empty")
     values = list(value) if isinstance(value, list | tuple) else [value]
-    paths = [_reference(one) for one in values]
-    if paths and all(path and path.startswith("ray.rllib") for path in paths):
+    paths = [reference(one) for one in values]
+    if all(path and path.startswith("ray.rllib") for path in paths):
         return job.drop(key, "RLlib's own, which does nothing")
-    if not paths or None in paths:
-        return job.drop(key, f"{str(value)[:60]!r} is not the path of a class or function, package.module:name")
+    if None in paths:
+        return job.lack(key, f"{str(value)[:60]!r} is not the path of a class or function, package.module:name")
     if KEYS[key].name == "callbacks":
         return job.put(key, "custom.callbacks", paths, "derive it from jrl.callbacks.Callbacks")
     return job.put(key, KEYS[key].ours, paths[0])
@@ -278,7 +281,9 @@ def _own(job: Job, key: str, value: Any) -> None:
 def _policies(job: Job, key: str, value: Any) -> None:
     policies = job.given.get("policies")
     several = isinstance(policies, Mapping | list | tuple | set) and len(policies) > 1
-    job.drop(key, KEYS[key].note if several else "there is one policy")
+    if several or (KEYS[key].name == "observation_fn" and asks(value)):
+        return job.lack(key, KEYS[key].note) if KEYS[key].lacking else job.drop(key, KEYS[key].note)
+    return job.drop(key, "there is one policy")
 
 
 @rule("count_steps_by")
@@ -295,7 +300,16 @@ def _least(job: Job, key: str, value: Any) -> None:
 
 @rule("input")
 def _input(job: Job, key: str, value: Any) -> None:
-    job.drop(key, "sampler: what jrl does" if value == "sampler" else KEYS["output"].note)
+    if value == "sampler":
+        return job.drop(key, "sampler: what jrl does")
+    return job.lack(key, KEYS["output"].note)
 
 
-__all__ = ["class_path"]
+@rule("input_evaluation")
+def _input_evaluation(job: Job, key: str, value: Any) -> None:
+    if job.given.get("input", "sampler") == "sampler" or not asks(value):
+        return job.drop(key, "it is of samples from files, and there are none")
+    return job.lack(key, KEYS[key].note)
+
+
+__all__ = ["class_path", "reference"]

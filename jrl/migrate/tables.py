@@ -11,6 +11,7 @@ class Key(NamedTuple):
     names: tuple[str, ...]  # newest first; a.b is b in the dict a
     ours: str  # dotted keys, separated by ", "; "": none
     note: str  # what is different, or why there is none
+    lacking: bool = False  # what it asks for changes what is learned, and jrl has nothing like it
 
     @property
     def name(self) -> str:
@@ -24,6 +25,10 @@ def _key(names: str, ours: str, note: str = "") -> Key:
 
 def _none(reason: str, *names: str) -> list[Key]:
     return [_key(n, "", reason) for n in names]
+
+
+def _lacking(reason: str, *names: str) -> list[Key]:
+    return [_key(n, "", reason)._replace(lacking=True) for n in names]
 
 
 def _models(name: str) -> str:
@@ -66,6 +71,8 @@ PARTS: dict[str, dict[str, Any]] = {
 _AUTO = "jrl does so by itself"
 _FRAMEWORK = "JAX is the only framework"
 _OFFLINE = "jrl does not read or write offline data yet"
+_ESTIMATORS = "jrl has no off-policy estimators yet"
+_OWN_LOSS = "a loss of your own is custom.loss, a step of your own custom.training_step"
 _MULTI = "multi-agent training is not part of jrl yet"
 _TORSO = "network.torso and network.encoders choose of what there is, by the observations: see docs/networks.md"
 _OWN_MODEL = "a class for torch or TensorFlow: write it for JAX, as network.torso and torso_options (docs/networks.md)"
@@ -142,10 +149,11 @@ GROUPS: dict[str, list[Key]] = {
                "create_local_env_runner", "create_env_on_local_worker", "create_env_on_driver"),
         *_none("every process acts with the learner's statistics",
                "synchronize_filters", "update_worker_filter_stats", "use_worker_filter_stats"),
-        *_none(_CONNECT, "sample_collector", "enable_connectors", "module_to_env_connector",
+        *_lacking(_CONNECT, "module_to_env_connector"),
+        *_none(_CONNECT, "sample_collector", "enable_connectors",
                "add_default_connectors_to_env_to_module_pipeline", "add_default_connectors_to_module_to_env_pipeline"),
-        _key("env_to_module_connector", "",
-             "see algo.normalize_obs, env.frame_stack, network.flatten, network.use_prev_action, network.transform"),
+        *_lacking("see algo.normalize_obs, env.frame_stack, network.flatten, network.use_prev_action and transform",
+                  "env_to_module_connector"),
         *_none(_AUTO, "validate_env_runners_after_construction", "validate_workers_after_construction",
                "gym_env_vectorize_mode", "sampler_perf_stats_ema_coef", "episodes_to_numpy", "env_runner_cls",
                "in_evaluation"),
@@ -211,11 +219,12 @@ GROUPS: dict[str, list[Key]] = {
                "timeout_s_sampler_manager", "timeout_s_aggregator_manager", "keep_local_weights_in_sync",
                "optimizer.max_weight_sync_delay", "optimizer.num_replay_buffer_shards", "optimizer.debug",
                "max_weight_sync_delay", "num_replay_buffer_shards"),
-        *_none("a loss of your own is custom.loss, a step of your own custom.training_step",
-               "learner_class", "learner_config_dict"),
-        *_none("a pure function of what an update learns from is custom.batch",
-               "before_learn_on_batch", "postprocess_inputs"),
-        *_none(_CONNECT, "learner_connector", "add_default_connectors_to_learner_pipeline"),
+        *_lacking(_OWN_LOSS, "learner_class", "policy_class", "_learner_class"),
+        *_none(_OWN_LOSS, "learner_config_dict"),
+        *_lacking("a pure function of what an update learns from is custom.batch", "before_learn_on_batch"),
+        *_none("a pure function of what an update learns from is custom.batch", "postprocess_inputs"),
+        *_lacking(_CONNECT, "learner_connector"),
+        *_none(_CONNECT, "add_default_connectors_to_learner_pipeline"),
         *_none("there is one way to learn on several devices", "simple_optimizer"),
     ],
     "DQN": [
@@ -309,16 +318,18 @@ GROUPS: dict[str, list[Key]] = {
         _key("model model_config _model_config", "", _INSIDE),
         *_none(_TORSO, "model.conv_filters", "model.conv_activation", "model.post_fcnet_activation",
                "model.head_fcnet_activation", "model.no_final_linear", "model.encoder_latent_dim"),
-        *_none(_OWN_MODEL, "model.custom_model", "model.custom_model_config", "model.custom_options"),
-        *_none("distributions follow from the action space", "model.custom_action_dist", "model.log_std_clip_param"),
+        *_lacking(_OWN_MODEL, "model.custom_model"),
+        *_none(_OWN_MODEL, "model.custom_model_config", "model.custom_options"),
+        *_lacking("distributions follow from the action space", "model.custom_action_dist"),
+        *_none("distributions follow from the action space", "model.log_std_clip_param"),
         *_none(_INITIAL, "model.fcnet_kernel_initializer", "model.fcnet_bias_initializer",
                "model.lstm_kernel_initializer", "model.lstm_bias_initializer"),
         *_none("shapes are known before the first step", "model.always_check_shapes", "model._time_major"),
         *_none(_TREES, "model._disable_preprocessor_api", "model._disable_action_flattening"),
         *_none(_STACK, "model._use_default_native_models", "model.uses_new_env_runners"),
         *_none(_FRAMES, "model.framestack", "model.num_framestacks", "model.dim", "model.grayscale", "model.zero_mean"),
-        *_none("a pure function of an observation is network.transform", "model.custom_preprocessor",
-               "model.custom_preprocessor_options"),
+        *_lacking("a pure function of an observation is network.transform", "model.custom_preprocessor"),
+        *_none("a pure function of an observation is network.transform", "model.custom_preprocessor_options"),
     ],
     "Memory": [
         _key(_models("use_lstm"), "network.core.name", "true: lstm"),
@@ -351,18 +362,22 @@ GROUPS: dict[str, list[Key]] = {
         _key("evaluation_num_env_runners evaluation_num_workers", "evaluation.num_env_runners"),
         _key("custom_evaluation_function custom_eval_function", "custom.evaluation"),
         _key("always_attach_evaluation_results", "evaluation.always_attach"),
-        *_none(_OFFLINE, "off_policy_estimation_methods", "ope_split_batch_by_episode", "input_evaluation"),
+        *_lacking(_ESTIMATORS, "off_policy_estimation_methods", "input_evaluation"),
+        *_none(_ESTIMATORS, "ope_split_batch_by_episode"),
     ],
     "Offline data": [
-        _key("input input_", "", "sampler, the default, is what jrl does; " + _OFFLINE),
+        _key("input input_", "", "sampler, the default, is what jrl does; " + _OFFLINE)._replace(lacking=True),
+        *_lacking(_OFFLINE, "output"),
         *_none(_OFFLINE, "input_config", "actions_in_input_normalized", "shuffle_buffer_size", "offline_sampling",
-               "output", "output_config", "output_compress_columns", "output_max_file_size"),
+               "output_config", "output_compress_columns", "output_max_file_size"),
     ],
     "Multi-agent": [
         _key("count_steps_by multiagent.count_steps_by", "rollout.count_steps_by"),
+        *[_key(f"{n} multiagent.{n}", "", _MULTI)._replace(lacking=True) for n in (
+            "policies", "policy_mapping_fn", "policies_to_train", "observation_fn",
+            "algorithm_config_overrides_per_module")],
         *[_key(f"{n} multiagent.{n}", "", _MULTI) for n in (
-            "policies", "policy_mapping_fn", "policies_to_train", "observation_fn", "policy_map_capacity",
-            "policy_map_cache", "policy_states_are_swappable", "algorithm_config_overrides_per_module")],
+            "policy_map_capacity", "policy_map_cache", "policy_states_are_swappable")],
         _key("multiagent.replay_mode", "", _MULTI),
         _key("multiagent multi_agent", "", _INSIDE),
     ],
@@ -407,11 +422,11 @@ GROUPS: dict[str, list[Key]] = {
         _key("eager_max_retraces", "run.max_recompiles", "programs that compile again once the run is under way"),
         *_none("run.disable_jit runs operation by operation", "eager_tracing", "eager", "trace"),
         *_none(_TREES, "_disable_preprocessor_api", "_disable_action_flattening"),
+        *_lacking(_OWN_MODEL, "rl_module_spec", "_rl_module_spec"),
         *_none(_STACK, "_tf_policy_handles_more_than_one_loss", "_disable_execution_plan_api",
                "_disable_initialize_loss_from_dummy_batch", "_enable_new_api_stack", "_enable_rl_module_api",
                "_enable_learner_api", "enable_rl_module_and_learner", "enable_env_runner_and_connector_v2",
-               "rl_module_spec", "_rl_module_spec", "is_online", "_is_atari", "policy_class",
-               "_learner_class", "_AlgorithmConfig__prior_exploration_config", "__all_models__"),
+               "is_online", "_is_atari", "_AlgorithmConfig__prior_exploration_config", "__all_models__"),
     ],
 }  # fmt: skip
 

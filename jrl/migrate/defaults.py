@@ -1,0 +1,124 @@
+"""What RLlib's algorithms have where a file says nothing, and jrl has otherwise."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from jrl import schema
+from jrl.migrate.job import Job, shown, translate
+from jrl.migrate.tables import KEYS
+
+_COMMON = {"gamma": 0.99}
+_ON_POLICY = {
+    **_COMMON, "model.fcnet_hiddens": [256, 256], "model.fcnet_activation": "tanh", "model.vf_share_layers": False,
+}  # fmt: skip
+_VTRACE = {**_ON_POLICY, "lr": 5e-4, "grad_clip": 40.0, "vf_loss_coeff": 0.5, "entropy_coeff": 0.01}
+_PRIORITIZED = {
+    "replay_buffer_config.type": "PrioritizedReplayBuffer", "replay_buffer_config.alpha": 0.6,
+    "replay_buffer_config.beta": 0.4,
+}  # fmt: skip
+_SIMPLE_Q = {
+    **_COMMON, "lr": 5e-4, "train_batch_size": 32, "rollout_fragment_length": 4, "target_network_update_freq": 500,
+    "num_steps_sampled_before_learning_starts": 1000, "replay_buffer_config.capacity": 50_000, "grad_clip": 40.0,
+    "optimizer.adam_epsilon": 1e-8, "n_step": 1, "double_q": False, "dueling": False,
+    "exploration_config": {"type": "EpsilonGreedy"}, "model.fcnet_hiddens": [256, 256],
+    "model.fcnet_activation": "tanh",
+}  # fmt: skip
+_DQN = {**_SIMPLE_Q, **_PRIORITIZED, "double_q": True, "dueling": True, "hiddens": [256]}
+_SAC = {
+    **_COMMON, **_PRIORITIZED, "train_batch_size": 256, "rollout_fragment_length": 1, "tau": 5e-3, "n_step": 1,
+    "critic_lr": 3e-4, "actor_lr": 3e-4, "alpha_lr": 3e-4, "initial_alpha": 1.0, "twin_q": True, "grad_clip": None,
+    "num_steps_sampled_before_learning_starts": 1500, "replay_buffer_config.capacity": 1_000_000,
+    "policy_model_config.fcnet_hiddens": [256, 256], "policy_model_config.fcnet_activation": "relu",
+}  # fmt: skip
+_TD3 = {
+    **_COMMON, "train_batch_size": 100, "rollout_fragment_length": 1, "tau": 5e-3, "n_step": 1, "critic_lr": 1e-3,
+    "actor_lr": 1e-3, "policy_delay": 2, "target_noise": 0.2, "target_noise_clip": 0.5, "grad_clip": None,
+    "num_steps_sampled_before_learning_starts": 10_000, "replay_buffer_config.capacity": 1_000_000,
+    "policy_model_config.fcnet_hiddens": [400, 300], "policy_model_config.fcnet_activation": "relu",
+    "exploration_config": {"type": "GaussianNoise"},
+}  # fmt: skip
+
+# RLlib's name of an algorithm -> newest name of a key -> its default there
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "ppo": {
+        **_ON_POLICY, "lr": 5e-5, "train_batch_size": 4000, "minibatch_size": 128, "num_epochs": 30, "lambda": 1.0,
+        "clip_param": 0.3, "vf_clip_param": 10.0, "vf_loss_coeff": 1.0, "entropy_coeff": 0.0, "kl_coeff": 0.2,
+        "kl_target": 0.01, "grad_clip": None,
+    },
+    "a2c": {
+        **_VTRACE, "lr": 1e-4, "rollout_fragment_length": 20, "lambda": 1.0,
+    },
+    "impala": {**_VTRACE, "rollout_fragment_length": 50, "train_batch_size": 500},
+    "appo": {
+        **_VTRACE, "rollout_fragment_length": 50, "train_batch_size": 500, "num_epochs": 1, "clip_param": 0.4,
+        "tau": 1.0, "target_network_update_freq": 2,
+    },
+    "dqn": _DQN,
+    "simpleq": _SIMPLE_Q,
+    "apex": {
+        **_DQN, "n_step": 3, "train_batch_size": 512, "rollout_fragment_length": 50,
+        "num_steps_sampled_before_learning_starts": 50_000, "target_network_update_freq": 500_000,
+        "replay_buffer_config.capacity": 2_000_000, "exploration_config": {"type": "PerWorkerEpsilonGreedy"},
+    },
+    "r2d2": {
+        "lr": 1e-4, "gamma": 0.997, "optimizer.adam_epsilon": 1e-3, "target_network_update_freq": 1000,
+        "replay_buffer_config.capacity": 100_000, "exploration_config": {"type": "EpsilonGreedy"},
+        "model.fcnet_hiddens": [256, 256], "model.fcnet_activation": "tanh",
+    },
+    "sac": _SAC,
+    "td3": _TD3,
+    "ddpg": {
+        **_TD3, "train_batch_size": 256, "tau": 2e-3, "policy_delay": 1, "twin_q": False,
+        "num_steps_sampled_before_learning_starts": 1500, "replay_buffer_config.capacity": 50_000,
+        "exploration_config": {"type": "OrnsteinUhlenbeckNoise"},
+    },
+}  # fmt: skip
+_SAME_AS = {"ddppo": "ppo", "a3c": "a2c", "apex_dqn": "apex", "rnnsac": "sac"}
+# a key -> keys that take its place: where one of them is given, the default of the key means nothing
+_IN_PLACE = {
+    "lr": ("lr_schedule", "critic_lr"),
+    "critic_lr": ("lr", "lr_schedule"),
+    "entropy_coeff": ("entropy_coeff_schedule",),
+    "train_batch_size": ("train_batch_size_per_learner",),
+    "lambda": ("use_gae",),
+    "kl_coeff": ("use_kl_loss",),
+    "kl_target": ("use_kl_loss",),
+    "replay_buffer_config.type": ("replay_buffer_config.prioritized_replay",),
+    "exploration_config": ("epsilon",),
+    "model.fcnet_hiddens": ("model.custom_model",),
+    "policy_model_config.fcnet_hiddens": ("model.fcnet_hiddens",),
+    "policy_model_config.fcnet_activation": ("model.fcnet_activation",),
+    "rollout_fragment_length": ("train_batch_size", "training_intensity"),
+}  # fmt: skip
+
+
+def differing(job: Job, found: dict[str, Any]) -> Iterator[str]:
+    """A line for each key that the file leaves out and whose default in RLlib is another than jrl's.
+
+    Args:
+      job: the translation, done.
+      found: the whole config that came of it, as `jrl.config.to_dict`.
+    """
+    known = DEFAULTS.get(_SAME_AS.get(job.source, job.source), {})
+    left = {key: value for key, value in known.items() if not _given(job, key)}
+    # together, because sizes follow from several
+    beside = Job(job.algo, job.source, job.config_class, {**job.raw, **left})
+    have = schema.flatten(found)
+    for key, theirs in left.items():
+        beside.tree = {}
+        translate(beside, [key])
+        wanted = schema.flatten(beside.tree)
+        other = {ours: value for ours, value in wanted.items() if value != have.get(ours)}
+        if other:
+            here = ", ".join(f"{ours} is {shown(have.get(ours))}" for ours in other)
+            there = ", ".join(f"{ours}: {shown(value)}" for ours, value in other.items())
+            yield f"{key}: {shown(theirs)} in RLlib; here {here}: for RLlib's set {there}"
+
+
+def _given(job: Job, key: str) -> bool:
+    """Whether the file says something of a key, null included, or what takes its place."""
+    names = {KEYS[theirs].name for theirs in job.raw if theirs in KEYS}
+    return key in names or key in job.given or any(other in job.given for other in _IN_PLACE.get(key, ()))
+
+
+__all__ = ["DEFAULTS", "differing"]

@@ -296,14 +296,23 @@ def read(checkpoint: Path, part: str, like: PyTree = None) -> PyTree:
     return found if like is None else _in_structure(checkpoint, part, found, like)
 
 
+# what rounding has lost of a sum (`ops.sums`) -> the sum
+_BESIDE = {"mean_rest": "mean", "m2_rest": "m2", "return_rest": "episode_return"}
+
+
 def _in_structure(checkpoint: Path, part: str, found: PyTree, like: PyTree) -> PyTree:
     """`found` in the containers of `like`, by the names of the arrays: what is empty there need not be in `found`.
+
+    What older checkpoints do not hold yet is 0, in the shape of the array that it stands beside.
 
     Raises:
       InputError: other names.
     """
     there, wanted = _named(found), _named(like)
     for name in wanted:
+        beside = ".".join(_BESIDE.get(part, part) for part in name.split("."))
+        if name not in there and beside in there:
+            there[name] = np.zeros_like(there[beside])
         if name not in there:
             raise _misfit(checkpoint, part, f"{name} is not in it")
     for name in there:

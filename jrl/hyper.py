@@ -89,7 +89,7 @@ class NetworkConfig:
     activation: Literal["tanh", "relu", "gelu", "silu", "elu"] = "tanh"  # after each dense layer
     head_hidden: tuple[int, ...] = ()  # widths of each head's own dense layers, behind the torso
     shared: bool = False  # one torso for policy and value
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of the activations; parameters are always float32
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the layers; parameters and outputs are float32
     orthogonal: bool = True  # orthogonal initial weights; false: flax's default
     layer_norm: bool = False  # normalise each dense layer's output
     log_std_init: float = 0.0  # initial log standard deviation of a Gaussian policy

@@ -82,10 +82,10 @@ def _regroup_source(source: PyTree, like: PyTree) -> PyTree:
         rest = x.shape[columns.window_next.ndim :]
         return np.reshape(np.reshape(x, (pools, *rest))[taken], (*wanted.window_next.shape, *rest))
 
+    of_envs = ("episode_return", "return_rest", "length", "running_return")
     dealt = Columns(
-        by_env(columns.episode_return), by_env(columns.length), by_env(columns.running_return),
-        *_regroup_windows(columns, wanted),
-    )  # fmt: skip
+        **{name: by_env(getattr(columns, name)) for name in of_envs}, **_regroup_windows(columns, wanted)
+    )
     if columns is source:
         return dealt
     of_env = lambda x: x.shape[:axes] == columns.length.shape
@@ -93,7 +93,7 @@ def _regroup_source(source: PyTree, like: PyTree) -> PyTree:
     return rest.replace(columns=dealt)
 
 
-def _regroup_windows(columns: Columns, wanted: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _regroup_windows(columns: Columns, wanted: Columns) -> dict[str, np.ndarray]:
     """The latest episodes in turn over as many windows as are wanted; where they are smaller, not all of them."""
     found = np.stack([np.ravel(columns.window_return), np.ravel(columns.window_length)])
     found = found[:, np.isfinite(found[0])]
@@ -105,7 +105,8 @@ def _regroup_windows(columns: Columns, wanted: Columns) -> tuple[np.ndarray, np.
         windows[:, i, : mine.shape[1]] = mine
         starts[i] = mine.shape[1] % size
     shaped = [w.reshape(wanted.window_return.shape) for w in windows]
-    return shaped[0], shaped[1], starts.reshape(wanted.window_next.shape)
+    starts = starts.reshape(wanted.window_next.shape)
+    return {"window_return": shaped[0], "window_length": shaped[1], "window_next": starts}
 
 
 def weights(saved: Path, state: PyTree) -> tuple[PyTree, list[str]]:

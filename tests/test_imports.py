@@ -32,7 +32,7 @@ ARROWS = {
     "replay": {"types", "spaces", "ops", "errors"},
     "envs": {"types", "spaces", "ops", "errors", "registry"},
     "rollout": {"types", "spaces", "ops", "envs", "metrics", "errors", "runtime"},
-    "metrics": {"types", "errors", "registry"},
+    "metrics": {"types", "ops", "errors", "registry"},
     "learner": {"types", "spaces", "ops"},
     "parallel": {"types", "errors"},
     "watch": {"types"},

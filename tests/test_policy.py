@@ -70,7 +70,8 @@ def test_actions_are_the_algorithms_own_in_the_environments_units(tmp_path, algo
 
 def test_observation_statistics_are_applied_and_stay(tmp_path):
     mean, std = np.array([5.0, -3.0, 0.0, 100.0], np.float32), np.array([2.0, 0.5, 1.0, 10.0], np.float32)
-    stats = normalize.RunningStats(jnp.float32(10.0), jnp.asarray(mean), jnp.asarray(10.0 * std**2))
+    found = {"count": jnp.float32(10.0), "mean": jnp.asarray(mean), "m2": jnp.asarray(10.0 * std**2)}
+    stats = normalize.init((4,)).replace(**found)
     save(tmp_path / "plain", "ppo", CONTINUOUS, "algo.normalize_obs=false")
     on = "algo.normalize_obs=true"
     save(tmp_path / "stats", "ppo", CONTINUOUS, on, change=lambda state: state.replace(obs_stats=stats))

@@ -38,6 +38,7 @@ class Config:
     normalize_advantage: bool = False  # to mean 0 and deviation 1 over the rollout's unmasked rows
     normalize_obs: bool = False  # by running mean and deviation; images stay as they are
     normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
+    normalize_reward_clip: float | None = 10.0  # bound of rewards that were so divided; null: none
     microbatch_size: int | None = None  # rows whose gradient is computed at once; null: chosen for the device
     max_grad_norm: float | None = 0.5  # clips the global norm of the gradient; null: no clipping
     max_leaf_norm: float | None = None  # clips the norm of each parameter array's gradient
@@ -47,7 +48,9 @@ class Config:
 
     def validate(self) -> list[str]:
         """What is wrong with the values, each with its mend."""
-        errors = parts.out_of_range(self, unit=("gamma", "gae_lambda"), positive=("microbatch_size", *parts.CLIPPING))
+        errors = parts.out_of_range(
+            self, unit=("gamma", "gae_lambda"), positive=("microbatch_size", "normalize_reward_clip", *parts.CLIPPING)
+        )
         return errors + exploration.validate(self.exploration)
 
 
@@ -66,7 +69,7 @@ def make(
     def rows_of(state: State, rollout: Rollout):
         """GAE and weights: what the loss reads [N], and metrics."""
         (value, memory), done = agent.values(state, rollout), rollout.terminated | rollout.truncated
-        reward = parts.scaled_reward(state.return_stats, rollout.reward)
+        reward = parts.scaled_reward(cfg, state.return_stats, rollout.reward)
         advantage, target = returns.gae(
             reward, rollout.terminated, done, value, gamma=cfg.gamma, gae_lambda=cfg.gae_lambda
         )

@@ -60,6 +60,7 @@ class Config:
     target_kl: float | None = None  # no more gradient steps in an update once the KL from the target policy exceeds it
     normalize_advantage: bool = True  # to mean 0 and deviation 1 over the rollout's unmasked rows
     normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
+    normalize_reward_clip: float | None = 10.0  # bound of rewards that were so divided; null: none
     normalize_obs: bool = False  # by running mean and deviation; images stay as they are
     max_grad_norm: float | None = 0.5  # clips the global norm of the gradient; null: no clipping
     max_leaf_norm: float | None = None  # clips the norm of each parameter array's gradient
@@ -69,7 +70,15 @@ class Config:
 
     def validate(self) -> list[str]:
         """What is wrong with the values, each with its mend."""
-        clips = ("clip_rho", "clip_c", "clip_pg_rho", "clip_target_ratio", "value_clip_eps", *parts.CLIPPING)
+        clips = (
+            "clip_rho",
+            "clip_c",
+            "clip_pg_rho",
+            "clip_target_ratio",
+            "value_clip_eps",
+            "normalize_reward_clip",
+            *parts.CLIPPING,
+        )
         buffer = ("circular_buffer_num_batches", "circular_buffer_iterations_per_batch")
         sizes = ("num_epochs", "num_minibatches", "target_update_every", "tau", "microbatch_size", *buffer)
         unit = ("gamma", "vtrace_lambda", "tau")
@@ -136,7 +145,7 @@ def make(
         log_prob = jnp.where(rollout.mask, log_prob, 0.0)
         trace = actor_critic.vtrace(
             cfg,
-            parts.scaled_reward(state.return_stats, rollout.reward),
+            parts.scaled_reward(cfg, state.return_stats, rollout.reward),
             rollout.terminated,
             rollout.terminated | rollout.truncated,
             jnp.concatenate([value, last_value()[None]]),

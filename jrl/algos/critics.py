@@ -100,12 +100,14 @@ class Sequences(Batch):
     ahead: Array  # [N, L] i32, the row after a transition, among the L + 1 of `next_obs` that are not warming up
 
 
-def read(batch: Batch | SequenceBatch, see: Callable[[PyTree], PyTree], return_stats: PyTree) -> Batch:
+def read(
+    cfg: parts.RewardClipping, batch: Batch | SequenceBatch, see: Callable[[PyTree], PyTree], return_stats: PyTree
+) -> Batch:
     """A sample from replay as networks and losses read it; nothing is left of void rows.
 
     Args:
       see: of observations [..., *], what networks read.
-      return_stats: see `parts.scaled_reward`.
+      cfg, return_stats: see `parts.scaled_reward`.
     Returns:
       The Batch, or Sequences of a SequenceBatch.
     """
@@ -116,7 +118,7 @@ def read(batch: Batch | SequenceBatch, see: Callable[[PyTree], PyTree], return_s
         return Sequences(
             obs=Window(obs, window.carry, reset),
             action=batch.action,
-            reward=parts.scaled_reward(return_stats, batch.reward),
+            reward=parts.scaled_reward(cfg, return_stats, batch.reward),
             discount=batch.discount,
             next_obs=window,
             weight=batch.weight,
@@ -124,7 +126,7 @@ def read(batch: Batch | SequenceBatch, see: Callable[[PyTree], PyTree], return_s
             ahead=batch.ahead,
         )
     batch = parts.without_void(batch)
-    reward = parts.scaled_reward(return_stats, batch.reward)
+    reward = parts.scaled_reward(cfg, return_stats, batch.reward)
     return replace(batch, obs=see(batch.obs), reward=reward, next_obs=see(batch.next_obs))
 
 

@@ -90,6 +90,7 @@ class Config:
     value_rescaling: bool = False  # learns h(Q) = sign(Q) (sqrt(|Q| + 1) - 1) + Q / 1000; for head expected
     normalize_obs: bool = False  # observations to mean 0 and deviation 1 by running statistics
     normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
+    normalize_reward_clip: float | None = 10.0  # bound of rewards that were so divided; null: none
     target_update_every: int = 500  # gradient steps between moves of the target network
     tau: float = 1.0  # share of the way to the online network that it moves; 1: a copy
     exploration: OverQ = EpsilonGreedy()  # how it acts while it learns
@@ -109,6 +110,7 @@ class Config:
                 "num_quantiles",
                 "target_update_every",
                 "tau",
+                "normalize_reward_clip",
                 *parts.CLIPPING,
             ),
         )
@@ -252,7 +254,7 @@ def make(
     def of_transitions(state: State, batch: Batch, target_key, choice_key) -> parts.TdBatch:
         """A batch as the networks read it, with targets."""
         obs, next_obs = (watch.see(state.obs_stats, x) for x in (batch.obs, batch.next_obs))
-        reward = parts.scaled_reward(state.return_stats, batch.reward)
+        reward = parts.scaled_reward(cfg, state.return_stats, batch.reward)
         batch = replace(batch, obs=obs, next_obs=next_obs, reward=reward)
         after = outputs(state.target_params, next_obs, target_key)
         before = outputs(state.target_params, obs, target_key) if cfg.munchausen else None
@@ -264,7 +266,7 @@ def make(
     def of_sequences(state: State, batch: SequenceBatch, target_key, choice_key) -> parts.TdBatch:
         """The same of sequences: leaves [N, L, *], `obs` a Window that begins after the burn-in."""
         shape = batch.weight.shape
-        reward = parts.scaled_reward(state.return_stats, batch.reward)
+        reward = parts.scaled_reward(cfg, state.return_stats, batch.reward)
         window = replace(batch.window, obs=watch.see(state.obs_stats, batch.window.obs))
         warm = lambda params: sequences.warmed(net.unroll, params, window, sequences.burn_in(batch))
         online, target_window = warm(state.params), warm(state.target_params)

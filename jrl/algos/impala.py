@@ -50,6 +50,7 @@ class Config:
     vf_coef: float = 0.5  # weight of the value loss
     ent_coef: Schedule = 0.01  # weight of the entropy bonus
     normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
+    normalize_reward_clip: float | None = 10.0  # bound of rewards that were so divided; null: none
     normalize_obs: bool = False  # by running mean and deviation; images stay as they are
     max_grad_norm: float | None = 40.0  # clips the global norm of the gradient; null: no clipping
     max_leaf_norm: float | None = None  # clips the norm of each parameter array's gradient
@@ -60,7 +61,7 @@ class Config:
     def validate(self) -> list[str]:
         """What is wrong with the values, each with its mend."""
         clips = ("clip_rho", "clip_c", "clip_pg_rho")
-        positive = (*clips, "num_epochs", "num_minibatches", *parts.CLIPPING)
+        positive = (*clips, "num_epochs", "num_minibatches", "normalize_reward_clip", *parts.CLIPPING)
         errors = parts.out_of_range(self, unit=("gamma", "vtrace_lambda"), positive=positive)
         return errors + exploration.validate(self.exploration)
 
@@ -107,7 +108,7 @@ def make(
             last_obs=jax.tree.map(lambda x: x[None], see(rollout.last_obs)),
             action=action,
             log_prob=log_prob,
-            reward=parts.scaled_reward(state.return_stats, rollout.reward),
+            reward=parts.scaled_reward(cfg, state.return_stats, rollout.reward),
             terminated=rollout.terminated,
             done=rollout.terminated | rollout.truncated,
             mask=rollout.mask,

@@ -29,6 +29,12 @@ class Clipping(Protocol):
 CLIPPING = ("max_grad_norm", "max_leaf_norm", "max_grad_value", "adam_eps")  # its fields
 
 
+class RewardClipping(Protocol):
+    """The field of a Config that `scaled_reward` reads."""
+
+    normalize_reward_clip: float | None
+
+
 def adam(cfg: Clipping) -> optax.GradientTransformation:
     """Clipping and Adam without the step size, which a schedule may change: see `descend`."""
     per_leaf = []
@@ -157,9 +163,16 @@ def observe_returns(stats: PyTree, rollout: Rollout, axis_name: str | None) -> P
     return normalize.update(stats, rollout.extras["running_return"], weight, axis_name=axis_name)
 
 
-def scaled_reward(stats: PyTree, reward: Array) -> Array:
-    """Rewards divided by the deviation of the running discounted return; with () as they are."""
-    return reward / (normalize.std(stats) + 1e-8) if isinstance(stats, normalize.RunningStats) else reward
+def scaled_reward(cfg: RewardClipping, stats: PyTree, reward: Array) -> Array:
+    """Rewards divided by the deviation of the running discounted return, within the bound; with () as they are.
+
+    Without a bound one rare reward, seen after many small ones, would be a target thousands of deviations away. A
+    transition of n steps has one reward, their discounted sum.
+    """
+    if not isinstance(stats, normalize.RunningStats):
+        return reward
+    reward, bound = reward / (normalize.std(stats) + 1e-8), cfg.normalize_reward_clip
+    return reward if bound is None else jnp.clip(reward, -bound, bound)
 
 
 def who_can(space: Space) -> str:

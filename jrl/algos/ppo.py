@@ -44,6 +44,7 @@ class Config:
     normalize_advantage: bool = True  # to mean 0 and deviation 1 over the rollout's unmasked rows
     normalize_obs: bool = False  # by running mean and deviation; images stay as they are
     normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
+    normalize_reward_clip: float | None = 10.0  # bound of rewards that were so divided; null: none
     max_grad_norm: float | None = 0.5  # clips the global norm of the gradient; null: no clipping
     max_leaf_norm: float | None = None  # clips the norm of each parameter array's gradient
     max_grad_value: float | None = None  # clips each element of the gradient
@@ -66,6 +67,7 @@ class Config:
                 "target_kl",
                 "kl_target",
                 "microbatch_size",
+                "normalize_reward_clip",
                 *parts.CLIPPING,
             ),
         )
@@ -118,7 +120,8 @@ def make(
     def rows_of(state: State, rollout: Rollout):
         """GAE and weights: Rows [T, B], the memory before each sequence, and metrics."""
         value, memory = agent.values(state, rollout)
-        reward, done = parts.scaled_reward(state.return_stats, rollout.reward), rollout.terminated | rollout.truncated
+        done = rollout.terminated | rollout.truncated
+        reward = parts.scaled_reward(cfg, state.return_stats, rollout.reward)
         advantage, target = returns.gae(
             reward, rollout.terminated, done, value, gamma=cfg.gamma, gae_lambda=cfg.gae_lambda
         )

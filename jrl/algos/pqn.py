@@ -59,6 +59,7 @@ class Config:
     loss: Literal["mse", "huber"] = "mse"  # half the squared error, or huber
     normalize_obs: bool = False  # observations to mean 0 and deviation 1 by running statistics
     normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
+    normalize_reward_clip: float | None = 10.0  # bound of rewards that were so divided; null: none
     # how actions are chosen while training
     exploration: OverQ = EpsilonGreedy(epsilon=((0, 1.0), (100_000, 0.05)))
     max_grad_norm: float | None = 10.0  # clips the global norm of the gradient; null: no clipping
@@ -71,7 +72,7 @@ class Config:
         errors = parts.out_of_range(
             self,
             unit=("gamma", "q_lambda"),
-            positive=("num_epochs", "num_minibatches", *parts.CLIPPING),
+            positive=("num_epochs", "num_minibatches", "normalize_reward_clip", *parts.CLIPPING),
         )
         return errors + exploration.validate(self.exploration)
 
@@ -179,7 +180,7 @@ def make(
         # Q does not change while a rollout is collected, so that what acting computed is what a second pass would
         last = best(net.step(state.params, last_obs, memory, "q")[0][0], watch.mask(last_obs))
         target = returns.lambda_returns(
-            parts.scaled_reward(return_stats, rollout.reward),
+            parts.scaled_reward(cfg, return_stats, rollout.reward),
             rollout.terminated,
             rollout.terminated | rollout.truncated,
             jnp.concatenate([rollout.extras["value"], last[None]]),

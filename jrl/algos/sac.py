@@ -76,6 +76,7 @@ class Config:
     target_entropy: float | None = None
     exploration: OverDistributions = Stochastic()  # how it acts while it learns
     normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
+    normalize_reward_clip: float | None = 10.0  # bound of rewards that were so divided; null: none
     normalize_obs: bool = False  # by running mean and deviation; images stay as they are
     max_grad_norm: float | None = None  # clips the global norm of each gradient; null: no clipping
     adam_eps: float = 1e-8  # added to Adam's denominator
@@ -241,7 +242,7 @@ def make(
         return replace(state, policy_metrics={"loss/policy": value, "policy/entropy": -log_prob})
 
     def update(state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
-        batch = critics.read(batch, lambda obs: watch.see(state.obs_stats, obs), state.return_stats)
+        batch = critics.read(cfg, batch, lambda obs: watch.see(state.obs_stats, obs), state.return_stats)
         noise_key, choice_key = jax.random.split(key) if cfg.target_critics is not None else (key, key)
         noise: Any = (None, None)
         if isinstance(spec.action, Box):

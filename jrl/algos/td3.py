@@ -61,6 +61,7 @@ class Config:
     target_noise_clip: float = 0.5  # bound of that noise
     exploration: OverActions = Gaussian()  # how it acts while it learns
     normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
+    normalize_reward_clip: float | None = 10.0  # bound of rewards that were so divided; null: none
     normalize_obs: bool = False  # by running mean and deviation; images stay as they are
     max_grad_norm: float | None = None  # clips the global norm of each gradient; null: no clipping
     adam_eps: float = 1e-8  # added to Adam's denominator
@@ -194,7 +195,7 @@ def make(
         return replace(state, target_params=target_params, policy_loss=value)
 
     def update(state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
-        batch = critics.read(batch, lambda obs: watch.see(state.obs_stats, obs), state.return_stats)
+        batch = critics.read(cfg, batch, lambda obs: watch.see(state.obs_stats, obs), state.return_stats)
         params = state.params["critic"]
         gradient, metrics, priority = critics.td_gradient(
             lambda params, batch: critic.apply(params, batch.obs, batch.action),

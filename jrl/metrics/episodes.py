@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from jrl.ops import sums
 from jrl.types import Array, Episodes, PyTree
 
 WINDOW = 100  # episodes over which the reported mean return is taken, unless a run says otherwise
@@ -19,6 +20,7 @@ class Columns:
     """What is known of the episodes in flight, one per environment, and of the latest that ended."""
 
     episode_return: Array  # [B] f32, undiscounted, so far
+    return_rest: Array  # [B] f32, what that sum is beyond float32: a million steps would be 1 % off without it
     length: Array  # [B] i32, steps so far
     running_return: Array  # [B] f32, discounted return so far; 0 where it is not recorded
     window_return: Array  # [W] f32, ring of the last W returns; NaN where there is none yet
@@ -44,7 +46,15 @@ def init(num_envs: int, window: int = WINDOW) -> Columns:
     nothing = jnp.full((window,), jnp.nan, jnp.float32)
     zeros = jnp.zeros((num_envs,), jnp.float32)
     # copies: each leaf is donated, and no buffer may be donated twice
-    return Columns(zeros, jnp.zeros((num_envs,), jnp.int32), jnp.copy(zeros), nothing, jnp.copy(nothing), jnp.int32(0))
+    return Columns(
+        episode_return=zeros,
+        return_rest=jnp.copy(zeros),
+        length=jnp.zeros((num_envs,), jnp.int32),
+        running_return=jnp.copy(zeros),
+        window_return=nothing,
+        window_length=jnp.copy(nothing),
+        window_next=jnp.int32(0),
+    )
 
 
 def restarted(columns: Columns) -> Columns:
@@ -53,6 +63,7 @@ def restarted(columns: Columns) -> Columns:
     return dataclasses.replace(
         columns,
         episode_return=clear(columns.episode_return),
+        return_rest=clear(columns.return_rest),
         length=clear(columns.length),
         running_return=clear(columns.running_return),
     )
@@ -74,21 +85,25 @@ def track(columns: Columns, reward, done, mask, gamma=None, learned=None) -> tup
     discount = 0.0 if gamma is None else gamma
 
     def body(carry, row):
-        total, length, running = carry
+        total, rest, length, running = carry
         reward, learned, done, mask = row
-        total, length = total + jnp.where(mask, reward, 0.0), length + mask
+        total, rest = sums.add(total, rest, jnp.where(mask, reward, 0.0))
+        length = length + mask
         running = jnp.where(mask, learned + discount * running, running)  # a void row leaves it as it is
         out = Tracked(total, length, running)
         keep = ~done
-        return (total * keep, length * keep, running * keep), out
+        return (total * keep, rest * keep, length * keep, running * keep), out
 
-    start = (columns.episode_return, columns.length, columns.running_return)
-    (total, length, running), rows = jax.lax.scan(
+    start = (columns.episode_return, columns.return_rest, columns.length, columns.running_return)
+    (total, rest, length, running), rows = jax.lax.scan(
         body, start, (reward, reward if learned is None else learned, done, mask)
     )
     if gamma is None:
         running = columns.running_return
-    return dataclasses.replace(columns, episode_return=total, length=length, running_return=running), rows
+    columns = dataclasses.replace(
+        columns, episode_return=total, return_rest=rest, length=length, running_return=running
+    )
+    return columns, rows
 
 
 def reduce(columns: Columns, rows: Tracked, done, mask) -> tuple[Columns, Episodes]:

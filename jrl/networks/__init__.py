@@ -140,20 +140,21 @@ class _Towers(nn.Module):
                 continue
             y = made[tower]
             for layer, width in enumerate(self.cfg.head_hidden):
-                dense = self._dense(head, width, math.sqrt(2), f"{name}_hidden_{layer}")
+                dense = self._dense(head, width, math.sqrt(2), f"{name}_hidden_{layer}", self.cfg.dtype)
                 y = dense(y, None if keys is None else keys[i, layer])
                 if self.cfg.layer_norm:
                     y = nn.LayerNorm(dtype=self.cfg.dtype, name=f"{name}_norm_{layer}")(y)
                 y = ACTIVATIONS[self.cfg.activation](y)
-            dense = self._dense(head, head.size, head.scale, f"{name}_head")
-            outputs[name] = dense(y, None if keys is None else keys[i, -1]).astype(jnp.float32)
+            # logits and values are sums of float32: bfloat16 would round a value of 300 to steps of 2
+            dense = self._dense(head, head.size, head.scale, f"{name}_head", jnp.float32)
+            outputs[name] = dense(y, None if keys is None else keys[i, -1])
         return tuple(outputs[name] for name in names), after
 
-    def _dense(self, head, features, scale, name):
-        """A layer of a head: (x, key or None) -> y."""
+    def _dense(self, head, features, scale, name, dtype):
+        """A layer of a head: (x, key or None) -> y of `dtype`."""
         if head.noise is not None:
-            return NoisyDense(features, head.noise, self.cfg.dtype, name=name)
-        dense = Dense(features, dtype=self.cfg.dtype, kernel_init=kernel_init(self.cfg, scale), name=name)
+            return NoisyDense(features, head.noise, dtype, name=name)
+        dense = Dense(features, dtype=dtype, kernel_init=kernel_init(self.cfg, scale), name=name)
         return lambda x, key: dense(x)
 
 

@@ -43,7 +43,7 @@ class _Critic(nn.Module):
         rows = x.shape[0]
         x = jnp.concatenate([x, action.reshape(rows, -1)], -1)
         x = Mlp(self.cfg, name="layers")(x)
-        return Dense(1, dtype=self.cfg.dtype, kernel_init=kernel_init(self.cfg, 1.0), name="head")(x), carry
+        return Dense(1, kernel_init=kernel_init(self.cfg, 1.0), name="head")(x), carry
 
 
 def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critics:
@@ -109,7 +109,7 @@ def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critic
         return jax.vmap(one, (0, axis, 0, 0))(params, seen, repeated(params, action), carry)
 
     def apply(params: PyTree, obs, action) -> Array:
-        q = run(params, obs, action)[0][..., 0].astype(jnp.float32)
+        q = run(params, obs, action)[0][..., 0]
         return q.reshape(q.shape[0], *obs.reset.shape) if isinstance(obs, Window) else q
 
     return Critics(

@@ -2,6 +2,8 @@
 
 The statistics of a pytree are pytrees of its structure with one shared count. Batches are merged by the parallel
 formula of Chan, Golub and LeVeque (1979), "Updating formulae and a pairwise algorithm for computing sample variances".
+After a million samples a batch moves the mean by less than float32 can say of a mean that is far from 0: what rounding
+loses is kept beside it (`ops.sums`), or the statistics would stand still.
 """
 
 import math
@@ -10,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import lax
+
+from jrl.ops import sums
 
 __all__ = ["MAX_COUNT", "RunningStats", "init", "merge", "normalize", "std", "update"]
 
@@ -25,6 +29,8 @@ class RunningStats:
     count: jax.Array  # [] f32, the weight of all samples, at most MAX_COUNT (or one larger batch)
     mean: jax.Array  # [*] f32, or a pytree of them
     m2: jax.Array  # [*] f32, the weighted sum of squared distances from the mean
+    mean_rest: jax.Array  # [*] f32, what the mean is beyond `mean`, by which only adding to it goes
+    m2_rest: jax.Array  # [*] f32, likewise of `m2`
 
 
 def init(shape) -> RunningStats:
@@ -39,10 +45,10 @@ def init(shape) -> RunningStats:
     def is_shape(node):
         return isinstance(node, tuple) and all(isinstance(size, int) for size in node)
 
-    def zeros():  # two of them, not one twice: a donated buffer may appear only once
+    def zeros():  # one for each, not one for all: a donated buffer may appear only once
         return jax.tree.map(lambda shape: jnp.zeros(shape, jnp.float32), shape, is_leaf=is_shape)
 
-    return RunningStats(count=jnp.zeros((), jnp.float32), mean=zeros(), m2=zeros())
+    return RunningStats(jnp.zeros((), jnp.float32), zeros(), zeros(), zeros(), zeros())
 
 
 def update(stats: RunningStats, x, weight=None, *, axis_name=None) -> RunningStats:
@@ -71,7 +77,12 @@ def update(stats: RunningStats, x, weight=None, *, axis_name=None) -> RunningSta
     count = total(jnp.ones((rows,), jnp.float32))
 
     # Distances from the running mean, then from the batch's: sums of small numbers keep their digits.
-    x = jax.tree.map(lambda m, x: jnp.asarray(x, jnp.float32).reshape(rows, *m.shape) - m[None], stats.mean, x)
+    x = jax.tree.map(
+        lambda m, rest, x: jnp.asarray(x, jnp.float32).reshape(rows, *m.shape) - m[None] - rest[None],
+        stats.mean,
+        stats.mean_rest,
+        x,
+    )
     shift = jax.tree.map(lambda x: total(x) / jnp.maximum(count, _TINY), x)
     m2 = jax.tree.map(lambda x, s: total(jnp.square(x - s[None])), x, shift)
     return _combine(stats, count, shift, m2)
@@ -90,7 +101,12 @@ def merge(a: RunningStats, b: RunningStats) -> RunningStats:
     shapes = [jax.tree.map(jnp.shape, stats.mean) for stats in (a, b)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"statistics of different samples: {shapes[0]} and {shapes[1]}")
-    return _combine(a, b.count, jax.tree.map(jnp.subtract, b.mean, a.mean), b.m2)
+    both = _combine(a, b.count, jax.tree.map(jnp.subtract, b.mean, a.mean), b.m2)
+    share = b.count / jnp.maximum(both.count, _TINY)
+    further = jax.tree.map(lambda rest, other: (other - rest) * share, a.mean_rest, b.mean_rest)
+    mean, mean_rest = _add(both.mean, both.mean_rest, further)
+    m2, m2_rest = _add(both.m2, both.m2_rest, b.m2_rest)
+    return both.replace(mean=mean, mean_rest=mean_rest, m2=m2, m2_rest=m2_rest)
 
 
 def std(stats: RunningStats, eps=1e-8) -> jax.Array:
@@ -132,15 +148,21 @@ def normalize(stats: RunningStats, x, *, clip=10.0, eps=1e-8) -> jax.Array:
 
 
 def _combine(stats, count, shift, m2):
-    """Adds `count` samples whose mean is stats.mean + shift."""
+    """Adds `count` samples whose mean is that of `stats` + shift."""
     kept = jnp.minimum(stats.count, jnp.maximum(MAX_COUNT - count, 0.0))
-    fade = jnp.where(stats.count > 0, kept / jnp.maximum(stats.count, _TINY), 1.0)
+    faded = jnp.where(stats.count > 0, (stats.count - kept) / jnp.maximum(stats.count, _TINY), 0.0)
     share = count / jnp.maximum(kept + count, _TINY)
-    return RunningStats(
-        count=kept + count,
-        mean=jax.tree.map(lambda mean, s: mean + s * share, stats.mean, shift),
-        m2=jax.tree.map(lambda old, new, s: old * fade + new + s * s * kept * share, stats.m2, m2, shift),
-    )
+    step = jax.tree.map(lambda s: s * share, shift)
+    gain = jax.tree.map(lambda old, new, s: new + s * s * kept * share - old * faded, stats.m2, m2, shift)
+    mean, mean_rest = _add(stats.mean, stats.mean_rest, step)
+    m2, m2_rest = _add(stats.m2, stats.m2_rest, gain)
+    return RunningStats(kept + count, mean, m2, mean_rest, m2_rest)
+
+
+def _add(total, rest, x):
+    """`sums.add` leaf by leaf: a pair of trees."""
+    pairs = jax.tree.map(sums.add, total, rest, x)
+    return jax.tree.transpose(jax.tree.structure(total), jax.tree.structure((0, 0)), pairs)
 
 
 def _batch_shape(stats, x):

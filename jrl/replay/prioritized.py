@@ -152,7 +152,9 @@ def sampler(rows: storage.Storage, batch_size: int, *, alpha, beta, eps=1e-6, nu
 
     def draw(priorities: Priorities, key: Key):
         part = jnp.arange(batch_size) + random.uniform(key, (batch_size,))
-        index, leaf = sum_tree.find(priorities.tree, part * (sum_tree.total(priorities.tree) / batch_size))
+        mass = part * (sum_tree.total(priorities.tree) / batch_size)
+        again = jax.random.fold_in(key, 1) if sum_tree.is_deep(rows.slots * rows.columns) else None
+        index, leaf = sum_tree.find(priorities.tree, mass, again)
         env_steps = priorities.steps.astype(jnp.float32) * (rows.columns * num_devices)
         # (N P(i)) ** -beta over its largest: N and the total cancel
         weight = (leaf.min() / leaf) ** schedules.value(beta, env_steps)

@@ -9,6 +9,9 @@ The walks up and down are loops, not unrolled: XLA would fuse each level with al
 import jax
 import jax.numpy as jnp
 
+from jrl.ops import random
+from jrl.types import Key
+
 
 def init(size: int):
     """A tree of `size` leaves, all 0: f32 [2 * P], P the power of two from `size` up."""
@@ -51,11 +54,14 @@ def update(tree, index, value):
     return jax.lax.dynamic_update_slice(tree, jnp.concatenate([jnp.zeros((1,), jnp.float32), *levels]), (0,))
 
 
-def find(tree, mass):
+def find(tree, mass, key: Key | None = None):
     """The leaves under which points of [0, total) fall, if leaves lie side by side, each as wide as its weight.
 
     Args:
       mass: [N] f32.
+      key: draws the places of the points anew within the nodes that they have reached half-way down, where the tree
+        `is_deep`; None: they go on as they are. A float32 tells 2^24 places apart: of more leaves some would never be
+        found, and of 2^20 equal ones some are found a sixteenth more often than others.
     Returns:
       index [N] i32, never of a leaf of weight 0 unless all are, and the weights [N] of these leaves.
     """
@@ -67,9 +73,20 @@ def find(tree, mass):
         to_right = (mass >= left) & (right > 0)  # rounding may have left a mass beyond the sum
         return 2 * node + to_right, jnp.where(to_right, mass - left, mass), jnp.where(to_right, right, left)
 
+    depth = _depth(tree)
+    half = depth // 2 if key is not None and is_deep(tree.size // 2) else depth
     start = (jnp.ones(mass.shape, jnp.int32), mass, jnp.broadcast_to(total(tree), mass.shape))
-    node, _, weight = jax.lax.fori_loop(0, _depth(tree), down, start)
+    node, mass, weight = jax.lax.fori_loop(0, half, down, start)
+    if half < depth:
+        # the points of all parts together are uniform in each node, so that no leaf gains upon another
+        start = (node, weight * random.uniform(key, mass.shape), weight)
+        node, _, weight = jax.lax.fori_loop(half, depth, down, start)
     return node - tree.size // 2, weight
+
+
+def is_deep(size: int) -> bool:
+    """Whether a tree of so many leaves is too wide for a float32 to point at each."""
+    return size > 2**20
 
 
 def _depth(tree) -> int:

@@ -62,7 +62,7 @@ class Replay:
         self._began = [False] * self._num_envs
         self._open = np.zeros(self._num_envs, bool)  # what `_derived` knows, of rollouts without a record
         self._length = np.zeros(self._num_envs, np.int32)
-        self._total = np.zeros(self._num_envs, np.float32)
+        self._total = np.zeros(self._num_envs)
 
     def __call__(
         self,
@@ -179,7 +179,7 @@ class Replay:
         opened = opened.astype(bool)
         for t, step in enumerate(mask):
             failed[t] = ~step & opened
-            count, total = count + step, (total + np.where(step, reward[t], 0)).astype(np.float32)
+            count, total = count + step, total + np.where(step, reward[t], 0)  # in float64
             found["length"][t], found["episode_return"][t] = count, total
             opened = step & ~done[t]
             count, total = count * opened, total * opened

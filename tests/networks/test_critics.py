@@ -126,7 +126,9 @@ def test_layer_norm_and_dtype():
     params = critics.init(KEY)
     assert sorted(params["layers"]) == ["Dense_0", "Dense_1", "LayerNorm_0", "LayerNorm_1"]
     assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
-    assert critics.apply(params, some((5, 4)), some((5, 2))).dtype == jnp.float32
+    q = critics.apply(params, some((5, 4)), some((5, 2)))
+    assert q.dtype == jnp.float32
+    assert not np.array_equal(q, q.astype(jnp.bfloat16))  # with all its digits
     plain = build_critics(spec(), CFG, 2).apply({**params, "layers": _dense(params)}, some((5, 4)), some((5, 2)))
     assert np.abs(plain - critics.apply(params, some((5, 4)), some((5, 2)))).max() > 1e-2
 

@@ -136,5 +136,6 @@ def test_options_reach_the_layers_of_heads(noise):
     exact = networks.build(SPEC, exact_cfg, {"value": Head(1, 1.0, noise)})
     want = exact.apply(params, jnp.ones((2, IN)), key=jax.random.key(1))[0]
     assert out.dtype == jnp.float32
+    assert not np.array_equal(out, out.astype(jnp.bfloat16))  # with all its digits
     np.testing.assert_allclose(out, want, atol=0.05)
     assert not np.array_equal(out, want)

@@ -19,15 +19,24 @@ def strict_ranks():
 
 
 def assert_same(a, b, rtol=1e-5, atol=1e-6):
+    """Of statistics what they say, not what rounding left beside it."""
+    said = lambda x: (x.count, x.mean, x.m2) if isinstance(x, normalize.RunningStats) else x
+    a, b = said(a), said(b)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b)
+
+
+def exactly(count, mean, m2):
+    """Statistics of which nothing is lost to rounding."""
+    as_f32 = {"count": jnp.float32(count), "mean": jnp.float32(mean), "m2": jnp.float32(m2)}
+    return normalize.init(np.shape(mean)).replace(**as_f32)
 
 
 def test_by_hand():
     # 1 3 | 8: mean 4, squared distances 9 + 1 + 16 = 26. Weight 2 on the 8: mean 20/4 = 5, 16 + 4 + 2*9 = 38
     stats = update(update(normalize.init(()), jnp.array([1.0, 3.0])), jnp.array([8.0]))
-    assert_same(stats, normalize.RunningStats(count=3.0, mean=4.0, m2=26.0))
+    assert_same(stats, exactly(3.0, 4.0, 26.0))
     stats = update(normalize.init(()), jnp.array([1.0, 3.0, 8.0, 99.0]), jnp.array([1.0, 1.0, 2.0, 0.0]))
-    assert_same(stats, normalize.RunningStats(count=4.0, mean=5.0, m2=38.0))
+    assert_same(stats, exactly(4.0, 5.0, 38.0))
     np.testing.assert_allclose(normalize.std(stats), np.sqrt(38 / 4), rtol=1e-6)
     np.testing.assert_allclose(normalize.normalize(stats, jnp.array([5.0, 8.0])), [0.0, 3 / np.sqrt(9.5)], rtol=1e-6)
 
@@ -47,7 +56,7 @@ def test_count_stops_at_its_limit_and_old_samples_fade():
     # At 2^23 samples of mean 0 and variance 1, 2^10 more of 1s: the old count shrinks to 2^23 - 2^10, so with s = 2^-13
     # the mean is s and the variance 1 - s + s (1 - s).
     n = normalize.MAX_COUNT
-    full = normalize.RunningStats(count=jnp.float32(n), mean=jnp.zeros(()), m2=jnp.float32(n))
+    full = exactly(n, 0.0, n)
     stats = update(full, jnp.ones(1024))
     share = 2.0**-13
     assert stats.count == n
@@ -60,6 +69,28 @@ def test_count_stops_at_its_limit_and_old_samples_fade():
     np.testing.assert_allclose(1 - stats.mean, np.exp(-4), rtol=0.01)
     # Old variance faded, plus that between the two groups: e^-4 + e^-4 (1 - e^-4)
     np.testing.assert_allclose(normalize.std(stats) ** 2, np.exp(-4) * (2 - np.exp(-4)), rtol=0.01)
+
+
+def test_a_mean_far_from_zero_goes_on_moving():
+    """2^22 samples of 1000, then 2^20 of 1000.5 in batches of 64: each moves the mean by a tenth of what float32 has
+    there."""
+    n = 2.0**22
+    stats = exactly(n, 1000.0, 0.01 * n)
+    stats = jax.lax.fori_loop(0, 2**14, lambda _, stats: normalize.update(stats, jnp.full(64, 1000.5)), stats)
+    # a fifth of the samples are 0.5 away: the mean moves by 0.1, the variance is 0.8 * 0.01 + 0.2 * 0.8 * 0.25
+    np.testing.assert_allclose(stats.mean, 1000.1, atol=1e-4)
+    np.testing.assert_allclose(stats.m2 / stats.count, 0.048, rtol=1e-4)
+    other = normalize.merge(exactly(n, 1000.0, 0.01 * n), exactly(n / 4, 1000.5, 0.0))
+    np.testing.assert_allclose(stats.mean + stats.mean_rest, other.mean, rtol=1e-7)
+
+
+def test_single_samples_move_the_variance_at_the_limit():
+    """Each of 2^16 samples replaces a part in 2^23 of a sum whose float32 has 24 bits."""
+    n = normalize.MAX_COUNT
+    full = exactly(n, 0.0, 1.4 * n)
+    sign = lambda i: jnp.where(i % 2 == 0, 1.0, -1.0)[None]
+    stats = jax.lax.fori_loop(0, 2**16, lambda i, stats: normalize.update(stats, sign(i)), full)
+    np.testing.assert_allclose(full.m2 - stats.m2, 0.4 * 2**16, rtol=0.01)
 
 
 def test_counting_to_the_limit_loses_nothing():

@@ -57,3 +57,17 @@ def test_find_follows_the_cumulative_sum():
     mass = np.arange(leaves.sum(), dtype=np.float32) + 0.5
     index, _ = find(tree, mass)
     np.testing.assert_array_equal(index, np.searchsorted(np.cumsum(leaves), mass, side="right"))
+
+
+def test_every_leaf_of_a_deep_tree_is_found():
+    """1,024 leaves of 1 behind a weight of 2^24, where float32 counts by twos."""
+    size, first = 2**21, 2**20
+    some = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.arange(first, first + 1024)])
+    tree = update(sum_tree.init(size), some, jnp.ones(1025).at[0].set(2.0**24))
+    assert sum_tree.total(tree) == 2**24 + 1024
+    mass = 2.0**24 + 2.0 * jnp.arange(512.0).repeat(40)
+    assert len(np.unique(find(tree, mass)[0])) == 512
+    index, weight = find(tree, mass, jax.random.key(0))
+    count = np.bincount(np.asarray(index) - first, minlength=1024)
+    assert (weight == 1).all() and count.min() > 0 and count.max() < 60  # 20 on average
+    np.testing.assert_array_equal(find(tree, jnp.zeros(1), jax.random.key(1))[0], 0)

@@ -1,0 +1,22 @@
+"""Sums of many float32 numbers that keep what rounding would lose (Kahan 1965, with the exact error of Knuth's 2Sum)."""
+
+import jax
+
+__all__ = ["add"]
+
+
+def add(total: jax.Array, rest: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Adds `x` to a sum that is kept as two numbers.
+
+    Args:
+      total: f32, the sum as float32 can say it.
+      rest:  f32 of the same shape, what the sum is beyond that: half a unit of its last place at most.
+      x:     f32 of the same shape.
+    Returns:
+      (total, rest) with `x` in them. A sum that is read from `total` alone is right to the last place.
+    """
+    coarse = total + x
+    added = coarse - total
+    rest = rest + ((total - (coarse - added)) + (x - added))  # the exact error of the first line
+    total = coarse + rest
+    return total, rest - (total - coarse)

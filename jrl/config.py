@@ -13,15 +13,17 @@ import dataclasses
 import difflib
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from jrl import command, schema, shipped
+from jrl.bounds import Count, short
 from jrl.errors import InputError
 from jrl.hyper import NetworkConfig
+from jrl.plain_yaml import limited
 from jrl.plan import STEPS_PER_REPORT, batch_plan, num_learners, num_pools
 from jrl.plan import lines as plan_lines
 from jrl.plan_faults import endless, faults
@@ -52,6 +54,8 @@ __all__ = [
 Algos = Mapping[str, type]
 # for --help of the commands that take a config
 DROP = "of RLlib's configuration, leave out what jrl does not have (several agents, data from files); else an error"
+_MOST_DOTS = 40  # in a key of the command line
+_MOST_PROBLEMS = 50  # that are told at once
 
 
 # ---------------------------------------------------------------- reading
@@ -94,7 +98,7 @@ def from_dict(data: Mapping[str, Any], *, algos: Algos | None = None) -> RunConf
     """
     cfg, problems = _build(data, algos, ends=False)
     if problems:
-        raise InputError(*(p.message for p in problems))
+        raise InputError(*_told(problems))
     return cfg
 
 
@@ -188,11 +192,12 @@ def _load(
                 continue
             key, equals, value = text.partition("=")
             try:
-                if not equals or not all(key.split(".")):
+                if not equals or not all(key.split(".")) or key.count(".") > _MOST_DOTS:
                     raise ValueError
                 assignments.append((flag, prefix + key.strip(), schema.parse(value)))
             except (ValueError, yaml.YAMLError):
-                problems.append(Problem(key, f"{flag} {text}: expected key=value, such as rollout.length=256"))
+                given_as = f"{flag} {schema.shown(text)}"
+                problems.append(Problem(key, f"{given_as}: expected key=value, such as rollout.length=256"))
     for flag, key, value in assignments:
         nested = value
         for part in reversed(key.split(".")):
@@ -202,8 +207,14 @@ def _load(
     data = merge(from_file, given)
     cfg, found = _build(data, algos, ends=ends)
     if problems or found:
-        raise InputError(*(p.message for p in problems + found))
+        raise InputError(*_told(problems + found))
     return cfg, {key: origins.get(key, "file") for key in schema.flatten(data)}
+
+
+def _told(problems: Sequence[Problem]) -> Iterator[str]:
+    yield from (p.message for p in problems[:_MOST_PROBLEMS])
+    if len(problems) > _MOST_PROBLEMS:
+        yield f"and {len(problems) - _MOST_PROBLEMS:,} more errors"
 
 
 def _read(
@@ -248,17 +259,27 @@ def _json_stop(text: str) -> tuple[dict[str, Any], list[Problem]]:
     except yaml.YAMLError:
         found = None
     if not isinstance(found, dict):
-        return {}, [Problem("stop", f'--stop {text}: expected metric=number, or JSON such as {{"time_s": 60}}')]
+        return {}, [
+            Problem("stop", f'--stop {schema.shown(text)}: expected metric=number, or JSON such as {{"time_s": 60}}')
+        ]
     return {key.replace(".", "/"): value for key, value in schema.flatten(found).items()}, []
+
+
+@dataclasses.dataclass(frozen=True)
+class _Iterations:
+    """RLlib's other end of a run."""
+
+    training_iteration: Count = 1
 
 
 def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple[RunConfig, list[Problem]]:
     """A config and all problems; where there are any, the config is for further checks only."""
+    limited(data)
     problems: list[Problem] = []
     algo = data.get("algo")
     cls = None
     if "algo" in data and not isinstance(algo, Mapping):
-        problems.append(Problem("algo", f"algo: expected a mapping such as {{name: ppo}}, got {algo!r}"))
+        problems.append(Problem("algo", f"algo: expected a mapping such as {{name: ppo}}, got {short(algo)}"))
     else:
         algo = dict(algo or {})
         registry = _Registry(algos)
@@ -279,10 +300,10 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
         elif algo.get("name") is None:
             problems.append(Problem("algo", f"algo.name is missing: expected one of {', '.join(registry.names)}"))
         else:
-            near = difflib.get_close_matches(str(algo["name"]).lower(), registry.names, 1)
+            near = difflib.get_close_matches(short(algo["name"]).lower(), registry.names, 1)
             mend = f": did you mean {near[0]}?" if near else ""
             known = ", ".join(registry.names)
-            problems.append(Problem("algo", f"algo.name: expected one of {known}, got {algo['name']!r}{mend}"))
+            problems.append(Problem("algo", f"algo.name: expected one of {known}, got {short(algo['name'])}{mend}"))
     data, iterations = {**data, "algo": algo}, None
     if isinstance(env := data.get("env"), Mapping) and "." in str(env.get("id")) and ":" not in str(env["id"]):
         from jrl.migrate.rules import reference
@@ -306,12 +327,14 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
     steps = cfg.stop.get("env_steps")
     if isinstance(steps, float) and steps.is_integer():
         cfg = dataclasses.replace(cfg, stop={**cfg.stop, "env_steps": int(steps)})
-    if isinstance(iterations, int | float) and "env_steps" not in cfg.stop and not problems:
+    if iterations is not None:
+        schema.build(_Iterations, {"training_iteration": iterations}, problems, prefix="stop.")
+    if iterations is not None and "env_steps" not in cfg.stop and not problems:
         each = max(
             batch_plan(cfg).rows, cfg.run.report_every or STEPS_PER_REPORT
         )  # as long as those of Algorithm.train
         run = dataclasses.replace(cfg.run, report_every=cfg.run.report_every or each)
-        cfg = dataclasses.replace(cfg, stop={**cfg.stop, "env_steps": int(iterations * each)}, run=run)
+        cfg = dataclasses.replace(cfg, stop={**cfg.stop, "env_steps": int(float(iterations) * each)}, run=run)
     # A check that reads a broken key would speak of that key's default: leave it out.
     broken = [p.key + "." for p in problems]
     for keys, message in (*faults(cfg), *(endless(cfg) if ends else ())):

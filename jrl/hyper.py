@@ -4,11 +4,13 @@
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-# A hyper-parameter that may change during training: one number, or a piecewise linear function of the environment
-# steps, such as ((0, 3e-4), (1_000_000, 0)). The first step is 0.
-Schedule = float | tuple[tuple[float, float], ...]
+from annotated_types import Interval
+
+from jrl.bounds import Count, Few, Positive, Schedule, Unit, Width, Widths, bounded
+
+__all__ = ["NO_OPTIONS", "Core", "Gru", "Gtrxl", "Lru", "Lstm", "NetworkConfig", "NoCore", "Options", "Schedule"]
 
 
 class Options(dict):
@@ -22,6 +24,7 @@ NO_OPTIONS = Options()
 
 
 @dataclasses.dataclass(frozen=True)
+@bounded
 class NoCore:
     """No memory: what the network says depends on the present observation alone."""
 
@@ -29,51 +32,57 @@ class NoCore:
 
 
 @dataclasses.dataclass(frozen=True)
+@bounded
 class Lstm:
     """Long short-term memory (Hochreiter and Schmidhuber, 1997)."""
 
     name: Literal["lstm"] = "lstm"
-    size: int = 128  # of its state, and of its output
+    size: Width = 128  # of its state, and of its output
 
 
 @dataclasses.dataclass(frozen=True)
+@bounded
 class Gru:
     """Gated recurrent unit (arXiv:1406.1078)."""
 
     name: Literal["gru"] = "gru"
-    size: int = 128  # of its state, and of its output
+    size: Width = 128  # of its state, and of its output
 
 
 @dataclasses.dataclass(frozen=True)
+@bounded
 class Gtrxl:
     """Attention over the latest steps, with gates instead of residual connections (GTrXL, arXiv:1910.06764)."""
 
     name: Literal["gtrxl"] = "gtrxl"
-    size: int = 64  # of its input, its layers and its output
-    layers: int = 1  # transformer blocks
-    heads: int = 2  # of attention, in each block
-    head_size: int = 32  # of a query, key and value
-    memory: int = 32  # earlier steps of the episode that each layer attends to
-    mlp: int = 64  # width of the dense layer in each block
-    gate_bias: float = 2.0  # of the gates: how much of a block is passed by at the start
+    size: Width = 64  # of its input, its layers and its output
+    layers: Few = 1  # transformer blocks
+    heads: Width = 2  # of attention, in each block
+    head_size: Width = 32  # of a query, key and value
+    memory: Width = 32  # earlier steps of the episode that each layer attends to
+    mlp: Width = 64  # width of the dense layer in each block
+    # of the gates: how much of a block is passed by at the start
+    gate_bias: Annotated[float, Interval(ge=-100, le=100)] = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
+@bounded
 class Lru:
     """Linear recurrent units (arXiv:2303.06349): trained in a number of steps that grows with the logarithm of time."""
 
     name: Literal["lru"] = "lru"
-    size: int = 128  # of its input and its output
-    state: int = 64  # complex numbers of each layer's state
-    layers: int = 1
-    r_min: float = 0.9  # least modulus of the eigenvalues at the start: how fast the state forgets
-    r_max: float = 0.999  # greatest
+    size: Width = 128  # of its input and its output
+    state: Width = 64  # complex numbers of each layer's state
+    layers: Few = 1
+    r_min: Unit = 0.9  # least modulus of the eigenvalues at the start: how fast the state forgets
+    r_max: Unit = 0.999  # greatest
 
 
 Core = NoCore | Lstm | Gru | Gtrxl | Lru
 
 
 @dataclasses.dataclass(frozen=True)
+@bounded
 class NetworkConfig:
     """Shape of the policy and value networks. Hashable, so that it can be a static argument.
 
@@ -85,24 +94,24 @@ class NetworkConfig:
     # package.module:name: the user's own (docs/networks.md)
     torso: str = "auto"
     torso_options: dict[str, Any] = NO_OPTIONS  # keyword arguments of the user's own torso
-    hidden: tuple[int, ...] = (64, 64)  # widths of the dense layers, first to last
+    hidden: Widths = (64, 64)  # widths of the dense layers, first to last
     activation: Literal["tanh", "relu", "gelu", "silu", "elu"] = "tanh"  # after each dense layer
-    head_hidden: tuple[int, ...] = ()  # widths of each head's own dense layers, behind the torso
+    head_hidden: Widths = ()  # widths of each head's own dense layers, behind the torso
     shared: bool = False  # one torso for policy and value
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the layers; parameters and outputs are float32
     orthogonal: bool = True  # orthogonal initial weights; false: flax's default
     layer_norm: bool = False  # normalise each dense layer's output
-    log_std_init: float = 0.0  # initial log standard deviation of a Gaussian policy
+    log_std_init: Annotated[float, Interval(ge=-20, le=20)] = 0.0  # initial log standard deviation of a Gaussian policy
     state_dependent_std: bool = False  # the network predicts log_std; false: one free parameter per action element
     # path of an array of the observation, such as camera or goal/0 -> its encoder: flat (as it is, integers one-hot),
     # mlp, embedding, nature_cnn, impala, small_cnn
     encoders: dict[str, str] = NO_OPTIONS
-    encoder_hidden: tuple[int, ...] = (64,)  # widths of the encoder mlp, and of embeddings (the last one)
+    encoder_hidden: Widths = (64,)  # widths of the encoder mlp, and of embeddings (the last one)
     flatten: bool = False  # all of an observation as one vector, images too
-    image_max: float = 255.0  # images of uint8 are divided by it
+    image_max: Positive = 255.0  # images of uint8 are divided by it
     transform: str | None = None  # pure function of one observation, package.module:name, in front of the network
     core: Core = NoCore()  # memory, behind the torso
-    max_seq_len: int | None = None  # steps that a gradient goes back through; null: a rollout's, and 20 with replay
+    max_seq_len: Count | None = None  # steps that a gradient goes back through; null: a rollout's, and 20 with replay
     use_prev_action: bool = False  # the previous action is part of what the network reads
     use_prev_reward: bool = False  # the previous reward is
 

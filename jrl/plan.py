@@ -3,6 +3,7 @@
 Derived numbers are functions of the config and never stored in it. Reads the config by its attributes only.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -64,6 +65,26 @@ def batch_plan(cfg: Any) -> BatchPlan:
     )
 
 
+def divisors(n: int) -> list[int]:
+    """The divisors of a number above 0, in ascending order; quick up to 1e12."""
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return small + [n // d for d in reversed(small) if d * d != n]
+
+
+def num_parameters(cfg: Any) -> int:
+    """Parameters between the widths of the config: a lower bound, since those at inputs and outputs are not known."""
+    network, core = cfg.network, cfg.network.core
+    size = getattr(core, "size", 0)
+    inner = {
+        "lstm": 4 * size * size, "gru": 3 * size * size, "lru": 2 * size * getattr(core, "state", 0),
+        "gtrxl": size * (3 * getattr(core, "heads", 0) * getattr(core, "head_size", 0) + 2 * getattr(core, "mlp", 0)),
+    }.get(core.name, 0) * getattr(core, "layers", 1)  # fmt: skip
+    stacks = (network.hidden, network.head_hidden, network.encoder_hidden)
+    dense = sum(a * b for widths in stacks for a, b in itertools.pairwise(widths))
+    towers = 1 if network.shared else 1 + getattr(cfg.algo, "num_critics", 1)
+    return towers * dense + inner
+
+
 def num_learners(cfg: Any) -> int | None:
     """Devices that learn; None where that is left to the machine."""
     devices = cfg.devices
@@ -94,7 +115,7 @@ def report_every(cfg: Any) -> int:
 def iterations_per_call(cfg: Any) -> int:
     """Iterations of a fused program: so many that Python does not count, no more than its user wants to wait for."""
     plan = batch_plan(cfg)
-    wanted = (report_every(cfg), cfg.evaluation.every, cfg.checkpoint.every)
+    wanted = (report_every(cfg), cfg.evaluation.every, cfg.checkpoint.every, total_steps(cfg))
     most = min(_ROWS_PER_CALL, *(steps for steps in wanted if steps)) // plan.rows
     if cfg.replay is not None:
         most = min(most, _UPDATES_PER_CALL // (plan.updates or 1))

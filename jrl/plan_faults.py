@@ -10,40 +10,32 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
-from jrl.plan import num_learners, num_pools, rollout_length, sequence_length, total_steps
+from jrl import bounds
+from jrl.bounds import INT32, short
+from jrl.plan import (
+    batch_plan,
+    divisors,
+    num_learners,
+    num_parameters,
+    num_pools,
+    rollout_length,
+    sequence_length,
+    total_steps,
+)
 
 Fault = tuple[tuple[str, ...], str]  # the keys that were read, the message
 
 
 def faults(cfg: Any) -> Iterator[Fault]:
     """Every combination of values that cannot be run, with its mend."""
-    for key, least in _LEAST.items():
-        section, name = key.split(".")
-        value = getattr(getattr(cfg, section), name, None)
-        if isinstance(value, int | float) and value < least:
-            yield (key,), f"{key}: expected at least {least}, got {value}"
-    for name in ("hidden", "head_hidden", "encoder_hidden"):
-        for width in getattr(cfg.network, name):
-            if width < 1:
-                yield (f"network.{name}",), f"network.{name}: expected widths of at least 1, got {width}"
-
     steps = cfg.stop.get("env_steps")
-    if steps is not None and (steps <= 0 or steps != int(steps)):
-        yield ("stop.env_steps",), f"stop.env_steps: expected a whole number above 0, got {steps}"
-    for metric, value in cfg.stop.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-            yield (f"stop.{metric}",), f"stop.{metric}: expected a number, got {value!r}"
-
-    for name in ("gamma", "gae_lambda"):
-        value = getattr(cfg.algo, name, None)
-        outside = [v for v in _values(value) if not 0 <= v <= 1]
-        if outside:
-            yield (f"algo.{name}",), f"algo.{name}: expected a number in [0, 1], got {outside[0]}"
+    if steps is not None and steps != int(steps):
+        yield ("stop.env_steps",), f"stop.env_steps: expected a whole number, got {short(steps)}"
+    elif steps is not None and (message := bounds.fault(int(steps), bounds.Steps, "stop.env_steps")):
+        yield ("stop.env_steps",), message
     own = getattr(cfg.algo, "validate", None)
     for message in own() if callable(own) else ():
         yield ("algo",), f"algo: {message}"
-    if cfg.run.stall_seconds is not None and cfg.run.stall_seconds <= 0:
-        yield ("run.stall_seconds",), f"run.stall_seconds: expected more than 0, or null, got {cfg.run.stall_seconds}"
     if cfg.checkpoint.exact and cfg.checkpoint.every is None:
         yield (
             ("checkpoint.exact",),
@@ -61,30 +53,88 @@ def faults(cfg: Any) -> Iterator[Fault]:
 
 def split_faults(cfg: Any, learners: int) -> Iterator[Fault]:
     """What cannot be split over so many devices that learn, and the devices or runners that collect."""
+    sizes = list(_size_faults(cfg, learners))
+    yield from sizes
+    if sizes:
+        return
     yield from _batch_faults(cfg, learners)
     if cfg.replay is not None:
         yield from _replay_faults(cfg, learners)
 
 
-_LEAST = {
-    "env.num_envs": 1, "env.frame_stack": 1, "network.max_seq_len": 1, "replay.burn_in": 0,
-    "rollout.length": 1, "rollout.iterations_per_call": 1, "evaluation.every": 1,
-    "evaluation.duration": 1, "evaluation.interval": 1, "evaluation.num_env_runners": 0, "env.horizon": 1,
-    "run.smoothing_episodes": 1, "run.report_every_trained": 1, "evaluation.num_envs": 1, "checkpoint.every": 1,
-    "checkpoint.keep_last": 1, "run.seed": 0, "run.report_every": 1, "devices.fake": 1, "rollout.max_policy_lag": 1,
-    "env_runners.num": 0, "env_runners.num_cpus": 0, "env_runners.num_gpus": 0,
-    "env_runners.max_requests_in_flight": 1, "env_runners.max_restarts": 0, "env.batch_wait_ms": 0,
-    "env.batch_size": 1, "replay.capacity": 1, "replay.batch_size": 1, "replay.learning_starts": 0,
-    "replay.train_every": 1, "replay.frame_stack": 1, "replay.priority_alpha": 0, "replay.priority_eps": 0,
-    "run.max_recompiles": 0, "runtime.cpu_threads": 1,
-    "checkpoint.keep_every": 1, "run.max_rollbacks": 0, "run.rollback_lr": 0,
-}  # fmt: skip
+_MOST_PARAMETERS = 2**40  # 16 TiB with their gradients and Adam's moments
+_MOST_UPDATES = 1_000_000  # of an iteration: quarters of an hour at least
+_MOST_PROCESSES = 10_000
+
+
+def _size_faults(cfg: Any, devices: int) -> Iterator[Fault]:
+    """Sizes that no machine has, and counts to whose end no run comes."""
+    minibatches = getattr(cfg.algo, "num_minibatches", 1)
+    if isinstance(minibatches, int) and (message := bounds.fault(minibatches, bounds.Count, "algo.num_minibatches")):
+        yield ("algo.num_minibatches",), message  # of a user's own Config, whose annotation has no range
+        return
+    envs, length = cfg.env.num_envs, rollout_length(cfg)
+    kept = getattr(cfg.algo, "circular_buffer_num_batches", 1)
+    if (rows := envs * length * kept) > INT32 * devices:
+        of = f" x {kept:,} rollouts" if kept > 1 else ""
+        yield (
+            ("env.num_envs", "rollout.length", "replay.train_every", "algo.circular_buffer_num_batches"),
+            f"rollout.length: {envs:,} envs x {length:,} steps{of} = {rows:,} rows, and a device counts {INT32:,} at "
+            "most: lower rollout.length or env.num_envs",
+        )
+    if cfg.env.remote_worker_envs and envs > _MOST_PROCESSES:
+        yield (
+            ("env.remote_worker_envs", "env.num_envs"),
+            f"env.num_envs: expected at most {_MOST_PROCESSES:,} with env.remote_worker_envs, a process for each, got "
+            f"{envs:,}",
+        )
+    if (parameters := num_parameters(cfg)) > _MOST_PARAMETERS:
+        yield (
+            ("network.hidden", "network.head_hidden", "network.core", "algo.num_critics"),
+            f"network: {parameters:.2g} parameters, which take {parameters * 16 / 2**40:,.0f} TiB with gradients and "
+            "moments, more than any machine has: lower the widths",
+        )
+    core = cfg.network.core
+    memory = envs * getattr(core, "memory", 1) * getattr(core, "size", 0) * getattr(core, "layers", 1)
+    if memory > _MOST_PARAMETERS:
+        yield (
+            ("network.core", "env.num_envs"),
+            f"network.core: {memory:.2g} numbers of memory for {envs:,} envs, more than any machine has: lower its "
+            "sizes",
+        )
+    if cfg.replay is not None:
+        yield from _replay_size_faults(cfg)
+    elif (updates := batch_plan(cfg).updates or 0) > _MOST_UPDATES:
+        epochs = getattr(cfg.algo, "num_epochs", 1)
+        passes = getattr(cfg.algo, "circular_buffer_iterations_per_batch", 1)
+        times = f" x {passes:,} rollouts" * (passes > 1)
+        yield (
+            ("algo.num_epochs", "algo.num_minibatches", "algo.circular_buffer_iterations_per_batch"),
+            f"algo.num_epochs: {epochs:,} epochs x {minibatches:,} minibatches{times} = {updates:,} gradient steps per "
+            f"iteration, expected at most {_MOST_UPDATES:,}: lower one of them",
+        )
+
+
+def _replay_size_faults(cfg: Any) -> Iterator[Fault]:
+    replay, rows = cfg.replay, cfg.env.num_envs * rollout_length(cfg)
+    if (updates := replay.updates_per_step * rows) > _MOST_UPDATES:
+        yield (
+            ("replay.updates_per_step", "replay.train_every", "rollout.length", "env.num_envs"),
+            f"replay.updates_per_step {replay.updates_per_step:g} x {rows:,} rows per iteration = {updates:g} updates, "
+            f"expected at most {_MOST_UPDATES:,}: lower it, or replay.train_every",
+        )
+    steps = replay.n_step[1] if isinstance(replay.n_step, tuple) else replay.n_step
+    each = max(steps, sequence_length(cfg) + replay.burn_in if cfg.network.recurrent else 1) * (replay.frame_stack or 1)
+    if (read := replay.batch_size * each) > INT32:
+        yield (
+            ("replay.batch_size", "replay.n_step", "replay.burn_in", "network.max_seq_len", "replay.frame_stack"),
+            f"replay.batch_size {replay.batch_size:,} x {each:,} rows each = {read:,} rows of a gradient step, "
+            f"expected at most {INT32:,}: lower it",
+        )
 
 
 def _network_faults(cfg: Any) -> Iterator[Fault]:
     network, length = cfg.network, rollout_length(cfg)
-    if network.image_max <= 0:
-        yield ("network.image_max",), f"network.image_max: expected more than 0, got {network.image_max}"
     if network.encoders and network.flatten:
         yield (
             ("network.encoders", "network.flatten"),
@@ -99,7 +149,7 @@ def _network_faults(cfg: Any) -> Iterator[Fault]:
     limit = sequence_length(cfg)
     cut = cfg.replay is None and limit > 0 and cfg.rollout.batch_mode == "truncate_episodes"
     if cut and length % limit and not getattr(cfg.algo, "whole_sequences", False):
-        near = next(n for n in range(min(limit, length), 0, -1) if length % n == 0)
+        near = max(n for n in divisors(length) if n <= limit)
         yield (
             ("network.max_seq_len", "rollout.length"),
             f"network.max_seq_len {limit} does not divide rollout.length {length}: use {near}, or rollout.length "
@@ -115,17 +165,13 @@ def _device_faults(devices: Any) -> Iterator[Fault]:
         if not indices:
             yield (key,), f"{key}: expected at least one index, such as [0], or null"
         elif min(indices) < 0 or len(set(indices)) < len(indices):
-            yield (key,), f"{key}: expected different indices from 0, got {list(indices)}"
+            yield (key,), f"{key}: expected different indices from 0, got {short(list(indices))}"
         elif devices.fake is not None and max(indices) >= devices.fake:
             yield (key, "devices.fake"), f"{key}: {max(indices)} is not among the {devices.fake} of devices.fake"
 
 
 def _collection_faults(cfg: Any) -> Iterator[Fault]:
     runners, rollout = cfg.env_runners, cfg.rollout
-    for name in ("sample_timeout_s", "health_check_timeout_s", "env_step_timeout_s"):
-        value = getattr(runners, name)
-        if value is not None and value <= 0:
-            yield (f"env_runners.{name}",), f"env_runners.{name}: expected more than 0, got {value}"
     if rollout.mode == "sync" and rollout.max_policy_lag is not None:
         yield (
             ("rollout.max_policy_lag", "rollout.mode"),
@@ -159,6 +205,9 @@ def endless(cfg: Any) -> Iterator[Fault]:
 
 def _episode_faults(cfg: Any) -> Iterator[Fault]:
     env, rollout = cfg.env, cfg.rollout
+    if isinstance(env.clip_rewards, tuple) and not env.clip_rewards[0] < env.clip_rewards[1]:
+        key = "env.clip_rewards"
+        yield (key,), f"{key}: expected [low, high] with low < high, got {list(env.clip_rewards)}"
     if env.soft_horizon and env.horizon is None:
         yield (
             ("env.soft_horizon", "env.horizon"),
@@ -170,29 +219,23 @@ def _episode_faults(cfg: Any) -> Iterator[Fault]:
             "rollout.batch_mode complete_episodes: environments that do not wait for each other leave rows empty: "
             "leave env.batch_size and env.batch_wait_ms out",
         )
-    for name in ("report_every_s",):
-        value = getattr(cfg.run, name)
-        if value is not None and value < 0:
-            yield (f"run.{name}",), f"run.{name}: expected 0 or more, got {value}"
 
 
 def _runtime_faults(runtime: Any) -> Iterator[Fault]:
-    if runtime.mem_fraction is not None and not 0 < runtime.mem_fraction <= 1:
-        key = "runtime.mem_fraction"
-        yield (key,), f"{key}: expected above 0 and at most 1, got {runtime.mem_fraction}"
     for flag in (runtime.xla_flags or "").split():
         if not flag.startswith("--"):  # XLA would end the process
             yield (
                 ("runtime.xla_flags",),
-                f"runtime.xla_flags: expected --name=value, separated by spaces, got {flag!r}",
+                f"runtime.xla_flags: expected --name=value, separated by spaces, got {short(flag)}",
             )
     for name in runtime.env:
         if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
-            yield ("runtime.env",), f"runtime.env: {name!r} is no name of an environment variable"
+            yield ("runtime.env",), f"runtime.env: {short(name)} is no name of an environment variable"
         elif name.startswith("JAX_"):
             yield (
                 ("runtime.env",),
-                f"runtime.env: {name} is read when jax is imported, before any config is: set it before the command",
+                f"runtime.env: {short(name)} is read when jax is imported, before any config is: set it before the "
+                "command",
             )
 
 
@@ -208,8 +251,6 @@ def _evaluation_faults(cfg: Any) -> Iterator[Fault]:
             ("evaluation.duration", "evaluation.parallel"),
             "evaluation.duration auto lasts as long as the training beside it: set evaluation.parallel, or a number",
         )
-    if found.timeout_s is not None and found.timeout_s <= 0:
-        yield ("evaluation.timeout_s",), f"evaluation.timeout_s: expected more than 0, or null, got {found.timeout_s}"
     counted = found.unit == "episodes" and isinstance(found.duration, int)
     if counted and found.num_envs is not None and found.num_envs > found.duration:
         yield (
@@ -238,9 +279,6 @@ def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
     if not isinstance(minibatches, int):
         return
     keys = ("algo.num_minibatches", "env.num_envs", "rollout.length", "devices.learners", "devices.fake")
-    if minibatches < 1:
-        yield keys[:1], f"algo.num_minibatches: expected at least 1, got {minibatches}"
-        return
     rows, limit = envs // devices * length, sequence_length(cfg)
     padded = cfg.rollout.batch_mode != "truncate_episodes"  # whole episodes are, to what divides
     if limit > 1 and length % limit == 0 and not getattr(cfg.algo, "whole_sequences", False):
@@ -248,7 +286,7 @@ def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
             yield from _sequence_faults(minibatches, length // limit, envs // devices, limit, keys)
         return
     if getattr(cfg.algo, "whole_sequences", False) and (own := envs // devices) % minibatches:
-        below = next(n for n in range(min(minibatches, own), 0, -1) if own % n == 0)
+        below = max(n for n in divisors(own) if n <= minibatches)
         more = devices * (own + minibatches - own % minibatches)
         message = (
             f"algo.num_minibatches {minibatches} does not divide the {own} environments of a device, and a minibatch "
@@ -257,8 +295,8 @@ def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
         yield keys, message
         return
     if rows % minibatches and not padded:
-        below = next(n for n in range(minibatches, 0, -1) if rows % n == 0)
-        above = next((n for n in range(minibatches, rows + 1) if rows % n == 0), 0)
+        below = max(n for n in divisors(rows) if n <= minibatches)
+        above = min((n for n in divisors(rows) if n >= minibatches), default=0)
         step = minibatches // math.gcd(minibatches, envs // devices)
         lengths = _either([length - length % step, length + step - length % step])
         on = f" on each of {devices} devices" if devices > 1 else ""
@@ -274,7 +312,7 @@ def _sequence_faults(minibatches: int, parts: int, envs: int, length: int, keys:
     fits = lambda n: envs % (n // math.gcd(parts, n)) == 0
     if fits(minibatches):
         return
-    below = next(n for n in range(minibatches, 0, -1) if fits(n))
+    below = max(n for n in divisors(parts * envs) if n <= minibatches and fits(n))
     yield (
         (*keys, "network.max_seq_len"),
         f"algo.num_minibatches {minibatches} does not divide the {parts * envs} sequences of {length} steps, {parts} "
@@ -321,8 +359,8 @@ def _replay_faults(cfg: Any, devices: int) -> Iterator[Fault]:
             f"replay.batch_size {batch} is not divisible by {devices} devices: {mends}",
         )
     low, high = replay.n_step if isinstance(replay.n_step, tuple) else (replay.n_step, replay.n_step)
-    if not 1 <= low <= high:
-        yield ("replay.n_step",), f"replay.n_step: expected n or [low, high] with 1 <= low <= high, got {replay.n_step}"
+    if low > high:
+        yield ("replay.n_step",), f"replay.n_step: expected [low, high] with low <= high, got {list(replay.n_step)}"
     span, of = max(high, replay.frame_stack or 1) + 1, ""
     if cfg.network.recurrent:
         length = sequence_length(cfg)
@@ -345,10 +383,3 @@ def _replay_faults(cfg: Any, devices: int) -> Iterator[Fault]:
 
 def _either(numbers: Sequence[int]) -> str:
     return " or ".join(str(n) for n in numbers if n > 0)
-
-
-def _values(value: Any) -> list[float]:
-    """The numbers of a hyper-parameter or of its schedule."""
-    if isinstance(value, tuple):
-        return [v for _, v in value]
-    return [value] if isinstance(value, int | float) else []

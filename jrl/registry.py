@@ -11,9 +11,11 @@ processes of this run with `needed` and `install`.
 import difflib
 import importlib
 import sys
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
+from jrl.bounds import short
 from jrl.errors import InputError
 
 _registered: dict[str, Any] = {}
@@ -69,6 +71,28 @@ def install(found: Mapping[str, Any]) -> None:
     _registered.update(found)
 
 
+def module(name: str, key: str) -> Any:
+    """The module of a dotted name. Raises InputError that names the key, whatever happens while it is imported."""
+    return _imported(name, f"{key} {short(name)[1:-1]}")
+
+
+def _imported(name: str, what: str) -> Any:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise InputError(f"{what}: {short(name)} is no name of a module: expected package.module, letters and dots")
+    try:
+        return importlib.import_module(name)
+    except ImportError as e:
+        raise InputError(
+            f"{what}: {name} cannot be imported ({str(e)[:200]}): start the command where the module lies, or "
+            "install it"
+        ) from e
+    except (Exception, SystemExit) as e:
+        frames = traceback.extract_tb(e.__traceback__)
+        at = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else name
+        told = f"{type(e).__name__}: {str(e)[:200]}"
+        raise InputError(f"{what}: {name} cannot be imported: {told} ({at})") from e
+
+
 def load(path: str, key: str) -> Any:
     """The class or function of a name.
 
@@ -87,20 +111,16 @@ def load(path: str, key: str) -> Any:
         )
     module_name, colon, name = path.partition(":") if ":" in path else path.rpartition(".")
     if not (colon and module_name and name):
-        near = difflib.get_close_matches(path, _registered, 1)
+        near = difflib.get_close_matches(path[:80], _registered, 1)
         mend = f": did you mean {near[0]}?" if near else ""
-        raise InputError(f"{key}: expected package.module:name, such as my_project.mine:fn, got {path!r}{mend}")
-    try:
-        module = importlib.import_module(module_name)
-    except (ImportError, ValueError) as e:  # ValueError: an empty name
-        raise InputError(
-            f"{key} {path}: {module_name} cannot be imported ({e}): start the command where the module lies, or "
-            "install it"
-        ) from e
+        raise InputError(f"{key}: expected package.module:name, such as my_project.mine:fn, got {short(path)}{mend}")
+    module = _imported(module_name, f"{key} {short(path)[1:-1]}")
     found = getattr(module, name, None)
     if not callable(found):
         names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        near = difflib.get_close_matches(name, names, 1)
-        mend = f"did you mean {near[0]}?" if near else f"it has {', '.join(names) or 'none'}"
-        raise InputError(f"{key} {path}: {module_name} has no function or class {name}: {mend}")
+        near = difflib.get_close_matches(name[:80], names, 1)
+        mend = f"did you mean {near[0]}?" if near else f"it has {', '.join(names[:20]) or 'none'}"
+        raise InputError(
+            f"{key} {short(path)[1:-1]}: {module_name} has no function or class {short(name)[1:-1]}: {mend}"
+        )
     return found

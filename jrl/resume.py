@@ -83,9 +83,7 @@ def _regroup_source(source: PyTree, like: PyTree) -> PyTree:
         return np.reshape(np.reshape(x, (pools, *rest))[taken], (*wanted.window_next.shape, *rest))
 
     of_envs = ("episode_return", "return_rest", "length", "running_return")
-    dealt = Columns(
-        **{name: by_env(getattr(columns, name)) for name in of_envs}, **_regroup_windows(columns, wanted)
-    )
+    dealt = Columns(**{name: by_env(getattr(columns, name)) for name in of_envs}, **_regroup_windows(columns, wanted))
     if columns is source:
         return dealt
     of_env = lambda x: x.shape[:axes] == columns.length.shape

@@ -13,25 +13,21 @@ import functools
 import inspect
 import io
 import itertools
-import json
-import math
 import operator
-import re
 import textwrap
 import tokenize
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-import yaml
+from jrl import bounds
+from jrl.bounds import Points, describe, short
+from jrl.plain_yaml import dump as dump
+from jrl.plain_yaml import parse as parse
+from jrl.plain_yaml import read_yaml as read_yaml
 
-from jrl import shipped
-from jrl.errors import InputError
-from jrl.hyper import Schedule
-
-_POINTS = next(a for a in typing.get_args(Schedule) if typing.get_origin(a) is tuple)
+_MOST_MENDS = 20  # of the unknown keys of a section
 
 
 class Problem(NamedTuple):
@@ -39,80 +35,7 @@ class Problem(NamedTuple):
     message: str  # names the key, what is wrong and the mend
 
 
-# ---------------------------------------------------------------- YAML
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 without its traps: `1e-3` is a number, and a key given twice is an error."""
-
-    def construct_mapping(self, node, deep=False):
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if str(key.value) in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value}", key.start_mark)
-            seen.add(str(key.value))
-        return super().construct_mapping(node, deep)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes what `_Loader` would otherwise read as a number; writes no anchors."""
-
-    def ignore_aliases(self, data):
-        return True
-
-
-for _yaml in (_Loader, _Dumper):
-    _yaml.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-    )
-
-
-def parse(text: str) -> Any:
-    """YAML text as plain data. Raises yaml.YAMLError."""
-    return yaml.load(text, _Loader)
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; an empty file is an empty one. Raises InputError."""
-    try:
-        data = parse(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        files = sorted({*path.parent.glob("*.y*ml"), *Path("configs").glob("*.y*ml")})
-        names = {p.stem: str(p) for p in files}
-        near = [names[n] for n in difflib.get_close_matches(path.stem, names, 3)]
-        near = near or difflib.get_close_matches(path.stem, shipped.names(), 3)
-        mend = f": did you mean {' or '.join(near)}?" if near else ""
-        raise InputError(f"{path}: there is no such file{mend}") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise InputError(f"{path}: cannot be read: {getattr(e, 'strerror', None) or 'not UTF-8 text'}") from None
-    except yaml.YAMLError as e:
-        mark = getattr(e, "problem_mark", None)
-        at = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise InputError(f"{path}: not valid YAML{at}: {getattr(e, 'problem', None) or e}") from None
-    if data is not None and not isinstance(data, dict):
-        raise InputError(f"{path}: expected a mapping of keys such as 'rollout:', got {str(data)[:60]!r}")
-    return data or {}
-
-
-def dump(data: Mapping[str, Any], comments: Mapping[str, str] | None = None, *, prefix: str = "") -> str:
-    """Nested mappings as YAML, one leaf per line, with `comments[dotted key]` behind it."""
-    lines = []
-    for name, value in data.items():
-        key, indent = prefix + name, "  " * prefix.count(".")
-        if isinstance(value, Mapping) and value:
-            lines += [f"{indent}{_flow(name)}:", dump(value, comments, prefix=key + ".").rstrip("\n")]
-        else:
-            line = f"{indent}{_flow(name)}: {_flow(value)}"
-            lines.append(f"{line:<38}  # {comments[key]}" if comments and key in comments else line)
-    return "\n".join(lines) + "\n"
-
-
-def _flow(value: Any) -> str:
-    text = yaml.dump(
-        value, Dumper=_Dumper, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False
-    )
-    text = text.removesuffix("...\n").strip()
-    return json.dumps(value) if "\n" in text else text  # a text of several lines
+# ---------------------------------------------------------------- trees of plain data
 
 
 def plain(value: Any) -> Any:
@@ -167,15 +90,20 @@ def build(
     """
     valid = [*_keys(cls, data, swap, prefix), *known] if not prefix else list(known)
     if not isinstance(data, Mapping):
-        problems.append(Problem(prefix[:-1], f"{prefix[:-1] or 'the config'}: expected a mapping, got {data!r}"))
+        problems.append(Problem(prefix[:-1], f"{prefix[:-1] or 'the config'}: expected a mapping, got {short(data)}"))
         data = {}
     values: dict[str, Any] = {}
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
     hints = typing.get_type_hints(cls, include_extras=True)
+    unknown: list[str] = []
     for name, given in data.items():
         if name not in fields:
-            for key in flatten(given, f"{prefix}{name}"):
-                problems.append(Problem(key, f"unknown key {key}: {_mend(key, valid, synonyms)}"))
+            unknown += flatten(given, f"{prefix}{name}")
+    problems += [
+        Problem(key, f"unknown key {shown(key)}: {_mend(key, valid, synonyms)}") for key in unknown[:_MOST_MENDS]
+    ]
+    if more := unknown[_MOST_MENDS:]:  # to look for what was meant takes milliseconds each
+        problems.append(Problem(more[0], f"unknown key {shown(more[0])}, and {len(more) - 1:,} more"))
     for name, field in fields.items():
         key, hint, default = prefix + name, swap.get(prefix + name, hints[name]), default_of(field)
         given = data.get(name)
@@ -196,7 +124,7 @@ def build(
                 given = merge(plain(default), given)  # the defaults of this field, not those of its class
             values[name] = build(section, given, problems, prefix=key + ".", swap=swap, synonyms=synonyms, known=valid)
         elif name in data:
-            value, found = _coerce(data[name], hints[name], key)
+            value, found = _coerce(data[name], hints[name], key, field.default)
             problems += found
             if not found:
                 values[name] = value
@@ -204,10 +132,15 @@ def build(
                 values[name] = None
         elif is_required(field):
             doc = docs(cls).get(name)
-            expected = _describe(hints[name]) + (f" ({doc})" if doc else "")
+            expected = describe(hints[name]) + (f" ({doc})" if doc else "")
             problems.append(Problem(key, f"{key} is missing: expected {expected}"))
             values[name] = None
     return cls(**values)
+
+
+def shown(key: str) -> str:
+    """A key as a message names it."""
+    return key if len(key) <= 80 else f"{key[:60]}... ({len(key):,} characters)"
 
 
 def is_required(field: dataclasses.Field) -> bool:
@@ -249,15 +182,15 @@ def _choice_fault(choices: Mapping[str, type], default: Any, given: Any, key: st
     """What is wrong with the choice of a class in `given`; where nothing is, `given` is a mapping."""
     names = ", ".join(choices)
     if not isinstance(given, Mapping):
-        return Problem(key, f"{key}: expected a mapping such as {{name: {next(iter(choices))}}}, got {given!r}")
+        return Problem(key, f"{key}: expected a mapping such as {{name: {next(iter(choices))}}}, got {short(given)}")
     name = given.get("name")
     if name is None:
         return None if default is not None else Problem(key, f"{key}.name is missing: expected one of {names}")
     if str(name).lower() in choices:
         return None
-    near = difflib.get_close_matches(str(name).lower(), choices, 1)
+    near = difflib.get_close_matches(short(name).lower(), choices, 1)
     mend = f": did you mean {near[0]}?" if near else ""
-    return Problem(f"{key}.name", f"{key}.name: expected one of {names}, got {name!r}{mend}")
+    return Problem(f"{key}.name", f"{key}.name: expected one of {names}, got {short(name)}{mend}")
 
 
 def _keys(cls: type, data: Any, swap: Mapping[str, type | None], prefix: str = "") -> Iterator[str]:
@@ -272,22 +205,38 @@ def _keys(cls: type, data: Any, swap: Mapping[str, type | None], prefix: str = "
             yield key
 
 
-def _coerce(value: Any, hint: Any, key: str) -> tuple[Any, list[Problem]]:
-    """`value` as `hint`, or the problems. A union or a list is one problem, a mapping has one for each of its keys."""
+def _coerce(value: Any, hint: Any, key: str, default: Any) -> tuple[Any, list[Problem]]:
+    """`value` as `hint`, or the problems: one of a union or a list, one for each key of a mapping. `default` is the
+    field's.
+    """
     from pydantic import ValidationError  # a tenth of a second: not at import
 
     try:
         coerced = _adapter(hint).validate_python(value)
     except ValidationError as e:
         if typing.get_origin(hint) is dict and isinstance(value, Mapping):
-            expected = _describe(typing.get_args(hint)[1])
-            wrong = {f"{key}.{err['loc'][0]}": value.get(err["loc"][0]) for err in e.errors()}
+            if odd := [name for name in value if not isinstance(name, str)]:
+                return None, [Problem(key, f"{key}: expected text for keys, got {short(odd[0])}: quote it")]
+            expected = describe(typing.get_args(hint)[1])
+            wrong = {f"{key}.{err['loc'][0]}": value.get(err["loc"][0]) for err in e.errors(include_url=False)}
         else:
-            expected, wrong = _describe(hint), {key: value}
-        got = {k: f"got {v!r}{_near_choice(v, hint)}" for k, v in wrong.items()}
-        return None, [Problem(k, f"{k}: expected {expected}, {text}") for k, text in got.items()]
-    fault = _schedule_fault(coerced) if hint == _POINTS or _POINTS in typing.get_args(hint) else ""
-    return coerced, [Problem(key, f"{key}: {fault}, got {value!r}")] if fault else []
+            expected, wrong = describe(hint), {key: value}
+        got = {k: f"got {short(v)}{_near_choice(v, hint)}" for k, v in wrong.items()}
+        return None, [Problem(k, f"{shown(k)}: expected {expected}, {text}") for k, text in got.items()]
+    if isinstance(coerced, dict):  # each of its values has a key of its own
+        inner = (typing.get_args(hint) or (Any, Any))[1]
+        outside = {f"{key}.{name}": bounds.fault(v, inner, f"{key}.{shown(str(name))}") for name, v in coerced.items()}
+    else:
+        outside = {key: bounds.fault(coerced, hint, key, default)}
+    if found := [Problem(name, message) for name, message in outside.items() if message]:
+        return None, found
+    fault = _schedule_fault(coerced) if _takes_points(hint) else ""
+    return coerced, [Problem(key, f"{key}: {fault}, got {short(value)}")] if fault else []
+
+
+def _takes_points(hint: Any) -> bool:
+    """Whether a schedule is among what `hint` takes."""
+    return hint == Points or any(_takes_points(arg) for arg in typing.get_args(hint))
 
 
 def _schedule_fault(value: Any) -> str:
@@ -314,6 +263,8 @@ def _strict(hint: Any) -> Any:
 
     if hint is bool:
         return StrictBool
+    if typing.get_origin(hint) is Annotated:  # ranges are looked at afterwards: see `jrl.bounds`
+        return _strict(typing.get_args(hint)[0])
     if hint is int or hint is float:
         return Annotated[hint, BeforeValidator(_no_bool), AfterValidator(_no_nan)]
     args = typing.get_args(hint)
@@ -331,7 +282,7 @@ def _no_bool(value: Any) -> Any:
 
 
 def _no_nan(value: Any) -> Any:
-    if math.isnan(value):
+    if value != value:
         raise ValueError("not a number")
     return value
 
@@ -339,35 +290,10 @@ def _no_nan(value: Any) -> Any:
 # ---------------------------------------------------------------- words for errors
 
 
-def _describe(hint: Any) -> str:
-    """What a leaf of type `hint` accepts, for "expected ..."."""
-    simple = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-    if hint in simple:
-        return simple[hint]
-    if hint == _POINTS:
-        return "a schedule [[env_steps, value], ...]"
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return "one of " + ", ".join(map(str, args))
-    if origin is Annotated:
-        return _describe(args[0])
-    if origin is typing.Union or origin is types.UnionType:
-        if {int, float} <= set(args):
-            args = tuple(a for a in args if a is not int)
-        return " or ".join(_describe(a) for a in sorted(args, key=lambda a: a is type(None)))
-    if origin is tuple and args[-1] is Ellipsis:
-        return f"a list, each entry {_describe(args[0])}"
-    if origin is tuple:
-        return f"a list [{', '.join(map(_describe, args))}]"
-    if origin is dict:
-        return "a mapping"
-    return getattr(hint, "__name__", str(hint))
-
-
 def _near_choice(value: Any, hint: Any) -> str:
     hints = [hint, *typing.get_args(hint)]
     choices = [c for h in hints if typing.get_origin(h) is Literal for c in typing.get_args(h) if isinstance(c, str)]
-    near = difflib.get_close_matches(value, choices, 1) if isinstance(value, str) else []
+    near = difflib.get_close_matches(value[:80], choices, 1) if isinstance(value, str) else []
     return f": did you mean {near[0]}?" if near else ""
 
 
@@ -383,8 +309,9 @@ def _mend(key: str, valid: list[str], synonyms: Mapping[str, str]) -> str:
 
 def nearest(key: str, valid: Iterable[str], synonyms: Mapping[str, str]) -> str | None:
     """The valid dotted key that the writer of `key` most likely meant; the own section first, then the whole tree."""
-    valid = list(valid)
+    valid, key = list(valid), key[-200:]
     head, _, name = key.rpartition(".")
+    name = name[:80]
     own = [k for k in valid if k.rpartition(".")[0] == head]
 
     def named(names: Iterable[str], keys: list[str]) -> list[str]:
@@ -435,8 +362,11 @@ def docs(cls: type) -> dict[str, str]:
 
 
 def tree_docs(tree: Any, prefix: str = "") -> dict[str, str]:
-    """Dotted key -> comment, of a dataclass instance and of the sections within it."""
-    found = {prefix + name: doc for name, doc in docs(type(tree)).items()}
+    """Dotted key -> comment and range, of a dataclass instance and of the sections within it."""
+    ranges = {name: bounds.range_words(hint) for name, hint in bounds.hints(type(tree)).items()}
+    found = {prefix + name: words for name, words in ranges.items() if words}
+    for name, doc in docs(type(tree)).items():
+        found[prefix + name] = f"{doc}; {ranges[name]}" if ranges.get(name) else doc
     for field in dataclasses.fields(tree):
         if dataclasses.is_dataclass(getattr(tree, field.name)):
             found |= tree_docs(getattr(tree, field.name), f"{prefix}{field.name}.")

@@ -4,34 +4,54 @@ The comment on a field is its documentation: `jrl.config show` prints it. Readin
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from jrl.hyper import NetworkConfig, Schedule
+from annotated_types import Interval
+
+from jrl.bounds import (
+    MOST_STEPS,
+    UINT32,
+    Amount,
+    Count,
+    Few,
+    NonNegative,
+    Positive,
+    Processes,
+    Seconds,
+    Share,
+    Steps,
+    UnitSchedule,
+    bounded,
+)
+from jrl.hyper import NetworkConfig
+
+Index = Annotated[int, Interval(ge=0, le=65_535)]  # of a device
 
 
 @dataclasses.dataclass(frozen=True)
+@bounded
 class EnvConfig:
     """The vector of environments."""
 
     id: str  # as its library names it: CartPole-v1, Pong-v5, HalfCheetah-v4
     backend: Literal["auto", "envpool", "gymnasium", "graph"] = "auto"  # who steps it; auto: the first that has the id
-    num_envs: int = 8  # environments in all, over all devices
+    num_envs: Annotated[int, Interval(ge=1, le=MOST_STEPS)] = 8  # environments in all, over all devices
     options: dict[str, Any] = dataclasses.field(default_factory=dict)  # passed to the environment as they are
     normalize_actions: bool = True  # the policy's actions lie in [-1, 1] and are mapped to the bounds
     clip_actions: bool = True  # clip actions to the bounds
     # null or false: as they are; true: the sign; a number c: to [-c, c]; [low, high]. Reported returns stay unclipped
-    clip_rewards: bool | float | tuple[float, float] | None = None
+    clip_rewards: bool | Positive | tuple[float, float] | None = None
     reward_scale: float = 1.0  # factor of the rewards that the learner sees, after clip_rewards
-    frame_stack: int = 1  # observations are the latest so many, from the first of an episode on
+    frame_stack: Few = 1  # observations are the latest so many, from the first of an episode on
     # entry of the infos that says which actions can be taken; it joins the observation as action_mask. null: the entry
     # action_mask, where the environments have it
     action_mask_info: str | None = None
     # EnvPool, from the host: environments per step; fewer than a pool has: act on those that are ready first
-    batch_size: int | None = None
+    batch_size: Count | None = None
     remote_worker_envs: bool = False  # Gymnasium: each environment in a process of its own
     # of worker processes: act once one is ready and so many milliseconds have passed for more; null: wait for all
-    batch_wait_ms: float | None = None
-    horizon: int | None = None  # steps after which an episode is ended; null: the environment's own limit
+    batch_wait_ms: Annotated[float, Interval(ge=0, le=1e9)] | None = None
+    horizon: Count | None = None  # steps after which an episode is ended; null: the environment's own limit
     soft_horizon: bool = False  # there the episode ends for learner and statistics only: the environment goes on
     # null: true ends are ends, at time limits and the horizon the learner bootstraps; false: every end is one;
     # true: none is, the learner always bootstraps
@@ -39,11 +59,12 @@ class EnvConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+@bounded
 class RolloutConfig:
     """How experience is collected."""
 
     # steps per environment and iteration; null: 128, or what replay.train_every asks for
-    length: int | None = None
+    length: Annotated[int, Interval(ge=1, le=MOST_STEPS)] | None = None
     collector: Literal["auto", "graph", "host"] = "auto"  # graph: inside the compiled program; host: from Python
     mode: Literal["sync", "async"] = "sync"  # async: the next rollouts are collected while one is learned from
     # complete_episodes: the learner gets whole episodes only, those that have not ended wait for the next rollouts
@@ -52,55 +73,61 @@ class RolloutConfig:
     fake: bool = False  # the first rollout again and again, without stepping: the speed of learning alone
     count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"  # with one agent they are the same
     # async: updates between the weights that acted and the update that learns from it; null: 1, or 2 with env_runners
-    max_policy_lag: int | None = None
+    max_policy_lag: Few | None = None
     # iterations in one call, where environments and learning are one program; null: chosen by size
-    iterations_per_call: int | None = None
+    iterations_per_call: Annotated[int, Interval(ge=1, le=2**20)] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
+@bounded
 class ReplayConfig:
     """The replay buffer and how often is learned from it. Steps and rows count over all environments and devices."""
 
-    capacity: int = 100_000  # transitions kept
-    batch_size: int = 256  # transitions per gradient step; with network.core sequences of network.max_seq_len steps
-    learning_starts: int = 1_000  # environment steps before the first gradient step
-    train_every: int | None = None  # environment steps between two learning phases; null: one of each environment
-    updates_per_step: float = 1.0  # gradient steps per environment step (the update-to-data ratio)
-    burn_in: int = 20  # with network.core: steps in front of each sequence, from which its memory is recovered
-    n_step: int | tuple[int, int] = 1  # steps summed up before bootstrapping; [2, 5]: a random number for each sample
-    frame_stack: int | None = None  # images of an observation, stored once each; null: Atari's; 1: store stacks whole
+    capacity: Count = 100_000  # transitions kept
+    batch_size: Count = 256  # transitions per gradient step; with network.core sequences of network.max_seq_len steps
+    learning_starts: Amount = 1_000  # environment steps before the first gradient step
+    train_every: Count | None = None  # environment steps between two learning phases; null: one of each environment
+    updates_per_step: Positive = 1.0  # gradient steps per environment step (the update-to-data ratio)
+    burn_in: Amount = 20  # with network.core: steps in front of each sequence, from which its memory is recovered
+    # steps summed up before bootstrapping; [2, 5]: a random number for each sample
+    n_step: Count | tuple[Count, Count] = 1
+    frame_stack: Few | None = None  # images of an observation, stored once each; null: Atari's; 1: store stacks whole
     prioritized: bool = False  # sample in proportion to priority ** priority_alpha, not uniformly
-    priority_alpha: float = 0.6  # 0: uniform
-    priority_beta: Schedule = 0.4  # exponent of the importance weights
-    priority_eps: float = 1e-6  # added to each priority
+    priority_alpha: Annotated[float, Interval(ge=0, le=10)] = 0.6  # 0: uniform
+    priority_beta: UnitSchedule = 0.4  # exponent of the importance weights
+    priority_eps: NonNegative = 1e-6  # added to each priority
 
 
 @dataclasses.dataclass(frozen=True)
+@bounded
 class EvaluationConfig:
     """Episodes played beside training, which never change it."""
 
-    every: int | None = None  # environment steps between evaluations; null: as `interval` says
-    interval: int | None = None  # result rows between evaluations; null: none during training, unless `every` is set
-    duration: int | Literal["auto"] = 100  # exactly so many per evaluation; auto: until the training beside it is done
+    every: Steps | None = None  # environment steps between evaluations; null: as `interval` says
+    interval: Count | None = None  # result rows between evaluations; null: none during training, unless `every` is set
+    # exactly so many per evaluation; auto: until the training beside it is done
+    duration: Count | Literal["auto"] = 100
     unit: Literal["episodes", "timesteps"] = "episodes"  # of `duration`
-    num_envs: int | None = None  # environments of the evaluation; null: as many as suit `duration`
-    num_env_runners: int = 0  # further processes that play; 0: this one
+    # environments of the evaluation; null: as many as suit `duration`
+    num_envs: Annotated[int, Interval(ge=1, le=MOST_STEPS)] | None = None
+    num_env_runners: Processes = 0  # further processes that play; 0: this one
     parallel: bool = False  # to training, in a thread of its own with the weights from before
     explore: bool = False  # sample actions as in training; false: the policy's best action
     # the run's config, but for evaluation: {env: {options: {...}}}
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     force_reset: bool = True  # begin with new episodes; false: go on with those of the last evaluation
-    timeout_s: float | None = 120.0  # then it ends with the episodes that there are; null: never
+    timeout_s: Seconds | None = 120.0  # then it ends with the episodes that there are; null: never
     always_attach: bool = True  # every result row has the latest evaluation; false: only the first after it
 
 
 @dataclasses.dataclass(frozen=True)
+@bounded
 class CheckpointConfig:
     """What is kept to resume from."""
 
-    every: int | None = None  # environment steps between checkpoints; null: every 5 minutes. The end has one
-    keep_last: int = 3  # older ones are deleted, but those that the next three keys name
-    keep_every: int | None = None  # environment steps; of each such stretch the first checkpoint stays
+    every: Steps | None = None  # environment steps between checkpoints; null: every 5 minutes. The end has one
+    keep_last: Count = 3  # older ones are deleted, but those that the next three keys name
+    keep_every: Steps | None = None  # environment steps; of each such stretch the first checkpoint stays
     keep_best_by: str | None = None  # metric of the result rows, e.g. evaluation/return; the best checkpoint stays
     keep_best: Literal["max", "min"] = "max"  # which value of it is best
     replay: Literal["full", "none"] = "full"  # whether the replay buffer is kept; none: it is filled anew
@@ -110,76 +137,84 @@ class CheckpointConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+@bounded
 class DevicesConfig:
     """Which of this machine's devices do what, by index."""
 
-    actors: tuple[int, ...] | None = None  # act in the environments; null: those that learn
-    learners: tuple[int, ...] | None = None  # learn, each from its share of the batch; null: all accelerators
-    fake: int | None = None  # split the CPU into so many devices, to try what several do; null: real ones
+    actors: tuple[Index, ...] | None = None  # act in the environments; null: those that learn
+    learners: tuple[Index, ...] | None = None  # learn, each from its share of the batch; null: all accelerators
+    # split the CPU into so many devices, to try what several do; null: real ones
+    fake: Annotated[int, Interval(ge=1, le=1024)] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
+@bounded
 class EnvRunnersConfig:
     """Further processes, on this or other machines, that collect; by Ray. What to do when they or environments fail."""
 
-    num: int = 0  # they share env.num_envs; 0: this process collects, and Ray is not started
-    num_cpus: float = 1.0  # of each
-    num_gpus: float = 0.0  # of each
-    custom_resources: dict[str, float] = dataclasses.field(default_factory=dict)  # of each, by name
+    num: Processes = 0  # they share env.num_envs; 0: this process collects, and Ray is not started
+    num_cpus: NonNegative = 1.0  # of each
+    num_gpus: NonNegative = 0.0  # of each
+    custom_resources: dict[str, NonNegative] = dataclasses.field(default_factory=dict)  # of each, by name
     placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"  # over the nodes of the cluster
     address: str | None = None  # of a Ray cluster, or auto; null: this machine
-    max_requests_in_flight: int = 2  # rollouts that each has on order, with rollout.mode async
+    max_requests_in_flight: Few = 2  # rollouts that each has on order, with rollout.mode async
     ignore_env_runner_failures: bool = False  # go on without one that failed, as long as there are others
     recreate_failed_env_runners: bool = False  # start another in its place
     restart_failed_sub_environments: bool = False  # an environment that fails is made anew, and its episode dropped
-    max_restarts: int = 1000  # of runners, in all
-    sample_timeout_s: float = 180.0  # without an answer until a runner has failed
-    health_check_timeout_s: float = 60.0  # for one that starts
-    env_step_timeout_s: float | None = None  # of worker processes: a step that takes longer has failed; null: never
+    max_restarts: Amount = 1000  # of runners, in all
+    sample_timeout_s: Seconds = 180.0  # without an answer until a runner has failed
+    health_check_timeout_s: Seconds = 60.0  # for one that starts
+    env_step_timeout_s: Seconds | None = None  # of worker processes: a step that takes longer has failed; null: never
     compress_observations: bool = False  # on their way from the runners
 
 
 @dataclasses.dataclass(frozen=True)
+@bounded
 class RunSettings:
     """What does not change the algorithm."""
 
-    seed: int = 0  # root of every random key
+    seed: Annotated[int, Interval(ge=0, le=UINT32)] = 0  # root of every random key
     out: str | None = None  # run directory; null: runs/<config name>_<env>_<time>
     # environment steps between result rows; null: a hundredth of the run, or where it has no end a rollout or 1000
-    report_every: int | None = None
-    report_every_s: float | None = None  # seconds between result rows, at least
-    report_every_trained: int | None = None  # environment steps learned from between result rows, at least
+    report_every: Steps | None = None
+    report_every_s: Annotated[float, Interval(ge=0, le=1e9)] | None = None  # seconds between result rows, at least
+    report_every_trained: Steps | None = None  # environment steps learned from between result rows, at least
     compile_cache: bool = True  # keep compiled programs on disk for the next run
     # where rows go: jsonl, csv, tensorboard, wandb, or package.module:name of a function of the directory
     log: tuple[str, ...] = ("jsonl", "csv", "tensorboard")
     disable_jit: bool = False  # run operation by operation, so that breakpoint() stops inside a loss
     # programs that iterations may compile again after the first result row; more end the run; null: nobody counts
-    max_recompiles: int | None = None
+    max_recompiles: Amount | None = None
     # a loss or parameter that is not finite; stop: the run ends with a bundle for jrl.debug; rollback: it goes on from
     # the last checkpoint with a smaller algo.lr; ignore: nothing looks
     on_nonfinite: Literal["stop", "rollback", "ignore"] = "stop"
-    max_rollbacks: int = 3  # then it stops
-    rollback_lr: float = 0.5  # factor of algo.lr at each
-    smoothing_episodes: int = 100  # latest episodes whose mean return and length is reported
+    max_rollbacks: Amount = 3  # then it stops
+    rollback_lr: Share = 0.5  # factor of algo.lr at each
+    # latest episodes whose mean return and length is reported
+    smoothing_episodes: Annotated[int, Interval(ge=1, le=10_000_000)] = 100
     keep_per_episode_metrics: bool = False  # custom metrics of callbacks as lists, an entry per episode
     log_level: Literal["DEBUG", "INFO", "WARN", "ERROR"] = "WARN"  # of jrl's loggers
     log_sys_usage: bool = False  # load of CPU, memory and accelerators in each result row
-    stall_seconds: float | None = 300.0  # without progress until all stacks are printed; null: never
+    stall_seconds: Seconds | None = 300.0  # without progress until all stacks are printed; null: never
 
 
 @dataclasses.dataclass(frozen=True)
+@bounded
 class RuntimeConfig:
     """What is set before jax starts, as environment variables. null: as the environment says."""
 
     xla_flags: str | None = None  # appended to XLA_FLAGS, e.g. --xla_gpu_deterministic_ops=true
     preallocate: bool | None = None  # take the share of a GPU's memory at once, not as it is needed
-    mem_fraction: float | None = None  # that share, above 0 and at most 1
-    cpu_threads: int | None = None  # in which XLA computes on the CPU, at least one per device; null: one per core
+    mem_fraction: Share | None = None  # that share
+    # in which XLA computes on the CPU, at least one per device; null: one per core
+    cpu_threads: Annotated[int, Interval(ge=1, le=4096)] | None = None
     # further variables by name, for this process and environment runners
     env: dict[str, str | int | float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
+@bounded
 class CustomConfig:
     """The user's own classes and functions, as package.module:name."""
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from flax import struct
 
+from jrl import bounds
 from jrl.errors import InputError as InputError
 
 Array = jax.Array | np.ndarray
@@ -27,13 +28,31 @@ def hyperparams(cls: type) -> type:
 
     Fields annotated `float` (optional or a Schedule, too) are leaves, so that they can be traced: `jax.vmap` over a
     batch of configs trains one agent per value. A field whose default is itself of such a class is a subtree. All other
-    fields (sizes, flags, names) are static.
+    fields (sizes, flags, names) are static. The constructor raises InputError for numbers outside the ranges of their
+    annotations (`jrl.bounds`); arrays and tracers are not looked at, and no tree operation is checked.
     """
-    cls = dataclasses.dataclass(frozen=True)(cls)
-    is_data = lambda f: "float" in str(f.type) or getattr(f.default, "is_hyperparams", False)
-    fields = dataclasses.fields(cls)
-    data = [f.name for f in fields if is_data(f)]
-    jax.tree_util.register_dataclass(cls, data, [f.name for f in fields if f.name not in data])
+    cls = dataclasses.dataclass(frozen=True)(bounds.bounded(cls))
+    hints = bounds.hints(cls)
+    is_data = lambda f: "float" in str(hints[f.name]) or getattr(f.default, "is_hyperparams", False)
+    fields = [f for f in dataclasses.fields(cls) if f.init]
+    data = tuple(f.name for f in fields if is_data(f))
+    static = tuple(f.name for f in fields if f.name not in data)
+
+    def flatten(config: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return tuple(getattr(config, name) for name in data), tuple(getattr(config, name) for name in static)
+
+    def flatten_with_keys(config: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        leaves, aux = flatten(config)
+        return tuple(zip(map(jax.tree_util.GetAttrKey, data), leaves, strict=True)), aux
+
+    def unflatten(aux: tuple[Any, ...], leaves: Any) -> Any:
+        # without the constructor: what stands in a tree may be a tracer, a gradient, a product
+        config: Any = object.__new__(cls)
+        for name, value in zip((*static, *data), (*aux, *leaves), strict=True):
+            object.__setattr__(config, name, value)
+        return config
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     cls.is_hyperparams = True  # type: ignore[attr-defined]
     return cls
 

@@ -9,6 +9,7 @@ import types
 import pytest
 
 from jrl import config
+from jrl.bounds import Count, Unit
 from jrl.config import EnvConfig, InputError, NetworkConfig, RunConfig, from_dict, load, merge, to_dict, to_yaml
 from jrl.hyper import Schedule
 
@@ -16,11 +17,11 @@ from jrl.hyper import Schedule
 @dataclasses.dataclass(frozen=True)
 class PPO:
     lr: Schedule = 3e-4  # step size of Adam
-    gamma: float = 0.99  # discount
+    gamma: Unit = 0.99  # discount
     clip_eps: Schedule = 0.2
     target_kl: float | None = None
     num_epochs: int = 4
-    num_minibatches: int = 4
+    num_minibatches: Count = 4
 
     def validate(self):
         return ["target_kl must be above 0"] if self.target_kl is not None and self.target_kl <= 0 else []
@@ -200,21 +201,21 @@ def test_without_a_file():
          "env_runners, run, runtime, custom, stop"),
         ({"algo": {"lr": "fast"}},
          "algo.lr: expected a number or a schedule [[env_steps, value], ...], got 'fast'"),
-        ({"algo": {"gamma": True}}, "algo.gamma: expected a number, got True"),
-        ({"algo": {"gamma": float("nan")}}, "algo.gamma: expected a number, got nan"),
+        ({"algo": {"gamma": True}}, "algo.gamma: expected a number in [0, 1], got True"),
+        ({"algo": {"gamma": float("nan")}}, "algo.gamma: expected a number in [0, 1], got nan"),
         ({"algo": {"target_kl": "x"}}, "algo.target_kl: expected a number or null, got 'x'"),
-        ({"env": {"num_envs": True}}, "env.num_envs: expected a whole number, got True"),
-        ({"run": {"seed": 5.5}}, "run.seed: expected a whole number, got 5.5"),
+        ({"env": {"num_envs": True}}, "env.num_envs: expected a whole number in [1, 16777216], got True"),
+        ({"run": {"seed": 5.5}}, "run.seed: expected a whole number of at least 0, got 5.5"),
         ({"network": {"shared": "yes"}}, "network.shared: expected true or false, got 'yes'"),
         ({"network": {"shared": 1}}, "network.shared: expected true or false, got 1"),
-        ({"network": {"hidden": 64}}, "network.hidden: expected a list, each entry a whole number, got 64"),
+        ({"network": {"hidden": 64}}, "network.hidden: expected a list, each entry a whole number in [1, 16777216], got 64"),
         ({"network": {"hidden": [64, "x"]}},
-         "network.hidden: expected a list, each entry a whole number, got [64, 'x']"),
+         "network.hidden: expected a list, each entry a whole number in [1, 16777216], got [64, 'x']"),
         ({"network": {"activation": "rel"}},
          "network.activation: expected one of tanh, relu, gelu, silu, elu, got 'rel': did you mean relu?"),
         ({"run": {"log": [1]}}, "run.log: expected a list, each entry text, got [1]"),
         ({"env": {"clip_rewards": [1]}},
-         "env.clip_rewards: expected true or false or a number or a list [a number, a number] or null, got [1]"),
+         "env.clip_rewards: expected true or false or a number above 0 or a list [a number, a number] or null, got [1]"),
         ({"env": {"options": 3}}, "env.options: expected a mapping, got 3"),
         ({"env": {"id": None}},
          "env.id: expected text, got None"),
@@ -226,15 +227,15 @@ def test_without_a_file():
         ({"algo": {"lr": []}}, "algo.lr: the first entry of a schedule must be at 0 env_steps, got []"),
         ({"algo": {"lr": [[0, 1], [5, 2], [5, 3]]}},
          "algo.lr: the env_steps of a schedule must increase from entry to entry, got [[0, 1], [5, 2], [5, 3]]"),
-        ({"algo": {"gamma": 1.5}}, "algo.gamma: expected a number in [0, 1], got 1.5"),
+        ({"algo": {"gamma": 1.5}}, "algo.gamma: expected a number in [0, 1], got 1.5: its default is 0.99"),
         ({"algo": {"target_kl": -1}}, "algo: target_kl must be above 0"),
-        ({"algo": {"num_minibatches": 0}}, "algo.num_minibatches: expected at least 1, got 0"),
+        ({"algo": {"num_minibatches": 0}}, "algo.num_minibatches: expected a whole number of at least 1, got 0: its default is 4"),
         ({"algo": {"name": "pppo"}}, "algo.name: expected one of ppo, dqn, got 'pppo': did you mean ppo?"),
         ({"algo": {"name": None}}, "algo.name is missing: expected one of ppo, dqn"),
         ({"algo": "ppo"}, "algo: expected a mapping such as {name: ppo}, got 'ppo'"),
-        ({"env": {"num_envs": 0}}, "env.num_envs: expected at least 1, got 0"),
-        ({"checkpoint": {"every": 0}}, "checkpoint.every: expected at least 1, got 0"),
-        ({"devices": {"fake": 0}}, "devices.fake: expected at least 1, got 0"),
+        ({"env": {"num_envs": 0}}, "env.num_envs: expected a whole number in [1, 16777216], got 0: its default is 8"),
+        ({"checkpoint": {"every": 0}}, "checkpoint.every: expected a whole number of at least 1 or null, got 0: its default is null"),
+        ({"devices": {"fake": 0}}, "devices.fake: expected a whole number in [1, 1024] or null, got 0: its default is null"),
         ({"devices": {"learners": [0, 0]}}, "devices.learners: expected different indices from 0, got [0, 0]"),
         ({"devices": {"actors": [2], "fake": 2}}, "devices.actors: 2 is not among the 2 of devices.fake"),
         ({"rollout": {"max_policy_lag": 2}}, "rollout.max_policy_lag: without rollout.mode async no policy lags: "
@@ -248,9 +249,9 @@ def test_without_a_file():
          "another: choose one of them"),
         ({"run": {"devices": 2}}, "unknown key run.devices: did you mean devices.learners?"),
         ({"num_workers": 2}, "unknown key num_workers: did you mean env_runners.num?"),
-        ({"network": {"hidden": [0]}}, "network.hidden: expected widths of at least 1, got 0"),
-        ({"stop": {"env_steps": 0}}, "stop.env_steps: expected a whole number above 0, got 0"),
-        ({"stop": {"env_steps": 10.5}}, "stop.env_steps: expected a whole number above 0, got 10.5"),
+        ({"network": {"hidden": [0]}}, "network.hidden: expected a whole number in [1, 16777216], got 0: its default is (64, 64)"),
+        ({"stop": {"env_steps": 0}}, "stop.env_steps: expected a whole number of at least 1, got 0"),
+        ({"stop": {"env_steps": 10.5}}, "stop.env_steps: expected a whole number, got 10.5"),
         ({"rollout": {"length": 100}, "algo": {"num_minibatches": 3}},
          "the batch of 8 envs x 100 steps = 800 rows is not divisible by algo.num_minibatches 3: 2 or 4 would do, "
          "or rollout.length 99 or 102"),
@@ -279,16 +280,16 @@ def test_all_errors_at_once_of_keys_types_and_checks():
     found = errors(algo={"learning_rate": 1, "gamma": 2}, env={"num_envs": "many"}, run={"seed": -1})
     assert found == [
         "unknown key algo.learning_rate: did you mean algo.lr?",
-        "env.num_envs: expected a whole number, got 'many'",
-        "run.seed: expected at least 0, got -1",
-        "algo.gamma: expected a number in [0, 1], got 2.0",
+        "algo.gamma: expected a number in [0, 1], got 2.0: its default is 0.99",
+        "env.num_envs: expected a whole number in [1, 16777216], got 'many'",
+        "run.seed: expected a whole number of at least 0, got -1: its default is 0",
     ]
 
 
 def test_no_check_speaks_of_the_default_of_a_broken_key():
     # 8 envs (the default) x 100 steps do not divide by 3, but the user did not say 8.
     assert errors(env={"num_envs": "x"}, rollout={"length": 100}, algo={"num_minibatches": 3}) == [
-        "env.num_envs: expected a whole number, got 'x'"
+        "env.num_envs: expected a whole number in [1, 16777216], got 'x'"
     ]
     assert errors(env=8, devices={"fake": 3})[0] == "env: expected a mapping, got 8"
     assert not any("divisible" in e for e in errors(env=8, devices={"fake": 3}))
@@ -300,7 +301,7 @@ def test_malformed_override(override):
         load(None, [override, "run.seed=x"], algo="ppo", env="E", stop=["env_steps=1"], algos=ALGOS)
     assert list(e.value.errors) == [
         f"--set {override}: expected key=value, such as rollout.length=256",
-        "run.seed: expected a whole number, got 'x'",
+        "run.seed: expected a whole number of at least 0, got 'x'",
     ]
 
 
@@ -325,10 +326,9 @@ def test_files_that_are_no_config(tmp_path, monkeypatch):
 
     assert message("ppo_atary.yaml") == "ppo_atary.yaml: there is no such file: did you mean configs/ppo_atari.yaml?"
     assert message("zzz.yaml") == "zzz.yaml: there is no such file"
-    assert message("list.yaml") == "list.yaml: expected a mapping of keys such as 'rollout:', got '[1, 2]'"
-    assert message("broken.yaml") == (
-        "broken.yaml: not valid YAML at line 3, column 1: expected ',' or ']', but got '<stream end>'"
-    )
+    assert message("list.yaml") == "list.yaml: expected a mapping of keys such as 'rollout:', got [1, 2]"
+    assert message("broken.yaml").startswith("broken.yaml: not valid YAML at line 3, column 1: ")
+    assert "expected ',' or ']'" in message("broken.yaml")
     assert message("twice.yaml") == "twice.yaml: not valid YAML at line 3, column 3: duplicate key lr"
     assert message("configs") == "configs: cannot be read: Is a directory"
     assert message("binary.yaml") == "binary.yaml: cannot be read: not UTF-8 text"
@@ -364,11 +364,11 @@ def test_show_tells_the_origin_of_each_value_and_loads_again(ppo_yaml, tmp_path,
     lines = {line.split("  # ")[0].strip(): line.split("  # ")[1] for line in shown.splitlines() if "  # " in line}
     assert lines["name: ppo"] == "file"
     assert lines["lr: 0.001"] == "file; step size of Adam"
-    assert lines["gamma: 0.9"] == "--set; discount"
+    assert lines["gamma: 0.9"] == "--set; discount; in [0, 1]"
     assert lines["clip_eps: 0.2"] == "default"
     assert lines["id: Acrobot-v1"].startswith("--env; ")
     assert lines["frame_skip: 4"] == "file"
-    assert lines["num_envs: 8"] == "default; environments in all, over all devices"
+    assert lines["num_envs: 8"] == "default; environments in all, over all devices; in [1, 16777216]"
     assert lines["env_steps: 100000"] == "file"
     assert lines["episode/return: 1"] == "--stop"
     again = tmp_path / "again.yaml"
@@ -426,7 +426,7 @@ def test_commands_with_the_real_algorithms(ppo_yaml):
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         "unknown key algo.gama: did you mean algo.gamma?",
-        "run.seed: expected a whole number, got 'x'",
+        "run.seed: expected a whole number of at least 0, got 'x'",
     ]
 
 

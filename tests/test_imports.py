@@ -20,15 +20,17 @@ ARROWS = {
     "command": {"errors"},
     "__main__": {"command"},  # and the module of the command that was typed
     "shipped": set(),
-    "hyper": set(),
-    "registry": {"errors"},
+    "bounds": {"errors"},
+    "plain_yaml": {"bounds", "errors", "shipped"},
+    "hyper": {"bounds"},
+    "registry": {"bounds", "errors"},
     "exploration_names": {"errors", "registry"},
-    "sections": {"hyper"},
-    "types": {"errors"},
+    "sections": {"bounds", "hyper"},
+    "types": {"bounds", "errors"},
     "spaces": {"types", "errors"},
     "distributions": {"types", "spaces", "ops", "hyper", "errors"},
     "networks": {"types", "spaces", "registry", "ops", "hyper", "errors"},
-    "algos": {"types", "spaces", "ops", "networks", "distributions", "hyper", "errors", "registry"},
+    "algos": {"bounds", "types", "spaces", "ops", "networks", "distributions", "hyper", "errors", "registry"},
     "replay": {"types", "spaces", "ops", "errors"},
     "envs": {"types", "spaces", "ops", "errors", "registry"},
     "rollout": {"types", "spaces", "ops", "envs", "metrics", "errors", "runtime"},
@@ -43,12 +45,33 @@ ARROWS = {
     "resume": {"types", "checkpoint", "config", "errors", "learner", "loop", "metrics", "replay"},
     "policy": {"build", "checkpoint", "config", "envs", "rollout", "spaces", "types"},
     "hooks": {"types", "metrics", "checkpoint", "rollout"},
-    "schema": {"errors", "hyper", "shipped"},  # hyper: what a Schedule is
+    "schema": {"bounds", "errors", "plain_yaml"},
     "plan": set(),
-    "plan_faults": {"plan"},
+    "plan_faults": {"bounds", "plan"},
     "network_table": {"*", "-api", "-train"},
-    "config": {"schema", "errors", "hyper", "plan", "plan_faults", "sections", "shipped", "command"},
-    "migrate": {"schema", "errors", "hyper", "registry", "sections", "exploration_names", "command"},
+    "config": {
+        "bounds",
+        "schema",
+        "errors",
+        "hyper",
+        "plain_yaml",
+        "plan",
+        "plan_faults",
+        "sections",
+        "shipped",
+        "command",
+    },
+    "migrate": {
+        "bounds",
+        "schema",
+        "errors",
+        "plain_yaml",
+        "hyper",
+        "registry",
+        "sections",
+        "exploration_names",
+        "command",
+    },
     "callbacks": {"errors", "registry", "rollout", "metrics"},
     "checkpoint": {"types", "spaces", "config", "errors", "schema"},
     "build": {"*", "-api", "-train"},
@@ -73,8 +96,10 @@ LAZY_ARROWS = {
 }
 
 # libraries of a room, beside the standard library; the rooms that are not listed may import any of `REQUIRED`
-STDLIB_ONLY = {"errors", "hyper", "faults", "command", "shipped", "__main__"}
+STDLIB_ONLY = {"errors", "faults", "command", "shipped", "__main__"}
 THIRD_PARTY = {
+    "bounds": {"annotated_types"},
+    "hyper": {"annotated_types"},
     "ops": {"jax", "flax"},  # flax.struct makes a pytree of a dataclass
     "types": {"jax", "flax", "numpy"},
 }

@@ -85,21 +85,23 @@ def test_the_plan_in_words():
         ),
         (
             {"replay": {"updates_per_step": 0}},
-            "replay.updates_per_step 0 x 8 rows per iteration = 0 updates, not a whole number above 0: "
-            "replay.updates_per_step 0.125",
+            "replay.updates_per_step: expected a number above 0, got 0.0: its default is 1.0",
         ),
         (
             {"replay": {"batch_size": 255}, "devices": {"fake": 2}},
             "replay.batch_size 255 is not divisible by 2 devices: 254 or 256",
         ),
-        ({"replay": {"n_step": 0}}, "replay.n_step: expected n or [low, high] with 1 <= low <= high, got 0"),
-        ({"replay": {"n_step": [5, 2]}}, "replay.n_step: expected n or [low, high] with 1 <= low <= high, got (5, 2)"),
+        ({"replay": {"n_step": 0}}, "replay.n_step: expected a whole number of at least 1, got 0: its default is 1"),
+        ({"replay": {"n_step": [5, 2]}}, "replay.n_step: expected [low, high] with low <= high, got [5, 2]"),
         ({"replay": {"capacity": 20}}, "replay.capacity 20 is too small for 8 envs: at least 24"),
         (
             {"replay": {"learning_starts": 100_000}},
             "replay.learning_starts 100000 is not below stop.env_steps 100000: nothing would be learned, lower it",
         ),
-        ({"replay": {"batch_size": 0}}, "replay.batch_size: expected at least 1, got 0"),
+        (
+            {"replay": {"batch_size": 0}},
+            "replay.batch_size: expected a whole number of at least 1, got 0: its default is 256",
+        ),
         ({"replay": {"buffer_size": 5}}, "unknown key replay.buffer_size: did you mean replay.capacity?"),
         ({"replay": {"gradient_steps": 5}}, "unknown key replay.gradient_steps: did you mean replay.updates_per_step?"),
     ],

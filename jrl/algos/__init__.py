@@ -31,6 +31,8 @@ import dataclasses
 import importlib
 from types import ModuleType
 
+from jrl import registry
+from jrl.bounds import short
 from jrl.errors import InputError
 
 _MODULES = {
@@ -59,13 +61,8 @@ def get(name: str) -> ModuleType:
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
     if "." not in name:
-        raise InputError(f"algo.name: unknown algorithm {name!r}: choose one of {', '.join(_MODULES)}")
-    try:
-        module = importlib.import_module(name)
-    except (ImportError, ValueError) as e:
-        raise InputError(
-            f"algo.name {name}: cannot be imported ({e}): start the command where the module lies, or install it"
-        ) from e
+        raise InputError(f"algo.name: unknown algorithm {short(name)}: choose one of {', '.join(_MODULES)}")
+    module = registry.module(name, "algo.name")
     if not (dataclasses.is_dataclass(getattr(module, "Config", None)) and callable(getattr(module, "make", None))):
         raise InputError(
             f"algo.name {name}: an algorithm is a module with a dataclass Config and a function "

@@ -18,7 +18,7 @@ from jrl.algos import actor_critic, custom_loss, exploration, parts
 from jrl.algos.actor_critic import Rows, State
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import OverDistributions, Stochastic
-from jrl.hyper import Schedule
+from jrl.bounds import Count, NonNegative, NonNegativeSchedule, Positive, Unit
 from jrl.networks import NetworkConfig
 from jrl.ops import minibatch, returns, schedules
 from jrl.types import Algo, EnvSpec, Key, Rollout, UpdateAux, hyperparams
@@ -30,28 +30,25 @@ DEFAULT_NETWORK = NetworkConfig()
 class Config:
     """Hyper-parameters of A2C; a Schedule is a number or `[[env_steps, value], ...]`."""
 
-    lr: Schedule = 1e-3  # Adam's step size
-    gamma: float = 0.99  # discount per step
-    gae_lambda: float = 1.0  # of generalised advantage estimation; 1: the return to the end of the rollout
-    vf_coef: float = 0.5  # weight of the value loss
-    ent_coef: Schedule = 0.01  # weight of the entropy bonus
+    lr: NonNegativeSchedule = 1e-3  # Adam's step size
+    gamma: Unit = 0.99  # discount per step
+    gae_lambda: Unit = 1.0  # of generalised advantage estimation; 1: the return to the end of the rollout
+    vf_coef: NonNegative = 0.5  # weight of the value loss
+    ent_coef: NonNegativeSchedule = 0.01  # weight of the entropy bonus
     normalize_advantage: bool = False  # to mean 0 and deviation 1 over the rollout's unmasked rows
     normalize_obs: bool = False  # by running mean and deviation; images stay as they are
     normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
-    normalize_reward_clip: float | None = 10.0  # bound of rewards that were so divided; null: none
-    microbatch_size: int | None = None  # rows whose gradient is computed at once; null: chosen for the device
-    max_grad_norm: float | None = 0.5  # clips the global norm of the gradient; null: no clipping
-    max_leaf_norm: float | None = None  # clips the norm of each parameter array's gradient
-    max_grad_value: float | None = None  # clips each element of the gradient
-    adam_eps: float = 1e-5  # added to Adam's denominator
+    normalize_reward_clip: Positive | None = 10.0  # bound of rewards that were so divided; null: none
+    microbatch_size: Count | None = None  # rows whose gradient is computed at once; null: chosen for the device
+    max_grad_norm: Positive | None = 0.5  # clips the global norm of the gradient; null: no clipping
+    max_leaf_norm: Positive | None = None  # clips the norm of each parameter array's gradient
+    max_grad_value: Positive | None = None  # clips each element of the gradient
+    adam_eps: Positive = 1e-5  # added to Adam's denominator
     exploration: OverDistributions = Stochastic()  # how it acts while it learns
 
     def validate(self) -> list[str]:
-        """What is wrong with the values, each with its mend."""
-        errors = parts.out_of_range(
-            self, unit=("gamma", "gae_lambda"), positive=("microbatch_size", "normalize_reward_clip", *parts.CLIPPING)
-        )
-        return errors + exploration.validate(self.exploration)
+        """What is wrong with the combination of values, each with its mend."""
+        return exploration.validate(self.exploration)
 
 
 def make(

@@ -26,7 +26,7 @@ from jrl import distributions
 from jrl.algos import actor_critic, exploration, parts, ppo, sequences
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import OverDistributions, Stochastic
-from jrl.hyper import Schedule
+from jrl.bounds import Clip, Count, NonNegative, NonNegativeSchedule, Positive, Share, Unit
 from jrl.networks import NetworkConfig
 from jrl.types import Algo, Array, EnvSpec, Key, PyTree, Rollout, UpdateAux, Window, hyperparams
 
@@ -37,53 +37,42 @@ DEFAULT_NETWORK = NetworkConfig()
 class Config:
     """Hyper-parameters of APPO; a Schedule is a number or `[[env_steps, value], ...]`."""
 
-    lr: Schedule = 5e-4  # Adam's step size
-    gamma: float = 0.99  # discount per step
-    vtrace_lambda: float = 0.95  # decay of the traces, as GAE's lambda
-    clip_rho: float = 1.0  # bound of the importance weights of TD errors: it decides which policy the value is of
-    clip_c: float = 1.0  # bound of the importance weights along a trace: it decides how far corrections reach
-    clip_pg_rho: float = 1.0  # bound of the importance weights of the advantages
-    clip_eps: Schedule = 0.2  # the ratio to the target policy is clipped to [1 - clip_eps, 1 + clip_eps]
-    clip_target_ratio: float = 2.0  # bound of acting / target policy in that ratio
-    target_update_every: int = 1  # updates between moves of the target network
-    tau: float = 1.0  # share of the way to the parameters that it moves; 1: a copy
-    circular_buffer_num_batches: int = 1  # the latest rollouts that are kept
-    circular_buffer_iterations_per_batch: int = 1  # updates per new rollout, each on one of those kept
-    num_epochs: int = 4  # passes over a rollout in an update
-    num_minibatches: int = 4  # gradient steps per pass
-    microbatch_size: int | None = None  # rows whose gradient is computed at once; null: chosen for the device
-    vf_coef: float = 0.5  # weight of the value loss
-    value_clip_eps: float | None = None  # clips the value's move from the target network's; null: no clipping
-    ent_coef: Schedule = 0.0  # weight of the entropy bonus
-    kl_coef: float = 0.0  # weight of a penalty on the KL from the target policy (at the start, if kl_target is set)
-    kl_target: float | None = None  # adapts the weight: x 1.5 above twice this KL, x 0.5 below half of it
-    target_kl: float | None = None  # no more gradient steps in an update once the KL from the target policy exceeds it
+    lr: NonNegativeSchedule = 5e-4  # Adam's step size
+    gamma: Unit = 0.99  # discount per step
+    vtrace_lambda: Unit = 0.95  # decay of the traces, as GAE's lambda
+    clip_rho: Clip = 1.0  # bound of the importance weights of TD errors: it decides which policy the value is of
+    clip_c: Clip = 1.0  # bound of the importance weights along a trace: it decides how far corrections reach
+    clip_pg_rho: Clip = 1.0  # bound of the importance weights of the advantages
+    clip_eps: NonNegativeSchedule = 0.2  # the ratio to the target policy is clipped to [1 - clip_eps, 1 + clip_eps]
+    clip_target_ratio: Clip = 2.0  # bound of acting / target policy in that ratio
+    target_update_every: Count = 1  # updates between moves of the target network
+    tau: Share = 1.0  # share of the way to the parameters that it moves; 1: a copy
+    circular_buffer_num_batches: Count = 1  # the latest rollouts that are kept
+    circular_buffer_iterations_per_batch: Count = 1  # updates per new rollout, each on one of those kept
+    num_epochs: Count = 4  # passes over a rollout in an update
+    num_minibatches: Count = 4  # gradient steps per pass
+    microbatch_size: Count | None = None  # rows whose gradient is computed at once; null: chosen for the device
+    vf_coef: NonNegative = 0.5  # weight of the value loss
+    value_clip_eps: Positive | None = None  # clips the value's move from the target network's; null: no clipping
+    ent_coef: NonNegativeSchedule = 0.0  # weight of the entropy bonus
+    # weight of a penalty on the KL from the target policy (at the start, if kl_target is set)
+    kl_coef: NonNegative = 0.0
+    kl_target: Positive | None = None  # adapts the weight: x 1.5 above twice this KL, x 0.5 below half of it
+    # no more gradient steps in an update once the KL from the target policy exceeds it
+    target_kl: Positive | None = None
     normalize_advantage: bool = True  # to mean 0 and deviation 1 over the rollout's unmasked rows
     normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
-    normalize_reward_clip: float | None = 10.0  # bound of rewards that were so divided; null: none
+    normalize_reward_clip: Positive | None = 10.0  # bound of rewards that were so divided; null: none
     normalize_obs: bool = False  # by running mean and deviation; images stay as they are
-    max_grad_norm: float | None = 0.5  # clips the global norm of the gradient; null: no clipping
-    max_leaf_norm: float | None = None  # clips the norm of each parameter array's gradient
-    max_grad_value: float | None = None  # clips each element of the gradient
-    adam_eps: float = 1e-5  # added to Adam's denominator
+    max_grad_norm: Positive | None = 0.5  # clips the global norm of the gradient; null: no clipping
+    max_leaf_norm: Positive | None = None  # clips the norm of each parameter array's gradient
+    max_grad_value: Positive | None = None  # clips each element of the gradient
+    adam_eps: Positive = 1e-5  # added to Adam's denominator
     exploration: OverDistributions = Stochastic()  # how it acts while it learns
 
     def validate(self) -> list[str]:
-        """What is wrong with the values, each with its mend."""
-        clips = (
-            "clip_rho",
-            "clip_c",
-            "clip_pg_rho",
-            "clip_target_ratio",
-            "value_clip_eps",
-            "normalize_reward_clip",
-            *parts.CLIPPING,
-        )
-        buffer = ("circular_buffer_num_batches", "circular_buffer_iterations_per_batch")
-        sizes = ("num_epochs", "num_minibatches", "target_update_every", "tau", "microbatch_size", *buffer)
-        unit = ("gamma", "vtrace_lambda", "tau")
-        errors = parts.out_of_range(self, unit=unit, positive=(*clips, *sizes, "target_kl", "kl_target"))
-        return errors + ppo.kl_faults(self) + exploration.validate(self.exploration)
+        """What is wrong with the combination of values, each with its mend."""
+        return ppo.kl_faults(self) + exploration.validate(self.exploration)
 
 
 @struct.dataclass

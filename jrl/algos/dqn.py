@@ -26,17 +26,18 @@ Gradients and metrics are reduced over `make(..., axis_name="d")`; noise is the 
 """
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from annotated_types import Interval, Lt
 from flax import struct
 
 from jrl import networks, spaces
 from jrl.algos import custom_loss, exploration, observer, parameter_noise, parts, q_heads, sequences
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import EpsilonGreedy, OverQ, SoftQ
-from jrl.hyper import Schedule
+from jrl.bounds import Count, NonNegativeSchedule, Positive, Share, Unit
 from jrl.networks import Head, NetworkConfig
 from jrl.ops import exploration as ops
 from jrl.ops import normalize, schedules
@@ -71,53 +72,37 @@ class Config:
 
     uses_replay: ClassVar[bool] = True
 
-    lr: Schedule = 5e-4  # Adam's step size
-    gamma: float = 0.99  # discount per step
+    lr: NonNegativeSchedule = 5e-4  # Adam's step size
+    gamma: Unit = 0.99  # discount per step
     double: bool = False  # the online network picks the next action
     dueling: bool = False  # separate streams for the state's value and the actions' advantages
     noisy: bool = False  # noise on the heads' weights; then exploration.epsilon 0 leaves exploring to it
-    noisy_sigma: float = 0.5  # initial deviation of the noise, times 1 / sqrt(inputs of the layer)
+    noisy_sigma: Positive = 0.5  # initial deviation of the noise, times 1 / sqrt(inputs of the layer)
     munchausen: bool = False  # adds alpha * clip(temperature * log pi(action), clip, 0) to the reward; soft backups
-    munchausen_alpha: float = 0.9
-    munchausen_temperature: float = 0.03  # of the policy softmax(Q / temperature)
-    munchausen_clip: float = -1.0  # below 0
+    munchausen_alpha: Unit = 0.9
+    munchausen_temperature: Positive = 0.03  # of the policy softmax(Q / temperature)
+    munchausen_clip: Annotated[float, Lt(0)] = -1.0  # least of the clipped term; the paper has -1
     head: Literal["expected", "c51", "qr"] = "expected"  # what the network estimates: the return's mean or distribution
-    num_atoms: int = 51  # of c51
+    num_atoms: Annotated[int, Interval(ge=2, le=65_536)] = 51  # of c51
     v_min: float = -10.0  # lowest atom of c51; returns beyond the atoms are taken for the nearest
     v_max: float = 10.0  # highest atom of c51
-    num_quantiles: int = 200  # of qr
+    num_quantiles: Annotated[int, Interval(ge=1, le=65_536)] = 200  # of qr
     loss: Literal["huber", "mse"] = "huber"  # of the TD error; for head expected
     value_rescaling: bool = False  # learns h(Q) = sign(Q) (sqrt(|Q| + 1) - 1) + Q / 1000; for head expected
     normalize_obs: bool = False  # observations to mean 0 and deviation 1 by running statistics
     normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
-    normalize_reward_clip: float | None = 10.0  # bound of rewards that were so divided; null: none
-    target_update_every: int = 500  # gradient steps between moves of the target network
-    tau: float = 1.0  # share of the way to the online network that it moves; 1: a copy
+    normalize_reward_clip: Positive | None = 10.0  # bound of rewards that were so divided; null: none
+    target_update_every: Count = 500  # gradient steps between moves of the target network
+    tau: Share = 1.0  # share of the way to the online network that it moves; 1: a copy
     exploration: OverQ = EpsilonGreedy()  # how it acts while it learns
-    max_grad_norm: float | None = 10.0  # clips the global norm of the gradient; null: no clipping
-    max_leaf_norm: float | None = None  # clips the norm of each parameter array's gradient
-    max_grad_value: float | None = None  # clips each element of the gradient
-    adam_eps: float = 1e-8  # added to Adam's denominator
+    max_grad_norm: Positive | None = 10.0  # clips the global norm of the gradient; null: no clipping
+    max_leaf_norm: Positive | None = None  # clips the norm of each parameter array's gradient
+    max_grad_value: Positive | None = None  # clips each element of the gradient
+    adam_eps: Positive = 1e-8  # added to Adam's denominator
 
     def validate(self) -> list[str]:
-        """What is wrong with the values, each with its mend."""
-        errors = parts.out_of_range(
-            self,
-            unit=("gamma", "tau", "munchausen_alpha"),
-            positive=(
-                "noisy_sigma",
-                "munchausen_temperature",
-                "num_quantiles",
-                "target_update_every",
-                "tau",
-                "normalize_reward_clip",
-                *parts.CLIPPING,
-            ),
-        )
-        if self.munchausen_clip >= 0:
-            errors.append(f"munchausen_clip must be below 0, not {self.munchausen_clip}: the paper has -1")
-        if self.num_atoms < 2:
-            errors.append(f"num_atoms must be at least 2, not {self.num_atoms}")
+        """What is wrong with the combination of values, each with its mend."""
+        errors: list[str] = []
         if self.v_min >= self.v_max:
             errors.append(f"v_min {self.v_min} must be below v_max {self.v_max}")
         if self.double and self.munchausen:

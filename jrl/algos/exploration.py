@@ -20,14 +20,16 @@ is in `jrl.algos.parameter_noise`.
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from annotated_types import Ge, Interval
 
 from jrl import registry, spaces
 from jrl.algos import uniform
-from jrl.hyper import Options, Schedule
+from jrl.bounds import UINT32, DeviceSteps, NonNegative, NonNegativeSchedule, Unit, UnitSchedule
+from jrl.hyper import Options
 from jrl.ops import exploration as ops
 from jrl.ops import schedules
 from jrl.types import Array, Box, Discrete, InputError, PyTree, Space, element, hyperparams
@@ -38,12 +40,12 @@ class EpsilonGreedy:
     """A random action with probability epsilon, else the one of the highest Q value."""
 
     name: Literal["epsilon_greedy"] = "epsilon_greedy"
-    epsilon: Schedule = ((0, 1.0), (10_000, 0.05))  # probability of a random action
+    epsilon: UnitSchedule = ((0, 1.0), (10_000, 0.05))  # probability of a random action
     # instead of epsilon: environment i of N (on its device) has ladder_base ** (1 + ladder_alpha i / (N - 1)), as Ape-X
     ladder: bool = False
-    ladder_base: Schedule = 0.4  # epsilon of the ladder's first environment
-    ladder_alpha: float = 7.0  # how far the ladder reaches down
-    random_timesteps: int = 0  # environment steps at the start with uniformly random actions
+    ladder_base: UnitSchedule = 0.4  # epsilon of the ladder's first environment
+    ladder_alpha: NonNegative = 7.0  # how far the ladder reaches down
+    random_timesteps: DeviceSteps = 0  # environment steps at the start with uniformly random actions
 
 
 @hyperparams
@@ -51,8 +53,8 @@ class SoftQ:
     """Actions with probability proportional to exp(Q / temperature)."""
 
     name: Literal["soft_q"] = "soft_q"
-    temperature: Schedule = 1.0  # 0: greedy
-    random_timesteps: int = 0  # environment steps at the start with uniformly random actions
+    temperature: NonNegativeSchedule = 1.0  # 0: greedy
+    random_timesteps: DeviceSteps = 0  # environment steps at the start with uniformly random actions
 
 
 @hyperparams
@@ -60,8 +62,8 @@ class Gaussian:
     """Independent normal noise on the action, clipped to [-1, 1]."""
 
     name: Literal["gaussian"] = "gaussian"
-    std: Schedule = 0.1  # standard deviation, of actions in [-1, 1]
-    random_timesteps: int = 0  # environment steps at the start with uniformly random actions
+    std: NonNegativeSchedule = 0.1  # standard deviation, of actions in [-1, 1]
+    random_timesteps: DeviceSteps = 0  # environment steps at the start with uniformly random actions
 
 
 @hyperparams
@@ -69,10 +71,10 @@ class OrnsteinUhlenbeck:
     """Noise on the action that is correlated in time and starts at 0 with each episode; clipped to [-1, 1]."""
 
     name: Literal["ornstein_uhlenbeck"] = "ornstein_uhlenbeck"
-    theta: float = 0.15  # pull of the noise to 0, per unit of time
-    sigma: Schedule = 0.2  # standard deviation of what is added to the noise in a unit of time
-    dt: float = 1.0  # time of an environment step: 1 as in DDPG's paper, 0.01 in other implementations
-    random_timesteps: int = 0  # environment steps at the start with uniformly random actions
+    theta: NonNegative = 0.15  # pull of the noise to 0, per unit of time
+    sigma: NonNegativeSchedule = 0.2  # standard deviation of what is added to the noise in a unit of time
+    dt: NonNegative = 1.0  # time of an environment step: 1 as in DDPG's paper, 0.01 in other implementations
+    random_timesteps: DeviceSteps = 0  # environment steps at the start with uniformly random actions
 
 
 @hyperparams
@@ -80,7 +82,7 @@ class Stochastic:
     """Actions sampled from the policy's distribution."""
 
     name: Literal["stochastic"] = "stochastic"
-    random_timesteps: int = 0  # environment steps at the start with uniformly random actions
+    random_timesteps: DeviceSteps = 0  # environment steps at the start with uniformly random actions
 
 
 @hyperparams
@@ -100,12 +102,13 @@ class ParameterNoiseQ:
     """
 
     name: Literal["parameter_noise"] = "parameter_noise"
-    std: float = 0.1  # deviation of the noise at the start
-    epsilon: Schedule = ((0, 1.0), (10_000, 0.05))  # how far the noise takes the policy: as this epsilon would
-    factor: float = 1.01  # by which the deviation grows or shrinks with each rollout
-    redraw_every: int = 1_000  # environment steps between two draws of the noise; it is one for a whole rollout
-    random_share: float = 0.01  # share of uniformly random actions beside
-    random_timesteps: int = 0  # environment steps at the start with uniformly random actions
+    std: NonNegative = 0.1  # deviation of the noise at the start
+    epsilon: UnitSchedule = ((0, 1.0), (10_000, 0.05))  # how far the noise takes the policy: as this epsilon would
+    factor: Annotated[float, Ge(1)] = 1.01  # by which the deviation grows or shrinks with each rollout
+    # environment steps between two draws of the noise; it is one for a whole rollout
+    redraw_every: Annotated[int, Interval(ge=1, le=UINT32)] = 1_000
+    random_share: Unit = 0.01  # share of uniformly random actions beside
+    random_timesteps: DeviceSteps = 0  # environment steps at the start with uniformly random actions
 
 
 @hyperparams
@@ -118,11 +121,12 @@ class ParameterNoiseAction:
     """
 
     name: Literal["parameter_noise"] = "parameter_noise"
-    std: float = 0.1  # deviation of the noise at the start
-    target_std: Schedule = 0.2  # of the actions in [-1, 1]
-    factor: float = 1.01  # by which the deviation grows or shrinks with each rollout
-    redraw_every: int = 1_000  # environment steps between two draws of the noise; it is one for a whole rollout
-    random_timesteps: int = 0  # environment steps at the start with uniformly random actions
+    std: NonNegative = 0.1  # deviation of the noise at the start
+    target_std: NonNegativeSchedule = 0.2  # of the actions in [-1, 1]
+    factor: Annotated[float, Ge(1)] = 1.01  # by which the deviation grows or shrinks with each rollout
+    # environment steps between two draws of the noise; it is one for a whole rollout
+    redraw_every: Annotated[int, Interval(ge=1, le=UINT32)] = 1_000
+    random_timesteps: DeviceSteps = 0  # environment steps at the start with uniformly random actions
 
 
 @hyperparams
@@ -141,7 +145,7 @@ class Custom:
     name: Literal["custom"] = "custom"
     path: str = ""  # where it is: package.module:name, or a registered name
     options: dict[str, Any] = Options()  # keyword arguments of the function or the class
-    random_timesteps: int = 0  # environment steps at the start with uniformly random actions
+    random_timesteps: DeviceSteps = 0  # environment steps at the start with uniformly random actions
 
     def __post_init__(self):
         object.__setattr__(self, "options", Options(self.options))
@@ -235,20 +239,8 @@ def make(cfg: Exploration, action_space: Space, kinds: tuple[str, ...]) -> Explo
 
 
 def validate(cfg: Exploration) -> list[str]:
-    """What is wrong with the values, each with its mend; for the Config that holds `cfg`."""
-    bounds: dict[str, tuple[float, float]] = {
-        "epsilon": (0, 1), "ladder_base": (0, 1), "ladder_alpha": (0, float("inf")), "std": (0, float("inf")),
-        "temperature": (0, float("inf")), "theta": (0, float("inf")), "sigma": (0, float("inf")),
-        "dt": (0, float("inf")), "random_timesteps": (0, 2**32 - 1), "target_std": (0, float("inf")),
-        "factor": (1, float("inf")), "redraw_every": (1, float("inf")), "random_share": (0, 1),
-    }  # fmt: skip
-    errors = []
-    for name, (low, high) in bounds.items():
-        given = getattr(cfg, name, low)
-        for value in [v for _, v in given] if isinstance(given, tuple) else [given]:
-            if not low <= value <= high:
-                expected = f"in {low}..{high}" if high == 1 else f"at least {low}"
-                errors.append(f"exploration.{name} must be {expected}, not {value}")
+    """What is wrong with the combination of values, each with its mend; for the Config that holds `cfg`."""
+    errors: list[str] = []
     if isinstance(cfg, Custom) and not cfg.path:
         errors.append("exploration.path is missing: expected package.module:name of a function or a class")
     return errors

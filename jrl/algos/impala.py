@@ -25,7 +25,7 @@ from jrl.algos import actor_critic, custom_loss, exploration, parts
 from jrl.algos.actor_critic import Rows, State
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import OverDistributions, Stochastic
-from jrl.hyper import Schedule
+from jrl.bounds import Clip, Count, NonNegative, NonNegativeSchedule, Positive, Unit
 from jrl.networks import NetworkConfig
 from jrl.ops import losses, minibatch, schedules
 from jrl.types import Algo, Array, EnvSpec, InputError, Key, PyTree, Rollout, UpdateAux, Window, hyperparams
@@ -39,31 +39,28 @@ class Config:
 
     whole_sequences: ClassVar[bool] = True  # a minibatch is a share of the environments, not of the rows
 
-    lr: Schedule = 1e-3  # Adam's step size
-    gamma: float = 0.99  # discount per step
-    vtrace_lambda: float = 1.0  # decay of the traces, as GAE's lambda; the paper has 1
-    clip_rho: float = 1.0  # bound of the importance weights of TD errors: it decides which policy the value is of
-    clip_c: float = 1.0  # bound of the importance weights along a trace: it decides how far corrections reach
-    clip_pg_rho: float = 1.0  # bound of the importance weights of the policy gradient
-    num_epochs: int = 1  # passes over each rollout
-    num_minibatches: int = 1  # gradient steps per pass, each on that share of the environments
-    vf_coef: float = 0.5  # weight of the value loss
-    ent_coef: Schedule = 0.01  # weight of the entropy bonus
+    lr: NonNegativeSchedule = 1e-3  # Adam's step size
+    gamma: Unit = 0.99  # discount per step
+    vtrace_lambda: Unit = 1.0  # decay of the traces, as GAE's lambda; the paper has 1
+    clip_rho: Clip = 1.0  # bound of the importance weights of TD errors: it decides which policy the value is of
+    clip_c: Clip = 1.0  # bound of the importance weights along a trace: it decides how far corrections reach
+    clip_pg_rho: Clip = 1.0  # bound of the importance weights of the policy gradient
+    num_epochs: Count = 1  # passes over each rollout
+    num_minibatches: Count = 1  # gradient steps per pass, each on that share of the environments
+    vf_coef: NonNegative = 0.5  # weight of the value loss
+    ent_coef: NonNegativeSchedule = 0.01  # weight of the entropy bonus
     normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
-    normalize_reward_clip: float | None = 10.0  # bound of rewards that were so divided; null: none
+    normalize_reward_clip: Positive | None = 10.0  # bound of rewards that were so divided; null: none
     normalize_obs: bool = False  # by running mean and deviation; images stay as they are
-    max_grad_norm: float | None = 40.0  # clips the global norm of the gradient; null: no clipping
-    max_leaf_norm: float | None = None  # clips the norm of each parameter array's gradient
-    max_grad_value: float | None = None  # clips each element of the gradient
-    adam_eps: float = 1e-5  # added to Adam's denominator
+    max_grad_norm: Positive | None = 40.0  # clips the global norm of the gradient; null: no clipping
+    max_leaf_norm: Positive | None = None  # clips the norm of each parameter array's gradient
+    max_grad_value: Positive | None = None  # clips each element of the gradient
+    adam_eps: Positive = 1e-5  # added to Adam's denominator
     exploration: OverDistributions = Stochastic()  # how it acts while it learns
 
     def validate(self) -> list[str]:
-        """What is wrong with the values, each with its mend."""
-        clips = ("clip_rho", "clip_c", "clip_pg_rho")
-        positive = (*clips, "num_epochs", "num_minibatches", "normalize_reward_clip", *parts.CLIPPING)
-        errors = parts.out_of_range(self, unit=("gamma", "vtrace_lambda"), positive=positive)
-        return errors + exploration.validate(self.exploration)
+        """What is wrong with the combination of values, each with its mend."""
+        return exploration.validate(self.exploration)
 
 
 @struct.dataclass

@@ -1,8 +1,8 @@
 """What several algorithms are made of: gradient clipping with Adam, reductions over devices, void rows, counters."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,6 @@ class Clipping(Protocol):
     max_leaf_norm: float | None
     max_grad_value: float | None
     adam_eps: float
-
-
-CLIPPING = ("max_grad_norm", "max_leaf_norm", "max_grad_value", "adam_eps")  # its fields
 
 
 class RewardClipping(Protocol):
@@ -185,15 +182,3 @@ def who_can(space: Space) -> str:
         case Box():
             return "no algorithm handles a Box of integers"
     return "use ppo, a2c, impala or appo"
-
-
-def out_of_range(cfg: Any, *, unit: Sequence[str] = (), positive: Sequence[str] = ()) -> list[str]:
-    """A message for each field of a Config that is not in 0..1 (`unit`), or not above 0 (`positive`; None is fine)."""
-    values = lambda names: [(name, getattr(cfg, name)) for name in names]
-    errors = [f"{name} must be in 0..1, not {value}" for name, value in values(unit) if not 0 <= value <= 1]
-    errors += [
-        f"{name} must be greater than 0, not {value}"
-        for name, value in values(positive)
-        if value is not None and value <= 0
-    ]
-    return errors

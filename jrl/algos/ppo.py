@@ -20,7 +20,7 @@ from flax import struct
 from jrl.algos import actor_critic, custom_loss, exploration, parts
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import OverDistributions, Stochastic
-from jrl.hyper import Schedule
+from jrl.bounds import Count, NonNegative, NonNegativeSchedule, Positive, Unit
 from jrl.networks import NetworkConfig
 from jrl.ops import losses, minibatch, returns, schedules
 from jrl.types import Algo, Array, EnvSpec, Key, PyTree, Rollout, UpdateAux, hyperparams
@@ -32,46 +32,34 @@ DEFAULT_NETWORK = NetworkConfig()
 class Config:
     """Hyper-parameters of PPO; a Schedule is a number or `[[env_steps, value], ...]`."""
 
-    lr: Schedule = 3e-4  # Adam's step size
-    gamma: float = 0.99  # discount per step
-    gae_lambda: float = 0.95  # of generalised advantage estimation
-    clip_eps: Schedule = 0.2  # the probability ratio is clipped to [1 - clip_eps, 1 + clip_eps]
-    value_clip_eps: float | None = None  # clips the value's move likewise; null: no clipping
-    vf_coef: float = 0.5  # weight of the value loss
-    ent_coef: Schedule = 0.0  # weight of the entropy bonus
-    num_epochs: int = 4  # passes over each rollout
-    num_minibatches: int = 4  # gradient steps per pass
+    lr: NonNegativeSchedule = 3e-4  # Adam's step size
+    gamma: Unit = 0.99  # discount per step
+    gae_lambda: Unit = 0.95  # of generalised advantage estimation
+    clip_eps: NonNegativeSchedule = 0.2  # the probability ratio is clipped to [1 - clip_eps, 1 + clip_eps]
+    value_clip_eps: Positive | None = None  # clips the value's move likewise; null: no clipping
+    vf_coef: NonNegative = 0.5  # weight of the value loss
+    ent_coef: NonNegativeSchedule = 0.0  # weight of the entropy bonus
+    num_epochs: Count = 4  # passes over each rollout
+    num_minibatches: Count = 4  # gradient steps per pass
     normalize_advantage: bool = True  # to mean 0 and deviation 1 over the rollout's unmasked rows
     normalize_obs: bool = False  # by running mean and deviation; images stay as they are
     normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
-    normalize_reward_clip: float | None = 10.0  # bound of rewards that were so divided; null: none
-    max_grad_norm: float | None = 0.5  # clips the global norm of the gradient; null: no clipping
-    max_leaf_norm: float | None = None  # clips the norm of each parameter array's gradient
-    max_grad_value: float | None = None  # clips each element of the gradient
-    adam_eps: float = 1e-5  # added to Adam's denominator
-    target_kl: float | None = None  # no more gradient steps on a rollout once the KL from the acting policy exceeds it
-    kl_coef: float = 0.0  # weight of a penalty on the KL from the acting policy (at the start, if kl_target is set)
-    kl_target: float | None = None  # adapts the weight: x 1.5 above twice this KL, x 0.5 below half of it
-    microbatch_size: int | None = None  # rows whose gradient is computed at once; null: chosen for the device
+    normalize_reward_clip: Positive | None = 10.0  # bound of rewards that were so divided; null: none
+    max_grad_norm: Positive | None = 0.5  # clips the global norm of the gradient; null: no clipping
+    max_leaf_norm: Positive | None = None  # clips the norm of each parameter array's gradient
+    max_grad_value: Positive | None = None  # clips each element of the gradient
+    adam_eps: Positive = 1e-5  # added to Adam's denominator
+    # no more gradient steps on a rollout once the KL from the acting policy exceeds it
+    target_kl: Positive | None = None
+    # weight of a penalty on the KL from the acting policy (at the start, if kl_target is set)
+    kl_coef: NonNegative = 0.0
+    kl_target: Positive | None = None  # adapts the weight: x 1.5 above twice this KL, x 0.5 below half of it
+    microbatch_size: Count | None = None  # rows whose gradient is computed at once; null: chosen for the device
     exploration: OverDistributions = Stochastic()  # how it acts while it learns
 
     def validate(self) -> list[str]:
-        """What is wrong with the values, each with its mend."""
-        errors = parts.out_of_range(
-            self,
-            unit=("gamma", "gae_lambda"),
-            positive=(
-                "num_epochs",
-                "num_minibatches",
-                "value_clip_eps",
-                "target_kl",
-                "kl_target",
-                "microbatch_size",
-                "normalize_reward_clip",
-                *parts.CLIPPING,
-            ),
-        )
-        return errors + kl_faults(self) + exploration.validate(self.exploration)
+        """What is wrong with the combination of values, each with its mend."""
+        return kl_faults(self) + exploration.validate(self.exploration)
 
 
 @struct.dataclass
@@ -158,17 +146,17 @@ def make(
 class ClippedSteps(Protocol):
     """The fields of a Config that `clipped_steps` reads, with the meaning that they have in PPO's."""
 
-    lr: Schedule
-    clip_eps: Schedule
-    value_clip_eps: float | None
-    vf_coef: float
-    ent_coef: Schedule
-    num_epochs: int
-    num_minibatches: int
-    target_kl: float | None
-    kl_coef: float
-    kl_target: float | None
-    microbatch_size: int | None
+    lr: NonNegativeSchedule
+    clip_eps: NonNegativeSchedule
+    value_clip_eps: Positive | None
+    vf_coef: NonNegative
+    ent_coef: NonNegativeSchedule
+    num_epochs: Count
+    num_minibatches: Count
+    target_kl: Positive | None
+    kl_coef: NonNegative
+    kl_target: Positive | None
+    microbatch_size: Count | None
 
 
 def kl_faults(cfg: ClippedSteps) -> list[str]:

@@ -26,7 +26,7 @@ from jrl import networks, spaces
 from jrl.algos import custom_loss, exploration, observer, parameter_noise, parts, sequences
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import EpsilonGreedy, OverQ
-from jrl.hyper import Schedule
+from jrl.bounds import Count, NonNegativeSchedule, Positive, Unit
 from jrl.networks import Head, NetworkConfig
 from jrl.ops import exploration as ops
 from jrl.ops import losses, minibatch, normalize, returns, schedules
@@ -51,30 +51,25 @@ DEFAULT_NETWORK = NetworkConfig(hidden=(128, 128), activation="relu", layer_norm
 class Config:
     """Hyper-parameters of PQN; a Schedule is a number or `[[env_steps, value], ...]`."""
 
-    lr: Schedule = 5e-4  # step size
-    gamma: float = 0.99  # discount per step
-    q_lambda: float = 0.65  # of the lambda-returns: 0 is one-step Q-learning, 1 the return of the whole rollout
-    num_epochs: int = 2  # passes over each rollout
-    num_minibatches: int = 4  # gradient steps per pass
+    lr: NonNegativeSchedule = 5e-4  # step size
+    gamma: Unit = 0.99  # discount per step
+    q_lambda: Unit = 0.65  # of the lambda-returns: 0 is one-step Q-learning, 1 the return of the whole rollout
+    num_epochs: Count = 2  # passes over each rollout
+    num_minibatches: Count = 4  # gradient steps per pass
     loss: Literal["mse", "huber"] = "mse"  # half the squared error, or huber
     normalize_obs: bool = False  # observations to mean 0 and deviation 1 by running statistics
     normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
-    normalize_reward_clip: float | None = 10.0  # bound of rewards that were so divided; null: none
+    normalize_reward_clip: Positive | None = 10.0  # bound of rewards that were so divided; null: none
     # how actions are chosen while training
     exploration: OverQ = EpsilonGreedy(epsilon=((0, 1.0), (100_000, 0.05)))
-    max_grad_norm: float | None = 10.0  # clips the global norm of the gradient; null: no clipping
-    max_leaf_norm: float | None = None  # clips the norm of each parameter array's gradient
-    max_grad_value: float | None = None  # clips each element of the gradient
-    adam_eps: float = 1e-8  # added to Adam's denominator
+    max_grad_norm: Positive | None = 10.0  # clips the global norm of the gradient; null: no clipping
+    max_leaf_norm: Positive | None = None  # clips the norm of each parameter array's gradient
+    max_grad_value: Positive | None = None  # clips each element of the gradient
+    adam_eps: Positive = 1e-8  # added to Adam's denominator
 
     def validate(self) -> list[str]:
-        """What is wrong with the values, each with its mend."""
-        errors = parts.out_of_range(
-            self,
-            unit=("gamma", "q_lambda"),
-            positive=("num_epochs", "num_minibatches", "normalize_reward_clip", *parts.CLIPPING),
-        )
-        return errors + exploration.validate(self.exploration)
+        """What is wrong with the combination of values, each with its mend."""
+        return exploration.validate(self.exploration)
 
 
 @struct.dataclass

@@ -30,7 +30,7 @@ from jrl import distributions, networks
 from jrl.algos import critics, custom_loss, exploration, observer, parts
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import OverDistributions, Stochastic
-from jrl.hyper import Schedule
+from jrl.bounds import Count, Few, NonNegativeSchedule, Positive, Share, Unit
 from jrl.networks import Head, NetworkConfig
 from jrl.networks.critics import build_critics
 from jrl.ops import normalize, random, schedules
@@ -61,33 +61,29 @@ class Config:
 
     uses_replay: ClassVar[bool] = True
 
-    lr: Schedule = 3e-4  # Adam's step size, of the critics and of what has none of its own
-    actor_lr: Schedule | None = None  # of the policy; null: lr
-    ent_coef_lr: Schedule | None = None  # of the temperature; null: lr
-    gamma: float = 0.99  # discount per step
-    tau: float = 0.005  # share of the way to the critics that their targets move with each step
-    num_critics: int = 2  # networks that value actions
-    target_critics: int | None = None  # so many, drawn anew for each step, give the target; null: all
+    lr: NonNegativeSchedule = 3e-4  # Adam's step size, of the critics and of what has none of its own
+    actor_lr: NonNegativeSchedule | None = None  # of the policy; null: lr
+    ent_coef_lr: NonNegativeSchedule | None = None  # of the temperature; null: lr
+    gamma: Unit = 0.99  # discount per step
+    tau: Share = 0.005  # share of the way to the critics that their targets move with each step
+    num_critics: Few = 2  # networks that value actions
+    target_critics: Few | None = None  # so many, drawn anew for each step, give the target; null: all
     actor_q: Literal["min", "mean"] = "min"  # what the policy takes of the critics' values; a target takes the least
-    policy_every: int = 1  # critic steps to one of the policy and the temperature
+    policy_every: Count = 1  # critic steps to one of the policy and the temperature
     learn_ent_coef: bool = True  # adapts ent_coef so that the entropy comes to target_entropy
-    ent_coef: Schedule = 1.0  # temperature, the weight of the entropy; where it is learned, its start
+    ent_coef: NonNegativeSchedule = 1.0  # temperature, the weight of the entropy; where it is learned, its start
     # null: minus the action's elements; Discrete: 0.98 of the greatest entropy that the allowed actions can have
     target_entropy: float | None = None
     exploration: OverDistributions = Stochastic()  # how it acts while it learns
     normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
-    normalize_reward_clip: float | None = 10.0  # bound of rewards that were so divided; null: none
+    normalize_reward_clip: Positive | None = 10.0  # bound of rewards that were so divided; null: none
     normalize_obs: bool = False  # by running mean and deviation; images stay as they are
-    max_grad_norm: float | None = None  # clips the global norm of each gradient; null: no clipping
-    adam_eps: float = 1e-8  # added to Adam's denominator
+    max_grad_norm: Positive | None = None  # clips the global norm of each gradient; null: no clipping
+    adam_eps: Positive = 1e-8  # added to Adam's denominator
 
     def validate(self) -> list[str]:
-        """What is wrong with the values, each with its mend."""
-        errors = parts.out_of_range(
-            self,
-            unit=("gamma", "tau"),
-            positive=("num_critics", "target_critics", "policy_every", "max_grad_norm", "adam_eps"),
-        )
+        """What is wrong with the combination of values, each with its mend."""
+        errors: list[str] = []
         if self.target_critics is not None and self.target_critics > self.num_critics:
             errors.append(f"target_critics {self.target_critics} must be at most num_critics {self.num_critics}")
         if self.learn_ent_coef and (isinstance(self.ent_coef, tuple) or self.ent_coef <= 0):

@@ -23,7 +23,7 @@ from jrl import networks
 from jrl.algos import critics, custom_loss, exploration, observer, parameter_noise, parts
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import Gaussian, OverActions
-from jrl.hyper import Schedule
+from jrl.bounds import Count, Few, NonNegative, NonNegativeSchedule, Positive, Share, Unit
 from jrl.networks import Head, NetworkConfig
 from jrl.networks.critics import build_critics
 from jrl.ops import normalize, schedules
@@ -51,34 +51,24 @@ class Config:
 
     uses_replay: ClassVar[bool] = True
 
-    lr: Schedule = 3e-4  # Adam's step size, of the critics and, without one of its own, of the policy
-    actor_lr: Schedule | None = None  # of the policy; null: lr
-    gamma: float = 0.99  # discount per step
-    tau: float = 0.005  # share of the way that the target networks move with each step of the policy
-    num_critics: int = 2  # the least of their values is the target; 1: DDPG
-    policy_every: int = 2  # critic steps to one of the policy and of the target networks; 1: DDPG
-    target_noise: float = 0.2  # deviation of the noise on the target policy's actions; 0: DDPG
-    target_noise_clip: float = 0.5  # bound of that noise
+    lr: NonNegativeSchedule = 3e-4  # Adam's step size, of the critics and, without one of its own, of the policy
+    actor_lr: NonNegativeSchedule | None = None  # of the policy; null: lr
+    gamma: Unit = 0.99  # discount per step
+    tau: Share = 0.005  # share of the way that the target networks move with each step of the policy
+    num_critics: Few = 2  # the least of their values is the target; 1: DDPG
+    policy_every: Count = 2  # critic steps to one of the policy and of the target networks; 1: DDPG
+    target_noise: NonNegative = 0.2  # deviation of the noise on the target policy's actions; 0: DDPG
+    target_noise_clip: NonNegative = 0.5  # bound of that noise
     exploration: OverActions = Gaussian()  # how it acts while it learns
     normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
-    normalize_reward_clip: float | None = 10.0  # bound of rewards that were so divided; null: none
+    normalize_reward_clip: Positive | None = 10.0  # bound of rewards that were so divided; null: none
     normalize_obs: bool = False  # by running mean and deviation; images stay as they are
-    max_grad_norm: float | None = None  # clips the global norm of each gradient; null: no clipping
-    adam_eps: float = 1e-8  # added to Adam's denominator
+    max_grad_norm: Positive | None = None  # clips the global norm of each gradient; null: no clipping
+    adam_eps: Positive = 1e-8  # added to Adam's denominator
 
     def validate(self) -> list[str]:
-        """What is wrong with the values, each with its mend."""
-        errors = parts.out_of_range(
-            self,
-            unit=("gamma", "tau"),
-            positive=("num_critics", "policy_every", "max_grad_norm", "adam_eps"),
-        )
-        errors += [
-            f"{name} must be at least 0, not {getattr(self, name)}"
-            for name in ("target_noise", "target_noise_clip")
-            if getattr(self, name) < 0
-        ]
-        return errors + exploration.validate(self.exploration)
+        """What is wrong with the combination of values, each with its mend."""
+        return exploration.validate(self.exploration)
 
 
 @struct.dataclass

@@ -218,7 +218,7 @@ class AlgorithmConfig:
         if name == "num_envs_per_env_runner":
             return {"env": {"num_envs": value * max(1, tree["env_runners"]["num"])}}
         if name == "num_learners":
-            return {"devices": {"learners": list(range(max(1, value)))}}
+            return {"devices": {"learners": list(range(max(1, min(value, 65_537))))}}  # more than there can be
         num_envs = tree["env"]["num_envs"]
         if name == "train_batch_size":
             if "replay" in tree and tree["replay"] is not None:
@@ -232,8 +232,7 @@ class AlgorithmConfig:
             return {"rollout": {"length": value // num_envs}}
         rows = num_envs * (tree["rollout"]["length"] or plan.LENGTH)
         if value < 1 or rows % value:
-            near = [n for n in range(1, rows + 1) if rows % n == 0]
-            closest = sorted(near, key=lambda n: abs(n - value))[:2]
+            closest = sorted(plan.divisors(rows), key=lambda n: abs(n - value))[:2]
             raise InputError(
                 f"minibatch_size {value} does not divide the {rows} rows of an iteration: "
                 f"{' or '.join(map(str, sorted(closest)))} would do"

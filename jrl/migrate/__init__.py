@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jrl import command, schema
+from jrl.bounds import short
 from jrl.errors import InputError
 from jrl.migrate import defaults, hyper, memory, rules
 from jrl.migrate.experiment import conditions, experiment, is_experiment
 from jrl.migrate.job import Job, canonical, translate
 from jrl.migrate.tables import ALGORITHMS, KEYS, PARTS
+from jrl.plain_yaml import limited, read_text
 
 __all__ = ["KEYS", "Migration", "defaults", "hyper", "looks_like_rllib", "main", "memory", "migrate", "rules"]
 
@@ -92,7 +94,7 @@ def _migration(job: Job, drop: bool) -> Migration:
 
 def _job(data: Mapping[str, Any], algo: str | None, env: Any, name: str | None) -> Job:
     if not isinstance(data, Mapping):
-        raise InputError(f"expected a mapping of RLlib's keys, got {str(data)[:60]!r}")
+        raise InputError(f"expected a mapping of RLlib's keys, got {short(data)}")
     body = experiment(data, name)
     source = _algorithm(algo or body.algo)
     ours, note = ALGORITHMS[source]
@@ -196,14 +198,24 @@ def read(path: Path) -> dict[str, Any]:
     if path.suffix != ".json" or not path.is_file():
         return schema.read_yaml(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: cannot be read: not UTF-8 text") from None
+        data = json.loads(read_text(path), object_pairs_hook=_once)
     except json.JSONDecodeError as e:
         raise InputError(f"{path}: not valid JSON at line {e.lineno}, column {e.colno}: {e.msg}") from None
+    except (ValueError, RecursionError) as e:  # a key given twice, a number of 5,000 digits, 3,000 brackets
+        told = "nested too deeply" if isinstance(e, RecursionError) else e
+        raise InputError(f"{path}: not valid JSON: {told}") from None
     if not isinstance(data, dict):
-        raise InputError(f"{path}: expected a mapping of RLlib's keys, got {str(data)[:60]!r}")
+        raise InputError(f"{path}: expected a mapping of RLlib's keys, got {short(data)}")
+    limited(data)
     return data
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"duplicate key {short(next(n for n in names if names.count(n) > 1))}")
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from jrl.bounds import short
 from jrl.errors import InputError
 from jrl.migrate.job import Job, shown
 from jrl.migrate.tables import GROUPS
@@ -52,7 +53,7 @@ def experiment(data: Mapping[str, Any], name: str | None = None) -> Experiment:
         data = data[name or names[0]]
     inner = data.get("config", {})
     if not isinstance(inner, Mapping):
-        raise InputError(f"config: expected a mapping, got {inner!r}")
+        raise InputError(f"config: expected a mapping, got {short(inner)}")
     outer = {str(k): v for k, v in data.items() if str(k) in _OUTER}
     rest = {k: v for k, v in data.items() if str(k) not in _OUTER and k != "config"}
     config = {**rest, **inner}

@@ -197,7 +197,12 @@ def _or_null(hint: Any) -> str:
 def _offer(default: Any) -> str:
     if default is dataclasses.MISSING:
         return ""
-    return f": its default is {'null' if default is None else short(default)}"
+    return f": its default is {'null' if default is None else short(_as_lists(default))}"
+
+
+def _as_lists(value: Any) -> Any:
+    """Tuples as YAML writes them."""
+    return [_as_lists(one) for one in value] if isinstance(value, tuple) else value
 
 
 _hints: dict[Any, dict[str, Any]] = {}

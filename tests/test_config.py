@@ -249,7 +249,7 @@ def test_without_a_file():
          "another: choose one of them"),
         ({"run": {"devices": 2}}, "unknown key run.devices: did you mean devices.learners?"),
         ({"num_workers": 2}, "unknown key num_workers: did you mean env_runners.num?"),
-        ({"network": {"hidden": [0]}}, "network.hidden: expected a whole number in [1, 16777216], got 0: its default is (64, 64)"),
+        ({"network": {"hidden": [0]}}, "network.hidden: expected a whole number in [1, 16777216], got 0: its default is [64, 64]"),
         ({"stop": {"env_steps": 0}}, "stop.env_steps: expected a whole number of at least 1, got 0"),
         ({"stop": {"env_steps": 10.5}}, "stop.env_steps: expected a whole number, got 10.5"),
         ({"rollout": {"length": 100}, "algo": {"num_minibatches": 3}},

@@ -91,9 +91,3 @@ def test_with_a_shared_torso_the_values_of_acting_are_used():
     before, _ = jax.jit(algo.update)(state, rollout, KEY)
     other = rollout.replace(extras={**rollout.extras, "value": rollout.extras["value"] + 1.0})
     assert differ(before.params, jax.jit(algo.update)(state, other, KEY)[0].params)
-
-
-def test_config_says_what_is_wrong():
-    assert a2c.Config().validate() == []
-    messages = a2c.Config(gamma=1.5, gae_lambda=-0.1, microbatch_size=0, max_grad_norm=-1.0).validate()
-    assert [m.split()[0] for m in messages] == ["gamma", "gae_lambda", "microbatch_size", "max_grad_norm"]

@@ -442,9 +442,5 @@ def test_environment_steps_saturate():
 
 
 def test_config_says_what_is_wrong():
-    assert ppo.Config().validate() == []
-    wrong = ppo.Config(gamma=1.5, gae_lambda=-0.1, num_epochs=0, max_grad_norm=-1.0, target_kl=0.0)
-    named = sorted(message.split()[0] for message in wrong.validate())
-    assert named == ["gae_lambda", "gamma", "max_grad_norm", "num_epochs", "target_kl"]
     assert any("kl_coef" in m for m in ppo.Config(kl_target=0.01).validate())
     assert ppo.Config(kl_target=0.01, kl_coef=0.2).validate() == []

@@ -265,17 +265,6 @@ def test_the_state_of_an_exploration_starts_anew_with_each_episode():
 # ---------------------------------------------------------------- faults
 
 
-def test_faulty_values():
-    assert pqn.Config().validate() == []
-    cfg = pqn.Config(gamma=1.5, num_epochs=0, max_grad_norm=0.0, exploration=EpsilonGreedy(epsilon=2.0))
-    assert cfg.validate() == [
-        "gamma must be in 0..1, not 1.5",
-        "num_epochs must be greater than 0, not 0",
-        "max_grad_norm must be greater than 0, not 0.0",
-        "exploration.epsilon must be in 0..1, not 2.0",
-    ]
-
-
 def test_spaces_and_explorations_that_do_not_fit():
     with pytest.raises(InputError, match=r"pqn needs a Discrete action space, not .*: use ppo"):
         pqn.make(pqn.Config(), fakes.spec(Box((2,))))

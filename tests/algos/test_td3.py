@@ -255,15 +255,6 @@ def test_settings_that_are_refused():
         td3.make(dataclasses.replace(BASE, exploration=Stochastic()), SPEC)
 
 
-def test_config_says_what_is_wrong():
-    assert td3.Config().validate() == []
-    assert DDPG.validate() == []
-    wrong = td3.Config(gamma=1.5, tau=-0.1, num_critics=0, policy_every=0, target_noise=-1.0, max_grad_norm=-1.0)
-    messages = [m.split()[0] for m in wrong.validate()]
-    assert sorted(messages) == ["gamma", "max_grad_norm", "num_critics", "policy_every", "target_noise", "tau"]
-    assert any("std" in m for m in td3.Config(exploration=Gaussian(std=-1.0)).validate())
-
-
 @pytest.mark.parametrize("cfg", [td3.Config(lr=1e-2), td3.Config(lr=1e-2, num_critics=1, policy_every=1)])
 def test_it_learns_a_bandit(cfg):
     """Reward -(action - obs)^2, one step: the policy comes to obs."""

@@ -6,8 +6,9 @@ python -m jrl.train --algo examples.reinforce --env CartPole-v1 --set rollout.le
 import jax
 import jax.numpy as jnp
 
-from jrl.algos import actor_critic, exploration, parts
+from jrl.algos import actor_critic, parts
 from jrl.algos.exploration import OverDistributions, Stochastic
+from jrl.bounds import NonNegative, Positive, Unit
 from jrl.networks import NetworkConfig
 from jrl.ops import returns
 from jrl.types import Algo, EnvSpec, Key, Rollout, UpdateAux, hyperparams
@@ -17,21 +18,16 @@ from jrl.types import Algo, EnvSpec, Key, Rollout, UpdateAux, hyperparams
 class Config:
     """Hyper-parameters of REINFORCE: each is a key of the section `algo`."""
 
-    lr: float = 1e-2  # Adam's step size
-    gamma: float = 0.99  # discount per step
-    baseline_coef: float = 0.5  # weight of the baseline's loss
+    lr: NonNegative = 5e-3  # Adam's step size
+    gamma: Unit = 0.99  # discount per step
+    baseline_coef: NonNegative = 0.5  # weight of the baseline's loss
     normalize_obs: bool = False  # by running mean and deviation
     normalize_reward: bool = False  # by the running deviation of the discounted return
-    max_grad_norm: float | None = 0.5  # clips the global norm of the gradient; null: no clipping
-    max_leaf_norm: float | None = None  # the same for each array of parameters
-    max_grad_value: float | None = None  # the same for each element
-    adam_eps: float = 1e-5  # added to Adam's denominator
+    max_grad_norm: Positive | None = 0.5  # clips the global norm of the gradient; null: no clipping
+    max_leaf_norm: Positive | None = None  # the same for each array of parameters
+    max_grad_value: Positive | None = None  # the same for each element
+    adam_eps: Positive = 1e-5  # added to Adam's denominator
     exploration: OverDistributions = Stochastic()  # how it acts while it learns
-
-    def validate(self) -> list[str]:
-        """What is wrong with the values, each with its mend."""
-        errors = parts.out_of_range(self, unit=("gamma",), positive=("lr", *parts.CLIPPING))
-        return errors + exploration.validate(self.exploration)
 
 
 def make(cfg: Config, spec: EnvSpec, network=NetworkConfig(), *, axis_name=None, loss=None) -> Algo:  # noqa: B008

@@ -1,4 +1,4 @@
-"""Sums of many float32 numbers that keep what rounding would lose (Kahan 1965, with the exact error of Knuth's 2Sum)."""
+"""Sums of many float32 numbers that keep what rounding loses (Kahan 1965, with the exact error of Knuth's 2Sum)."""
 
 import jax
 

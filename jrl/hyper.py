@@ -99,7 +99,9 @@ class NetworkConfig:
     head_hidden: Widths = ()  # widths of each head's own dense layers, behind the torso
     shared: bool = False  # one torso for policy and value
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the layers; parameters and outputs are float32
-    orthogonal: bool = True  # orthogonal initial weights; false: flax's default
+    # initial weights. orthogonal; lecun: normal, variance 1 / inputs, flax's default; uniform: in +-1 / sqrt(inputs),
+    # biases too, torch's default; null: the algorithm's own, of which docs/networks.md has a table
+    init: Literal["orthogonal", "lecun", "uniform"] | None = None
     layer_norm: bool = False  # normalise each dense layer's output
     log_std_init: Annotated[float, Interval(ge=-20, le=20)] = 0.0  # initial log standard deviation of a Gaussian policy
     state_dependent_std: bool = False  # the network predicts log_std; false: one free parameter per action element

@@ -268,9 +268,8 @@ def _run(cfg: config.RunConfig, directory: Path, start: _Start, *, verbose: int,
         if checkpoints.last_saved != info.iteration and not (interrupted and cfg.checkpoint.exact):
             checkpoints.save(info.iteration, session.parts(), session.description())
         checkpoints.wait()
-    report.plot_learning_curve(
-        directory / "result.jsonl", directory / "learning_curve.png", title=f"{config.algo_name(cfg)} on {cfg.env.id}"
-    )
+    title = f"{config.algo_name(cfg)} on {cfg.env.id}"
+    report.plot_learning_curve(directory, directory / "learning_curve.png", stop=cfg.stop, title=title)
     return _End(reason)
 
 

@@ -20,7 +20,7 @@ from jrl.types import Batch, Discrete, UpdateAux
 
 KEY = jax.random.key(3)
 NAN, INF = jnp.nan, jnp.inf
-LINEAR = NetworkConfig(hidden=(), orthogonal=False)
+LINEAR = NetworkConfig(hidden=(), init="lecun")
 ONE_STEP = {"num_epochs": 1, "num_minibatches": 1}
 
 
@@ -205,7 +205,7 @@ def test_long_rows_are_summed_up():
 def bundle(directory, algo_name, poison, *overrides):
     """A bundle as training writes it; `poison` changes the data."""
     spec = fakes.spec(Discrete(3))
-    overrides = ["network.hidden=[]", "network.orthogonal=false", *overrides]
+    overrides = ["network.hidden=[]", "network.init=lecun", *overrides]
     cfg = config.load(None, overrides, algo=algo_name, env="CartPole-v1", stop=["env_steps=100000"])
     algo = build.algorithm(cfg, spec)
     state = fakes.perturbed(algo.init(jax.random.key(0)))

@@ -86,6 +86,7 @@ ARROWS = {
     "train": {"*", "-api"},
     "export": {"*", "-api", "-train"},
     "record": {"*", "-api", "-train"},
+    "plot": {"errors", "metrics", "schema"},
     "evaluate": {"*", "-api"},
     "api": ANY,
 }

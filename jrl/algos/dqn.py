@@ -157,6 +157,7 @@ def make(
     if not isinstance(spec.action, Discrete):
         raise InputError(f"dqn needs a Discrete action space, not {spec.action}: {parts.who_can(spec.action)}")
     parameter_noise.refuse_memory(cfg.exploration, network)
+    network = parts.initialised(network, DEFAULT_NETWORK)
     num_actions, recurrent = spec.action.n, network.recurrent
     watch = observer.make(spec, network, normalize_obs=cfg.normalize_obs, axis_name=axis_name)
     net = _network(cfg, watch.spec, network)

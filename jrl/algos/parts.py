@@ -11,6 +11,7 @@ import optax
 from flax import struct
 from jax.flatten_util import ravel_pytree
 
+from jrl.hyper import NetworkConfig
 from jrl.ops import normalize
 from jrl.types import Array, Batch, Box, Discrete, Key, Metrics, PyTree, Rollout, Space
 
@@ -44,6 +45,11 @@ def adam(cfg: Clipping) -> optax.GradientTransformation:
     whole = [] if cfg.max_grad_norm is None else [optax.clip_by_global_norm(cfg.max_grad_norm)]
     # one flat vector: ten small arrays cost ten times the overhead of one
     return optax.chain(*per_leaf, optax.flatten(optax.chain(*whole, optax.scale_by_adam(eps=cfg.adam_eps))))
+
+
+def initialised(network: NetworkConfig, default: NetworkConfig) -> NetworkConfig:
+    """`network`, whose initial weights are those of an algorithm's `default` unless it says which."""
+    return replace(network, init=network.init or default.init)
 
 
 def descend(optimizer: optax.GradientTransformation, lr, gradient: PyTree, opt_state: PyTree, params: PyTree):

@@ -124,6 +124,7 @@ def make(
     if not isinstance(spec.action, Discrete):
         raise InputError(f"pqn needs a Discrete action space, not {spec.action}: {parts.who_can(spec.action)}")
     parameter_noise.refuse_memory(cfg.exploration, network)
+    network = parts.initialised(network, DEFAULT_NETWORK)
     watch = observer.make(spec, network, normalize_obs=cfg.normalize_obs, axis_name=axis_name)
     net = networks.build(watch.spec, network, {"q": Head(spec.action.n)})
     q_values = lambda params, obs: net.apply(params, obs, "q")[0]  # [..., A]

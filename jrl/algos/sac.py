@@ -127,6 +127,7 @@ def make(
     """
     critics.check_action("sac", spec.action, discrete=True)
     critics.check_network("sac", network)
+    network = parts.initialised(network, DEFAULT_NETWORK)
     custom_loss.check(loss)
     watch = observer.make(spec, network, normalize_obs=cfg.normalize_obs, axis_name=axis_name)
     policy = _policy(watch, network)

@@ -113,6 +113,7 @@ def make(
     """
     critics.check_action("td3", spec.action)
     critics.check_network("td3", network)
+    network = parts.initialised(network, DEFAULT_NETWORK)
     custom_loss.check(loss)
     parameter_noise.refuse_memory(cfg.exploration, network)
     watch = observer.make(spec, network, normalize_obs=cfg.normalize_obs, axis_name=axis_name)

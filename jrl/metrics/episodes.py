@@ -149,16 +149,21 @@ def summary(reports: list[Episodes]) -> dict[str, Any]:
 
     Returns:
       `episode/return` and `episode/length` (means over the window), `episode/window` (episodes in it), `episode/count`,
+      `episode/return_p10`, `episode/return_p90` (tenth and ninetieth percentile over the window),
       `episode/return_min`, `episode/return_max` (of the episodes that ended since the last row).
     """
     reports = [jax.tree.map(np.asarray, r) for r in reports]
     last = reports[-1]
     mean = lambda x: float(x[np.isfinite(x)].mean()) if np.isfinite(x).any() else float("nan")
+    returns = last.window_return[np.isfinite(last.window_return)]
+    low, high = np.percentile(returns, (10, 90)) if returns.size else (float("nan"), float("nan"))
     count = int(sum(r.count.sum() for r in reports))
     return {
         "episode/return": mean(last.window_return),
         "episode/length": mean(last.window_length),
-        "episode/window": int(np.isfinite(last.window_return).sum()),
+        "episode/return_p10": float(low),
+        "episode/return_p90": float(high),
+        "episode/window": returns.size,
         "episode/count": count,
         "episode/return_min": float(min(r.return_min.min() for r in reports)) if count else float("nan"),
         "episode/return_max": float(max(r.return_max.max() for r in reports)) if count else float("nan"),

@@ -8,6 +8,7 @@ import platform
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -84,19 +85,40 @@ def _memory_gib() -> float | None:
 # ---------------------------------------------------------------- learning curves
 
 
+_FEW = 40  # rows that are drawn as points, too
+_LABELS = {"env_steps": "environment steps", "time_s": "seconds", "episode/return": "return of an episode"}
+
+
 def read_curve(path: str | Path, *, x: str = "env_steps", y: str = "episode/return") -> tuple[np.ndarray, np.ndarray]:
-    """Columns `x` and `y` of a result.jsonl, f64 [N] each, without the rows where one of them is missing or null."""
-    pairs = [(row.get(x), row.get(y)) for row in read_rows(path)]
-    kept = np.asarray([(a, b) for a, b in pairs if a is not None and b is not None], np.float64).reshape(-1, 2)
-    return kept[:, 0], kept[:, 1]
+    """Columns `x` and `y` of a result.jsonl, f64 [N] each, without the rows where one of them is missing or null; of
+    an evaluation's metric the row that first has it.
+    """
+    rows = read_rows(path)
+    found, values = _columns(evaluations(rows) if y.startswith("evaluation/") else rows, x, y)
+    return found, values
 
 
-def windowed_mean(values: np.ndarray, window: int) -> np.ndarray:
-    """Mean of the last `window` values at each place; fewer at the start. [N] -> [N]."""
-    total = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
-    end = np.arange(1, len(values) + 1)
-    start = np.maximum(0, end - window)
-    return (total[end] - total[start]) / (end - start)
+def evaluations(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows that are the first to tell of an evaluation; those after it repeat it until the next."""
+    found: list[Mapping[str, Any]] = []
+    before: dict[str, Any] = {}
+    for row in rows:
+        now = {k: v for k, v in row.items() if k.startswith("evaluation/")}
+        if now != before and any(v is not None for v in now.values()):
+            found.append(row)
+        before = now
+    return found
+
+
+def _columns(rows: Iterable[Mapping[str, Any]], *names: str) -> tuple[np.ndarray, ...]:
+    """f64 [N] each, of the rows that have all of them."""
+    kept = [[row.get(name) for name in names] for row in rows]
+    table = np.asarray([r for r in kept if None not in r], np.float64).reshape(-1, len(names))
+    return tuple(table.T)
+
+
+def _result(path: str | Path) -> Path:
+    return Path(path) / "result.jsonl" if Path(path).is_dir() else Path(path)
 
 
 def band(
@@ -118,16 +140,39 @@ def plot_learning_curve(
     *,
     x: str = "env_steps",
     y: str = "episode/return",
-    window: int = 10,
+    stop: Mapping[str, float] = MappingProxyType({}),
     title: str = "",
 ) -> Path:
-    """One run: its rows, faint, and their mean over `window` rows. A run without episodes gives an empty plot."""
-    figure, axes = _axes(x, y, title)
-    steps, values = read_curve(result, x=x, y=y)
-    if len(steps):
-        axes.plot(steps, values, ".", color="C0", alpha=0.25)
-        axes.plot(steps, windowed_mean(values, window), color="C0", label=f"mean of {window} rows")
-        axes.legend(frameon=False)
+    """Draws one run: its rows as they are, the band of the episodes behind them, evaluations, what ends the run.
+
+    Args:
+      result: a result.jsonl, or the run directory that holds it. Without rows the plot is empty and says so.
+      png: is written.
+      x, y: metrics of the rows. Where y is `episode/return`, evaluations are drawn beside it.
+      stop: metric -> value; of what is drawn, the values are dashed lines.
+      title: above it.
+    """
+    rows, (figure, axes) = read_rows(_result(result)), _axes(x, y, title)
+    steps, values = _columns(rows, x, y)
+    drawn = {y: "C0"} if len(steps) else {}
+    few = "." if len(steps) <= _FEW else ""
+    if y == "episode/return":
+        at, low, high = _columns(rows, x, f"{y}_p10", f"{y}_p90")
+        if len(at):
+            axes.fill_between(at, low, high, color="C0", alpha=0.15, linewidth=0, label="10 to 90 % of these episodes")
+        window = max((row.get("episode/window") or 0 for row in rows), default=0)
+        at, evaluated = _columns(evaluations(rows), x, "evaluation/return")
+        if len(at):
+            axes.plot(at, evaluated, "o", color="C1", markersize=4, label="evaluations", zorder=3)
+            drawn["evaluation/return"] = "C1"
+    if y in drawn:
+        label = f"mean of the last {window} episodes" if y == "episode/return" and window else y
+        axes.plot(steps, values, color="C0", marker=few, label=label)
+    for name in drawn:
+        if name in stop:
+            axes.axhline(stop[name], color=drawn[name], linestyle="--", linewidth=1, label=f"{name} {stop[name]:g}")
+    if drawn:
+        axes.legend(frameon=False, fontsize=9)
     else:
         axes.text(0.5, 0.5, f"no {y} in {Path(result).name}", ha="center", transform=axes.transAxes)
     return _save(figure, png)
@@ -139,21 +184,38 @@ def plot_runs(
     *,
     x: str = "env_steps",
     y: str = "episode/return",
-    window: int = 10,
+    stop: float | None = None,
     title: str = "",
 ) -> Path:
-    """Groups of runs: label -> the result.jsonl of each seed; median over the seeds and the band from min to max."""
+    """Draws groups of runs: each seed as a thin line, and as far as all go their median and the band from min to max.
+
+    Args:
+      runs: label -> the result.jsonl, or run directory, of each seed.
+      png: is written.
+      x, y: metrics of the rows; of evaluations each is one point.
+      stop: value of y that is a dashed line.
+      title: above it.
+    """
     figure, axes = _axes(x, y, title)
     for number, (label, paths) in enumerate(runs.items()):
-        curves = [c for c in (read_curve(path, x=x, y=y) for path in paths) if len(c[0])]
+        color = f"C{number}"
+        curves = [c for c in (read_curve(_result(path), x=x, y=y) for path in paths) if len(c[0])]
         if not curves:
-            axes.plot([], [], color=f"C{number}", label=f"{label} (no rows)")
+            axes.plot([], [], color=color, label=f"{label} (no rows)")
             continue
-        grid, median, low, high = band([(steps, windowed_mean(values, window)) for steps, values in curves])
-        axes.fill_between(grid, low, high, color=f"C{number}", alpha=0.2, linewidth=0)
-        axes.plot(grid, median, color=f"C{number}", label=f"{label} ({len(curves)} runs)")
+        single = len(curves) == 1
+        for steps, values in curves:
+            marker = "." if len(steps) <= _FEW else ""
+            axes.plot(steps, values, color=color, marker=marker, linewidth=1.5 if single else 0.7, alpha=1 if single else 0.5)
+        if not single:
+            grid, median, low, high = band(curves)
+            axes.fill_between(grid, low, high, color=color, alpha=0.15, linewidth=0)
+            axes.plot(grid, median, color=color)
+        axes.plot([], [], color=color, label=label if single else f"{label} ({len(curves)} runs)")
+    if stop is not None:
+        axes.axhline(stop, color="0.4", linestyle="--", linewidth=1, label=f"{y} {stop:g}")
     if runs:
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, fontsize=9)
     return _save(figure, png)
 
 
@@ -191,9 +253,12 @@ def _figure(size: tuple[float, float]):
 
 
 def _axes(x: str, y: str, title: str):
+    from matplotlib.ticker import EngFormatter
+
     figure = _figure((7, 4.5))
     axes = figure.add_subplot()
-    axes.set(xlabel=x, ylabel=y, title=title)
+    axes.set(xlabel=_LABELS.get(x, x), ylabel=_LABELS.get(y, y), title=title)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k, 1M
     axes.grid(alpha=0.3)
     return figure, axes
 

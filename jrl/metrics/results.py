@@ -7,6 +7,8 @@ from typing import Any
 # ours -> theirs; those of episodes stand at the top and under `env_runners`
 EPISODES = {
     "episode/return": "episode_return_mean",
+    "episode/return_p10": "episode_return_p10",
+    "episode/return_p90": "episode_return_p90",
     "episode/return_min": "episode_return_min",
     "episode/return_max": "episode_return_max",
     "episode/length": "episode_len_mean",

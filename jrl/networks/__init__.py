@@ -25,7 +25,7 @@ from jrl.networks.config import NetworkConfig
 from jrl.networks.dense import Dense
 from jrl.networks.encoders import DENSE, Encoders, choose, default, flattened, single
 from jrl.networks.noisy import NoisyDense
-from jrl.networks.torsos import ACTIVATIONS, CNNS, Mlp, is_image, kernel_init, to_float
+from jrl.networks.torsos import ACTIVATIONS, CNNS, Mlp, is_image, to_float
 from jrl.types import Array, EnvSpec, InputError, Key, PyTree, Space, Window, element
 
 __all__ = ["Head", "Network", "NetworkConfig", "build", "encoded", "is_image", "parameter_count", "with_core"]
@@ -95,7 +95,7 @@ def with_core(cfg: NetworkConfig, module: nn.Module, x: Array, name: str, carry:
       carry: the core's memory: of each row, or with `reset` before the first step of each window.
       reset: None: each row is one step. [N, L] bool: rows are the steps of N windows.
     """
-    core = cores.make(cfg.core, x.shape[-1], dtype=cfg.dtype, orthogonal=cfg.orthogonal)
+    core = cores.make(cfg.core, x.shape[-1], dtype=cfg.dtype, weights=cfg.init)
     # not `param` alone, which would trace `init` at each call to compare shapes
     params = module.param(name, core.init) if module.is_initializing() else module.get_variable("params", name)
     if reset is None:
@@ -154,7 +154,7 @@ class _Towers(nn.Module):
         """A layer of a head: (x, key or None) -> y of `dtype`."""
         if head.noise is not None:
             return NoisyDense(features, head.noise, dtype, name=name)
-        dense = Dense(features, dtype=dtype, kernel_init=kernel_init(self.cfg, scale), name=name)
+        dense = Dense(features, dtype=dtype, weights=self.cfg.init, scale=scale, name=name)
         return lambda x, key: dense(x)
 
 

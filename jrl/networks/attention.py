@@ -17,7 +17,7 @@ from jrl.types import Array
 _LEAST_CHUNK = 32  # queries that are multiplied with their keys at once, where the memory is shorter
 
 
-def gtrxl(cfg: hyper.Gtrxl, in_size: int, *, dtype: str = "float32", orthogonal: bool = True) -> Core:
+def gtrxl(cfg: hyper.Gtrxl, in_size: int, *, dtype: str = "float32", weights: str | None = None) -> Core:
     """A Core whose memory is {"inputs": f32 [B, layers, memory, size], "valid": i32 [B]}.
 
     The newest inputs are the last ones; `valid` of them belong to the present episode, the others are zero. As in
@@ -28,11 +28,11 @@ def gtrxl(cfg: hyper.Gtrxl, in_size: int, *, dtype: str = "float32", orthogonal:
 
     def init(key):
         first, *rest = jax.random.split(key, layers + 1)
-        params = {"input_kernel": kernels(first, in_size, size, orthogonal=orthogonal), "input_bias": jnp.zeros(size)}
+        params = {"input_kernel": kernels(first, in_size, size, init=weights), "input_bias": jnp.zeros(size)}
         for layer, key in enumerate(rest):
             keys = iter(jax.random.split(key, 12))
             kernel = lambda rows, columns, count=1, scale=1.0, keys=keys: kernels(
-                next(keys), rows, columns, count, scale, orthogonal
+                next(keys), rows, columns, count, scale, weights
             )
             block = {
                 **layer_norm_params("attention_norm", size),

@@ -6,13 +6,14 @@ inside a `lax.scan` falls back to a naive kernel, about 12 times slower (jax iss
 written as NHWC / HWIO convolutions; the layout changes are explicit transposes.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+
+from jrl.networks import initial
 
 _LAYOUT = ("NHWC", "HWIO", "NHWC")
 
@@ -76,12 +77,14 @@ class Conv(nn.Module):
     size: int
     stride: int = 1
     padding: str = "VALID"
-    kernel_init: Callable[..., Any] = nn.initializers.lecun_normal()
+    weights: str | None = None  # initial ones: NetworkConfig.init
+    scale: float = 1.0  # gain of orthogonal kernels
     dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x):
-        kernel = self.param("kernel", self.kernel_init, (self.size, self.size, x.shape[-1], self.features))
-        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        shape = self.size, self.size, x.shape[-1], self.features
+        kernel = self.param("kernel", initial.kernel(self.weights, self.scale, shape), shape)
+        bias = self.param("bias", initial.bias(self.weights, shape), shape[-1:])
         x, kernel, bias = (a.astype(self.dtype) for a in (x, kernel, bias))
         return conv2d(x, kernel, stride=self.stride, padding=self.padding) + jnp.expand_dims(bias, (0, 1, 2))

@@ -29,14 +29,15 @@ def faults(cfg: hyper.Core) -> list[str]:
     return [f"network.core.r_min: expected a number below network.core.r_max {cfg.r_max:g}, got {cfg.r_min:g}"]
 
 
-def make(cfg: hyper.Core, in_size: int, *, dtype: str = "float32", orthogonal: bool = True) -> Core:
+def make(cfg: hyper.Core, in_size: int, *, dtype: str = "float32", weights: str | None = None) -> Core:
     """Builds a core.
 
     Args:
       cfg: Lstm, Gru, Gtrxl or Lru.
       in_size: elements of each input vector.
       dtype: of the products, float32 or bfloat16; what comes out is f32.
-      orthogonal: orthogonal initial kernels; false: LeCun's, but for the recurrent ones of LSTM and GRU.
+      weights: `NetworkConfig.init`, of all kernels, but for the recurrent ones of LSTM and GRU, which are orthogonal.
+        Biases are the core's own.
     Raises:
       InputError: its numbers do not fit together, or `cfg` is NoCore.
     """
@@ -45,4 +46,4 @@ def make(cfg: hyper.Core, in_size: int, *, dtype: str = "float32", orthogonal: b
     errors = faults(cfg)
     if errors:
         raise InputError(*errors)
-    return _MAKERS[type(cfg)](cfg, in_size, dtype=dtype, orthogonal=orthogonal)
+    return _MAKERS[type(cfg)](cfg, in_size, dtype=dtype, weights=weights)

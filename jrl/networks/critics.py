@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jrl import spaces
 from jrl.networks import Head, NetworkConfig, build, check, cores, encoded, read, with_core
 from jrl.networks.dense import Dense
-from jrl.networks.torsos import Mlp, is_image, kernel_init
+from jrl.networks.torsos import Mlp, is_image
 from jrl.types import Array, Discrete, EnvSpec, Key, PyTree, Space, Window, element
 
 
@@ -43,7 +43,7 @@ class _Critic(nn.Module):
         rows = x.shape[0]
         x = jnp.concatenate([x, action.reshape(rows, -1)], -1)
         x = Mlp(self.cfg, name="layers")(x)
-        return Dense(1, kernel_init=kernel_init(self.cfg, 1.0), name="head")(x), carry
+        return Dense(1, weights=self.cfg.init, name="head")(x), carry
 
 
 def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critics:

@@ -4,14 +4,13 @@ The gradient of the kernel, x^T dy, contracts the leading axes of both operands.
 into the product, whose kernel is slower that way than transposing first.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jrl.types import Array
+from jrl.networks import initial
 
 
 @jax.custom_vjp
@@ -40,12 +39,14 @@ class Dense(nn.Module):
 
     features: int
     dtype: Any = jnp.float32
-    kernel_init: Callable[..., Array] = nn.initializers.lecun_normal()
+    weights: str | None = None  # initial ones: NetworkConfig.init
+    scale: float = 1.0  # gain of orthogonal kernels
 
     @nn.compact
     def __call__(self, x):
-        kernel: Any = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
-        bias: Any = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        shape = x.shape[-1], self.features
+        kernel: Any = self.param("kernel", initial.kernel(self.weights, self.scale, shape), shape, jnp.float32)
+        bias: Any = self.param("bias", initial.bias(self.weights, shape), shape[-1:], jnp.float32)
         x, kernel, bias = (a.astype(self.dtype) for a in (x, kernel, bias))
         return linear(x, kernel) + bias[None]
 

@@ -17,7 +17,7 @@ from jrl.networks.recurrent import Core, dense, kernels, layer_norm, layer_norm_
 from jrl.ops import random
 
 
-def lru(cfg: hyper.Lru, in_size: int, *, dtype: str = "float32", orthogonal: bool = True) -> Core:
+def lru(cfg: hyper.Lru, in_size: int, *, dtype: str = "float32", weights: str | None = None) -> Core:
     """A Core whose memory is {"real", "imaginary": f32 [B, layers, state]}.
 
     A layer is x + (W g + b) sigmoid(W' g + b') with g = gelu(LRU(layer_norm(x))).
@@ -26,7 +26,7 @@ def lru(cfg: hyper.Lru, in_size: int, *, dtype: str = "float32", orthogonal: boo
 
     def init(key):
         first, *rest = jax.random.split(key, layers + 1)
-        params = {"input_kernel": kernels(first, in_size, size, orthogonal=orthogonal), "input_bias": jnp.zeros(size)}
+        params = {"input_kernel": kernels(first, in_size, size, init=weights), "input_bias": jnp.zeros(size)}
         for layer, key in enumerate(rest):
             ring, phase, b, c, d, glu = jax.random.split(key, 6)
             nu, theta, gamma = _eigenvalues(cfg, ring, phase)
@@ -39,7 +39,7 @@ def lru(cfg: hyper.Lru, in_size: int, *, dtype: str = "float32", orthogonal: boo
                 "b_kernel": random.normal(b, (size, 2 * states)) / math.sqrt(2 * size),
                 "c_kernel": random.normal(c, (2 * states, size)) / math.sqrt(states),
                 "d": random.normal(d, (size,)),
-                "glu_kernel": kernels(glu, size, size, 2, orthogonal=orthogonal),
+                "glu_kernel": kernels(glu, size, size, 2, init=weights),
                 "glu_bias": jnp.zeros(2 * size),
             }
             params |= {f"layer_{layer}_{name}": value for name, value in block.items()}

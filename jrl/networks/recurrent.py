@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl import hyper
-from jrl.networks import torsos
+from jrl.networks import initial
 from jrl.networks.dense import linear
 from jrl.types import Array, Key, PyTree
 
@@ -31,10 +31,12 @@ class Core(NamedTuple):
     unroll: Callable[..., tuple[Array, PyTree]]
 
 
-def kernels(key: Key, rows: int, columns: int, count: int = 1, scale: float = 1.0, orthogonal: bool = True) -> Array:
-    """Initial kernels side by side, f32 [rows, count * columns]: orthogonal ones times `scale`, or LeCun's normal."""
-    init = torsos.orthogonal(scale) if orthogonal else jax.nn.initializers.lecun_normal()
-    return jnp.concatenate([init(key, (rows, columns), jnp.float32) for key in jax.random.split(key, count)], -1)
+def kernels(
+    key: Key, rows: int, columns: int, count: int = 1, scale: float = 1.0, init: str | None = None
+) -> Array:
+    """Initial kernels side by side, f32 [rows, count * columns]: of `initial.kernel`."""
+    one = initial.kernel(init, scale, (rows, columns))
+    return jnp.concatenate([one(key, (rows, columns), jnp.float32) for key in jax.random.split(key, count)], -1)
 
 
 def dense(params: Params, name: str, x: Array, dtype: str) -> Array:
@@ -91,23 +93,23 @@ _LSTM = _Cell(("h", "c"), 4, lambda inputs, recurrent: inputs + recurrent, _adva
 _GRU = _Cell(("h",), 3, _join_gru, _advance_gru)
 
 
-def lstm(cfg: hyper.Lstm, in_size: int, *, dtype: str = "float32", orthogonal: bool = True) -> Core:
+def lstm(cfg: hyper.Lstm, in_size: int, *, dtype: str = "float32", weights: str | None = None) -> Core:
     """Long short-term memory with a forget gate (Gers et al., 2000), whose bias begins at 1."""
     bias = lambda: {"recurrent_bias": jnp.repeat(jnp.array([0.0, 1.0, 0.0, 0.0]), cfg.size)}
-    return _core(_LSTM, cfg.size, in_size, bias, dtype, orthogonal)
+    return _core(_LSTM, cfg.size, in_size, bias, dtype, weights)
 
 
-def gru(cfg: hyper.Gru, in_size: int, *, dtype: str = "float32", orthogonal: bool = True) -> Core:
+def gru(cfg: hyper.Gru, in_size: int, *, dtype: str = "float32", weights: str | None = None) -> Core:
     """Gated recurrent unit (arXiv:1406.1078). The reset gate is behind the product, as in cuDNN."""
     bias = lambda: {"input_bias": jnp.zeros(3 * cfg.size), "recurrent_bias": jnp.zeros(3 * cfg.size)}
-    return _core(_GRU, cfg.size, in_size, bias, dtype, orthogonal)
+    return _core(_GRU, cfg.size, in_size, bias, dtype, weights)
 
 
-def _core(cell, size, in_size, bias, dtype, orthogonal):
+def _core(cell, size, in_size, bias, dtype, weights):
     def init(key):
         first, second = jax.random.split(key)
         return {
-            "input_kernel": kernels(first, in_size, size, cell.blocks, orthogonal=orthogonal),
+            "input_kernel": kernels(first, in_size, size, cell.blocks, init=weights),
             "recurrent_kernel": kernels(second, size, size, cell.blocks),
             **bias(),
         }

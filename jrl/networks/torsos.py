@@ -12,7 +12,6 @@ import numpy as np
 from jrl.networks.config import NetworkConfig
 from jrl.networks.conv import Conv
 from jrl.networks.dense import Dense
-from jrl.ops import random
 from jrl.types import Array, Box, Discrete, Leaf, MultiDiscrete, Space
 
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
@@ -24,27 +23,12 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@jax.custom_batching.sequential_vmap
-def _qr(a):
-    # LAPACK's QR hangs under vmap on jaxlib 0.10 with two cores, so that vmap over seeds maps it one by one
-    return jnp.linalg.qr(a)
+_GAIN = math.sqrt(2)  # of layers behind which the activation halves the variance
 
 
-def orthogonal(scale: float) -> Callable[..., Array]:
-    """Initializer with orthonormal columns (or rows) times `scale` (arXiv:1312.6120); the last axis is the output."""
-
-    def init(key, shape, dtype=jnp.float32):
-        rows, cols = math.prod(shape[:-1]), shape[-1]
-        normal = random.normal(key, (max(rows, cols), min(rows, cols)))
-        q, r = _qr(normal)
-        q = q * jnp.sign(jnp.diagonal(r))[None, :]  # makes the distribution uniform over orthogonal matrices
-        return (scale * (q if rows >= cols else q.T)).reshape(shape).astype(dtype)
-
-    return init
-
-
-def kernel_init(cfg: NetworkConfig, scale: float) -> Callable[..., Array]:
-    return orthogonal(scale) if cfg.orthogonal else nn.initializers.lecun_normal()
+def _how(cfg: NetworkConfig) -> dict[str, Any]:
+    """Options of the layers of a torso."""
+    return {"dtype": cfg.dtype, "weights": cfg.init, "scale": _GAIN}
 
 
 NATURE_LEAST = 36  # height and width of the least image that nature_cnn can read
@@ -87,7 +71,7 @@ class Mlp(nn.Module):
     @nn.compact
     def __call__(self, x):
         for width in self.cfg.hidden if self.hidden is None else self.hidden:
-            x = Dense(width, dtype=self.cfg.dtype, kernel_init=kernel_init(self.cfg, math.sqrt(2)))(x)
+            x = Dense(width, **_how(self.cfg))(x)
             if self.cfg.layer_norm:
                 x = nn.LayerNorm(dtype=self.cfg.dtype)(x)
             x = ACTIVATIONS[self.cfg.activation](x)
@@ -101,11 +85,11 @@ class NatureCnn(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        init = kernel_init(self.cfg, math.sqrt(2))
+        how = _how(self.cfg)
         for features, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
-            x = nn.relu(Conv(features, size, stride, kernel_init=init, dtype=self.cfg.dtype)(x))
+            x = nn.relu(Conv(features, size, stride, **how)(x))
         x = x.reshape(x.shape[0], -1)
-        return nn.relu(Dense(512, dtype=self.cfg.dtype, kernel_init=init)(x))
+        return nn.relu(Dense(512, **how)(x))
 
 
 class ImpalaResNet(nn.Module):
@@ -115,14 +99,14 @@ class ImpalaResNet(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        init = kernel_init(self.cfg, math.sqrt(2))
-        conv = lambda features, x: Conv(features, 3, padding="SAME", kernel_init=init, dtype=self.cfg.dtype)(x)
+        how = _how(self.cfg)
+        conv = lambda features, x: Conv(features, 3, padding="SAME", **how)(x)
         for features in (16, 32, 32):
             x = nn.max_pool(conv(features, x), (3, 3), strides=(2, 2), padding="SAME")
             for _ in range(2):
                 x = x + conv(features, nn.relu(conv(features, nn.relu(x))))
         x = nn.relu(x).reshape(x.shape[0], -1)
-        return nn.relu(Dense(256, dtype=self.cfg.dtype, kernel_init=init)(x))
+        return nn.relu(Dense(256, **how)(x))
 
 
 class SmallCnn(nn.Module):
@@ -133,11 +117,11 @@ class SmallCnn(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        init = kernel_init(self.cfg, math.sqrt(2))
+        how = _how(self.cfg)
         for features, stride in ((16, 1), (32, 2), (64, 2)):
-            x = nn.relu(Conv(features, 3, stride, padding="SAME", kernel_init=init, dtype=self.cfg.dtype)(x))
+            x = nn.relu(Conv(features, 3, stride, padding="SAME", **how)(x))
         x = x.reshape(x.shape[0], -1)
-        return nn.relu(Dense(128, dtype=self.cfg.dtype, kernel_init=init)(x))
+        return nn.relu(Dense(128, **how)(x))
 
 
 CNNS: dict[str, type[nn.Module]] = {"nature_cnn": NatureCnn, "impala": ImpalaResNet, "small_cnn": SmallCnn}

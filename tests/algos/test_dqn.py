@@ -21,7 +21,7 @@ from jrl.types import Batch, Box, Discrete, EnvSpec, MultiDiscrete
 KEY = jax.random.key(5)
 N = 32
 GAMMA = 0.97
-LINEAR = NetworkConfig(hidden=(), orthogonal=False)
+LINEAR = NetworkConfig(hidden=(), init="lecun")
 BASE = dqn.Config(max_grad_norm=None, lr=1e-2, num_atoms=6, v_min=-3.0, v_max=2.0, num_quantiles=5)
 
 

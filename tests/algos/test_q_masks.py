@@ -18,7 +18,7 @@ from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, MultiBinary, Rollout
 KEY = jax.random.key(0)
 A = 3
 SPEC = EnvSpec(Dict((("action_mask", MultiBinary((A,))), ("x", Box((4,))))), Discrete(A), 8)
-LINEAR = NetworkConfig(hidden=(), orthogonal=False)
+LINEAR = NetworkConfig(hidden=(), init="lecun")
 BASE = dqn.Config(max_grad_norm=None, lr=1e-2, num_atoms=6, v_min=-3.0, v_max=9.0, num_quantiles=5, loss="huber")
 TABLE = jnp.array([[2.0, 0.0, 7.0], [1.0, 4.0, 9.0], [0, 0, 0], [0, 0, 0]])  # Q of the four states
 TARGET = jnp.array([[0.0, 3.0, 8.0], [5.0, 3.0, 9.0], [0, 0, 0], [0, 0, 0]])

@@ -144,6 +144,8 @@ def test_summary_over_devices_and_iterations():
     assert row == {
         "episode/return": 0.0,  # (2 + 4 - 6) / 3
         "episode/length": 6.0,
+        "episode/return_p10": pytest.approx(-4.4),  # of -6, 2 and 4: a fifth of the way from the first to the second
+        "episode/return_p90": pytest.approx(3.6),
         "episode/window": 3,
         "episode/count": 5,
         "episode/return_min": -6.0,

@@ -68,9 +68,36 @@ def test_read_curve_leaves_out_what_is_missing(tmp_path):
     assert [len(a) for a in report.read_curve(tmp_path / "none.jsonl")] == [0, 0]
 
 
-def test_windowed_mean():
-    np.testing.assert_allclose(report.windowed_mean(np.array([1.0, 3.0, 5.0, 9.0]), 2), [1, 2, 4, 7])
-    np.testing.assert_allclose(report.windowed_mean(np.array([1.0, 3.0]), 10), [1, 2])
+def evaluated(path, rows):
+    """Rows of (env_steps, episode/return, p10, p90, evaluation/return, its weights_version)."""
+    names = ("env_steps", "episode/return", "episode/return_p10", "episode/return_p90", "evaluation/return",
+             "evaluation/weights_version")  # fmt: skip
+    path.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+    return path
+
+
+def test_an_evaluation_is_read_once(tmp_path):
+    rows = [(1, 5, 0, 9, None, None), (2, 6, 0, 9, 70.0, 1), (3, 7, 0, 9, 70.0, 1), (4, 8, 0, 9, 70.0, 3)]
+    x, y = report.read_curve(evaluated(tmp_path / "r.jsonl", rows), y="evaluation/return")
+    assert (x.tolist(), y.tolist()) == ([2, 4], [70, 70])
+
+
+def test_a_learning_curve_shows_the_rows_the_band_evaluations_and_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "_save", lambda figure, png: figure)
+    rows = [(10, 20.0, 10, 40, None, None), (20, 300.0, 50, 450, 480.0, 1), (30, 480.0, 400, 500, 480.0, 1)]
+    path = evaluated(tmp_path / "result.jsonl", rows)
+    figure = report.plot_learning_curve(tmp_path, path, stop={"env_steps": 99, "episode/return": 475})
+    axes = figure.axes[0]
+    solid, points, dashed = (
+        [line.get_xydata().tolist() for line in axes.lines if line.get_linestyle() == style]
+        for style in ("-", "None", "--")
+    )
+    assert solid == [[[10, 20], [20, 300], [30, 480]]]  # not a mean over rows, which are means
+    assert points == [[[20, 480]]]
+    assert [[y for _, y in line] for line in dashed] == [[475, 475]]
+    (band,) = axes.collections
+    corners = {tuple(corner) for corner in band.get_paths()[0].vertices.tolist()}
+    assert {(x, y) for x, _, low, high, *_ in rows for y in (low, high)} <= corners
 
 
 def test_band():
@@ -98,6 +125,14 @@ def test_runs_are_drawn(tmp_path):
     seeds = [result(tmp_path / f"{s}.jsonl", [(n, s + n) for n in range(5)]) for s in range(3)]
     assert blue(report.plot_runs({"ppo": seeds, "dqn": [tmp_path / "none.jsonl"]}, tmp_path / "runs.png")) > 500
     assert blue(report.plot_runs({}, tmp_path / "nothing.png")) == 0
+
+
+def test_the_median_of_runs_ends_where_the_first_of_them_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "_save", lambda figure, png: figure)
+    seeds = [result(tmp_path / f"{n}.jsonl", [(0, 0), (n, n)]) for n in (10, 20, 30)]
+    axes = report.plot_runs({"ppo": seeds}, tmp_path / "runs.png", stop=25).axes[0]
+    ends = [line.get_xydata()[-1].tolist() for line in axes.lines if len(line.get_xydata())]
+    assert ends == [[10, 10], [20, 20], [30, 30], [10, 10], [1, 25]]  # each seed, the median, the dashed line
 
 
 @pytest.mark.parametrize("name", ["loggers", "progress", "timers", "report"])

@@ -31,7 +31,7 @@ def _some(seed, *shape):
 
 @functools.cache
 def _initial(name):
-    core = cores.make(CONFIGS[name], IN, orthogonal=name in ("lstm", "gru"))
+    core = cores.make(CONFIGS[name], IN, weights="orthogonal" if name in ("lstm", "gru") else "lecun")
     return jax.jit(core.init)(jax.random.key(0))
 
 

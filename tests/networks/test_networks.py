@@ -8,7 +8,8 @@ import pytest
 from jrl import networks
 from jrl.errors import InputError
 from jrl.networks import Head, NetworkConfig
-from jrl.networks.torsos import orthogonal, to_float
+from jrl.networks.initial import orthogonal
+from jrl.networks.torsos import to_float
 from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete
 
 HEADS = {"policy": Head(3, 0.01), "value": Head(1)}
@@ -143,7 +144,7 @@ def test_nature_cnn_has_the_published_size():
     assert torso == convolutions + 7 * 7 * 64 * 512 + 512 == 1_684_128
 
 
-@pytest.mark.parametrize("cfg", [{"dtype": "bfloat16"}, {"layer_norm": True}, {"orthogonal": False}])
+@pytest.mark.parametrize("cfg", [{"dtype": "bfloat16"}, {"layer_norm": True}, {"init": "lecun"}])
 def test_options(cfg):
     network = build(Box((4,)), NetworkConfig(hidden=(8,), **cfg))
     params = network.init(jax.random.key(0))

@@ -1,0 +1,102 @@
+"""python -m jrl.plot RUN ...: learning curves of run directories, the seeds of one config together."""
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jrl import schema
+from jrl.errors import InputError
+from jrl.metrics import report
+
+# keys of a config that say nothing about what was learned
+_APART = ("run.seed", "run.out", "run.log", "run.compile_cache", "run.report_every", "checkpoint", "stop")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; nothing heavy is imported for it."""
+    p = argparse.ArgumentParser(
+        prog="python -m jrl.plot",
+        description="Draw the learning curve of a run, or of several: the seeds of one config are one group.",
+    )
+    p.add_argument("runs", nargs="+", metavar="RUN", help="run directory")
+    p.add_argument("--out", type=Path, help="PNG (default: learning_curve.png, of one run in its directory)")
+    p.add_argument("--y", default="episode/return", metavar="METRIC", help="of the result rows (default episode/return)")
+    p.add_argument("--x", default="env_steps", metavar="METRIC", help="such as time_s (default env_steps)")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the path of the picture; exit status 0, or 2 for bad input."""
+    args = parser().parse_args(argv)
+    try:
+        print(plot(args.runs, args.out, x=args.x, y=args.y))
+    except InputError as e:
+        print(*(f"error: {line}" for line in e.errors), sep="\n", file=sys.stderr)
+        return 2
+    return 0
+
+
+def plot(
+    runs: Iterable[str | Path], png: str | Path | None = None, *, x: str = "env_steps", y: str = "episode/return"
+) -> Path:
+    """Draws the learning curves of run directories: of one its band and evaluations, too; of more their medians.
+
+    Args:
+      runs: run directories. Those whose configs differ in the seed alone are a group.
+      png: is written; None: learning_curve.png, of one run in its directory.
+      x, y: metrics of the result rows.
+    Returns:
+      The path of the picture.
+    Raises:
+      InputError: a directory is no run, or has no row with both metrics.
+    """
+    directories = [Path(run) for run in runs]
+    configs = {directory: _config(directory) for directory in directories}
+    for directory in directories:
+        if not len(report.read_curve(directory / "result.jsonl", x=x, y=y)[0]):
+            found = sorted({name for row in report.read_rows(directory / "result.jsonl") for name in row})
+            having = f": it has {', '.join(found)}" if found else ": it has no rows yet"
+            raise InputError(f"{directory}: no result row has both {x} and {y}{having}")
+    stop = next(iter(configs.values())).get("stop") or {}
+    title = f"{_name(configs.values(), 'algo.name')} on {_name(configs.values(), 'env.id')}"
+    if len(directories) == 1:
+        png = directories[0] / "learning_curve.png" if png is None else png
+        return report.plot_learning_curve(directories[0], png, x=x, y=y, stop=stop, title=title)
+    same = {(config.get("stop") or {}).get(y) for config in configs.values()}
+    target = same.pop() if len(same) == 1 else None
+    return report.plot_runs(grouped(configs), png or "learning_curve.png", x=x, y=y, stop=target, title=title)
+
+
+def grouped(configs: Mapping[Path, Mapping[str, Any]]) -> dict[str, list[Path]]:
+    """Run directories by what their configs (plain data) have that those of other groups have not: label -> runs."""
+    flat = {path: _learning(config) for path, config in configs.items()}
+    keys = dict.fromkeys(key for config in flat.values() for key in config)
+    differ = [key for key in keys if len({repr(config.get(key)) for config in flat.values()}) > 1]
+    groups: dict[str, list[Path]] = {}
+    for path, config in flat.items():
+        label = ", ".join(f"{key}={config[key]}" for key in differ if key in config) or "all"
+        groups.setdefault(label, []).append(path)
+    return groups
+
+
+def _learning(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in schema.flatten(config).items() if not key.startswith(_APART)}
+
+
+def _name(configs: Iterable[Mapping[str, Any]], key: str) -> str:
+    """The value of a key, or of several configs the values."""
+    return ", ".join(dict.fromkeys(str(schema.flatten(config).get(key)) for config in configs))
+
+
+def _config(directory: Path) -> Mapping[str, Any]:
+    if not (directory / "config.yaml").is_file() or not (directory / "result.jsonl").is_file():
+        raise InputError(f"{directory} is no run directory, with config.yaml and result.jsonl: give the --out of a run")
+    return schema.read_yaml(directory / "config.yaml")
+
+
+__all__ = ["grouped", "main", "plot"]
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""python -m jrl.plot: learning curves of run directories."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jrl import plot, schema
+
+
+def run(directory: Path, seed: int, lr: float = 1e-3, rows=((10, 1.0), (20, 2.0))) -> Path:
+    directory.mkdir()
+    config = {
+        "algo": {"name": "ppo", "lr": lr}, "env": {"id": "CartPole-v1"}, "run": {"seed": seed, "out": str(directory)},
+        "stop": {"episode/return": 475},
+    }  # fmt: skip
+    (directory / "config.yaml").write_text(schema.dump(config))
+    lines = [json.dumps({"env_steps": x, "episode/return": y}) for x, y in rows]
+    (directory / "result.jsonl").write_text("".join(line + "\n" for line in lines))
+    return directory
+
+
+def test_the_seeds_of_a_config_are_a_group(tmp_path):
+    runs = [run(tmp_path / str(i), seed=i, lr=lr) for i, lr in enumerate((1e-3, 1e-4, 1e-3))]
+    configs = {path: schema.read_yaml(path / "config.yaml") for path in runs}
+    assert plot.grouped(configs) == {"algo.lr=0.001": [runs[0], runs[2]], "algo.lr=0.0001": [runs[1]]}
+    assert plot.grouped({path: configs[path] for path in (runs[0], runs[2])}) == {"all": [runs[0], runs[2]]}
+
+
+def test_the_command_draws_one_run_or_several(tmp_path, capsys):
+    runs = [run(tmp_path / str(i), seed=i) for i in range(2)]
+    assert plot.main([str(runs[0])]) == 0
+    assert capsys.readouterr().out.strip() == str(runs[0] / "learning_curve.png")
+    several = tmp_path / "all.png"
+    assert plot.main([*map(str, runs), "--out", str(several)]) == 0
+    assert several.read_bytes().startswith(b"\x89PNG") and (runs[0] / "learning_curve.png").exists()
+
+
+@pytest.mark.parametrize(
+    "broken, says",
+    [
+        (lambda directory: directory.joinpath("config.yaml").unlink(), "is no run directory"),
+        (lambda directory: directory.joinpath("result.jsonl").write_text(""), "it has no rows yet"),
+        (lambda directory: directory.joinpath("result.jsonl").write_text('{"env_steps": 1}\n'), "it has env_steps"),
+    ],
+)
+def test_what_cannot_be_drawn_is_told(tmp_path, capsys, broken, says):
+    directory = run(tmp_path / "run", seed=0)
+    broken(directory)
+    assert plot.main([str(directory)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and str(directory) in error and says in error

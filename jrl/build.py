@@ -148,7 +148,7 @@ def run(
         learn,
         lambda key: source(key, vectors, restarts),
         mesh,
-        rows=rows,
+        rows=cfg.env.num_envs * length,
         timers=timers,
         stage="collect" if cfg.rollout.mode == "sync" and not cfg.env_runners.num else "wait",
         remake=remake,

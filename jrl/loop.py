@@ -9,6 +9,7 @@ Every random number follows from the seed and a counter: `fold_in(fold_in(key(se
 import dataclasses
 import enum
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -66,17 +67,18 @@ class Parts(NamedTuple):
 
 
 class Program(NamedTuple):
-    """One call of `advance` makes `iterations` iterations; it is dispatched, not waited for."""
+    """One call of `advance` makes `iterations` iterations, or fewer if told; it is dispatched, not waited for."""
 
     init: Callable[[int], LoopState]  # seed -> state
-    advance: Callable[[LoopState, int, int], tuple[LoopState, Metrics, Episodes]]  # (state, seed, iteration)
+    # (state, seed, iteration, count=iterations), count of 1 to `iterations`
+    advance: Callable[..., tuple[LoopState, Metrics, Episodes]]
     keep: Callable[[LoopState], LoopState]  # what of a state a checkpoint can hold
     place: Callable[[LoopState], LoopState]  # what was kept, onto the devices; after `init`
     # (state, learner as `keep` gave it) -> state, in which nothing else has changed
     assign: Callable[[LoopState, PyTree], LoopState]
     actor: Callable[[LoopState], PyTree]  # on one device, for evaluation
     iterations: int
-    rows: int  # rows per iteration (T * B over all devices), reset rows included
+    rows: int  # rows per iteration (T * B over all devices), reset rows included: no more steps than that
     close: Callable[[], None]
     # environments that cannot be kept are made anew for a count, between two calls; None where they can
     restart: Callable[[int], None] | None = None
@@ -113,7 +115,8 @@ def fused(
         root = jax.random.key(seed)
         source = () if unroll.pure else environments(root)  # from the host, not while tracing
         if not program and unroll.pure:  # compiles while the state is made
-            shapes = (*jax.eval_shape(start, root, source), jax.ShapeDtypeStruct((), jnp.uint32))
+            counts = [jax.ShapeDtypeStruct((), jnp.uint32)] * 2
+            shapes = (*jax.eval_shape(start, root, source), *counts)
             program.append(parallel.compile_ahead(mapped, shapes, mesh, in_specs))
         elif not program:
             program.append(outside_compile_cache(mapped))
@@ -128,16 +131,15 @@ def fused(
         learned, replay, metrics = learner.step(state.learner, state.replay, rollout, update_key)
         return LoopState(learned, replay, source), (metrics, report)
 
-    def body(state: LoopState, root, iteration):
+    def body(state: LoopState, root, iteration, count):
         state = LoopState(state.learner, _own_replay(state.replay, learner), _mine(state.source))
-        counters = iteration + jnp.arange(iterations, dtype=jnp.uint32)
-        state, (metrics, reports) = jax.lax.scan(lambda s, i: one(s, root, i), state, counters)
+        state, (metrics, reports) = _repeat(lambda s, i: one(s, root, iteration + i), state, iterations, count)
         state = LoopState(state.learner, _joined_replay(state.replay), _stacked(state.source))
-        reports = episode_metrics.add_up_stacked(reports)
-        return state, jax.tree.map(_over_iterations, metrics), _stacked(reports)
+        reports = episode_metrics.add_up_stacked(reports, count)
+        return state, jax.tree.map(lambda metric: _over_iterations(metric, count), metrics), _stacked(reports)
 
     specs = LoopState(parallel.REPLICATED, parallel.PER_DEVICE, parallel.PER_DEVICE)
-    in_specs = (specs, parallel.REPLICATED, parallel.REPLICATED)
+    in_specs = (specs, parallel.REPLICATED, parallel.REPLICATED, parallel.REPLICATED)
     out_specs = (specs, parallel.REPLICATED, parallel.PER_DEVICE)
     mapped = parallel.pmap(body, mesh, in_specs, out_specs, donate_argnums=(0,))
     program: list[Callable] = []
@@ -145,8 +147,8 @@ def fused(
     begun: list[UnrollState] = []  # environments that are not pure, as they were made
     waits = parallel.waits(mesh)
 
-    def advance(state, seed, iteration):
-        out = program[0](state, roots[seed], np.uint32(iteration))
+    def advance(state, seed, iteration, count=iterations):
+        out = program[0](state, roots[seed], np.uint32(iteration), np.uint32(count))
         return jax.block_until_ready(out) if waits else out
 
     def keep(state: LoopState) -> LoopState:
@@ -244,7 +246,7 @@ def staged(
             timers.add("update", (time.perf_counter() - start) * every)
         return LoopState(learned, replay, ()), metrics
 
-    def advance(state: LoopState, seed: int, iteration: int):
+    def advance(state: LoopState, seed: int, iteration: int, count: int = 1):
         rollout, report = collect(state, seed, iteration)
         state, metrics = learn(state, rollout, seed, iteration)
         return state, {**metrics, **source[0].metrics}, report
@@ -320,7 +322,7 @@ def custom(program: Program, fn: Callable[[Step], Any]) -> Program:
         raise ValueError("a fused program collects and learns in one: only a staged one can be taken apart")
     parts, source = program.parts, program.source
 
-    def advance(state: LoopState, seed: int, iteration: int):
+    def advance(state: LoopState, seed: int, iteration: int, count: int = 1):
         step = Step(parts, state, seed, iteration)
         fn(step)
         reports, learned = step._reports, step._learned
@@ -349,24 +351,34 @@ def run(
     Args:
       program, state: from `fused` or `staged`, and its `init` or a checkpoint.
       seed: of the run.
-      total_env_steps: the budget; the call that reaches it is finished, and the one that was begun meanwhile too.
+      total_env_steps: the budget; the iteration that reaches it is the last.
       iteration, env_steps: counters to continue from.
     """
     timers = timers or Timers()
-    uncounted: Episodes | None = None
+    total = math.inf if total_env_steps is None else total_env_steps
+    rows, most = program.rows, program.iterations
+    uncounted: Episodes | None = None  # of the call under way
+    count = 0  # its iterations
     while True:
-        state, metrics, report = program.advance(state, seed, iteration)
-        iteration += program.iterations
+        # to count a call is to wait for it: only where this one might go beyond the budget
+        if uncounted is not None and env_steps + (count + most) * rows > total:
+            steps, uncounted = episode_metrics.steps(uncounted), None
+            env_steps += steps
+            rows = max(rows, -(-steps // count))  # a user's training step may sample more
+            if env_steps >= total:
+                return
+        count = most if uncounted is not None or total == math.inf else _iterations(total - env_steps, rows, most)
+        state, metrics, report = program.advance(state, seed, iteration, count)
+        iteration += count
         if uncounted is not None:
             env_steps += episode_metrics.steps(uncounted)
         yield StepInfo(state, metrics, report, iteration, env_steps, timers)
-        if total_env_steps is None:
-            uncounted = report
-            continue
-        may_be_last = env_steps + program.iterations * program.rows >= total_env_steps
-        if may_be_last and env_steps + episode_metrics.steps(report) >= total_env_steps:
-            return
         uncounted = report
+
+
+def _iterations(left: float, rows: int, most: int) -> int:
+    """The iterations of a call that may count `left` more steps: the last of them is the first that may reach it."""
+    return int(min(most, max(1, -(-left // rows))))
 
 
 # The replays of D devices are one array behind the other, not stacked along a new axis: a device sees its part as is.
@@ -396,9 +408,32 @@ def _stacked(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x[None], tree)
 
 
-def _over_iterations(metric):
-    """[K] -> []: the mean over iterations that have one (NaN is none); of a whole number, which counts, the last."""
-    return jnp.nanmean(metric) if jnp.issubdtype(metric.dtype, jnp.floating) else metric[-1]
+def _repeat(one: Callable, state: PyTree, most: int, count) -> tuple[PyTree, PyTree]:
+    """`state, out = one(state, i)` for i = 0 .. count - 1, count at most `most`: as `lax.scan`, but for a length that
+    may be traced. Beyond `count` the rows of what is stacked are 0.
+    """
+    if most == 1:
+        state, out = one(state, jnp.uint32(0))
+        return state, _stacked(out)
+    shapes = jax.eval_shape(one, state, jax.ShapeDtypeStruct((), jnp.uint32))[1]
+    outs = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), shapes)
+
+    def body(i, carry):
+        state, out = one(carry[0], i)
+        return state, jax.tree.map(lambda row, rows: rows.at[i].set(row), out, carry[1])
+
+    return jax.lax.fori_loop(jnp.uint32(0), count, body, (state, outs))
+
+
+def _over_iterations(metric, count=None):
+    """[K] -> []: the mean over iterations that have one (NaN is none); of a whole number, which counts, the last. Of
+    the first `count` iterations; None: of all.
+    """
+    if not jnp.issubdtype(metric.dtype, jnp.floating):
+        return metric[-1 if count is None else count - 1]
+    if count is not None:
+        metric = jnp.where(jnp.arange(metric.shape[0], dtype=jnp.uint32) < count, metric, jnp.nan)
+    return jnp.nanmean(metric)
 
 
 def _mean(calls: list[Metrics]) -> Metrics:

@@ -152,15 +152,32 @@ def test_counters_are_exact(eight):
 
 @pytest.mark.parametrize("name", ["K1", "K4"])
 def test_the_budget_is_kept(programs, eight, name):
-    """The run ends with the call that reaches the budget, or with the one that was begun before that was known."""
+    """The iteration that reaches the budget is the last, however many iterations a call has."""
     program = programs[name]
-    after = [i.env_steps_after() for i in eight[name][1]]
-    for budget in (1, after[0], after[0] + 1):
+    after = [i.env_steps_after() for i in eight["K1"][1]]  # of each iteration
+    for budget in (1, after[0], after[0] + 1, after[4], after[4] + 1):
         infos = list(loop.run(program, program.init(SEED), seed=SEED, total_env_steps=budget))
         jax.block_until_ready(infos[-1].state)
         needed = next(n for n, steps in enumerate(after, 1) if steps >= budget)
-        assert needed <= len(infos) <= needed + 1, budget
-        assert infos[-1].env_steps_after() >= budget
+        assert (infos[-1].iteration, infos[-1].env_steps_after()) == (needed, after[needed - 1]), budget
+        steps = [i.env_steps_after() - i.env_steps for i in infos]
+        assert [i.env_steps for i in infos] == [0, *itertools.accumulate(steps)][:-1]
+
+
+def test_a_call_of_fewer_iterations_is_the_beginning_of_a_whole_one(programs):
+    """State, metrics and episodes of 3 of 4 iterations are those of 3 calls of one."""
+    ones, four = programs["K1"], programs["K4"]
+    state, each = ones.init(SEED), []
+    for i in range(3):
+        state, metrics, report = ones.advance(state, SEED, i)
+        each.append((jax.device_get(metrics), jax.device_get(report)))
+    other, metrics, report = jax.device_get(four.advance(four.init(SEED), SEED, 0, 3))
+    assert_trees(jax.device_get(state.learner), other.learner)
+    for name, value in metrics.items():
+        values = np.asarray([m[name] for m, _ in each])
+        wanted = np.nanmean(values) if values.dtype.kind == "f" else values[-1]
+        np.testing.assert_allclose(value, wanted, rtol=1e-5, err_msg=name)
+    assert_trees(report, jax.device_get(episodes.add_up([r for _, r in each])))
 
 
 def test_the_state_is_donated(programs):

@@ -190,18 +190,26 @@ def add_up(reports: Sequence[Episodes]) -> Episodes:
     return add_up_stacked(jax.tree.map(lambda *x: jnp.stack(x), *reports))
 
 
-def add_up_stacked(reports: Episodes) -> Episodes:
-    """As `add_up`, of reports whose leaves are stacked along a first axis."""
-    total = lambda x: x.sum(0, dtype=x.dtype)
+def add_up_stacked(reports: Episodes, among=None) -> Episodes:
+    """As `add_up`, of reports whose leaves are stacked along a first axis; of the first `among`, None: of all."""
+    last = -1 if among is None else among - 1
+
+    def first(x, fill):
+        if among is None:
+            return x
+        index = jnp.arange(x.shape[0], dtype=jnp.uint32).reshape(-1, *[1] * (x.ndim - 1))
+        return jnp.where(index < among, x, fill)
+
+    total = lambda x: first(x, jnp.zeros((), x.dtype)).sum(0, dtype=x.dtype)
     return Episodes(
         count=total(reports.count),
         return_sum=total(reports.return_sum),
-        return_min=reports.return_min.min(0),
-        return_max=reports.return_max.max(0),
+        return_min=first(reports.return_min, reports.return_min[0]).min(0),
+        return_max=first(reports.return_max, reports.return_max[0]).max(0),
         length_sum=total(reports.length_sum),
         steps=total(reports.steps),
-        window_return=reports.window_return[-1],
-        window_length=reports.window_length[-1],
+        window_return=reports.window_return[last],
+        window_length=reports.window_length[last],
     )
 
 

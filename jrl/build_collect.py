@@ -89,16 +89,11 @@ def whole_episodes(cfg: RunConfig, spec: EnvSpec) -> int:
     """Rows that a rollout of whole episodes has beyond its length; 0 where episodes may be cut.
 
     Raises:
-      InputError: nobody knows how long an episode can be, or replay would hold little but padding.
+      InputError: nobody knows how long an episode can be.
     """
     if cfg.rollout.batch_mode == "truncate_episodes":
         return 0
     longest, length = complete.longest_episode(cfg.env.horizon, spec.max_episode_steps), plan.rollout_length(cfg)
-    if cfg.replay is not None and length < longest:
-        raise InputError(
-            f"rollout.batch_mode complete_episodes: replay would store rollouts of {length} steps as "
-            f"{length + longest} rows, most of them padding: use rollout.length {longest} or more, or truncate_episodes"
-        )
     # whole minibatches of whole sequences, and of a size that can be cut into equal parts
     sequence = (cfg.network.recurrent and cfg.network.max_seq_len) or 1
     unit = math.lcm(getattr(cfg.algo, "num_minibatches", 1) * sequence, 16)

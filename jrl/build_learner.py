@@ -48,6 +48,7 @@ def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> 
         "gamma": cfg.algo.gamma,
         "n_step": replay.n_step,
         "frame_stack": _frame_stack(cfg, spec),
+        "in_step": plan.in_step(cfg),
     }
     if replay.prioritized:
         options |= {"alpha": replay.priority_alpha, "beta": replay.priority_beta, "eps": replay.priority_eps}

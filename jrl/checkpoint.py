@@ -18,7 +18,7 @@ import math
 import os
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from jrl.errors import InputError
 from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, PyTree, Space, Tuple
 
 FORMAT = 1
+Renew = Callable[[PyTree, PyTree], PyTree]
 _FILE = "checkpoint.json"
 _OVERHEAD = 1_000_000  # bytes of a checkpoint beside its arrays
 _UNFINISHED = ".unfinished"  # suffix of a directory that is being written or deleted
@@ -246,20 +247,21 @@ def _renamed(config: dict[str, Any]) -> None:
         evaluation["duration"] = evaluation.pop("episodes")
 
 
-def restore(checkpoint: Path, part: str, template: PyTree) -> PyTree:
+def restore(checkpoint: Path, part: str, template: PyTree, renew: Renew | None = None) -> PyTree:
     """One part of a checkpoint, such as "learner", on the host.
 
     Args:
       checkpoint: from `locate`.
       part: as it was saved.
       template: arrays or ShapeDtypeStructs; a tree without leaves is returned as it is.
+      renew: see `read`.
     Raises:
       InputError: the checkpoint holds other arrays, or is damaged.
     """
     if not jax.tree.leaves(template):
         return template
     like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), template)
-    return fitting(checkpoint, part, read(checkpoint, part, like), like)
+    return fitting(checkpoint, part, read(checkpoint, part, like, renew), like)
 
 
 def fitting(checkpoint: Path, part: str, found: PyTree, like: PyTree) -> PyTree:
@@ -274,9 +276,14 @@ def fitting(checkpoint: Path, part: str, found: PyTree, like: PyTree) -> PyTree:
     return found
 
 
-def read(checkpoint: Path, part: str, like: PyTree = None) -> PyTree:
+def read(checkpoint: Path, part: str, like: PyTree = None, renew: Renew | None = None) -> PyTree:
     """The arrays of one part as they were saved: in the structure of `like`, or without it in dicts and lists.
 
+    Args:
+      checkpoint: from `locate`.
+      part: as it was saved.
+      like: see above.
+      renew: from what was saved, in dicts, and `like` to what this version would have saved.
     Raises:
       InputError: the part is not there, has another structure, or is damaged.
     """
@@ -293,6 +300,8 @@ def read(checkpoint: Path, part: str, like: PyTree = None) -> PyTree:
         raise _misfit(checkpoint, part, _first_line(e)) from e
     if _checksum(found) != known[part]:
         raise InputError(f"checkpoint: {checkpoint} is damaged: its {part} is not what was written: use an earlier one")
+    if renew is not None:
+        found = renew(found, like)
     return found if like is None else _in_structure(checkpoint, part, found, like)
 
 

@@ -1,5 +1,6 @@
 """What the loop drives: one interface over on-policy and replay-based algorithms."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from flax import struct
 
 from jrl import spaces
 from jrl.ops import random
-from jrl.types import NO_CHOICE, Algo, Array, Buffer, EnvSpec, Key, Metrics, PyTree, Rollout
+from jrl.types import NO_CHOICE, VALID_SHARE, Algo, Array, Buffer, EnvSpec, Key, Metrics, PyTree, Rollout
 
 
 class Learner(NamedTuple):
@@ -65,6 +66,7 @@ def on_policy(algo: Algo, like: Rollout | None = None) -> Learner:
         return Kept(rollouts, at, jnp.minimum(replay.count + 1, kept))
 
     def step(state: PyTree, replay: PyTree, rollout: Rollout, key: Key):
+        rollout = dataclasses.replace(rollout, count=None)  # padding is masked, more need not be known of it
         if algo.ingest is not None:
             state = algo.ingest(state, rollout)
         if kept == 1 and updates == 1:
@@ -169,6 +171,7 @@ def off_policy(
       axis_name: of the mapped axis over devices; None outside of one.
     Returns:
       A Learner. Metrics are means over the gradient steps, NaN where there were none; `train/updates` counts them all.
+      `replay/valid_share` is the share of the rows held that are not void.
     """
     ingest = algo.ingest
     if ingest is None:
@@ -182,8 +185,10 @@ def off_policy(
     def step(state: PyTree, replay: PyTree, rollout: Rollout, key: Key):
         state, replay = ingest(state, rollout), buffer.add(replay, rollout)
         held, ready = buffer.size(replay), buffer.can_sample(replay)
+        live = None if buffer.live is None else buffer.live(replay)
         if axis_name is not None:  # all devices learn, or none
-            held, ready = jax.lax.psum(held, axis_name), jax.lax.pmin(ready.astype(jnp.int32), axis_name) > 0
+            held, live = jax.lax.psum((held, live), axis_name)
+            ready = jax.lax.pmin(ready.astype(jnp.int32), axis_name) > 0
 
         def gradient_step(state, changing, key):
             sample_key, update_key = jax.random.split(key)
@@ -205,7 +210,10 @@ def off_policy(
         # a count of 0 instead of a branch around the loop: what learns nothing costs nothing, and nothing is copied
         count = jnp.where(ready & (held >= learning_starts), updates, 0)
         state, changing, total = jax.lax.fori_loop(0, count, body, (state, changing, zeros))
-        mean = jax.tree.map(lambda x: x / count, total)  # 0 / 0 is NaN
-        return state, changing or replay, {**mean, "replay/size": held, "train/updates": state.updates}
+        metrics = jax.tree.map(lambda x: x / count, total)  # 0 / 0 is NaN
+        metrics |= {"replay/size": held, "train/updates": state.updates}
+        if live is not None:
+            metrics[VALID_SHARE] = live / jnp.maximum(held, 1)
+        return state, changing or replay, metrics
 
     return Learner(algo.init, buffer.init, algo.actor, step)

@@ -38,6 +38,7 @@ ROLLOUT = Rollout(
     contiguous=_COLUMNS,
     extras=_TIME_MAJOR,  # for the whole dict
     carry=_COLUMNS,
+    count=_COLUMNS,
 )
 
 

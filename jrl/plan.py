@@ -33,6 +33,13 @@ def rollout_length(cfg: Any) -> int:
     return max(1, (cfg.replay.train_every or 1) // max(1, cfg.env.num_envs))
 
 
+def in_step(cfg: Any) -> bool:
+    """Whether each rollout has as many steps of every environment: whole episodes, environments that do not wait for
+    each other, and runners that come, go and fill in for each other have not."""
+    waits = cfg.env.batch_size is None and cfg.env.batch_wait_ms is None
+    return waits and not cfg.env_runners.num and cfg.rollout.batch_mode == "truncate_episodes"
+
+
 SEQUENCE = 20  # steps that are learned from in a sequence from replay, unless the config says otherwise
 
 

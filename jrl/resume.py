@@ -13,7 +13,7 @@ from jrl.errors import InputError
 from jrl.learner import Kept
 from jrl.loop import LoopState
 from jrl.metrics.episodes import Columns
-from jrl.replay.regroup import regroup
+from jrl.replay.regroup import regroup, renewed
 from jrl.types import PyTree
 
 NOT_WEIGHTS = ("opt_state", "env_steps", "updates")  # of an algorithm's State
@@ -42,12 +42,13 @@ def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int) -> L
     found = {"learner": checkpoint.restore(saved, "learner", wanted["learner"])}
     if before != devices and isinstance(template.replay, Kept):
         wanted["replay"] = ()  # the latest few rollouts: soon there are others
+    renew = lambda replay, like: renewed(replay, like, before)
     for name, deal in (("replay", lambda x, like: regroup(x, before, devices)), ("source", _regroup_source)):
         if (name == "replay" and before == devices) or not jax.tree.leaves(wanted[name]):
-            found[name] = checkpoint.restore(saved, name, wanted[name])
+            found[name] = checkpoint.restore(saved, name, wanted[name], renew if name == "replay" else None)
         else:
             like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), wanted[name])
-            dealt = deal(checkpoint.read(saved, name, like), like)
+            dealt = deal(checkpoint.read(saved, name, like, renew if name == "replay" else None), like)
             found[name] = checkpoint.fitting(saved, name, dealt, like)
     if found["replay"] == ():
         found["replay"] = template.replay

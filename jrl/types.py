@@ -243,6 +243,8 @@ class Rollout:
     contiguous: Array  # [B] bool, row 0 continues this column's previous rollout
     extras: Mapping[str, PyTree]  # what `act` returned beside the action: [T, B, ...]
     carry: PyTree  # recurrent state before row 0, [B, ...]; () if none
+    # [B] i32, rows of each column; those behind them are padding, in whose place the next rollout goes on. None: all T
+    count: Array | None = None
 
 
 @struct.dataclass
@@ -314,6 +316,7 @@ class ActOut(NamedTuple):
 
 
 NO_CHOICE = "env/no_valid_action"  # metric: the share of rows whose action mask allows nothing; absent without masks
+VALID_SHARE = "replay/valid_share"  # metric: the share of the rows in replay that are transitions
 NOT_FINITE = "train/not_finite"  # metric: the share of updates that were refused; absent where nobody looks
 
 
@@ -357,6 +360,7 @@ class Buffer(NamedTuple):
     size: Callable[[PyTree], Array]  # state -> [] i32, rows that can be sampled or void among them
     # (state, index [N], priority [N] f32 >= 0) -> state; None where sampling is uniform
     set_priority: Callable[[PyTree, Array, Array], PyTree] | None = None
+    live: Callable[[PyTree], Array] | None = None  # state -> [] i32, those of `size` that are not void
 
 
 # ---------------------------------------------------------------- the loop

@@ -102,7 +102,7 @@ def _of_all_devices(batch: PyTree, axis_name: str | None) -> PyTree:
     gather: Any = lambda axis: lambda x: jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
     if not isinstance(batch, Rollout):
         return jax.tree.map(gather(0), batch)
-    columns_first = {name: getattr(batch, name) for name in ("last_obs", "contiguous", "carry")}
+    columns_first = {name: getattr(batch, name) for name in ("last_obs", "contiguous", "carry", "count")}
     rows_first = {name: x for name, x in vars(batch).items() if name not in columns_first}
     return Rollout(**jax.tree.map(gather(0), columns_first), **jax.tree.map(gather(1), rows_first))
 

@@ -37,9 +37,8 @@ class Sampler(NamedTuple):
     """The functions of drawing by priority; rows are those of one storage."""
 
     init: Callable[[], Priorities]
-    enter: Callable[
-        [Priorities, storage.State, Rollout], Priorities
-    ]  # (priorities, rows after the add, what was added)
+    # (priorities, head before the add, rows after it, what was added)
+    enter: Callable[[Priorities, Array, storage.State, Rollout], Priorities]
     draw: Callable[[Priorities, Key], tuple[Array, Array, Array]]  # -> slot, column, weight [N]
     update: Callable[[Priorities, Array, Array], Priorities]  # (priorities, index [N], priority [N])
 
@@ -59,11 +58,13 @@ def make(
     n_step: int | tuple[int, int] = 1,
     frame_stack: FrameStack | None = None,
     extras: Mapping[str, PyTree] | None = None,
+    in_step: bool = True,
 ) -> Buffer:
     """A ring of the latest rows, sampled by priority (arXiv:1511.05952, section 3.3, proportional variant).
 
     Args:
-      obs, action, capacity, num_envs, batch_size, gamma, n_step, frame_stack, extras: see `ring.make`.
+      obs, action, capacity, num_envs, batch_size, gamma, n_step, frame_stack, extras, in_step: see
+        `ring.make`.
       alpha, beta, eps, num_devices: see `sampler`.
     Returns:
       A Buffer. New rows have the highest priority so far; void rows are never drawn. Weights are importance weights,
@@ -80,6 +81,7 @@ def make(
         n_step=n_step,
         frame_stack=frame_stack,
         extras=extras,
+        in_step=in_step,
     )
     by_priority = sampler(rows, batch_size, alpha=alpha, beta=beta, eps=eps, num_devices=num_devices)
     return buffer(rows, by_priority, lambda state, *drawn: rows.transitions(state, *drawn))
@@ -90,7 +92,7 @@ def buffer(rows: storage.Storage, by_priority: Sampler, read: Callable) -> Buffe
 
     def add(state: State, rollout) -> State:
         after = rows.add(state.rows, rollout)
-        return State(after, by_priority.enter(state.priorities, after, rollout))
+        return State(after, by_priority.enter(state.priorities, state.rows.head, after, rollout))
 
     def sample(state: State, key: Key):
         draw_key, window_key = jax.random.split(key)
@@ -104,8 +106,9 @@ def buffer(rows: storage.Storage, by_priority: Sampler, read: Callable) -> Buffe
         add=add,
         sample=sample,
         can_sample=lambda state: sum_tree.total(state.priorities.tree) > 0,
-        size=lambda state: state.rows.length * rows.columns,
+        size=lambda state: rows.held(state.rows),
         set_priority=set_priority,
+        live=lambda state: state.rows.live,
     )
 
 
@@ -130,24 +133,32 @@ def sampler(rows: storage.Storage, batch_size: int, *, alpha, beta, eps=1e-6, nu
         tree = sum_tree.init(rows.slots * rows.columns)
         return Priorities(tree, jnp.ones((), jnp.float32), jnp.zeros((), jnp.uint32))
 
-    def enter(priorities: Priorities, after: storage.State, rollout: Rollout) -> Priorities:
+    def enter(priorities: Priorities, head: Array, after: storage.State, rollout: Rollout) -> Priorities:
         tree, steps = priorities.tree, rollout.reward.shape[0]
-        # counted from the head before the add: rows that can be drawn from now on, and before them the one row that the
-        # add may have made void; then rows still too new, the head, and those whose frame stacks are lost
-        entering = jnp.arange(-length, steps - length + 1)
-        leaving = jnp.arange(max(0, steps - length + 1), steps + rows.spare)
-        slots = (after.head - steps + jnp.concatenate([entering, leaving])) % rows.slots
-        index = slots[:, None] * rows.columns + jnp.arange(rows.columns)[None]
-        live = jnp.broadcast_to(entering[:, None] >= steps - after.length, (steps + 1, rows.columns))
-        if length == 1:
-            live &= jnp.concatenate([rollout.contiguous[None], rollout.mask])
-        known = sum_tree.get(tree, index[:1])
-        weight = jnp.concatenate([known, jnp.broadcast_to(priorities.highest, live[1:].shape)])
-        weight = jnp.pad(jnp.where(live, weight, 0.0), [(0, len(leaving)), (0, 0)])
+        most = steps + rows.spare  # slots by which the head can have moved: at a seam by more than the rows
+        behind = min(length - 1, most)
+        offset = lambda low, high: jnp.arange(low, high)[:, None]
+        # what can be drawn from now on; then rows still too new, the head, and those whose frame stacks are lost
+        moved = (after.head - head) % rows.slots
+        entering = jnp.where(offset(0, most) < moved, head - (length - 1) + offset(0, most), after.head)
+        leaving = after.head + offset(-behind, rows.spare)
+        slots = jnp.concatenate([entering, leaving]) % rows.slots
+        slots, columns = jnp.broadcast_arrays(slots, jnp.arange(rows.columns)[None])
+        place = (after.head - slots[:most]) % rows.slots  # from the newest row on, 1
+        live = (place >= length) & (place <= after.length)
+        if length == 1:  # what is written is not read here: XLA would copy it
+            count = steps if rows.in_step or rollout.count is None else rollout.count[None]
+            row = offset(0, most) - (moved - count)
+            mask = jnp.take_along_axis(rollout.mask, jnp.broadcast_to(jnp.clip(row, 0, steps - 1), live.shape), 0)
+            live &= mask & (row >= 0) & (row < count)
+        weight = jnp.pad(jnp.where(live, priorities.highest, 0.0), [(0, behind + rows.spare), (0, 0)])
+        added = jnp.uint32(steps)
+        if not rows.in_step and rollout.count is not None:
+            added = (-(-rollout.count.sum() // rows.columns)).astype(jnp.uint32)
         return Priorities(
-            tree=sum_tree.update(tree, index.reshape(-1), weight.reshape(-1)),
+            tree=sum_tree.update(tree, (slots * rows.columns + columns).reshape(-1), weight.reshape(-1)),
             highest=priorities.highest,
-            steps=priorities.steps + jnp.minimum(jnp.uint32(steps), ~priorities.steps),
+            steps=priorities.steps + jnp.minimum(added, ~priorities.steps),
         )
 
     def draw(priorities: Priorities, key: Key):

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 
 from jrl.replay.prioritized import Priorities
+from jrl.replay import storage
 from jrl.replay.storage import State
 from jrl.types import PyTree
 
@@ -25,9 +26,10 @@ def regroup(state: PyTree, old: int, new: int) -> PyTree:
     def ring(x):
         if x.ndim == 1:  # the head and what else counts steps: the same on all devices
             return np.resize(x, new)
-        by_column = np.moveaxis(x.reshape(old, slots, columns // old, *x.shape[2:]), 1, 0)
-        dealt = by_column.reshape(slots, new, columns // new, *x.shape[2:])
-        return np.moveaxis(dealt, 1, 0).reshape(new * slots, columns // new, *x.shape[2:])
+        rows = len(x) // old  # of each device: its slots, or one where columns have heads of their own
+        by_column = np.moveaxis(x.reshape(old, rows, columns // old, *x.shape[2:]), 1, 0)
+        dealt = by_column.reshape(rows, new, columns // new, *x.shape[2:])
+        return np.moveaxis(dealt, 1, 0).reshape(new * rows, columns // new, *x.shape[2:])
 
     def priorities(found: Priorities) -> Priorities:
         trees = found.tree.reshape(old, -1)
@@ -38,9 +40,34 @@ def regroup(state: PyTree, old: int, new: int) -> PyTree:
         return Priorities(built.reshape(-1), highest, np.resize(found.steps, new))
 
     def part(x):
-        return priorities(x) if isinstance(x, Priorities) else jax.tree.map(ring, x)
+        if isinstance(x, Priorities):
+            return priorities(x)
+        dealt = jax.tree.map(ring, x)
+        return dealt.replace(live=storage.live(dealt.flags, dealt.head, dealt.length, new))
 
     return jax.tree.map(part, state, is_leaf=_is_part)
+
+
+def renewed(found: PyTree, like: PyTree, devices: int) -> PyTree:
+    """A replay as earlier versions stored it, as this one does.
+
+    Args:
+      found: in dicts.
+      like: the replay that is wanted.
+      devices: that it was stored from.
+    """
+    if not isinstance(found, dict):
+        return found
+    if "flags" not in found:
+        return {name: renewed(x, like, devices) for name, x in found.items()}
+    old = dict(found)
+    if old.pop("stale", None) is not None:
+        old["live"] = storage.live(old["flags"], old["head"], old["length"], devices)
+    (ring,) = (x for x in jax.tree.leaves(like, is_leaf=_is_part) if isinstance(x, State))
+    if ring.head.ndim > old["head"].ndim:  # one head for all columns, where now each has its own
+        own = {name: np.tile(old[name][:, None], old["flags"].shape[1]) for name in ("head", "length")}
+        old |= own
+    return old
 
 
 def _is_part(x) -> bool:
@@ -58,4 +85,4 @@ def _tree(leaves: np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros(1, np.float32), *levels])
 
 
-__all__ = ["regroup"]
+__all__ = ["regroup", "renewed"]

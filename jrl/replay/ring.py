@@ -10,7 +10,6 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from jrl.ops import random
 from jrl.replay import storage
 from jrl.replay.storage import FrameStack as FrameStack
 from jrl.types import Buffer, Key, PyTree
@@ -27,6 +26,7 @@ def make(
     n_step: int | tuple[int, int] = 1,
     frame_stack: FrameStack | None = None,
     extras: Mapping[str, PyTree] | None = None,
+    in_step: bool = True,
 ) -> Buffer:
     """A ring of the latest rows, sampled uniformly.
 
@@ -41,6 +41,7 @@ def make(
         episode's end and at the newest row, and bootstraps there from what follows unless the end was a true one.
       frame_stack: store one frame per row of observations that are stacks of them.
       extras: name -> of one environment; what is kept of `Rollout.extras`, in `state.extras`.
+      in_step: every add brings each column as many rows, and `Rollout.count` is not read. Without, writes are slower.
     Returns:
       A Buffer. The weight of a void row is 0, of all others the same, 1 on average.
     Raises:
@@ -55,27 +56,18 @@ def make(
         n_step=n_step,
         frame_stack=frame_stack,
         extras=extras,
+        in_step=in_step,
     )
 
     def sample(state, key: Key):
         draw_key, window_key = jax.random.split(key)
         # of two uniform candidates the second is taken if the first is void: no row that is not void gains upon another
-        slot, column = draw(rows, state, draw_key, (2, batch_size))
+        slot, column = rows.draw(state, draw_key, (2, batch_size))
         valid = rows.valid(state, slot, column)
         slot, column = (jnp.where(valid[0], x[0], x[1]) for x in (slot, column))
         weight = valid.any(0).astype(jnp.float32)
         weight = weight / jnp.maximum(weight.mean(), 1.0 / batch_size)
         return rows.transitions(state, slot, column, weight, window_key)
 
-    can_sample = lambda state: state.stale < state.length
-    size = lambda state: state.length * num_envs
-    return Buffer(rows.init, rows.add, sample, can_sample, size)
-
-
-def draw(rows: storage.Storage, state: storage.State, key: Key, shape: tuple[int, ...]):
-    """Slots and columns, uniform over all rows from which a sample can begin, void ones too."""
-    steps = jnp.maximum(state.length - (rows.length - 1), 1)
-    # 32 bits modulo at most 2**24 rows or so: no row is preferred by more than a part in 256
-    place = (random.bits(key, shape) % (steps * rows.columns).astype(jnp.uint32)).astype(jnp.int32)
-    slot = (state.head - state.length + place // rows.columns) % rows.slots
-    return slot, place % rows.columns
+    live = lambda state: state.live
+    return Buffer(rows.init, rows.add, sample, rows.can_begin, rows.held, live=live)

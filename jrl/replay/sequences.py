@@ -31,11 +31,12 @@ def make(
     beta=1.0,
     eps=1e-6,
     num_devices: int = 1,
+    in_step: bool = True,
 ) -> Buffer:
     """A ring of the latest rows, sampled as sequences that may begin at any row and overlap.
 
     Args:
-      obs, action, capacity, num_envs, gamma, frame_stack: see `ring.make`.
+      obs, action, capacity, num_envs, gamma, frame_stack, in_step: see `ring.make`.
       batch_size: N, sequences per sample on this device.
       length: L, rows to learn from.
       burn_in: K, rows before them, from which the memory is recovered.
@@ -61,6 +62,7 @@ def make(
         frame_stack=frame_stack,
         extras=extras,
         length=burn_in + length,
+        in_step=in_step,
     )
 
     def read(state: storage.State, slot, column, weight, key: Key) -> SequenceBatch:
@@ -72,9 +74,7 @@ def make(
 
     def sample(state: storage.State, key: Key):
         draw_key, window_key = jax.random.split(key)
-        slot, column = ring.draw(rows, state, draw_key, (batch_size,))
+        slot, column = rows.draw(state, draw_key, (batch_size,))
         return read(state, slot, column, jnp.ones((batch_size,)), window_key)
 
-    can_sample = lambda state: (state.length >= rows.length) & (state.stale < state.length)
-    size = lambda state: state.length * num_envs
-    return Buffer(rows.init, rows.add, sample, can_sample, size)
+    return Buffer(rows.init, rows.add, sample, rows.can_begin, rows.held, live=lambda state: state.live)

@@ -1,8 +1,14 @@
 """What every replay buffer here stands on: a time-major ring that holds each row once.
 
 Storage is [C, B, *]: C slots for each of B columns (environments). The slot at the head holds the observation after the
-newest row and nothing else, so that every row finds its successor in the next slot, and can be sampled at once. It is
-the one hole of the ring.
+newest row and nothing else, so that every row finds its successor in the next slot, and can be sampled at once.
+
+Rows that do not continue those before them begin one slot later, behind a seam: the slot at the head stays as it is, a
+void row with the observation after the newest. So no row loses its successor. In front of them stand the older frames
+of their first observation, where stacks are stored as frames. Windows and sequences end at a seam.
+
+Columns whose environments wait for each other share one head, and a step of all of them is one write. Others have heads
+of their own and take as many rows as came (`Rollout.count`): what is padding in a rollout is not stored.
 
 Written in place when the state is donated: in one program, add first and sample then. The other way round, or when a
 number that is read from storage outlives a write to it, XLA copies the buffer.
@@ -14,6 +20,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from jrl.errors import InputError
@@ -22,6 +29,7 @@ from jrl.types import Array, Batch, Key, PyTree, Rollout, SequenceBatch, Window
 
 # State.flags: three bits, and from the fourth on the age: steps since the episode's first observation, at most S - 1
 _MASK, _TERMINATED, _TRUNCATED, _AGE = 1, 2, 4, 3
+_SEAM = _TRUNCATED  # of a void row: what comes next does not continue what was before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +52,9 @@ class State:
     reward: jax.Array  # [C, B] f32
     flags: jax.Array  # [C, B] u8: mask, terminated, truncated, age
     extras: dict[str, PyTree]  # [C, B, *]
-    head: jax.Array  # [] i32, the slot of the next row
-    length: jax.Array  # [] i32, rows per column that can be sampled: the slots before the head
-    stale: jax.Array  # [] i32, vector steps since the newest one with an unmasked row; `length` at most matters
+    head: jax.Array  # i32, the slot of the next row: [], or [1, B] where each column has its own
+    length: jax.Array  # as `head`, rows per column that are held: the slots before the head
+    live: jax.Array  # [] i32, those of them that are not void
 
 
 class Storage(NamedTuple):
@@ -54,7 +62,10 @@ class Storage(NamedTuple):
 
     init: Callable[[], State]
     add: Callable[[State, Rollout], State]
+    draw: Callable[[State, Key, tuple[int, ...]], tuple[Array, Array]]  # -> slot, column: see `make`
     valid: Callable[[State, Array, Array], Array]  # (state, slot, column) -> bool: the row is not void
+    can_begin: Callable[[State], Array]  # state -> [] bool: one can, and not all rows are void
+    held: Callable[[State], Array]  # state -> [] i32, rows of all columns, void ones too
     # (state, slot [N], column [N], weight [N], key) -> Batch
     transitions: Callable[[State, Array, Array, Array, Key], Batch]
     # (state, slot [N], column [N], weight [N], burn_in, key) -> SequenceBatch of the `length` rows from there on
@@ -63,6 +74,7 @@ class Storage(NamedTuple):
     columns: int  # B
     length: int  # rows of a column that a sample spans
     spare: int  # slots that are never sampled: the head, and the oldest S - 1 rows, whose stacks have lost a frame
+    in_step: bool  # the columns share one head
 
 
 def make(
@@ -76,14 +88,17 @@ def make(
     frame_stack: FrameStack | None = None,
     extras: Mapping[str, PyTree] | None = None,
     length: int = 1,
+    in_step: bool = True,
 ) -> Storage:
-    """See `ring.make`; `length` is how many rows of a column a sample spans.
+    """See `ring.make`; `length` is how many rows of a column a sample spans. `draw` is uniform over all rows from which
+    one can begin, void ones too.
 
     Raises:
       InputError: capacity, n_step or frame_stack cannot be.
     """
     stack = frame_stack or FrameStack(1)
-    slots, spare = capacity // num_envs, stack.size
+    slots, spare, lead = capacity // num_envs, stack.size, stack.size - 1
+    every = jnp.arange(num_envs)
     low, high = n_step if isinstance(n_step, tuple) else (n_step, n_step)
     extras = dict(extras or {})
     spans = f", for sequences of {length} steps (network.max_seq_len and replay.burn_in)" if length > 1 else ""
@@ -103,6 +118,8 @@ def make(
     if faults:
         raise InputError(*faults)
 
+    clock = () if in_step else (1, num_envs)  # shape of a number of each head
+
     def init() -> State:
         zeros = lambda x: jnp.zeros((slots, num_envs, *x.shape), x.dtype)
         flat = lambda dtype: jnp.zeros((slots, num_envs), dtype)
@@ -112,46 +129,83 @@ def make(
             reward=flat(jnp.float32),
             flags=flat(jnp.uint8),
             extras=jax.tree.map(zeros, extras),
-            head=jnp.zeros((), jnp.int32),
-            length=jnp.zeros((), jnp.int32),
-            stale=jnp.zeros((), jnp.int32),
+            head=jnp.zeros(clock, jnp.int32),
+            length=jnp.zeros(clock, jnp.int32),
+            live=jnp.zeros((), jnp.int32),
         )
+
+    def after(start, count: int):
+        """The slots from each head on, [count] or [count, B]; not yet taken round the ring."""
+        return start + (jnp.arange(count) if in_step else jnp.arange(count)[:, None])
+
+    def wide(x):
+        """[n] or [n, B], of slots -> [n, 1] or [n, B]"""
+        return x[:, None] if in_step else x
+
+    def write(ring, rows, slot, real=None):
+        """Rows [n, B, *] to their slots; those that are not `real`, of the shape of `slot`, nowhere."""
+        rows = rows.astype(ring.dtype)
+        if real is not None:
+            nowhere = slots + jnp.arange(len(slot))
+            slot = jnp.where(real, slot, nowhere if in_step else nowhere[:, None])
+        elif in_step and rows.shape[0] == 1:
+            return jax.lax.dynamic_update_slice_in_dim(ring, rows, slot[0], 0)
+        mode = "promise_in_bounds" if real is None else "drop"
+        return ring.at[slot if in_step else (slot, every)].set(rows, mode=mode, unique_indices=True)
 
     def add(state: State, rollout: Rollout) -> State:
         steps = _checked_length(rollout)
-        head, new_head = state.head, (state.head + steps) % slots
+        # of each head: how many rows come, whether they continue what is there, where they begin, where the next will
+        count = jnp.full(clock, steps, jnp.int32)
+        if not in_step and rollout.count is not None:
+            count = rollout.count[None].astype(jnp.int32)
+        broken = ~rollout.contiguous
+        seam = broken.any() if in_step else broken[None] & (count > 0)
+        gap = (seam & (state.length > 0)).astype(jnp.int32)
+        first = state.head + gap + jnp.where(seam, lead, 0)
+        new_head, most = (first + count) % slots, steps + 1 + lead
+        came = None if in_step else jnp.arange(steps)[:, None] < count
+        any_came = None if in_step else count > 0
+        rows_at, last_at = after(first, steps) % slots, new_head[None] if in_step else new_head
+        lead_at = after(state.head + gap, lead) % slots
 
-        def write(ring, rows, at=head):
-            rows = rows.astype(ring.dtype)
-            if rows.shape[0] == 1:
-                return jax.lax.dynamic_update_slice_in_dim(ring, rows, at, 0)
-            where = (at + jnp.arange(rows.shape[0])) % slots
-            return ring.at[where].set(rows, mode="promise_in_bounds", unique_indices=True)
+        # read once, written once: see the module's docstring
+        oldest = state.head - state.length
+        read = jnp.concatenate([state.head[None] if in_step else state.head, after(oldest, most)]) % slots
+        read = state.flags.at[read if in_step else (read, every)].get(mode="promise_in_bounds")
+        hole, tail = read[0], read[1:]
+        lost = state.length + (first - state.head) + count - (slots - spare)
+        lost = (tail & _MASK) * (wide(after(0, most)) < lost)
+        cut = False if came is None else came & (count < steps) & (jnp.arange(steps)[:, None] == count - 1)
+        age = jnp.where(seam, lead, hole >> _AGE).reshape(-1)
+        flags = _flags(rollout, cut, jnp.broadcast_to(age, (num_envs,)), lead)
+        if not in_step:  # the observation after the rows, where it is not that after the padding
+            flags = flags.at[-1].set(jnp.take_along_axis(flags, count, 0)[0] | jnp.uint8(_MASK))
+        flags = jnp.concatenate([(hole >> _AGE << _AGE | _SEAM)[None], jnp.zeros((lead, num_envs), jnp.uint8), flags])
+        where = [state.head[None] if in_step else state.head, lead_at, rows_at, last_at]
+        real = [gap > 0, seam, True if came is None else came, True if any_came is None else any_came]
+        real = [jnp.broadcast_to(r, x.shape) for r, x in zip(real, where)]
+        flags = write(state.flags, flags, jnp.concatenate(where), jnp.concatenate(real))
 
         def write_obs(ring, rows, last, like):
             if _is_stack(like, stack):
+                older = _older(rows[0], stack)
+                put = lambda ring: write(ring, older, lead_at, jnp.broadcast_to(seam, lead_at.shape))
+                ring = jax.lax.cond(jnp.any(seam), put, lambda ring: ring, ring)
                 rows, last = _newest(rows, stack), _newest(last, stack)
-            return write(write(ring, rows), last[None], new_head)
+            return write(write(ring, rows, rows_at, came), last[None], last_at, any_came)
 
-        # read once, written once: see the module's docstring
-        around = (head - 1 + jnp.arange(2)) % slots
-        newest, hole = state.flags.at[around].get(mode="promise_in_bounds")
-        # where the environments were restarted, the newest row has lost its successor to row 0 of this rollout: it
-        # becomes void, and so the row before it ends its episode's part, with an observation to bootstrap from
-        newest = jnp.where(rollout.contiguous, newest, newest >> _AGE << _AGE)
-        flags = jnp.concatenate([newest[None], _flags(rollout, hole >> _AGE, stack.size - 1)])
-        flags = write(state.flags, flags, (head - 1) % slots)
-
-        live = jnp.where(rollout.mask.any(1), jnp.arange(steps), -1).max()
+        put = lambda ring, rows: write(ring, rows, rows_at, came)
+        taken = rollout.mask if came is None else rollout.mask & came
         return State(
             obs=jax.tree.map(write_obs, state.obs, rollout.obs, rollout.last_obs, obs),
-            action=jax.tree.map(write, state.action, rollout.action),
-            reward=write(state.reward, rollout.reward),
+            action=jax.tree.map(put, state.action, rollout.action),
+            reward=put(state.reward, rollout.reward),
             flags=flags,
-            extras={name: jax.tree.map(write, state.extras[name], rollout.extras[name]) for name in extras},
+            extras={name: jax.tree.map(put, state.extras[name], rollout.extras[name]) for name in extras},
             head=new_head,
-            length=jnp.minimum(state.length + steps, slots - spare),
-            stale=jnp.where(live >= 0, steps - 1 - live, jnp.minimum(state.stale + steps, slots)),
+            length=jnp.minimum(state.length + (first - state.head) + count, slots - spare),
+            live=state.live + taken.sum(dtype=jnp.int32) - lost.sum(dtype=jnp.int32),
         )
 
     def _checked_length(rollout: Rollout) -> int:
@@ -159,10 +213,11 @@ def make(
         steps, columns = rollout.reward.shape
         if columns != num_envs:
             raise ValueError(f"a rollout of {columns} environments for a replay of {num_envs}")
-        if steps + spare + length > slots:
+        least = steps + spare + max(length, stack.size)
+        if least > slots:
             raise InputError(
                 f"replay.capacity: {capacity} is too small for rollouts of {steps} steps x {num_envs} environments: "
-                f"at least {(steps + spare + length) * num_envs}{spans}"
+                f"at least {least * num_envs}{spans}"
             )
         kinds = [(obs, rollout.obs, "obs"), (action, rollout.action, "action")]
         if missing := extras.keys() - rollout.extras.keys():
@@ -188,8 +243,32 @@ def make(
 
         return jax.tree.map(read, state.obs, obs)
 
+    def of_column(clock, column):
+        return clock if in_step else clock[0, column]
+
     def valid(state: State, slot, column):
         return (take(state.flags, slot, column) & _MASK) != 0
+
+    def can_begin(state: State):
+        return (state.live > 0) & (state.length >= length).any()
+
+    def held(state: State):
+        return state.length * num_envs if in_step else state.length.sum(dtype=jnp.int32)
+
+    def draw(state: State, key: Key, shape: tuple[int, ...]):
+        bits = random.bits(key, shape)
+        # 32 bits modulo at most 2**24 rows or so: no row is preferred by more than a part in 256
+        if in_step:
+            steps = jnp.maximum(state.length - (length - 1), 1)
+            place = (bits % (steps * num_envs).astype(jnp.uint32)).astype(jnp.int32)
+            place, column = place // num_envs, place % num_envs
+        else:
+            each = jnp.maximum(state.length[0] - (length - 1), 0)
+            ends = jnp.cumsum(each)
+            place = (bits % jnp.maximum(ends[-1], 1).astype(jnp.uint32)).astype(jnp.int32)
+            column = jnp.minimum(jnp.searchsorted(ends, place, side="right"), num_envs - 1).astype(jnp.int32)
+            place -= (ends - each)[column]
+        return (of_column(state.head - state.length, column) + place) % slots, column
 
     def window(state: State, slot, column, steps):
         """The return of the rows from each slot on: `steps` of them, fewer where an episode or the ring ends.
@@ -202,10 +281,10 @@ def make(
         offset = jnp.arange(high + 1)[None]
         rows, columns = (slot[:, None] + offset) % slots, column[:, None]
         flags, reward = take(state.flags, rows, columns), take(state.reward, rows[:, :-1], columns)
-        # a void row follows upon each end; and where environments were restarted, it is the only sign of one
+        # a void row follows upon each end; and before a seam it is the only sign of one
         end = ((flags[:, :-1] & (_TERMINATED | _TRUNCATED)) != 0) | ((flags[:, 1:] & _MASK) == 0)
         before = jnp.cumsum(end, 1) - end
-        ahead = (state.head - slot) % slots
+        ahead = (of_column(state.head, column) - slot) % slots
         used = (before == 0) & (offset[:, :-1] < jnp.minimum(steps, ahead)[:, None])
         terminated = (used & ((flags[:, :-1] & _TERMINATED) != 0)).any(1)
         count = used.sum(1, dtype=jnp.int32)
@@ -235,7 +314,9 @@ def make(
         first, of_first = slot, column
         slot, column = jnp.broadcast_arrays((slot[:, None] + jnp.arange(length + 1)[None]) % slots, column[:, None])
         reset = ~valid(state, slot, column)
-        rows, columns, live = (x[:, burn_in:-1] for x in (slot, column, ~reset))
+        # behind a seam the memory is not that of the rows: of those, other sequences are made, which begin there
+        other = jnp.cumsum(_is_seam(take(state.flags, slot, column)), 1) > 0
+        rows, columns, live = (x[:, burn_in:-1] for x in (slot, column, ~reset & ~other))
         place = jnp.arange(rows.shape[1])[None]
         steps = jnp.minimum(drawn_steps(key, rows.shape), rows.shape[1] - place)  # not beyond the last row
         target = window(state, rows.reshape(-1), columns.reshape(-1), steps.reshape(-1))
@@ -255,7 +336,17 @@ def make(
             index=first * num_envs + of_first,
         )
 
-    return Storage(init, add, valid, transitions, sequences, slots, num_envs, length, spare)
+    return Storage(
+        init, add, draw, valid, can_begin, held, transitions, sequences, slots, num_envs, length, spare, in_step
+    )
+
+
+def live(flags: np.ndarray, head: np.ndarray, length: np.ndarray, devices: int) -> np.ndarray:
+    """What `State.live` is on each of some devices, [D] i32, whose rings lie one behind the other; on the host."""
+    flags = flags.reshape(devices, -1, flags.shape[1])
+    head, length = (np.broadcast_to(x.reshape(devices, 1, -1), (devices, 1, flags.shape[2])) for x in (head, length))
+    age = (head - 1 - np.arange(flags.shape[1])[None, :, None]) % flags.shape[1]
+    return (((flags & _MASK) != 0) & (age < length)).sum((1, 2), dtype=np.int32)
 
 
 def take(ring, slot, column):
@@ -273,6 +364,16 @@ def _newest(x, stack: FrameStack):
     return x[..., -1, :, :] if stack.axis == 0 else x[..., -1]
 
 
+def _older(x, stack: FrameStack):
+    """All but the last frame of stacks [B, S, H, W] or [B, H, W, S], as rows [S - 1, B, H, W]."""
+    frames = jnp.moveaxis(x, 1 if stack.axis == 0 else -1, 0)
+    return frames[:-1]
+
+
+def _is_seam(flags):
+    return (flags & (_MASK | _SEAM)) == _SEAM
+
+
 def _stored(x, stack: FrameStack):
     """Shape and dtype of what the ring keeps of an observation leaf."""
     if not _is_stack(x, stack):
@@ -280,18 +381,19 @@ def _stored(x, stack: FrameStack):
     return jax.eval_shape(lambda: _newest(jnp.zeros(x.shape, x.dtype), stack))
 
 
-def _flags(rollout: Rollout, age, oldest: int):
+def _flags(rollout: Rollout, cut, age, oldest: int):
     """What `State.flags` says of the rows of a rollout and of the observation after them, [T + 1, B] u8.
 
     Args:
-      age: [B], of row 0 if it continues an episode.
+      cut: bool or [T, B], rows whose `truncated` says no more than that no row came after them.
+      age: [B], of row 0.
       oldest: the age from which on one is as good as another.
     """
-    bit = lambda x, value: jnp.where(x, jnp.uint8(value), jnp.uint8(0))
-    flags = bit(rollout.mask, _MASK) | bit(rollout.terminated, _TERMINATED) | bit(rollout.truncated, _TRUNCATED)
+    bit = lambda x, value: jnp.where(rollout.mask & x, jnp.uint8(value), jnp.uint8(0))
+    flags = bit(True, _MASK) | bit(rollout.terminated, _TERMINATED) | bit(rollout.truncated & jnp.logical_not(cut), _TRUNCATED)
     flags = jnp.concatenate([flags, jnp.full_like(flags[:1], _MASK)])  # until the next row comes
     if oldest:
-        first = jnp.concatenate([~rollout.contiguous[None], ~rollout.mask])  # an episode begins after a reset row
+        first = jnp.concatenate([jnp.zeros_like(rollout.mask[:1]), ~rollout.mask])  # an episode begins after a reset row
         row = jnp.arange(first.shape[0], dtype=jnp.int32)[:, None]
         begin = jax.lax.cummax(jnp.where(first, row, -1))
         age = jnp.where(begin >= 0, row - begin, age[None].astype(jnp.int32) + row)

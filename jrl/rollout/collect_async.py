@@ -4,6 +4,7 @@ Whoever has answered is acted upon and sent on. Rows are scattered into a donate
 being the rows that column b has so far; an observation is uploaded once, and stays on the device.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -28,14 +29,13 @@ class AsyncCollector:
     is complete when every column has T rows, or when so few environments are under way (fewer than `env.least`) that no
     result would come any more. A column has c < T rows then: its rows from c on are void, with the observation that
     comes after row c - 1, and an episode that goes on is truncated for the learner at row c - 1, from where it
-    bootstraps as at any end of a rollout. The episode itself goes on, and so do its statistics.
+    bootstraps as at any end of a rollout. The episode itself goes on, and so do its statistics; `Rollout.count` is c,
+    and replay, which stores no padding, goes on in the column with the next rollout.
 
     The action that is under way in such a column becomes row 0 of the next rollout, with the extras and the recurrent
     state of when it was chosen: by the actor of the rollout before, or of an earlier one if the environment is slower
     than whole rollouts. So up to `env.least - 1` rows of a rollout lag behind the others. That is right for algorithms
     that correct by `extras["log_prob"]` (V-trace, PPO's ratio) and for replay.
-
-    Void rows hold no frames: replay that keeps one frame of each stack cannot rebuild the stacks around them.
 
     Raises:
       ValueError: `env.least` is not in 1 .. B.
@@ -195,6 +195,7 @@ class AsyncCollector:
         self.columns, rollout, report = self._finish(
             self.columns, rows, last, first_carry, self._started, failed[:length]
         )
+        rollout = dataclasses.replace(rollout, count=jax.device_put(count, device))
         self._started = self._started | (self._count >= 0)
         self._measure(count, failed if can_fail else None)
         return rollout, report

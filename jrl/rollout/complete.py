@@ -66,7 +66,7 @@ def pack(waiting: Waiting, rollout: Rollout, initial: PyTree) -> tuple[Waiting, 
     Returns:
       (waiting, rollout [T + H, B], live [] i32). In each column of the rollout stand whole episodes in their order: the
       rows of one, then a masked row with its last observation, then the next; behind them padding, which is masked and
-      no end. Row T + H - 1 is always masked. `live` counts the unmasked rows.
+      no end, and not in its `count`. Row T + H - 1 is always masked. `live` counts the unmasked rows.
       An episode of more than H steps, which the limit should make impossible, is cut: row H is truncated, and the step
       after it is lost to the masked row that follows, unless the rollout ends there.
     """
@@ -123,6 +123,7 @@ def pack(waiting: Waiting, rollout: Rollout, initial: PyTree) -> tuple[Waiting, 
         contiguous=jnp.zeros_like(rollout.contiguous),
         extras=extras,
         carry=initial,
+        count=whole,
     )
     return Waiting(left, total - whole), packed, live.sum(dtype=jnp.int32)
 
@@ -184,7 +185,7 @@ class Complete(Wrapper):
         # committed there, as the outputs of a call will be: another kind of input is another compilation
         self._waiting = jax.device_put(nothing(rollout, self._limit), Waiting(rows, lies.contiguous))
         self._initial = jax.device_put(initial, jax.tree.map(lambda _: lies.contiguous, initial))
-        shardings = (Waiting(rows, lies.contiguous), lies.replace(carry=None), None)
+        shardings = (Waiting(rows, lies.contiguous), lies.replace(carry=None, count=lies.contiguous), None)
         self._pack = jax.jit(pack, donate_argnums=0, out_shardings=shardings)
 
     def reset(self, key: Key) -> None:

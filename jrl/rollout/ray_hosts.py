@@ -65,8 +65,9 @@ class EnvRunners:
 
     Synchronous: every call orders one rollout of each runner with the weights of this call and waits for all of them;
     the result does not depend on which comes first. Asynchronous: every runner always has rollouts on order, with the
-    newest weights there were; a call takes K parts as they come, if need be two of a quick runner in place of one of a
-    slow one, but never one that is more than `lag` updates old: before that it waits for the slow one.
+    newest weights there were; a call takes K parts, one of each runner, if need be two of a quick one that would have to
+    wait in place of one of a slow one, but never one that is more than `lag` updates old: before that it waits for the
+    slow one.
 
     A runner fails when it raises, when its process ends, or when it does not answer in time (it is killed). By the
     options this ends the run, or its columns are void (mask False) from then on, or until another has started in its
@@ -116,7 +117,10 @@ class EnvRunners:
         self._make, self._options, self._join = make, options, join
         self._lag, self._timers = lag or 0, timers or Timers()
         self._in_flight = min(options.max_requests_in_flight, self._lag) if self._lag else 1
-        self._void = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
+        self._void = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like.replace(count=None))
+        # rows of each column: all, unless the runner's source says otherwise; of a block that nobody has filled none
+        self._void = self._void.replace(count=np.zeros(size, np.int32))
+        self._all = np.full(size, len(self._void.mask), np.int32)
         fresh = jax.device_get(episodes.init(size, window))
         self._columns: list[episodes.Columns] = [fresh] * options.num
         self._slots = Slots(options.num)
@@ -156,6 +160,8 @@ class EnvRunners:
                 rollout = self._void if part is None else part.rollout
                 if part is not None and not goes_on:
                     rollout = dataclasses.replace(rollout, contiguous=np.zeros_like(self._void.contiguous))
+                if rollout.count is None:
+                    rollout = dataclasses.replace(rollout, count=self._all)
                 rollouts.append(rollout)
                 reports.append(_NO_EPISODES if part is None else part.episodes)
             # the latest of each runner, whose rollout may stand elsewhere, or not have come
@@ -201,11 +207,13 @@ class EnvRunners:
             newest = newest_allowed(
                 under_way, call=self._calls, left=places - len(parts), per_call=places, lag=self._lag
             )
-            taken = collections.Counter(part.runner for part in parts)
+            taken = {part.runner for part in parts}
             heads = [r for r in heads if r.requests[0].version <= newest]
-            # of several that are there, first the one that has its own block to fill
-            heads.sort(key=lambda r: (taken[r.index], r.requests[0].version, r.index))
-            if (part := self._event(heads)) is not None:
+            heads.sort(key=lambda r: (r.requests[0].version, r.index))
+            # one of each, so that columns go on; a runner stands in for another only when it has nothing left to do
+            due = [r for r in heads if r.index not in taken]
+            spare = [r for r in heads if r.index in taken]
+            if (part := self._event(due, spare) if due else self._event(spare)) is not None:
                 parts.append(part)
         fill()
         return parts
@@ -253,16 +261,16 @@ class EnvRunners:
         for _ in self._starting():
             self._event([], wait=False)
 
-    def _event(self, wanted: Sequence[_Runner], wait: bool = True) -> Part | None:
-        """The first rollout that comes from the runners `wanted`; None if something else came first: a runner has
-        started, or failed."""
+    def _event(self, wanted: Sequence[_Runner], spare: Sequence[_Runner] = (), wait: bool = True) -> Part | None:
+        """The first rollout that comes from the runners `wanted`, or from one of `spare` that has answered all it was
+        asked; None if something else came first: a runner has started, or failed."""
         watched = [*wanted, *self._starting()]
         refs = [r.requests[0].ref if r.starting is None else r.starting for r in watched]
         if not watched and wait:
             raise RunnersLost("no environment runner is left")
         patience = max(0.0, min(r.deadline(self._options) for r in watched) - time.monotonic()) if wait else 0.0
         with self._timers("wait"):
-            found = self._cluster.wait(refs, patience)
+            found = self._cluster.wait([*refs, *(r.requests[-1].ref for r in spare)], patience)
         if found is None:
             for runner in watched:
                 if time.monotonic() > (end := runner.deadline(self._options)):
@@ -270,10 +278,10 @@ class EnvRunners:
                     key = "health_check_timeout_s" if runner.starting is not None else "sample_timeout_s"
                     self._fail(runner, f"it {what} within {end - runner.since:g} s (env_runners.{key})")
             return None
-        runner = watched[found]
+        runner = [*watched, *spare][found]
         try:
             with self._timers("receive"):
-                answer = self._cluster.get(refs[found])
+                answer = self._cluster.get(runner.requests[0].ref if runner.starting is None else runner.starting)
         except Failure as e:
             self._fail(runner, str(e))
             return None

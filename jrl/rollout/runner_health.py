@@ -104,17 +104,18 @@ class Slots:
         self._last: list[Any] = [None] * num
 
     def assign(self, parts: Sequence[Part]) -> list[tuple[Part | None, bool]]:
-        """(part or None, goes on) of each block. A runner's first part stands in its own block, further ones where
-        there is room."""
+        """(part or None, goes on) of each block. A part stands where its runner's part before stood in the latest call,
+        else in its runner's own block, else where there is room."""
         slots: list[Part | None] = [None] * len(self._last)
         others = []
         for part in parts:
-            if slots[part.runner] is None:
-                slots[part.runner] = part
+            before = (part.runner, part.restarts, part.number - 1)
+            if before in self._last:
+                slots[self._last.index(before)] = part
             else:
                 others.append(part)
         for part in others:
-            slots[slots.index(None)] = part
+            slots[part.runner if slots[part.runner] is None else slots.index(None)] = part
         found: list[tuple[Part | None, bool]] = []
         for i, (slot, last) in enumerate(zip(slots, self._last)):
             if slot is None:

@@ -47,16 +47,28 @@ class World:
             obs["image"] = image if self.axis == 0 else np.moveaxis(image, 0, -1)
         return obs
 
-    def rollout(self, steps, restart=()):
-        """The next `steps` rows; the columns in `restart` begin anew, as after a crash of their environments."""
+    def rollout(self, steps, restart=(), count=None):
+        """The next `steps` rows; the columns in `restart` begin anew, as after a crash of their environments. Those
+        that have a lower `count` get so many rows, and behind them padding, as from environments out of step."""
         for b in restart:
             self._begin(b)
-        rows = [[self._step(b) for b in range(self.B)] for _ in range(steps)]
+        count = np.full(self.B, steps, np.int32) if count is None else np.asarray(count, np.int32)
+        columns = [[self._step(b) for _ in range(n)] + [self._padding(b)] * (steps - n) for b, n in enumerate(count)]
+        for column, n in zip(columns, count):
+            if 0 < n < steps and column[n - 1]["mask"] and not column[n - 1]["terminated"]:
+                column[n - 1]["truncated"] = np.True_  # as `unroll.finish` has it
+        rows = list(zip(*columns))
         stack = lambda trees: jax.tree.map(lambda *x: np.stack(x), *trees)
         rows = stack([stack(row) for row in rows])
         last = stack([self._observe(b) for b in range(self.B)])
         contiguous = np.array([b not in restart for b in range(self.B)])
-        return Rollout(last_obs=last, contiguous=contiguous, carry=(), **rows)
+        return Rollout(last_obs=last, contiguous=contiguous, carry=(), count=count, **rows)
+
+    def _padding(self, b):
+        row = {"obs": self._observe(b), "reward": np.float32(NONSENSE), "mask": np.False_}
+        row |= {"action": {"move": np.int32(-1), "force": np.zeros(2, np.float32)}}
+        row |= {"terminated": np.False_, "truncated": np.False_}
+        return row | {"extras": {"carry": np.zeros(3, np.float32), "value": np.float32(-1)}}
 
     def _step(self, b):
         reset, obs = self.ended[b], self._observe(b)
@@ -80,41 +92,54 @@ class World:
 
 
 class Oracle:
-    """All rows ever added, a list per column; each row a dict with its `next_obs`."""
+    """All slots of a ring, a list per column of what was written to them; each row a dict with its `next_obs`.
 
-    def __init__(self, num_envs):
+    Columns that do not continue begin behind a void row with the observation that came last, `stack` - 1 further rows
+    for frames in between. Columns in step all do what one of them does.
+    """
+
+    def __init__(self, num_envs, stack=1, in_step=True):
         self.columns = [[] for _ in range(num_envs)]
+        self.stack, self.in_step = stack, in_step
 
     def add(self, rollout):
         steps = rollout.reward.shape[0]
         take = lambda tree, *i: jax.tree.map(lambda x: x[i], tree)
         for b, rows in enumerate(self.columns):
-            if not rollout.contiguous[b] and rows:
-                rows[-1]["mask"] = False
-                if len(rows) > 1 and rows[-2]["mask"] and not (rows[-2]["terminated"] or rows[-2]["truncated"]):
-                    rows[-2]["truncated"] = True
-            for t in range(steps):
+            count = steps if rollout.count is None or self.in_step else int(rollout.count[b])
+            if not count:
+                continue
+            if not (rollout.contiguous.all() if self.in_step else rollout.contiguous[b]):
+                if rows:
+                    rows.append({**rows[-1], "obs": rows[-1]["next_obs"], "mask": False, "seam": True})
+                rows += [{"mask": False, "frames": True}] * (self.stack - 1)
+            for t in range(count):
                 row = {
                     name: take(getattr(rollout, name), t, b)
                     for name in ("obs", "action", "reward", "terminated", "truncated", "mask", "extras")
                 }
+                if t + 1 == count < steps:
+                    row["truncated"] = False  # the next rollout goes on
                 after = take(rollout.obs, t + 1, b) if t + 1 < steps else take(rollout.last_obs, b)
                 rows.append({**row, "next_obs": after})
 
     def __len__(self):
+        assert self.in_step
         return len(self.columns[0])
 
     def transition(self, column, t, steps, gamma):
         """reward, discount and next_obs of a window of at most `steps` rows, by a plain loop."""
         rows, total, discount = self.columns[column], 0.0, 1.0
-        for row in rows[t : t + steps]:
-            assert row["mask"], "a window must not step over a void row"
+        for i, row in enumerate(rows[t : t + steps]):
+            if i > 0 and not row["mask"]:
+                break  # behind a seam; what it would bootstrap from is the observation before
+            last = row
             total, discount = total + discount * float(row["reward"]), discount * gamma
             if row["terminated"]:
                 return total, 0.0, row["next_obs"]
             if row["truncated"]:
                 break
-        return total, discount, row["next_obs"]
+        return total, discount, last["next_obs"]
 
 
 def assert_trees_equal(a, b):

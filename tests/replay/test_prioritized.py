@@ -67,11 +67,12 @@ def test_a_priority_of_zero_can_still_be_drawn():
     np.testing.assert_array_equal(batch.weight, 1.0)
 
 
+@pytest.mark.parametrize("in_step", [True, False])
 @pytest.mark.parametrize("stack", [1, 3])
-def test_who_can_be_drawn_after_random_adds(stack):
+def test_who_can_be_drawn_after_random_adds(stack, in_step):
     """Exactly the rows that are not void and whose successor and frames are there; what is drawn is as in a list."""
     slots, gamma = 14, 0.9
-    world, oracle = World(3, 5, stack), Oracle(3)
+    world, oracle = World(3, 5, stack), Oracle(3, stack, in_step)
     buffer = jitted(
         prioritized.make(
             world.obs,
@@ -84,24 +85,28 @@ def test_who_can_be_drawn_after_random_adds(stack):
             alpha=0.6,
             beta=0.4,
             frame_stack=ring.FrameStack(stack),
+            in_step=in_step,
         )
     )
     state, rng = buffer.init(), np.random.default_rng(2)
     assert not buffer.can_sample(state)
     for i in range(40):
         restart = range(3) if i == 0 else [b for b in range(3) if rng.random() < 0.2]
-        rollout = world.rollout(int(rng.choice([1, 1, 2, 3, 7])), restart)
+        steps = int(rng.choice([1, 1, 2, 3, 7]))
+        count = None if in_step else [max(i == 0, min(steps, int(rng.integers(9)))) for _ in range(3)]
+        rollout = world.rollout(steps, restart if in_step else [b for b in restart if count[b]], count)
         oracle.add(rollout)
         state = buffer.add(state, rollout)
-        end = len(oracle)
         live = np.zeros((slots, 3), bool)
-        for t in range(end - min(end, slots - stack), end):
-            live[t % slots] = [rows[t]["mask"] for rows in oracle.columns]
+        for b, rows in enumerate(oracle.columns):
+            for t in range(max(0, len(rows) - slots + stack), len(rows)):
+                live[t % slots, b] = rows[t]["mask"]
         np.testing.assert_array_equal(leaves(state) > 0, live)
         assert buffer.can_sample(state) == live.any()
         batch = jax.device_get(buffer.sample(state, jax.random.key(i)))
         for n in range(0, 64, 7):
             slot, b = divmod(int(batch.index[n]), 3)
+            end = len(oracle.columns[b])
             t = end - 1 - (end - 1 - slot) % slots
             got = jax.tree.map(lambda x, n=n: x[n], batch)
             assert_trees_equal((got.obs, got.action), (oracle.columns[b][t]["obs"], oracle.columns[b][t]["action"]))
@@ -113,14 +118,15 @@ def test_who_can_be_drawn_after_random_adds(stack):
 
 
 def test_a_row_that_is_gone_takes_no_priority():
-    """As when priorities come late: the row has been overwritten, or made void, in between."""
+    """As when priorities come late: the row has been overwritten, or is none, in between."""
     buffer = small(capacity=20)
     state = buffer.add(buffer.init(), plain(4))
     state = buffer.add(state, plain(1, 4, contiguous=np.zeros(2, bool)))
     before = leaves(state)
-    state = buffer.set_priority(state, jnp.array([3 * 2, 3 * 2 + 1, 5 * 2, 9 * 2]), jnp.full((4,), 5.0))
+    state = buffer.set_priority(state, jnp.array([4 * 2, 4 * 2 + 1, 6 * 2, 9 * 2]), jnp.full((4,), 5.0))
     np.testing.assert_array_equal(leaves(state), before)
-    assert (before[[3, 5, 9]] == 0).all()
+    assert (before[[4, 6, 9]] == 0).all()
+    assert (before[[3, 5]] > 0).all()
 
 
 def test_beta_follows_environment_steps_on_all_devices():

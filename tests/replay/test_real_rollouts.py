@@ -36,7 +36,8 @@ def replayed(spec, parts, slots, **options):
     first = total - int(state.length)
     assert first > slots  # it went round
     t, column = (x.reshape(-1) for x in np.mgrid[first:total, :B].astype(np.int32))
-    batch = jax.device_get(jax.jit(rows.transitions)(state, t % slots, column, np.ones(t.shape), jax.random.key(0)))
+    slot = (t + rows.spare - 1) % slots  # in front of the first lie the older frames of its stack
+    batch = jax.device_get(jax.jit(rows.transitions)(state, slot, column, np.ones(t.shape), jax.random.key(0)))
     join = lambda name: np.concatenate([getattr(part, name) for part in parts])
     obs, flags = join("obs"), {name: join(name) for name in ("reward", "terminated", "truncated", "mask")}
     obs = np.concatenate([obs, parts[-1].last_obs[None]])

@@ -15,7 +15,7 @@ B, SLOTS, GAMMA = 3, 14, 0.9
 
 
 @functools.cache
-def programs(n_step, stack, axis):
+def programs(n_step, stack, axis, in_step):
     """The world's storage, and its functions jitted; `look` reads all slots of all columns at once."""
     world = World(B, 0, stack, axis)
     rows = storage.make(
@@ -27,6 +27,7 @@ def programs(n_step, stack, axis):
         n_step=n_step,
         frame_stack=ring.FrameStack(stack, axis) if stack > 1 else None,
         extras={"value": struct(())},
+        in_step=in_step,
     )
     slot, column = (x.reshape(-1) for x in np.mgrid[:SLOTS, :B].astype(np.int32))
 
@@ -42,9 +43,9 @@ def check(batch, valid, value, oracle, n_step, spare):
     low, high = n_step if isinstance(n_step, tuple) else (n_step, n_step)
     seen = np.zeros(high + 1, int)
     batch, valid, value = jax.device_get((batch, valid, value))
-    end = len(oracle)
-    for t in range(end - min(end, SLOTS - spare), end):
-        for b in range(B):
+    for b in range(B):
+        end = len(oracle.columns[b])
+        for t in range(end - min(end, SLOTS - spare), end):
             i, row = (t % SLOTS) * B + b, oracle.columns[b][t]
             got = jax.tree.map(lambda x, i=i: x[i], batch)
             assert got.index == i
@@ -66,24 +67,31 @@ def check(batch, valid, value, oracle, n_step, spare):
     return seen
 
 
+@pytest.mark.parametrize("in_step", [True, False])
 @pytest.mark.parametrize(
     ("n_step", "stack", "axis"),
     [(1, 1, 0), (3, 1, 0), ((2, 5), 1, 0), (1, 3, 0), (3, 4, -1), ((1, 3), 2, 0)],
 )
-def test_every_row_is_as_in_a_list(n_step, stack, axis):
-    rows, add, look = programs(n_step, stack, axis)
+def test_every_row_is_as_in_a_list(n_step, stack, axis, in_step):
+    rows, add, look = programs(n_step, stack, axis, in_step)
     rng, seen = np.random.default_rng(1), 0
     for seed in range(3):
-        world, oracle, state = World(B, seed, stack, axis, ends=(0.1, 0.3, 0.6)[seed]), Oracle(B), rows.init()
+        world, oracle = World(B, seed, stack, axis, ends=(0.1, 0.3, 0.6)[seed]), Oracle(B, stack, in_step)
+        state = rows.init()
         for i in range(25):
-            steps = int(rng.choice([1, 1, 2, 3, 7]))
+            steps = int(rng.choice([1, 1, 2, 3, 7 if stack < 4 else 6]))
             # all restart at first, as they do in life, some from time to time, one now and then twice in a row
-            restart = range(B) if i == 0 else [b for b in range(B) if rng.random() < (0.15, 0.3, 0.0)[seed]]
-            rollout = world.rollout(steps, restart)
+            restart = range(B) if i == 0 else [b for b in range(B) if rng.random() < (0.05, 0.2, 0.0)[seed]]
+            count = None if in_step else [min(steps, int(rng.integers(9))) for _ in range(B)]
+            if count:  # what begins anew has rows that say so
+                restart = [b for b in restart if count[b] or i == 0]
+            rollout = world.rollout(steps, restart, count)
             state = add(state, rollout)
             oracle.add(rollout)
             seen += check(*look(state, jax.random.key(i)), oracle, n_step, stack)
-            assert int(state.length) == min(len(oracle), SLOTS - stack)
+            held = [rows[-(SLOTS - stack) :] for rows in oracle.columns]
+            np.testing.assert_array_equal(np.broadcast_to(state.length, (1, B))[0], [len(rows) for rows in held])
+            assert int(state.live) == sum(row["mask"] for rows in held for row in rows)
     low, high = n_step if isinstance(n_step, tuple) else (n_step, n_step)
     assert (seen[low : high + 1] > 50).all()  # windows of every length were there
 
@@ -184,17 +192,25 @@ def test_a_replay_of_void_rows_cannot_be_sampled():
     assert not buffer.can_sample(state)
 
 
-def test_restarted_environments_leave_a_cut():
-    """The newest row lost its successor: it is void, and the row before it bootstraps from its observation."""
-    buffer = small(gamma=0.5, n_step=3, batch_size=256)
+@pytest.mark.parametrize("in_step", [True, False])
+def test_what_does_not_continue_costs_a_slot_and_no_transition(in_step):
+    """The newest row keeps its successor, in a void slot, and bootstraps from it; the new rows begin behind."""
+    buffer = small(gamma=0.5, n_step=3, batch_size=256, in_step=in_step)
     state = buffer.add(buffer.init(), plain(3))
     state = buffer.add(state, plain(2, 100, contiguous=np.array([True, False])))
     batch = jax.device_get(buffer.sample(state, jax.random.key(0)))
-    assert 2 * 2 + 1 not in batch.index[batch.weight > 0]
-    i = int(np.flatnonzero(batch.index == 1 * 2 + 1)[0])
-    assert (batch.reward[i], batch.discount[i], batch.next_obs[i, 0]) == (1.0, 0.5, 2.0)
-    i = int(np.flatnonzero(batch.index == 1 * 2)[0])  # the other column went on
-    assert (batch.reward[i], batch.discount[i], batch.next_obs[i, 0]) == (1 + 1 + 25, 0.125, 101.0)
+    got = {int(batch.index[i]): (batch.reward[i], batch.discount[i], batch.next_obs[i, 0]) for i in np.flatnonzero(batch.weight)}
+    assert got[2 * 2 + 1] == (2.0, 0.5, 3.0)
+    assert got[1 * 2 + 1] == (1.0 + 1.0, 0.25, 3.0)
+    assert got[4 * 2 + 1] == (100 + 50.5, 0.25, 102.0)
+    if in_step:  # the other column has the seam, too
+        assert set(got) == {slot * 2 + column for slot in (0, 1, 2, 4, 5) for column in (0, 1)}
+        assert got[2 * 2] == (2.0, 0.5, 3.0)
+    else:
+        assert set(got) == {0, 2, 4, 6, 8} | {1, 3, 5, 9, 11}
+        assert got[1 * 2] == (1 + 1 + 25, 0.125, 101.0)
+    assert buffer.size(state) == (12 if in_step else 11)
+    assert buffer.live(state) == 10
 
 
 def test_what_stands_on_void_rows_reaches_nobody():

@@ -260,4 +260,4 @@ def expected(env_scripts, rollouts, given, actors, gamma):
                 chosen_by[b] = actors[i] if given[i + 1][b] >= 0 else None
             if 0 < rows[b] < T and out.mask[rows[b] - 1, b] and not streams[b].done:
                 out.truncated[rows[b] - 1, b] = True
-        yield Expected(out, ended, rows)
+        yield Expected(out.replace(count=rows.astype(np.int32)), ended, rows)

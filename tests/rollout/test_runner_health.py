@@ -47,10 +47,12 @@ def test_a_block_of_columns_goes_on_only_from_the_rollout_before_of_the_same_run
     assert look(part(1, 0), part(0, 0)) == [((0, 0), False), ((1, 0), False)]  # in their own blocks
     assert look(part(0, 1), part(1, 1)) == [((0, 1), True), ((1, 1), True)]
     assert look(part(1, 2), part(1, 3)) == [((1, 3), False), ((1, 2), True)]  # runner 1 in place of 0
-    assert look(part(0, 2), part(1, 4)) == [((0, 2), False), ((1, 4), False)]
-    assert look(part(0, 3)) == [((0, 3), True), (None, False)]
-    assert look(part(0, 4), part(1, 5)) == [((0, 4), True), ((1, 5), False)]  # void in between
-    assert look(part(0, 5, restarts=1), part(1, 6)) == [((0, 5), False), ((1, 6), True)]  # another runner 0
+    assert look(part(0, 2), part(1, 4)) == [((1, 4), True), ((0, 2), False)]  # where its part before was, it goes on
+    assert look(part(0, 3), part(1, 5)) == [((1, 5), True), ((0, 3), True)]
+    assert look(part(0, 4)) == [(None, False), ((0, 4), True)]
+    assert look(part(0, 5), part(1, 6)) == [((1, 6), False), ((0, 5), True)]  # void in between
+    assert look(part(0, 6, restarts=1), part(1, 7)) == [((1, 7), True), ((0, 6), False)]  # another runner 0
+    assert look(part(0, 8, restarts=1), part(1, 8)) == [((1, 8), True), ((0, 8), False)]  # one was lost
 
 
 @pytest.mark.parametrize(

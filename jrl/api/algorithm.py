@@ -50,6 +50,8 @@ class Algorithm:
         if env is not None:
             made.environment(env)
         made.freeze()
+        for line in made.translations():
+            print(f"translated: {line}")
         self.config = made
         self._begun = False
         self._policy: ActionPolicy | None = None
@@ -66,7 +68,7 @@ class Algorithm:
             return given.copy(copy_frozen=False)
         if given is not None and cls._rllibs(given):
             found = migrate.migrate(given, algo=cls.algo_name or None, env=env)
-            print(*(f"migrated: {line}" for line in found.lines), sep="\n")
+            print(*(f"migrated: {line}" for line in found.told()), sep="\n")
             return AlgorithmConfig.from_dict(found.config)
         if not cls.algo_name:
             raise InputError("Algorithm: use the class of an algorithm, such as jrl.api.PPO, or AlgorithmConfig.build")

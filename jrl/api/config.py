@@ -1,20 +1,20 @@
 """`PPOConfig().environment("CartPole-v1").training(lr=3e-4).build()`: the config tree, written as calls.
 
-An AlgorithmConfig holds the keys that were set, as the tree that YAML holds; nothing is kept twice. What is derived
-from other keys (`num_envs_per_env_runner`, `train_batch_size`, ...) is worked out when the tree is asked for.
+An AlgorithmConfig holds the keys that were set, as the tree that YAML holds; nothing is kept twice. Beside it stand
+names of RLlib's, which `jrl.migrate` translates when the tree is asked for: many follow from other keys.
 """
 
 import copy
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
-from jrl import config, exploration_names, plan, registry, schema
-from jrl.api import groups
+from jrl import config, exploration_names, registry, schema
+from jrl.api import groups, translation
 from jrl.config import RunConfig
 from jrl.errors import InputError
+from jrl.migrate.job import Job
 from jrl.sections import SYNONYMS
 
 if TYPE_CHECKING:
@@ -30,18 +30,26 @@ _LISTS_OF_OBJECTS = ("custom.callbacks", "custom.transforms", "custom.batch", "r
 class AlgorithmConfig:
     """The settings of a run. `jrl.api.PPOConfig` and its like are made of it, one per algorithm.
 
+    One of no algorithm, `AlgorithmConfig()`, holds settings that several share: `PPOConfig().update_from_dict(shared)`.
+
     Args:
       algo_class: the Algorithm that `build` makes; None: the algorithm's own.
     """
 
     algo_name: ClassVar[str] = ""
-    _arguments: ClassVar[dict[str, dict[str, groups.Argument]]] = {}
+    _arguments: ClassVar[Any] = groups.Shared()
+
+    def __new__(cls, algo_class: "type[Algorithm] | None" = None) -> Self:
+        if algo_class is not None and not cls.algo_name and algo_class.algo_name:
+            from jrl import api
+
+            cls = cast(type[Self], api.config_class(algo_class.algo_name))
+        return super().__new__(cls)
 
     def __init__(self, algo_class: "type[Algorithm] | None" = None):
-        if not self.algo_name:
-            raise InputError("AlgorithmConfig: choose an algorithm's, such as jrl.api.PPOConfig")
-        self._given: dict[str, Any] = {}  # the tree of what was set, without what is derived
-        self._derived: dict[str, Any] = {}
+        self._given: dict[str, Any] = {}  # the tree of what was set in our words
+        self._theirs: dict[str, Any] = {}  # what was set in RLlib's, as `jrl.migrate.KEYS` has the names
+        self._said: dict[str, str] = {}  # of older names of arguments, what became of them
         self._frozen = False
         self.algo_class = algo_class
 
@@ -56,37 +64,69 @@ class AlgorithmConfig:
 
     def _set(self, group: str, keywords: Mapping[str, Any]) -> None:
         self._check_not_frozen()
-        known = self._arguments[group]
-        wrong = [self._unknown(name, group) for name in keywords if name not in known]
+        wrong: list[str] = []
+        for name, value in keywords.items():
+            known = self._arguments.get(group, {})
+            if name in known and known[name].key is not None and name not in translation.BY_RULE:
+                self._put(known[name].key, value)
+            elif name in translation.KEYS:
+                wrong += self._put_theirs(group, name, value)
+            else:
+                wrong.append(self._unknown(name, group))
         if wrong:
             raise InputError(*wrong)
-        for name, value in keywords.items():
-            self._put(name, known[name].key, value)
+
+    def _put_theirs(self, group: str, name: str, value: Any) -> list[str]:
+        """Takes a name of RLlib's; what is wrong with it."""
+        latest = translation.newest(name)
+        places = self.names()
+        argument = self._arguments[places[latest]][latest] if latest in places else None
+        if latest not in translation.BY_RULE and argument and not translation.same_key(name, argument.key):
+            # it says here what the argument says, not all that it said there
+            self._said |= {} if name == latest else {name: f"{name} -> {latest}: {value}"}
+            self._put(argument.key, value)
+            return []
+        wrong: list[str] = []
+        for key, given in translation.spelled(name, value).items():
+            if key in translation.KEYS:
+                self._theirs = {k: v for k, v in self._theirs.items() if not _same_key(k, key)} | {key: given}
+            else:
+                wrong.append(self._unknown(key, group))
+        if self.algo_name and not wrong and (lacking := self._job()[0].lacking):
+            wrong += [f"{group}: {line}" for line in lacking]
+            self._theirs = {k: v for k, v in self._theirs.items() if not any(x.startswith(f"{k}:") for x in lacking)}
+        return wrong
 
     def _unknown(self, name: str, group: str) -> str:
-        places = {n: g for g, known in self._arguments.items() for n in known}
+        places = self.names()
         if name in places:
             return f"{group}: {name} is an argument of {places[name]}()"
         meant = SYNONYMS.get(name, name)
         keys = {a.key or n: n for known in reversed(self._arguments.values()) for n, a in known.items()}
-        near = [keys[key] for key in (meant, f"algo.{meant}", meant.partition(".")[0]) if key in keys]
-        near = near or difflib.get_close_matches(name, places, 1, 0.75)
-        where = "" if not near or places[near[0]] == group else f" of {places[near[0]]}()"
+        found = [
+            keys[key] for key in (meant, f"algo.{meant}", meant.partition(".")[0]) if key in keys and "." not in name
+        ]
+        near = found[0] if found else translation.near(name, places)
+        where = f" of {places[near]}()" if near in places and places[near] != group else ""
         section, _, inner = meant.partition(".")
-        inside = f", with {inner}" if near and near[0] == keys.get(section) and inner else ""
+        inside = f", with {inner}" if near and near == keys.get(section) and inner else ""
         mend = (
-            f": did you mean {near[0]}{where}{inside}?"
+            f": did you mean {near}{where}{inside}?"
             if near
             else f": it takes {', '.join(self._arguments.get(group, places))}"
         )
-        return f"{group}: {self.algo_name} has no argument {name}{mend}"
+        return f"{group}: {self.algo_name or 'AlgorithmConfig'} has no argument {name}{mend}"
 
-    def _put(self, name: str, key: str | None, value: Any) -> None:
-        if key is None:
-            self._derived[name] = value
-            return
-        if key == "env.num_envs":
-            self._derived.pop("num_envs_per_env_runner", None)  # the later of the two counts
+    def _put(self, key: str, value: Any) -> None:
+        if key == "network" and dataclasses.is_dataclass(value) and not isinstance(value, type):
+            value = dataclasses.asdict(value)  # RLlib's DefaultModelConfig
+        if key in ("network", "replay") and isinstance(value, Mapping) and not _is_search(value):
+            value, theirs = translation.split(key, value)
+            for name, given in theirs.items():
+                if wrong := self._put_theirs("training", name, given):
+                    raise InputError(*wrong)
+            if theirs and not value:
+                return
         self._merge(_nested(key, self._plain(key, value)))
 
     def _plain(self, key: str, value: Any) -> Any:
@@ -113,32 +153,38 @@ class AlgorithmConfig:
 
     def _merge(self, tree: Mapping[str, Any]) -> None:
         self._check_not_frozen()
+        for name in translation.forgotten(self._theirs, schema.flatten(tree)):
+            del self._theirs[name]
         self._given = config.merge(self._given, tree)
 
     def _check_not_frozen(self) -> None:
         if self._frozen:
             raise AttributeError("this config is frozen: change a copy of it: config.copy(copy_frozen=False)")
 
-    def update_from_dict(self, data: Mapping[str, Any]) -> Self:
+    def update_from_dict(self, data: "Mapping[str, Any] | AlgorithmConfig") -> Self:
         """Sets keys by the names that methods take (`lr`, `num_env_runners`, `evaluation_interval`), or sections of the
-        tree (`algo: {...}`, `rollout: {...}`).
+        tree (`algo: {...}`, `rollout: {...}`); or takes over what another config was given.
 
         Raises:
           InputError: all unknown keys.
         """
+        if isinstance(data, AlgorithmConfig):
+            data = data.arguments()
         sections = {f.name for f in dataclasses.fields(RunConfig)}
         places = self.names()
-        wrong, tree = [], {}
+        wrong: list[str] = []
+        tree: dict[str, Any] = {}
         for name, value in data.items():
             # `env` is both: a section, or the name of an environment
             if name in sections and isinstance(value, Mapping) and not _is_search(value):
                 tree[name] = self._plain(name, value) if name == "network" else value
-            elif name in places:
-                self._set(places[name], {name: value})
             elif name in sections and value is None:  # such as the replay of algorithms without one
                 continue
             else:
-                wrong.append(self._unknown(name, "config"))
+                try:
+                    self._set(places.get(name, "config"), {name: value})
+                except InputError as e:
+                    wrong += e.errors
         if wrong:
             raise InputError(*wrong)
         if tree:
@@ -152,8 +198,6 @@ class AlgorithmConfig:
             raise InputError(
                 f"algo.name: {name} in a config of {self.algo_name}: use jrl.api.{str(name).upper()}Config"
             )
-        if "num_envs" in tree.get("env", {}):
-            self._derived.pop("num_envs_per_env_runner", None)
         # copied at once: the caller's dicts are not ours
         self._merge(copy.deepcopy({**tree, "algo": algo} if "algo" in tree else dict(tree)))
 
@@ -164,13 +208,15 @@ class AlgorithmConfig:
         tree, found = copy.deepcopy(self._given), {}
         for name, group in self.names().items():
             key = self._arguments[group][name].key
+            if name in translation.BY_RULE:
+                continue
             *sections, last = key.split(".") if key else [""]
             place: Any = tree
             for section in sections:
                 place = place.get(section) if isinstance(place, dict) else None
             if key and isinstance(place, dict) and last in place:
                 found[name] = place.pop(last)
-        return found | self._derived | {section: rest for section, rest in tree.items() if rest}
+        return found | self._theirs | {section: rest for section, rest in tree.items() if rest}
 
     @classmethod
     def names(cls) -> dict[str, str]:
@@ -189,6 +235,8 @@ class AlgorithmConfig:
         return dict(cls().update_from_dict(keywords)._resolved(defaults=False))
 
     def _overriding(self, value: Mapping[str, Any]) -> dict[str, Any]:
+        if not self.algo_name:
+            return dict(value)
         other = type(self)().update_from_dict(value)
         tree = other._resolved(defaults=False)
         tree.get("algo", {}).pop("name", None)
@@ -197,47 +245,41 @@ class AlgorithmConfig:
     # ------------------------------------------------------------ reading
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole tree, defaults included; `from_dict` gives an equal config back."""
-        return self._resolved(defaults=True)
+        """The whole tree, defaults included; `from_dict` gives an equal config back. Of a config without an algorithm
+        what was set, for `update_from_dict`.
+        """
+        return self._resolved(defaults=True) if self.algo_name else self.arguments()
 
     def _resolved(self, *, defaults: bool) -> dict[str, Any]:
-        base = self._defaults() if defaults else {}
-        tree = config.merge(base, self._given)
-        order = [name for group in groups.DERIVED.values() for name in group]  # others follow from the earlier ones
-        for name, value in sorted(self._derived.items(), key=lambda item: order.index(item[0])):
-            if _is_search(value):
-                continue  # worked out in each trial
-            tree = config.merge(tree, self._follows(name, value, config.merge(self._defaults(), tree)))
-        tree = copy.deepcopy(tree)
+        if not self.algo_name:
+            raise InputError(
+                "AlgorithmConfig: it has no algorithm: choose an algorithm's, such as jrl.api.PPOConfig, and take this "
+                "over: PPOConfig().update_from_dict(shared)"
+            )
+        job, _ = self._job()
+        if job.faults:
+            raise InputError(*job.faults)
+        tree = copy.deepcopy(config.merge(config.merge(self._defaults() if defaults else {}, self._given), job.tree))
         if defaults or "algo" in tree:
             tree["algo"] = {"name": self.algo_name, **tree.get("algo", {})}
         return tree
 
-    def _follows(self, name: str, value: Any, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """What a derived argument makes of the tree."""
-        if name == "num_envs_per_env_runner":
-            return {"env": {"num_envs": value * max(1, tree["env_runners"]["num"])}}
-        if name == "num_learners":
-            return {"devices": {"learners": list(range(max(1, min(value, 65_537))))}}  # more than there can be
-        num_envs = tree["env"]["num_envs"]
-        if name == "train_batch_size":
-            if "replay" in tree and tree["replay"] is not None:
-                return {"replay": {"batch_size": value}}
-            if value % num_envs:
-                near = sorted({max(num_envs, value - value % num_envs), value + num_envs - value % num_envs})
-                raise InputError(
-                    f"train_batch_size {value} is not divisible by {num_envs} environments: "
-                    f"{' or '.join(map(str, near))} would do"
-                )
-            return {"rollout": {"length": value // num_envs}}
-        rows = num_envs * (tree["rollout"]["length"] or plan.LENGTH)
-        if value < 1 or rows % value:
-            closest = sorted(plan.divisors(rows), key=lambda n: abs(n - value))[:2]
-            raise InputError(
-                f"minibatch_size {value} does not divide the {rows} rows of an iteration: "
-                f"{' or '.join(map(str, sorted(closest)))} would do"
-            )
-        return {"algo": {"num_minibatches": rows // value}}
+    def _job(self) -> tuple[Job, dict[str, list[str]]]:
+        """What RLlib's names come to, with a line or several for each; searches are worked out in each trial."""
+        from jrl.algos import get_config_class
+
+        theirs = {name: value for name, value in self._theirs.items() if not _is_search(value)}
+        return translation.job(self.algo_name, get_config_class(self.algo_name), theirs, self._given)
+
+    def translations(self) -> list[str]:
+        """A line for each of RLlib's names that was given, with what became of it: `clip_param -> algo.clip_eps: 0.3`.
+        Names that are jrl's, too, have one where not all of it could be had.
+        """
+        places = self.names()
+        lines = [*self._said.values()]
+        for name, said in self._job()[1].items() if self.algo_name else ():
+            lines += [x for x in said if name not in places or "nearest" in x or ": dropped: " in x]
+        return lines
 
     @classmethod
     def _defaults(cls) -> dict[str, Any]:
@@ -260,11 +302,13 @@ class AlgorithmConfig:
             Path(path).write_text(text)
         return text
 
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> "AlgorithmConfig":
-        """The config of a tree, whose `algo.name` picks the class. Raises InputError."""
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "AlgorithmConfig":
+        """The config of a tree, whose `algo.name` picks the class; of arguments this class. Raises InputError."""
         from jrl import api
 
+        if cls.algo_name and "algo" not in data:
+            return cls().update_from_dict(data)
         name = data.get("algo", {}).get("name") if isinstance(data.get("algo"), Mapping) else None
         return api.config_class(name)().update_from_dict(data)
 
@@ -281,7 +325,7 @@ class AlgorithmConfig:
     def copy(self, copy_frozen: bool | None = None) -> Self:
         """An equal config; frozen or not as this one, or as told."""
         other = copy.copy(self)
-        other._given, other._derived = copy.deepcopy(self._given), dict(self._derived)
+        other._given, other._theirs, other._said = copy.deepcopy(self._given), dict(self._theirs), dict(self._said)
         other._frozen = self._frozen if copy_frozen is None else copy_frozen
         return other
 
@@ -289,29 +333,53 @@ class AlgorithmConfig:
         """From now on, setting raises AttributeError."""
         self._frozen = True
 
-    def build(self, env: Any = None) -> "Algorithm":
-        """The Algorithm, ready to train, in `env` if given; this config is copied and frozen. Raises InputError."""
+    def build(self, env: Any = None, logger_creator: Any = None, use_copy: bool = True) -> "Algorithm":
+        """The Algorithm, ready to train, in `env` if given; this config is copied and frozen. Raises InputError.
+
+        Args:
+          env: over that of the config.
+          logger_creator: RLlib's, which is not taken: see `debugging(log=..., out=...)`.
+          use_copy: RLlib's: a copy it is.
+        """
         from jrl import api
 
+        if logger_creator is not None:
+            raise InputError("logger_creator: leave it out: debugging(out=...) names the directory, log=[...] loggers")
+        if not self.algo_name:
+            self._resolved(defaults=True)  # says which config to choose
         return (self.algo_class or api.algorithm_class(self.algo_name))(self, env)
 
     build_algo = build
 
     def __getitem__(self, name: str) -> Any:
-        """The value of an argument by the name that methods take, or a section of the tree."""
+        """The value of an argument by the name that methods take, or by RLlib's; or a section of the tree."""
+        latest = translation.newest(name) or name
+        for given, value in self._theirs.items():
+            if translation.newest(given) == latest:
+                return value
         tree = self._resolved(defaults=True)
-        place = self.names().get(name)
-        if place is None:
-            if name in tree:
-                return tree[name]
+        place = self.names().get(latest)
+        if place is None and name in tree:
+            return tree[name]
+        if place is None and (name not in translation.KEYS or not translation.KEYS[name].ours):
             raise KeyError(self._unknown(name, "config"))
-        key = self._arguments[place][name].key
-        if key is None:
-            return self._derived.get(name)
-        value: Any = tree
+        key = self._arguments[place][latest].key if place else translation.KEYS[name].ours.partition(", ")[0]
+        if key is None:  # others follow from it, not it from others
+            return None
+        found: Any = tree
         for part in key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        return value
+            found = found.get(part) if isinstance(found, Mapping) else None
+        return found
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.update_from_dict({name: value})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """`config.lr = 1e-3` sets what `training(lr=1e-3)` sets."""
+        if name.startswith("_") or name == "algo_class":
+            object.__setattr__(self, name, value)
+        else:
+            self.update_from_dict({name: value})
 
     def get(self, name: str, default: Any = None) -> Any:
         """As `config[name]`; `default` where there is no such name."""
@@ -323,8 +391,6 @@ class AlgorithmConfig:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        if name in groups.ELSEWHERE:
-            raise AttributeError(f"{type(self).__name__} has no method {name}: {groups.ELSEWHERE[name]}")
         try:
             return self[name]
         except KeyError as e:
@@ -337,7 +403,7 @@ class AlgorithmConfig:
         return hash(self.to_yaml())
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._resolved(defaults=False)})"
+        return f"{type(self).__name__}({self.arguments()})"
 
 
 def _is_search(value: Any) -> bool:
@@ -351,6 +417,14 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
+
+
+def _same_key(a: str, b: str) -> bool:
+    return translation.newest(a) == translation.newest(b)
+
+
+for _group in (*groups.GROUPS, *groups.THEIRS):
+    setattr(AlgorithmConfig, _group, groups.method(_group, None, AlgorithmConfig._set))
 
 
 def make_class(name: str, algo_config: type) -> type[AlgorithmConfig]:

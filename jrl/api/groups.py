@@ -5,6 +5,7 @@ of an argument are those of its key, in `jrl.sections` and in the algorithm's Co
 """
 
 import dataclasses
+import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping
@@ -128,7 +129,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
 }
 
-# arguments from which keys follow, once the others are known: see AlgorithmConfig.tree
+# arguments that jrl.migrate works out, once the others are known
 DERIVED: dict[str, dict[str, tuple[Any, str]]] = {
     "env_runners": {
         "num_envs_per_env_runner": (int, "environments of each runner, or of this process without any: sets num_envs"),
@@ -142,15 +143,16 @@ DERIVED: dict[str, dict[str, tuple[Any, str]]] = {
         "minibatch_size": (int, "rows of a gradient step, of algorithms with minibatches: sets num_minibatches"),
     },
 }
-# methods of RLlib's configs that ours have not
-ELSEWHERE = {
-    "rollouts": "use env_runners()",
-    "framework": "JAX is the only one: leave it out",
-    "api_stack": "there is one: leave it out",
-    "rl_module": "networks are training(model={...})",
-    "multi_agent": "several agents are not part of jrl yet",
-    "offline_data": "learning from files is not part of jrl yet",
-    "experimental": "leave it out",
+# methods that only RLlib's configs have; their arguments are translated. What they have been renamed to, if anything
+THEIRS = {
+    "rollouts": "env_runners",
+    "framework": "framework",
+    "api_stack": "api_stack",
+    "rl_module": "rl_module",
+    "multi_agent": "multi_agent",
+    "offline_data": "offline_data",
+    "python_environment": "python_environment",
+    "experimental": "experimental",
 }
 ABOUT = {
     "environment": "What the policy acts in.",
@@ -206,6 +208,24 @@ def arguments(algo_config: type) -> dict[str, dict[str, Argument]]:
     return found
 
 
+class Shared:
+    """The arguments of all algorithms, group by group; those of one stand in its own class."""
+
+    def __get__(self, instance: Any, owner: type) -> dict[str, dict[str, Argument]]:
+        return _shared_arguments()
+
+
+@functools.cache
+def _shared_arguments() -> dict[str, dict[str, Argument]]:
+    from jrl import algos
+
+    found: dict[str, dict[str, Argument]] = {}
+    for name in algos.names():
+        for group, known in arguments(algos.get_config_class(name)).items():
+            found[group] = known | found.get(group, {})
+    return found
+
+
 def _fields(cls: type) -> list[dataclasses.Field]:
     return [f for f in dataclasses.fields(cls) if f.init and f.name != "name"]
 
@@ -229,24 +249,31 @@ def _shown(field: dataclasses.Field) -> str:
     return "required" if schema.is_required(field) else repr(schema.default_of(field))
 
 
-def method(group: str, given: Mapping[str, Argument], setter: Callable[..., Any]) -> Callable[..., Any]:
-    """A method `group(self, *, ...)` that hands its keywords to setter(self, group, keywords) and returns self."""
-    positional = {"environment": "env", "callbacks": "callbacks_class"}.get(group)
+def method(group: str, given: Mapping[str, Argument] | None, setter: Callable[..., Any]) -> Callable[..., Any]:
+    """A method `group(self, *, ...)` that hands its keywords to setter(self, group, keywords) and returns self.
+
+    Args:
+      given: the arguments that are its signature; None: it has none.
+    """
+    positional = {"environment": "env", "callbacks": "callbacks_class", "framework": "framework"}.get(group)
 
     def call(self, *args: Any, **keywords: Any) -> Any:
         if len(args) > (positional is not None):
             raise TypeError(f"{group}() takes keywords")
         if args and positional:
             keywords = {positional: args[0], **keywords}
-        setter(self, group, keywords)
+        setter(self, THEIRS.get(group, group), keywords)
         return self
 
+    call.__name__ = call.__qualname__ = group
+    call.__doc__ = ABOUT.get(group, "Takes the arguments that RLlib's method has: see `AlgorithmConfig.translations`.")
+    if given is None:
+        return call
     kinds = inspect.Parameter
     parameters = [kinds("self", kinds.POSITIONAL_OR_KEYWORD)]
     for name, argument in sorted(given.items(), key=lambda item: item[0] != positional):
         kind = kinds.POSITIONAL_OR_KEYWORD if name == positional else kinds.KEYWORD_ONLY
         parameters.append(kinds(name, kind, default=argument.default, annotation=argument.annotation))
-    call.__name__ = call.__qualname__ = group
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     lines = [f"  {name}: {argument.doc}".rstrip() for name, argument in given.items()]
     call.__doc__ = "\n".join([ABOUT[group], "", "Args:", *lines])

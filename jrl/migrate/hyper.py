@@ -148,7 +148,8 @@ def _atoms(job: Job, key: str, value: Any) -> None:
         return None
     if number == 1:
         return job.drop(key, "1: the mean, as algo.head expected")
-    job.put(key, "algo.head", "c51")
+    if job.settled("algo.head") is None:
+        job.put(key, "algo.head", "c51")
     return job.put(key, "algo.num_atoms", number)
 
 

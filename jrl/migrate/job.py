@@ -38,6 +38,7 @@ class Job:
     source: str  # RLlib's name, lower case
     config_class: type  # of the algorithm
     raw: Mapping[str, Any]  # as `canonical` gave them
+    base: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # a tree of ours that what is given goes over
     prefix: str = ""  # of their keys in lines
     inside: str = ""  # of ours
     tree: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -56,7 +57,7 @@ class Job:
         """What RLlib has where nothing is given, of the keys that say how long sequences are and how many are learned
         from at a time.
         """
-        if self.core is None or self.prefix:
+        if self.asked_core is None or self.prefix:
             return {}
         if not self.replays:
             return {} if "model.max_seq_len" in self.spelled else {"model.max_seq_len": _SEQUENCE}
@@ -87,10 +88,28 @@ class Job:
         return {f.name: f.default for f in dataclasses.fields(self.config_class)}
 
     @cached_property
-    def core(self) -> str | None:
-        """The memory that was asked for, by our name; None: none."""
+    def asked_core(self) -> str | None:
+        """The memory that was asked for in RLlib's words, by our name; None: none."""
         asked = (core for key, core in _CORES.items() if self.raw.get(self.spelled.get(key, "")) is True)
         return next(asked, WITH_MEMORY.get(self.source))
+
+    @cached_property
+    def core(self) -> str | None:
+        """The memory that there is, by our name; None: none."""
+        name = self.settled("network.core.name")
+        return self.asked_core or (name if isinstance(name, str) else None)
+
+    def settled(self, ours: str) -> Any:
+        """The value of a key in `base`; None where it is not set there."""
+        found: Any = self.base
+        for part in ours.split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        return found
+
+    def count(self, ours: str) -> int | None:
+        """As `settled`, of a key that holds a whole number."""
+        found = self.settled(ours)
+        return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
 
     @cached_property
     def sizes(self) -> "Sizes":
@@ -183,11 +202,14 @@ class Sizes:
         self.runners = number("num_env_runners", least=0)
         each = number("num_envs_per_env_runner", least=1)
         self.known = self.runners is not None or each is not None
-        self.num_envs = max(1, self.runners or 0) * (each or 1) if self.known else _DEFAULT_ENVS
+        self.num_envs = max(1, self.runners or 0) * (each or 1)
+        if not self.known:
+            self.num_envs = job.count("env.num_envs") or _DEFAULT_ENVS
         self.fragment = number("rollout_fragment_length", least=1)
         learners = number("num_learners", least=0) or 1
         gpus = number("num_gpus", least=0, whole=False) or 0
-        self.devices = int(max(gpus, learners, 1))
+        settled = job.settled("devices.learners") or ()
+        self.devices = int(max(gpus, learners, len(settled) if isinstance(settled, list | tuple) else 1, 1))
         self.shared = self.num_envs % self.devices == 0
         self.batch = number("train_batch_size", least=1)
         if self.batch is None and (share := number("train_batch_size_per_learner", least=1)):
@@ -197,7 +219,7 @@ class Sizes:
         self.length = self.fragment
         if self.batch is not None and not (self.sequences and self.fragment):
             self.length = max(1, round(self.batch / self.num_envs))
-        self.steps = self.length or _DEFAULT_LENGTH
+        self.steps = self.length or job.count("rollout.length") or _DEFAULT_LENGTH
         self.rows = self.num_envs * self.steps
         self.sequence = self._sequence(job)  # steps that are learned from together; None: there is no memory
         minibatch = number("minibatch_size", least=1)
@@ -213,12 +235,15 @@ class Sizes:
             elif self.sequence and (default := job.fields["num_minibatches"]) not in counts:
                 self.fitted = min(counts, key=lambda n: abs(n - default))
         self.train_every: int | None = None
+        updates = job.settled("replay.updates_per_step")
         self.updates_per_step = sections.ReplayConfig().updates_per_step
+        if isinstance(updates, int | float):
+            self.updates_per_step = updates
         if job.replays:
             self._replay(job)
 
     def _sequence(self, job: Job) -> int | None:
-        given = job.number("model.max_seq_len", least=1) if job.core else None
+        given = job.number("model.max_seq_len", least=1) or job.count("network.max_seq_len") if job.core else None
         if job.core is None or job.replays:
             return (given or _SEQUENCE) if job.core else None
         if given is None or getattr(job.config_class, "whole_sequences", False):
@@ -318,7 +343,8 @@ def asks(value: Any) -> bool:
 
 NESTED = ("model", "optimizer", "optimization", "replay_buffer_config", "multiagent", "policy_model_config",
            "q_model_config", "policy_model", "Q_model", "checkpoint_config")  # fmt: skip
-_RENAMED = {"model_config": "model", "_model_config": "model", "model_config_dict": "model",
+_RENAMED = {"optimization_config": "optimization", "model_config": "model", "_model_config": "model",
+            "model_config_dict": "model",
             "multi_agent": "multiagent"}  # fmt: skip
 
 

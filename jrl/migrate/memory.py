@@ -14,7 +14,7 @@ def begin(job: Job) -> None:
     """What follows from the algorithm's name: its core, and sequences as RLlib has them by default."""
     for key, value in job.implied.items():
         RULES[key](job, f"{job.source.upper()}'s {key}", value)
-    if job.core and not any(job.given.get(key) for key in _SWITCHES.values()):
+    if job.asked_core and not any(job.given.get(key) for key in _SWITCHES.values()):
         job.put("run", "network.core.name", job.core, f"{job.source} has a memory")
 
 

@@ -180,7 +180,7 @@ def _filter(job: Job, key: str, value: Any) -> None:
 def _mask(job: Job, key: str, value: Any) -> None:
     if value == "action_mask":
         return job.drop(key, "action_mask: what jrl reads")
-    return job.drop(key, f"call the item of the observation action_mask, not {value}")
+    return job.lack(key, f"call the item of the observation action_mask, not {value}")
 
 
 @rule("num_gpus", "num_learners")

@@ -9,6 +9,7 @@ from jrl import algos, api, config, schema
 from jrl.api import Algorithm, AlgorithmConfig, DQNConfig, PPOConfig, SACConfig
 from jrl.api.groups import GROUPS
 from jrl.errors import InputError
+from jrl.migrate import KEYS, migrate
 
 
 def test_the_builder_writes_the_tree_that_yaml_holds(tmp_path):
@@ -86,33 +87,35 @@ def test_what_is_derived_follows_the_other_keys_whatever_the_order():
         made.env_runners(num_envs=8, num_env_runners=0).training(train_batch_size=400).to_run_config().env.num_envs == 8
     )
     assert DQNConfig().environment("CartPole-v1").training(train_batch_size=32).to_run_config().replay.batch_size == 32
-    with pytest.raises(InputError, match="train_batch_size 401 is not divisible by 8 environments: 400 or 408"):
-        made.training(train_batch_size=401).to_run_config()
-    with pytest.raises(InputError, match="minibatch_size 99 does not divide the 400 rows of an iteration: 80 or 100"):
-        made.training(train_batch_size=400, minibatch_size=99).to_run_config()
+    assert made.training(train_batch_size=401, minibatch_size=99).to_run_config().rollout.length == 50
+    assert made.to_run_config().algo.num_minibatches == 4
+    assert made.translations() == [
+        "train_batch_size -> rollout.length: 50  (the nearest: 8 environments x 50 steps = 400 rows, not 401)",
+        "minibatch_size -> algo.num_minibatches: 4  (the nearest that divides 400 rows: 4 x 100 rows, not 99; "
+        "jrl's default)",
+    ]
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         (lambda c: c.training(lrr=1), "training: ppo has no argument lrr: did you mean lr"),
-        (lambda c: c.training(clip_param=0.1), "did you mean clip_eps"),
+        (lambda c: c.training(clip_parm=0.1), "did you mean clip_param"),
+        (lambda c: c.training(clip_param="high").to_run_config(), r"algo\.clip_eps: expected"),
         (lambda c: c.training(use_lstm=True), r"did you mean model, with core\.name\?"),
         (lambda c: c.training(max_seq_len=20), r"did you mean model, with max_seq_len\?"),
-        (lambda c: c.training(model={"use_lstm": True}).to_run_config(), r"did you mean network\.core\.name\?"),
-        (
-            lambda c: c.training(model={"core": {"name": "lstm"}, "lstm_cell_size": 9}).to_run_config(),
-            r"did you mean network\.core\.size\?",
-        ),
-        (lambda c: c.training(model={"custom_model": "my.Net"}).to_run_config(), r"did you mean network\.torso\?"),
-        (lambda c: c.training(model={"framestack": True}).to_run_config(), r"did you mean env\.frame_stack\?"),
-        (lambda c: c.environment(action_mask_key="legal"), r"did you mean action_mask_info\?"),
-        (lambda c: c.training(horizon=3), r"horizon is an argument of environment\(\)"),
-        (lambda c: c.env_runners(num_workers=2), "did you mean num_env_runners"),
+        (lambda c: c.training(model={"custom_model": "my.Net"}), r"training: model\.custom_model: .* network\.torso"),
+        (lambda c: c.training(optimizer={"nesterov": True}), "ppo has no argument optimizer.nesterov"),
+        (lambda c: c.environment(action_mask_key="legal"), "call the item of the observation action_mask"),
+        (lambda c: c.training(frame_stack=3), r"frame_stack is an argument of environment\(\)"),
+        (lambda c: c.multi_agent(policies={"a", "b"}), "multi_agent: policies: multi-agent training is not part"),
+        (lambda c: c.offline_data(input_="/data"), "offline_data: input_: jrl does not read or write"),
+        (lambda c: c.callbacks(on_train_result=print), "derived from jrl.api.Callbacks"),
+        (lambda c: c.build(logger_creator=print), "logger_creator: leave it out"),
         (lambda c: c.update_from_dict({"nonsense_key": 1}), "ppo has no argument nonsense_key"),
         (lambda c: c.training(gamma=2).to_run_config(), r"algo.gamma: expected a number in \[0, 1\]"),
         (lambda c: c.copy().environment("CartPole-v99").validate(), "CartPole-v99"),
-        (lambda c: AlgorithmConfig(), "choose an algorithm's"),
+        (lambda c: AlgorithmConfig().build(), "choose an algorithm's"),
         (lambda c: AlgorithmConfig.from_dict({"algo": {"name": "ppoo"}}), "unknown algorithm 'ppoo'"),
         (lambda c: c.update_from_dict({"algo": {"name": "dqn"}}), "use jrl.api.DQNConfig"),
         (lambda c: c.env_runners(exploration_config={"type": "SoftQQ"}), "SoftQQ"),
@@ -190,11 +193,108 @@ def test_names_of_the_api():
         api.PPPO  # noqa: B018
 
 
-def test_what_rllib_has_and_jrl_has_not_is_said():
-    with pytest.raises(AttributeError, match=r"no method rollouts: use env_runners\(\)"):
-        PPOConfig().rollouts(num_rollout_workers=2)
-    with pytest.raises(AttributeError, match="not part of jrl yet"):
-        PPOConfig().multi_agent(policies={})
+# ---------------------------------------------------------------- RLlib's names
+
+
+def test_rllibs_names_become_ours_and_it_is_said():
+    made = (
+        PPOConfig()
+        .environment("CartPole-v1", disable_env_checking=True)
+        .framework("torch")
+        .api_stack(enable_rl_module_and_learner=True, enable_env_runner_and_connector_v2=True)
+        .rollouts(num_rollout_workers=0, observation_filter="MeanStdFilter")
+        .resources(num_gpus=0)
+        .training(
+            num_sgd_iter=6, clip_param=0.3, vf_loss_coeff=0.5, model={"fcnet_hiddens": [32], "vf_share_layers": True}
+        )
+    )
+    cfg = made.to_run_config()
+    assert (cfg.algo.num_epochs, cfg.algo.clip_eps, cfg.algo.vf_coef, cfg.algo.normalize_obs) == (6, 0.3, 1.0, True)
+    assert (cfg.network.hidden, cfg.network.shared, cfg.env_runners.num) == ((32,), True, 0)
+    said = made.translations()
+    for line in (
+        "num_rollout_workers -> num_env_runners: 0",
+        "framework: dropped: JAX is the only framework",
+        "observation_filter -> algo.normalize_obs: true",
+        "clip_param -> algo.clip_eps: 0.3",
+        "vf_loss_coeff -> algo.vf_coef: 1.0  (2 x 0.5, of half the squared error; jrl's default)",
+        "model.fcnet_hiddens -> network.hidden: [32]",
+    ):
+        assert line in said or line.replace("; jrl's default", "") in said, (line, said)
+    assert PPOConfig().training(lr=1.0, train_batch_size=1024).environment("x").translations() == []
+
+
+@pytest.mark.parametrize("given", [{"train_batch_size": 4000, "minibatch_size": 128}, {"train_batch_size": 4000}])
+def test_builder_and_migration_mean_the_same(given):
+    built = PPOConfig().environment("CartPole-v1").training(**given).to_run_config()
+    assert built == config.from_dict(migrate({"env": "CartPole-v1", **given}, algo="PPO").config)
+    assert built.rollout.length == 500
+
+
+def test_the_later_of_two_names_counts():
+    made = PPOConfig().environment("CartPole-v1").training(clip_param=0.3).training(clip_eps=0.1)
+    assert made.clip_eps == made.to_run_config().algo.clip_eps == 0.1
+    assert made.training(clip_param=0.4).to_run_config().algo.clip_eps == made.clip_param == 0.4
+    assert made.training(num_sgd_iter=3).training(num_epochs=5).to_run_config().algo.num_epochs == 5
+    assert made.training(minibatch_size=64).training(num_minibatches=2).to_run_config().algo.num_minibatches == 2
+    made.training(model={"fcnet_hiddens": [8]}).training(model={"hidden": [16]})
+    assert made.to_run_config().network.hidden == (16,)
+
+
+def test_sizes_follow_from_both_kinds_of_names():
+    made = DQNConfig().environment("CartPole-v1").training(replay_buffer_config={"updates_per_step": 0.25})
+    made.training(target_network_update_freq=400, double_q=True, n_step=3, num_atoms=11)
+    cfg = made.to_run_config()
+    assert (cfg.algo.target_update_every, cfg.algo.double, cfg.replay.n_step) == (100, True, 3)
+    assert (cfg.algo.head, cfg.algo.num_atoms) == ("c51", 11)
+    made.training(replay_buffer_config={"type": "PrioritizedEpisodeReplayBuffer", "alpha": 0.5, "capacity": 500})
+    cfg = made.to_run_config()
+    assert (cfg.replay.prioritized, cfg.replay.priority_alpha, cfg.replay.capacity) == (True, 0.5, 500)
+    made = PPOConfig().environment("CartPole-v1").env_runners(num_envs=16)
+    made.training(model={"use_lstm": True, "lstm_cell_size": 32, "max_seq_len": 16}, minibatch_size=128)
+    cfg = made.to_run_config()
+    assert (cfg.network.core.name, cfg.network.core.size, cfg.network.max_seq_len) == ("lstm", 32, 16)
+    assert cfg.algo.num_minibatches == 16
+    made = PPOConfig().environment("x").training(model={"core": {"name": "lstm"}, "lstm_cell_size": 9})
+    assert made.to_run_config().network.core.size == 9
+
+
+def test_every_name_that_the_migration_knows_is_taken():
+    """By all configs, whatever becomes of it: what jrl has nothing for says so."""
+    for name, key in KEYS.items():
+        if name in ("stop", "run", "algo", "algo_class", "config"):
+            continue
+        for made in (PPOConfig(), DQNConfig(), SACConfig()):
+            try:
+                made.update_from_dict({name: None if key.lacking else False})
+            except InputError as e:
+                assert "has no argument" not in str(e), name
+            assert not key.lacking or made.translations() or name == "learner_connector"
+
+
+def test_settings_that_several_share():
+    shared = AlgorithmConfig().environment("CartPole-v1").training(lr=0.1, gamma=0.9, num_sgd_iter=2).debugging(seed=3)
+    for made in (PPOConfig().update_from_dict(shared), PPOConfig().update_from_dict(shared.to_dict())):
+        cfg = made.to_run_config()
+        assert (cfg.env.id, cfg.algo.lr, cfg.algo.gamma, cfg.algo.num_epochs) == ("CartPole-v1", 0.1, 0.9, 2)
+        assert cfg.run.seed == 3
+    assert DQNConfig().update_from_dict(shared).gamma == 0.9
+    assert type(AlgorithmConfig(algo_class=api.PPO)) is PPOConfig
+    with pytest.raises(InputError, match="has no argument lrr"):
+        AlgorithmConfig().training(lrr=1)
+    with pytest.raises(InputError, match="dqn has no argument clip_eps"):
+        DQNConfig().update_from_dict(AlgorithmConfig().training(clip_eps=0.1))
+
+
+def test_settings_by_assignment():
+    made = PPOConfig().environment("CartPole-v1")
+    made.lr, made["gamma"], made.num_sgd_iter = 0.1, 0.9, 3
+    cfg = made.to_run_config()
+    assert (cfg.algo.lr, cfg.algo.gamma, cfg.algo.num_epochs) == (0.1, 0.9, 3)
+    assert (made.num_sgd_iter, made.copy().num_epochs, made.num_gpus_per_worker) == (3, 3, 0.0)
+    with pytest.raises(InputError, match="has no argument lrr"):
+        made.lrr = 1
+    assert PPOConfig().update_from_dict(made.arguments()) == made
 
 
 def test_a_dict_of_arguments_is_no_old_config():

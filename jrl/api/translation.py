@@ -1,0 +1,85 @@
+"""RLlib's names in an AlgorithmConfig, and what they make of its tree. The table of them is `jrl.migrate`'s."""
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from jrl import sections
+from jrl.hyper import NetworkConfig
+from jrl.migrate import KEYS, memory
+from jrl.migrate.job import Job, canonical, translate
+
+# arguments of ours that stand for more than their key in RLlib, where a number of atoms makes the head distributional
+BY_RULE = {"num_atoms"}
+# a section of ours that an argument takes as a dict -> RLlib's dict of the same name, and the keys that are ours
+_DICTS: dict[str, tuple[str, set[str]]] = {
+    "network": ("model", {f.name for f in dataclasses.fields(NetworkConfig)}),
+    "replay": ("replay_buffer_config", {f.name for f in dataclasses.fields(sections.ReplayConfig)}),
+}
+
+
+def newest(name: str) -> str | None:
+    """The newest name of a key of RLlib's; None for what is none."""
+    return KEYS[name].name if name in KEYS else None
+
+
+def same_key(name: str, key: str | None) -> bool:
+    """Whether a key of RLlib's becomes this key of ours and nothing beside; None: a key that follows from it."""
+    return key is None or KEYS[name].ours == key
+
+
+def spelled(name: str, value: Any) -> dict[str, Any]:
+    """The keys of the table that a name stands for: `optimizer={"epsilon": 1}` is optimizer.epsilon."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):  # RLlib's DefaultModelConfig
+        value = dataclasses.asdict(value)
+    return dict(canonical({name: value}))
+
+
+def split(key: str, value: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of a dict for a section of ours, (what is ours, RLlib's keys as the table has them)."""
+    theirs, own = _DICTS.get(key, ("", set(value)))
+    found = {name: f"{theirs}.{name}" for name in value if name not in own and f"{theirs}.{name}" in KEYS}
+    ours = {name: given for name, given in value.items() if name not in found}
+    return ours, {found[name]: value[name] for name in found}
+
+
+def forgotten(theirs: Iterable[str], keys: Iterable[str]) -> list[str]:
+    """Those of RLlib's names that say the same as keys of ours that are set now: the later of two counts."""
+    keys = set(keys)
+    return [name for name in theirs if KEYS[name].ours in keys]
+
+
+def job(algo: str, config_class: type, theirs: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Job, dict]:
+    """The translation of RLlib's names over a tree of ours, and the lines of each name.
+
+    Args:
+      algo, config_class: the algorithm.
+      theirs: RLlib's names and values.
+      given: our tree, without defaults.
+    """
+    found = Job(algo, algo, config_class, dict(_with_sizes(theirs, given, config_class)), base=given)
+    memory.begin(found)
+    lines = {"": list(found.lines)}
+    for name in theirs:
+        before = len(found.lines)
+        translate(found, [name])
+        lines[name] = found.lines[before:]
+    return found, lines
+
+
+def _with_sizes(theirs: Mapping[str, Any], given: Mapping[str, Any], config_class: type) -> Iterator[tuple[str, Any]]:
+    """RLlib's names, and of our tree what their rules read."""
+    yield from theirs.items()
+    names = {newest(name) for name in theirs}
+    at = lambda section, key: (given.get(section) or {}).get(key)
+    if "num_envs_per_env_runner" in names and isinstance(runners := at("env_runners", "num"), int):
+        yield "num_env_runners", runners
+    if not getattr(config_class, "uses_replay", False) and isinstance(length := at("rollout", "length"), int):
+        yield "rollout_fragment_length", length
+
+
+def near(name: str, among: Iterable[str]) -> str | None:
+    """The name of RLlib's, or of those given, that the writer of `name` most likely meant."""
+    found = difflib.get_close_matches(name, {*among, *(n for n in KEYS if "." not in n)}, 1, 0.75)
+    return found[0] if found else None

@@ -5,86 +5,48 @@
     found = locate(path); meta = read_meta(found); state = restore(found, "learner", template)
 
 A save goes to a temporary directory that is renamed when it is complete, and runs beside training. Nothing is pickled.
+`checkpoint.json` is read by `jrl.checkpoint_file`, which trusts nothing of it.
 """
 
 import concurrent.futures
 import contextlib
 import errno
-import hashlib
-import importlib.metadata
-import json
 import logging
 import math
 import os
 import shutil
+import sys
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import psutil
 
-from jrl.config import CheckpointConfig, RunConfig, to_dict
+from jrl import checkpoint_file, files
+from jrl.checkpoint_file import FILE, FORMAT, env_observation, meta, read_meta, space_to_json, spec
+from jrl.config import CheckpointConfig
 from jrl.errors import InputError
-from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, PyTree, Space, Tuple
+from jrl.types import PyTree
 
-FORMAT = 1
+__all__ = [
+    "FORMAT", "Checkpointer", "damaged", "env_observation", "exists", "fitting", "locate", "meta", "on_host", "read",
+    "read_meta", "restore", "run_of", "space_to_json", "spec", "write",
+]  # fmt: skip
+
 Renew = Callable[[PyTree, PyTree], PyTree]
-_FILE = "checkpoint.json"
 _OVERHEAD = 1_000_000  # bytes of a checkpoint beside its arrays
-_UNFINISHED = ".unfinished"  # suffix of a directory that is being written or deleted
-
-
-def meta(cfg: RunConfig, spec: EnvSpec, *, counters: Mapping[str, float], **more: Any) -> dict[str, Any]:
-    """What is stored beside the arrays, as JSON.
-
-    Args:
-      cfg: of the run.
-      spec: of its environments.
-      counters: iteration, env_steps, time_s.
-      more: further entries; numbers that are not finite become strings.
-    """
-    config = to_dict(cfg)
-    text = json.dumps(config, sort_keys=True)
-    written = lambda space: None if space is None else space_to_json(space)
-    return {
-        "format": FORMAT,
-        "jrl": importlib.metadata.version("jrl"),
-        "jax": jax.__version__,
-        **counters,
-        "config": config,
-        "config_hash": hashlib.sha256(text.encode()).hexdigest()[:16],
-        "spec": {
-            "observation": written(spec.observation),
-            "action": written(spec.action),
-            "env_action": written(spec.env_action),
-            "env_observation": written(spec.env_observation),
-            "max_episode_steps": spec.max_episode_steps,
-        },
-        **more,
-    }
-
-
-def spec(meta: Mapping[str, Any]) -> EnvSpec:
-    """The spaces that a checkpoint was trained in, for one environment."""
-    found = meta["spec"]
-    env_action = None if found["env_action"] is None else _space_from_json(found["env_action"])
-    observation, action = _space_from_json(found["observation"]), _space_from_json(found["action"])
-    return EnvSpec(observation, action, 1, found["max_episode_steps"], env_action)
-
-
-def env_observation(meta: Mapping[str, Any]) -> Space | None:
-    """The environment's own observation space, where the policy sees another; None: it sees the environment's."""
-    found = meta["spec"].get("env_observation")  # checkpoints of earlier versions have no such entry
-    return None if found is None else _space_from_json(found)
+_UNFINISHED = ".unfinished"  # suffix of what is being written or deleted
 
 
 class Checkpointer:
     """Writes the checkpoints of one run. Use as a context manager: leaving it waits for the save under way."""
 
     def __init__(self, directory: Path, keep: CheckpointConfig | None = None):
-        self._directory, self._keep = directory.absolute(), keep or CheckpointConfig()
+        self._directory, self._keep = files.absolute(directory), keep or CheckpointConfig()
+        self._reserve, self._room = files.Reserve(self._directory / f"reserve{_UNFINISHED}"), 0
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
         self.last_saved: int | None = None
@@ -95,10 +57,11 @@ class Checkpointer:
             probe = self._directory / f"probe{_UNFINISHED}"
             probe.touch()
             probe.unlink()
+            self._reserve.release()
             for left in self._directory.glob(f"*{_UNFINISHED}"):  # by a process that was killed
                 shutil.rmtree(left, ignore_errors=True)
         except OSError as e:
-            raise InputError(f"run.out: cannot write to {self._directory}: {e.strerror}: choose another --out") from e
+            raise files.unwritable(self._directory, e) from e
         return self
 
     def __exit__(self, kind: object, *exc: object) -> None:
@@ -107,6 +70,18 @@ class Checkpointer:
                 self.wait()
         finally:
             self._pool.shutdown()  # waits: a process that ended now would lose the save
+            self._reserve.release()
+
+    def reserve(self, parts: Mapping[str, PyTree]) -> bool:
+        """Keeps room on the disk for one more checkpoint of these parts, to be used when there is no other; whether
+        there is so much.
+        """
+        self._room = _size(parts) + _OVERHEAD // 2
+        return self._reserve.keep(self._room)
+
+    def make_room(self) -> bool:
+        """Gives up the room that was kept; whether there was any."""
+        return self._reserve.release()
 
     def save(self, iteration: int, parts: Mapping[str, PyTree], meta: dict[str, Any]) -> None:
         """Copies the parts of the state, such as "learner", to the host, then writes them in the background.
@@ -132,14 +107,48 @@ class Checkpointer:
         if pending is not None:
             try:
                 pending.result()
-            except (OSError, ValueError) as e:  # tensorstore has errors of its own kind for a full disk
+            except (OSError, ValueError) as e:
+                self.last_saved = None
                 raise InputError(
                     f"checkpoint: cannot write to {self._directory}: {_first_line(e)}: "
                     "earlier checkpoints are complete: free space, then continue with --resume"
                 ) from e
 
+    def rescue(self, iteration: int, parts: Mapping[str, PyTree], meta: dict[str, Any]) -> bool:
+        """Saves what a run that fails has learned, in the room that was kept if there is no other; whether it could."""
+        with contextlib.suppress(InputError):
+            self.wait()  # the save before this one may be what failed
+        if self.last_saved == iteration:
+            return True
+        self.make_room()
+        try:
+            self.save(iteration, parts, meta)
+            self.wait()
+        except InputError:
+            return False
+        return True
+
+    def improves(self, metrics: Mapping[str, Any]) -> bool:
+        """Whether a checkpoint with these metrics would be the best by `checkpoint.keep_best_by`."""
+        name = self._keep.keep_best_by
+        if name is None or not math.isfinite(_number(metrics.get(name))):
+            return False
+        self.wait()
+        mine = 1 + max(known := _metas(self._directory), default=0)
+        return _best({**known, mine: {"metrics": metrics}}, name, self._keep.keep_best) == mine
+
     def _write(self, iteration: int, parts: Mapping[str, PyTree], meta: dict[str, Any]) -> None:
-        earlier = {n: read_meta(self._directory / str(n)) for n in _steps(self._directory) if n < iteration}
+        try:
+            self._write_in(iteration, parts, meta)
+        except (OSError, ValueError) as e:
+            if not files.no_room(e) or not self.make_room():
+                raise
+            self._write_in(iteration, parts, meta)
+        if self._room:  # what was deleted may have made some
+            self._reserve.keep(self._room)
+
+    def _write_in(self, iteration: int, parts: Mapping[str, PyTree], meta: dict[str, Any]) -> None:
+        earlier = {n: m for n, m in _metas(self._directory).items() if n < iteration}
         every = self._keep.keep_every
         before = max((m["env_steps"] for m in earlier.values()), default=-1)
         meta["keep"] = every is not None and meta["env_steps"] // every > before // every
@@ -179,18 +188,26 @@ def write(directory: Path, parts: Mapping[str, PyTree], meta: dict[str, Any]) ->
         logging.getLogger(name).setLevel(logging.CRITICAL)
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    needed, free = sum(x.nbytes for x in jax.tree.leaves(parts)) + _OVERHEAD, shutil.disk_usage(directory).free
+    needed, free = _size(parts), shutil.disk_usage(directory).free
     if free < needed:  # before a hundred threads find out
-        raise OSError(errno.ENOSPC, f"{needed / 1e6:.1f} MB are needed, {free / 1e6:.1f} MB are free")
-    for part, tree in parts.items():
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
-            writer.save(directory / part, args=ocp.args.StandardSave(tree))
-    content = {**meta, "checksums": {part: _checksum(tree) for part, tree in parts.items()}}
-    with (directory / _FILE).open("w") as file:
-        json.dump(_plain(content), file, indent=1, allow_nan=False)
-        file.flush()
-        os.fsync(file.fileno())
+        raise OSError(
+            errno.ENOSPC, f"{needed / 1e6:.1f} MB are needed, {free / 1e6:.1f} MB are free", str(directory.parent)
+        )
+    try:
+        for part, tree in parts.items():
+            with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as writer:
+                writer.save(directory / part, args=ocp.args.StandardSave(tree))
+    except ValueError as e:
+        if not files.no_room(e):
+            raise
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory.parent)) from e
+    checkpoint_file.write(directory, {**meta, "checksums": {part: _checksum(tree) for part, tree in parts.items()}})
     _sync(directory)
+
+
+def _size(parts: Mapping[str, PyTree]) -> int:
+    """Bytes that a checkpoint takes at most."""
+    return sum(x.nbytes for x in jax.tree.leaves(parts)) + _OVERHEAD
 
 
 def locate(path: Path, *, best: bool = False) -> Path:
@@ -201,50 +218,34 @@ def locate(path: Path, *, best: bool = False) -> Path:
     Raises:
       InputError: there is none.
     """
-    path = path.absolute()
+    path = files.absolute(path)
     if not path.exists():
         raise InputError(f"checkpoint: {path} does not exist: give a run directory or a checkpoint inside it")
-    if (path / _FILE).is_file():
+    if (path / FILE).is_file():
         return path
     for parent in (path / "checkpoints", path):
         steps = _steps(parent)
         if steps and not best:
             return parent / str(steps[-1])
         if steps:
-            metas = {n: read_meta(parent / str(n)) for n in steps}
-            keep = metas[steps[-1]]["config"]["checkpoint"]
-            found = _best(metas, keep["keep_best_by"], keep["keep_best"])
+            keep = read_meta(parent / str(steps[-1]))["config"].get("checkpoint", {})
+            found = _best(_metas(parent), keep.get("keep_best_by"), keep.get("keep_best", "max"))
             if found is None:
                 raise InputError(f"checkpoint: {path} was not trained with checkpoint.keep_best_by: leave out --best")
             return parent / str(found)
     raise InputError(f"checkpoint: {path} holds no complete checkpoint: give a run directory or a checkpoint inside it")
 
 
-def read_meta(checkpoint: Path) -> dict[str, Any]:
-    """Counters, config and spaces of a checkpoint.
-
-    Raises:
-      InputError: it is not a checkpoint of jrl, or of a later format.
-    """
-    try:
-        found = json.loads((checkpoint / _FILE).read_text())
-        version = found["format"]
-        if not isinstance(version, int):
-            raise ValueError(f"format {version!r}")
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise InputError(f"checkpoint: {checkpoint} is damaged or not made by jrl: use an earlier one") from e
-    if version > FORMAT:
-        raise InputError(f"checkpoint: {checkpoint} has format {version}, this jrl reads up to {FORMAT}: update jrl")
-    _renamed(found.get("config", {}))
-    return found
+def exists(directory: Path) -> bool:
+    """Whether a run directory has a complete checkpoint, or is one."""
+    return (directory / FILE).is_file() or any(_steps(parent) for parent in (directory / "checkpoints", directory))
 
 
-def _renamed(config: dict[str, Any]) -> None:
-    """Brings names of earlier versions in a stored config to the present ones."""
-    if (devices := config.get("run", {}).pop("devices", 1)) > 1:
-        config["devices"] = {"learners": list(range(devices))}
-    if "episodes" in (evaluation := config.get("evaluation", {})):
-        evaluation["duration"] = evaluation.pop("episodes")
+def run_of(path: Path) -> Path | None:
+    """The run directory that is meant, itself or by a checkpoint in it; None: by a checkpoint that lies alone."""
+    if not (path / FILE).is_file():
+        return path.parent if path.name == "checkpoints" else path
+    return path.parent.parent if path.parent.name == "checkpoints" else None
 
 
 def restore(checkpoint: Path, part: str, template: PyTree, renew: Renew | None = None) -> PyTree:
@@ -260,7 +261,7 @@ def restore(checkpoint: Path, part: str, template: PyTree, renew: Renew | None =
     """
     if not jax.tree.leaves(template):
         return template
-    like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), template)
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), template)
     return fitting(checkpoint, part, read(checkpoint, part, like, renew), like)
 
 
@@ -287,22 +288,59 @@ def read(checkpoint: Path, part: str, like: PyTree = None, renew: Renew | None =
     Raises:
       InputError: the part is not there, has another structure, or is damaged.
     """
-    import orbax.checkpoint as ocp
-
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
     known = read_meta(checkpoint).get("checksums", {})
     if part not in known:
         raise _misfit(checkpoint, part, "it holds " + (", ".join(known) or "nothing"))
     try:
-        with ocp.StandardCheckpointer() as reader:
-            found = reader.restore(checkpoint / part)
-    except (ValueError, KeyError, TypeError, OSError) as e:
-        raise _misfit(checkpoint, part, _first_line(e)) from e
-    if _checksum(found) != known[part]:
-        raise InputError(f"checkpoint: {checkpoint} is damaged: its {part} is not what was written: use an earlier one")
+        found = _whole(checkpoint, part, known[part])
+    # whatever is wrong in files that nobody has looked at yet; without a template there is nothing that may not fit
+    except (Exception, MemoryError) as e:
+        raise damaged(checkpoint, f"its {part}: {_first_line(e)}") from e
     if renew is not None:
         found = renew(found, like)
     return found if like is None else _in_structure(checkpoint, part, found, like)
+
+
+def damaged(checkpoint: Path, why: str) -> InputError:
+    """The error of a checkpoint that is not as it was written; it names the latest other one that is whole."""
+    return checkpoint_file.damaged(checkpoint, why, next(filter(_is_whole, checkpoint_file.others(checkpoint)), None))
+
+
+def _whole(checkpoint: Path, part: str, checksum: str) -> PyTree:
+    """The arrays of a part. Raises whatever shows that they are not what was written."""
+    import orbax.checkpoint as ocp
+
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    with _quiet(), ocp.StandardCheckpointer() as reader:
+        described = reader.metadata(checkpoint / part).item_metadata
+        if described is None:
+            raise ValueError("its files cannot be read")
+        size = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(described.tree))
+        if size > (there := psutil.virtual_memory().total):
+            raise ValueError(f"it would take {size / 2**30:,.0f} GiB of memory, of {there / 2**30:,.0f} GiB")
+        found = reader.restore(checkpoint / part)
+    if _checksum(found) != checksum:
+        raise ValueError("it is not what was written")
+    return found
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Does not print that Orbax, after an error, has closed the event loop that tensorstore still calls."""
+    before = sys.unraisablehook
+    sys.unraisablehook = lambda e: None if "Event loop is closed" in str(e.exc_value) else before(e)
+    yield
+    sys.unraisablehook = before  # not after an error: the calls come late
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    meta = checkpoint_file.readable(checkpoint)
+    try:
+        for part, checksum in (meta or {"checksums": {"": ""}})["checksums"].items():
+            _whole(checkpoint, part, checksum)
+    except (Exception, MemoryError):
+        return False
+    return True
 
 
 # what rounding has lost of a sum (`ops.sums`) -> the sum
@@ -338,16 +376,6 @@ def _named(tree: PyTree) -> dict[str, Any]:
     return {_name(path): x for path, x in jax.tree.leaves_with_path(tree)}
 
 
-def differences(saved: dict[str, Any], now: RunConfig) -> list[str]:
-    """The keys in which two configs differ, as `key: saved -> now`; what does not touch learning is left out."""
-    from jrl.schema import flatten
-
-    old, new = flatten(saved), flatten(to_dict(now))
-    skip = ("run.out", "run.log", "run.compile_cache", "stop", "checkpoint", "evaluation")
-    keys = [k for k in {**old, **new} if not k.startswith(skip)]
-    return [f"{k}: {old.get(k)} -> {new.get(k)}" for k in keys if old.get(k) != new.get(k)]
-
-
 # ---------------------------------------------------------------- details
 
 
@@ -355,15 +383,28 @@ def _steps(directory: Path) -> list[int]:
     """The complete checkpoints of a directory, ascending."""
     if not directory.is_dir():
         return []
-    return sorted(int(p.name) for p in directory.iterdir() if p.name.isdigit() and (p / _FILE).is_file())
+    return sorted(int(p.name) for p in directory.iterdir() if p.name.isdigit() and (p / FILE).is_file())
+
+
+def _metas(directory: Path) -> dict[int, dict[str, Any]]:
+    """What `read_meta` gives of each checkpoint that it can read."""
+    found = {n: checkpoint_file.readable(directory / str(n)) for n in _steps(directory)}
+    return {n: meta for n, meta in found.items() if meta is not None}
 
 
 def _best(checkpoints: Mapping[int, Mapping[str, Any]], name: str | None, mode: str) -> int | None:
     """The one with the best metric, of equals the earlier; None if none has it."""
     sign = -1 if mode == "max" else 1
-    score = {n: sign * float(m.get("metrics", {}).get(name, math.nan)) for n, m in checkpoints.items()}
+    score = {n: sign * _number((m.get("metrics") or {}).get(name)) for n, m in checkpoints.items()}
     known = [n for n, value in score.items() if math.isfinite(value)]
     return min(known, key=lambda n: (score[n], n)) if known else None
+
+
+def _number(x: Any) -> float:
+    try:
+        return float(x)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def _discard(directory: Path) -> None:
@@ -402,42 +443,3 @@ def _misfit(checkpoint: Path, part: str, why: str) -> InputError:
 def _first_line(e: BaseException) -> str:
     text = str(e.strerror if isinstance(e, OSError) and e.strerror else e).strip()
     return text.splitlines()[0][:200] if text else type(e).__name__
-
-
-def _plain(tree: Any) -> Any:
-    """JSON has no numbers that are not finite: `float` reads them from these strings."""
-    if isinstance(tree, Mapping):
-        return {k: _plain(v) for k, v in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_plain(v) for v in tree]
-    if isinstance(tree, float) and not math.isfinite(tree):
-        return str(tree)
-    return tree
-
-
-def space_to_json(space: Space) -> dict[str, Any]:
-    """A space as JSON: `kind` and its fields; Dict and Tuple have their parts under `spaces`, by name or in a list."""
-    match space:
-        case Dict():
-            return {"kind": "Dict", "spaces": {name: space_to_json(part) for name, part in space.items}}
-        case Tuple():
-            return {"kind": "Tuple", "spaces": [space_to_json(part) for part in space.items]}
-    return {"kind": type(space).__name__, **vars(space)}
-
-
-def _space_from_json(found: Mapping[str, Any]) -> Space:
-    number = lambda x: tuple(map(float, x)) if isinstance(x, list) else float(x)
-    match found:
-        case {"kind": "Discrete", "n": n, "dtype": dtype}:
-            return Discrete(n, dtype)
-        case {"kind": "MultiDiscrete", "nvec": nvec, "dtype": dtype}:
-            return MultiDiscrete(tuple(nvec), dtype)
-        case {"kind": "MultiBinary", "shape": shape, "dtype": dtype}:
-            return MultiBinary(tuple(shape), dtype)
-        case {"kind": "Box", "shape": shape, "dtype": dtype, "low": low, "high": high}:
-            return Box(tuple(shape), dtype, number(low), number(high))
-        case {"kind": "Dict", "spaces": dict(parts)}:
-            return Dict(tuple((name, _space_from_json(part)) for name, part in parts.items()))
-        case {"kind": "Tuple", "spaces": list(parts)}:
-            return Tuple(tuple(map(_space_from_json, parts)))
-    raise InputError(f"checkpoint: unknown space {found}: update jrl")

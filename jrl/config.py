@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from jrl import command, schema, shipped
+from jrl import command, files, schema, shipped
 from jrl.bounds import Count, short
 from jrl.errors import InputError
 from jrl.hyper import NetworkConfig
@@ -62,7 +62,7 @@ _MOST_PROBLEMS = 50  # that are told at once
 
 
 def load(
-    path: str | Path | None,
+    path: str | Path | Mapping[str, Any] | None,
     overrides: Iterable[str] = (),
     *,
     algo: str | None = None,
@@ -77,7 +77,7 @@ def load(
     """The YAML file with the command line over it. One of RLlib's is migrated (see `jrl.migrate`).
 
     Args:
-      path: of a file, or the name of a config that comes with jrl; None for defaults only.
+      path: of a file, or the name of a config that comes with jrl; what a file holds; None for defaults only.
       overrides: "rollout.length=256"; the value is read as YAML.
       algo, env, out: short for algo.name, env.id and run.out.
       stop: "env_steps=1e6", short for stop.env_steps; or RLlib's JSON '{"training_iteration": 30}'.
@@ -133,8 +133,8 @@ def without_loss(cfg: RunConfig) -> RunConfig:
 
 def write(cfg: RunConfig, directory: Path) -> None:
     """Writes the complete config to `directory`/config.yaml, and for other tools to params.json."""
-    (directory / "config.yaml").write_text(to_yaml(cfg))
-    (directory / "params.json").write_text(json.dumps(to_dict(cfg), indent=2) + "\n")
+    files.replace(directory / "config.yaml", to_yaml(cfg))
+    files.replace(directory / "params.json", json.dumps(to_dict(cfg), indent=2) + "\n")
 
 
 def algo_name(cfg: RunConfig, *, algos: Algos | None = None) -> str:

@@ -43,7 +43,7 @@ IN_A_PROGRAM = (
 
 
 class Signals:
-    """Whether SIGINT or SIGTERM has come: false until then."""
+    """Whether SIGINT, SIGTERM or SIGHUP has come: false until then."""
 
     def __init__(self) -> None:
         self.number: int | None = None  # the first that came
@@ -55,12 +55,12 @@ class Signals:
 
     @property
     def name(self) -> str | None:
-        """SIGINT, SIGTERM or None."""
+        """SIGINT, SIGTERM, SIGHUP or None."""
         return None if self.number is None else signal.Signals(self.number).name
 
     @property
     def exit_status(self) -> int | None:
-        """130 after SIGINT, 143 after SIGTERM, None if neither came."""
+        """130 after SIGINT, 143 after SIGTERM, 129 after SIGHUP, None if none came."""
         return None if self.number is None else 128 + self.number
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -74,11 +74,12 @@ class Signals:
 
 @contextlib.contextmanager
 def signals() -> Iterator[Signals]:
-    """Tells of SIGINT and SIGTERM, so that a loop can end where its state is whole.
+    """Tells of SIGINT, SIGTERM and SIGHUP, so that a loop can end where its state is whole.
 
     A Ctrl-C after the first signal raises KeyboardInterrupt. Where the main thread is in a call that does not come back
     to Python (a compilation, a program that hangs), the process ends a second later, with status 130. Another SIGTERM
-    is ignored: schedulers repeat it.
+    or SIGHUP is ignored: schedulers repeat them. SIGHUP comes when the terminal is closed; where it is ignored, as by
+    nohup, it stays so.
 
     In another thread than the main one this does nothing, and what it yields stays false.
     """
@@ -86,9 +87,12 @@ def signals() -> Iterator[Signals]:
     if threading.current_thread() is not threading.main_thread():
         yield found
         return
-    before = {s: signal.signal(s, found._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, found._handle) for number in numbers}
     try:
-        with _over_the_head_of_python(found):
+        with _over_the_head_of_python(found, numbers):
             yield found
     finally:
         for s, handler in before.items():
@@ -96,7 +100,7 @@ def signals() -> Iterator[Signals]:
 
 
 @contextlib.contextmanager
-def _over_the_head_of_python(found: Signals) -> Iterator[None]:
+def _over_the_head_of_python(found: Signals, awaited: list[signal.Signals]) -> Iterator[None]:
     """Ends the process at a second Ctrl-C that the main thread does not answer.
 
     Python runs handlers between two of its instructions, in the main thread. The number of a signal is written to the
@@ -113,7 +117,7 @@ def _over_the_head_of_python(found: Signals) -> Iterator[None]:
         while numbers := reader.recv(64):
             for number in numbers:
                 now = time.monotonic()
-                if number not in (signal.SIGINT, signal.SIGTERM):
+                if number not in awaited:
                     continue
                 if first is None:
                     first = now
@@ -268,11 +272,11 @@ class Watchdog:
 
 
 def _dump_stacks(out: TextIO) -> None:
-    try:
-        faulthandler.dump_traceback(file=out, all_threads=True)
-    except (AttributeError, OSError, ValueError, RuntimeError):  # a stream without a file, such as a notebook's
+    try:  # by way of a file, for `out` may have none, such as a notebook's, or not be all that there is
         with tempfile.TemporaryFile("w+") as file:
             faulthandler.dump_traceback(file=file, all_threads=True)
             file.seek(0)
             out.write(file.read())
+    except OSError:  # no room for it
+        faulthandler.dump_traceback(file=out, all_threads=True)
     out.flush()

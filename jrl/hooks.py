@@ -1,8 +1,9 @@
-"""What happens beside training: functions of StepInfo, each `every` so many environment steps.
+"""What happens beside training: functions of StepInfo, and when it is time for them.
 
-hooks = [report(sinks, every=10_000), checkpoint(...), evaluate(...)]
+due = reached(10_000)
 for info in run(...):
-    if reason := next(filter(None, [hook(info) for hook in hooks]), None): break
+    if reason := reporter(info): break
+    if due(info): save(info)
 """
 
 import collections
@@ -60,14 +61,17 @@ class Reporter:
         self.count = 0  # rows so far
 
     def __call__(self, info: StepInfo) -> str | None:
-        # info.env_steps counts the calls before this one: those that are pending
-        reason = self._write(info.env_steps) if self._pending and self._due(info.env_steps) else None
+        reason = self.flush() if self.due_before(info) else None
         self.add(info)
         return reason
 
     def add(self, info: StepInfo) -> None:
         """Takes a call into the next row."""
         self._pending.append(info._replace(state=None))  # the state will be donated
+
+    def due_before(self, info: StepInfo) -> bool:
+        """Whether a row of the calls before this one, which are counted, would be long enough."""
+        return bool(self._pending) and self._due(info.env_steps)
 
     def due(self) -> bool:
         """Whether a row that includes the latest call would be long enough. Waits for the device."""
@@ -186,27 +190,43 @@ def stop_at(criteria: Mapping[str, float], window: int = episode_metrics.WINDOW)
     return sink
 
 
-def every_seconds(seconds: float, action: Callable[[StepInfo], None]) -> Hook:
-    """Calls `action` when so much wall time has passed since the last; for what does not change training."""
+def evaluation_ends(criteria: Mapping[str, float], found: Mapping[str, Any]) -> bool:
+    """Whether `stop_at` ends the run by one of these metrics `evaluation/...`."""
+    return any(
+        found[name] >= value for name, value in criteria.items() if name.startswith("evaluation/") and name in found
+    )
+
+
+def seconds_passed(seconds: float) -> Callable[[StepInfo], bool]:
+    """Whether so much wall time has passed since it last had; for what does not change training."""
     due = time.monotonic() + seconds
 
-    def hook(info: StepInfo) -> None:
+    def look(info: StepInfo) -> bool:
         nonlocal due
-        if time.monotonic() >= due:
-            action(info)
-            due = time.monotonic() + seconds
+        if time.monotonic() < due:
+            return False
+        due = time.monotonic() + seconds
+        return True
 
-    return hook
+    return look
 
 
-def every(steps: int, action: Callable[[StepInfo], None], env_steps: int = 0) -> Hook:
-    """Calls `action` once per `steps` environment steps. The count is that of `StepInfo.env_steps`."""
+def reached(steps: int, *, most: int = 0, env_steps: int = 0) -> Callable[[StepInfo], bool]:
+    """Whether a call takes the run to the next multiple of `steps` environment steps; once for each.
+
+    Args:
+      steps: environment steps between two.
+      most: environment steps that a call can take: one that may get there is waited for, others are not. A call that
+        takes more is noticed at the next.
+      env_steps: to continue from, the latest call's included.
+    """
     due = env_steps - env_steps % steps + steps
 
-    def hook(info: StepInfo) -> None:
+    def look(info: StepInfo) -> bool:
         nonlocal due
-        if info.env_steps >= due:
-            due = info.env_steps - info.env_steps % steps + steps
-            action(info)
+        if info.env_steps + most < due or (now := info.env_steps_after()) < due:
+            return False
+        due = now - now % steps + steps
+        return True
 
-    return hook
+    return look

@@ -1,20 +1,26 @@
 """From a checkpoint to the state that a run continues with, or to the weights that a new one begins with."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import yaml
 
-from jrl import checkpoint
-from jrl.config import RunConfig
+from jrl import checkpoint, files
+from jrl.checkpoint_file import plain
+from jrl.config import RunConfig, to_dict
 from jrl.errors import InputError
 from jrl.learner import Kept
 from jrl.loop import LoopState
 from jrl.metrics.episodes import Columns
 from jrl.replay.regroup import regroup, renewed
+from jrl.schema import flatten
 from jrl.types import PyTree
+
+_log = logging.getLogger(__name__)
 
 NOT_WEIGHTS = ("opt_state", "env_steps", "updates")  # of an algorithm's State
 
@@ -36,7 +42,7 @@ def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int) -> L
     Raises:
       InputError: the checkpoint does not hold what the run needs.
     """
-    wanted, before = parts(template, cfg), checkpoint.read_meta(saved)["devices"]
+    wanted, before = parts(template, cfg), checkpoint.read_meta(saved, resumable=True)["devices"]
     if jax.tree.leaves(wanted["replay"]) and not (saved / "replay").is_dir():
         raise InputError(f"checkpoint: {saved} holds no replay: --set checkpoint.replay=none starts with an empty one")
     found = {"learner": checkpoint.restore(saved, "learner", wanted["learner"])}
@@ -47,7 +53,7 @@ def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int) -> L
         if (name == "replay" and before == devices) or not jax.tree.leaves(wanted[name]):
             found[name] = checkpoint.restore(saved, name, wanted[name], renew if name == "replay" else None)
         else:
-            like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), wanted[name])
+            like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), wanted[name])
             dealt = deal(checkpoint.read(saved, name, like, renew if name == "replay" else None), like)
             found[name] = checkpoint.fitting(saved, name, dealt, like)
     if found["replay"] == ():
@@ -55,15 +61,49 @@ def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int) -> L
     return LoopState(**found)
 
 
+def stored_config(path: Path) -> dict[str, Any] | None:
+    """The config of a run or checkpoint as plain data, its `run.out` the run's directory; None: there is no run.
+
+    Of a run it is what config.yaml says, or where that is missing or damaged, its latest checkpoint.
+
+    Raises:
+      InputError: neither can be read.
+    """
+    data, found = None, checkpoint.locate(path) if checkpoint.exists(path) else None
+    directory = checkpoint.run_of(path)
+    if found != files.absolute(path) and (file := path / "config.yaml").exists():
+        try:
+            data = yaml.safe_load(file.read_text(encoding="utf-8"))
+            if not isinstance(data, dict) or not isinstance(data.get("run", {}), dict):
+                raise ValueError("it is not a mapping")
+        except (OSError, ValueError, yaml.YAMLError, RecursionError) as e:
+            data, why = None, str(e).splitlines()[0]
+            if found is None:
+                raise InputError(f"{file}: it is damaged ({why}), and there is no checkpoint: begin a new run") from e
+            _log.warning("%s: it is damaged (%s): the config of %s is taken", file, why, found)
+    if data is None and found is not None:
+        data = checkpoint.read_meta(found)["config"]
+    if data is None:
+        return None
+    return {**data, "run": {**data.get("run", {}), "out": None if directory is None else str(directory)}}
+
+
 def notes(saved: Path, cfg: RunConfig, devices: int) -> Iterator[str]:
     """What a user should know of continuing from there with this config."""
     meta = checkpoint.read_meta(saved)
-    for line in checkpoint.differences(meta["config"], cfg):
-        yield f"changed since the checkpoint: {line}"
+    for line in differences(meta["config"], cfg):
+        yield f"changed: {line}"
     if meta["devices"] != devices:
         yield f"from {meta['devices']} devices to {devices}: the columns are dealt out anew"
     if cfg.replay is not None and cfg.checkpoint.replay == "none":
         yield "checkpoint.replay is none: replay starts empty, learning waits until it is filled"
+
+
+def differences(saved: dict[str, Any], now: RunConfig) -> list[str]:
+    """The keys in which two configs differ, as `key saved -> now`, but for the directory."""
+    old, new = (flatten(plain(tree)) for tree in (saved, to_dict(now)))
+    keys = [k for k in {**old, **new} if k != "run.out" and old.get(k) != new.get(k)]
+    return [f"{k} {old.get(k)} -> {new.get(k)}" for k in keys]
 
 
 def _regroup_source(source: PyTree, like: PyTree) -> PyTree:

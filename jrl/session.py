@@ -44,6 +44,8 @@ class Session:
       state: loop.LoopState; taken over by the next call.
       iteration, env_steps: so far; env_steps of the calls that are counted.
       reporter: makes the result rows.
+      decides: whether a result of an evaluation, by the names of result rows, has consequences. One that was played
+        beside training is played again then, with the weights as they are.
       workers, evaluation_workers: who collects and who evaluates.
     Raises:
       InputError: what cannot be run.
@@ -78,7 +80,9 @@ class Session:
         self.result: dict[str, Any] | None = None  # the latest, as callbacks left it
         self.reporter: hooks.Reporter
         self._infos: Iterator[StepInfo] | None = None
-        self._evaluate_every: hooks.Hook | None = None
+        self.decides: Callable[[Mapping[str, Any]], bool] = lambda found: hooks.evaluation_ends(cfg.stop, found)
+        self._reaches_evaluation: Callable[[StepInfo], bool] | None = None
+        self._evaluation_asked = False  # for the row that comes next
         self._latest: StepInfo | None = None
         self._row: dict[str, Any] | None = None  # the latest
         self._tasks = 0
@@ -102,7 +106,7 @@ class Session:
         if self._evaluates():
             self.evaluations.prepare()
         state = program.init(cfg.run.seed)
-        meta = checkpoint.read_meta(saved) if saved else None
+        meta = checkpoint.read_meta(saved, resumable=True) if saved else None
         if saved and meta:
             notes = [f"resume: {note}" for note in resume.notes(saved, cfg, self.run.learners)]
             state = program.place(resume.restore(saved, cfg, program.keep(state), self.run.learners))
@@ -127,11 +131,15 @@ class Session:
         )
         if self._evaluates():
             self.reporter.extra.update(self.evaluations.nothing())
-        if meta:
-            self.reporter.restore(meta["rows"], self.timers)
+        if saved and meta:
+            try:
+                self.reporter.restore(meta["rows"], self.timers)
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
+                raise checkpoint.damaged(saved, f"rows: {e}") from e
         if cfg.evaluation.every:
-            counted = meta["counted"] if meta else 0
-            self._evaluate_every = hooks.every(cfg.evaluation.every, lambda info: self._evaluation_due(), counted)
+            self._reaches_evaluation = hooks.reached(
+                cfg.evaluation.every, most=self.steps_per_call, env_steps=self.env_steps
+            )
         if self.hooks:
             if begin:
                 named = getattr(self._face, "get_policy", None)
@@ -186,18 +194,36 @@ class Session:
             self.hooks.recreated(self._face, self.workers, self.run.program.source and self.run.program.source())
         return info
 
+    @property
+    def steps_per_call(self) -> int:
+        """The most environment steps that a call takes, unless a training step of the user's samples more than once."""
+        return self.run.program.iterations * self.run.program.rows
+
     def after(self, info: StepInfo) -> str | None:
-        """The result row and the evaluation that are due after a call, but for that call itself; why the run should
-        end, or None.
+        """The result row and the evaluation that are due after a call; why the run should end, or None.
+
+        A row covers the calls before this one, which is under way. One with an evaluation is waited for and covers this
+        one, too: its numbers, and what is decided by them, are those of the weights that were evaluated.
         """
-        reason = self.reporter(info)
-        self.evaluate_if_due(info)
+        reached, due = self.evaluation_reached(info), self.reporter.due_before(info)
+        if reached or (due and (self.evaluations.busy or self._in_row(1))):
+            self.reporter.add(info)
+            return self.reporter.flush()
+        reason = self.reporter.flush() if due else None
+        self.reporter.add(info)
         return reason
 
-    def evaluate_if_due(self, info: StepInfo) -> None:
-        """The evaluation that `evaluation.every` asks for after a call."""
-        if self._evaluate_every:
-            self._evaluate_every(info)
+    def evaluation_reached(self, info: StepInfo) -> bool:
+        """Whether a call takes the run to an evaluation by `evaluation.every`, which is for a row that ends here: the
+        next has it. One beside training begins at once and ends with a later row, unless another is under way.
+        """
+        if self._reaches_evaluation is None or not self._reaches_evaluation(info):
+            return False
+        if self.config.evaluation.parallel and not self.evaluations.busy:
+            self._evaluation_due()
+            return False
+        self._evaluation_asked = True
+        return True
 
     def _to_sinks(self, row: dict[str, Any]) -> str | None:
         reasons = [sink(row) for sink in self.sinks]
@@ -216,13 +242,16 @@ class Session:
     # ------------------------------------------------------------ result rows
 
     def _before_row(self) -> None:
-        extra = self.reporter.extra
-        if self.evaluations.busy:
-            self._attach(self.evaluations.finish())
-        elif not self.config.evaluation.always_attach and extra.get("evaluation/weights_version") is not None:
+        extra, parallel = self.reporter.extra, self.config.evaluation.parallel
+        if not self.config.evaluation.always_attach and extra.get("evaluation/weights_version") is not None:
             extra.update(self.evaluations.nothing())
+        if self.evaluations.busy:
+            self._attach(found := self.evaluations.finish())
+            if self.decides({f"evaluation/{name}": value for name, value in (found or {}).items()}):
+                self.evaluate()  # those weights are gone
         # beside training, that of the next row begins now
-        if self._in_row(1 + self.config.evaluation.parallel):
+        if self._evaluation_asked or self._in_row(1 + parallel):
+            self._evaluation_asked = False
             self._evaluation_due()
 
     def _in_row(self, ahead: int) -> bool:
@@ -264,6 +293,11 @@ class Session:
 
     def _evaluates(self) -> bool:
         return bool(self.config.evaluation.every or self.config.evaluation.interval)
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether the latest result row has an evaluation of the weights as they are now."""
+        return (self.reporter.row or {}).get("evaluation/weights_version") == self.iteration
 
     def _begin_evaluation(self) -> None:
         if self.hooks:
@@ -347,11 +381,10 @@ class Session:
         """What stands beside the arrays of a checkpoint."""
         reporter, run = self.reporter, self.run
         counts = {"iteration": self.iteration, "env_steps": self.counted(), "time_s": reporter.seconds()}
-        more = {
-            "counted": self.env_steps,
-            "rows": reporter.state(),
-            "metrics": {**(reporter.row or {}), **reporter.extra},
-        }
+        metrics = {**(reporter.row or {}), **reporter.extra}
+        if not self.evaluated:  # that of other weights says nothing about these
+            metrics = {name: value for name, value in metrics.items() if not name.startswith("evaluation/")}
+        more = {"counted": self.env_steps, "rows": reporter.state(), "metrics": metrics}
         return checkpoint.meta(
             self.config, run.spec, counters=counts, devices=run.learners, guarantee=run.guarantee, **more
         )

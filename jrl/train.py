@@ -4,15 +4,13 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
-import errno
 import json
-import logging
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jrl import command, config, faults, plan, runtime
+from jrl import command, config, faults, files, output, plan, runtime
 from jrl.errors import InputError, RunnersLost
 
 if TYPE_CHECKING:
@@ -31,6 +29,14 @@ class _Start(NamedTuple):
     saved: Path | None = None  # checkpoint to continue from
     weights: Path | None = None  # checkpoint whose weights are taken over
     rows_until: int | None = None  # env_steps of the last result row that counts; None: there are none yet
+
+
+class _Options(NamedTuple):
+    """What all parts of a run have in common."""
+
+    directory: Path
+    transcript: output.Transcript
+    verbose: int
 
 
 class _End(NamedTuple):
@@ -59,7 +65,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--config", metavar="JSON", dest="rllib", help="keys of RLlib's, e.g. '{\"num_env_runners\": 8}'")
     p.add_argument("--drop", action="store_true", help=config.DROP)
     p.add_argument("--out", help="run directory")
-    p.add_argument("--resume", metavar="auto|PATH", help="continue a run: its directory, a checkpoint, or the latest")
+    p.add_argument(
+        "--resume",
+        metavar="auto|PATH",
+        help="continue a run: its directory, a checkpoint, or the latest; without a config with its own",
+    )
     p.add_argument("--init-from", metavar="PATH", help="begin with the weights of another run or checkpoint")
     p.add_argument("-v", "--verbose", action="count", default=0, help="tell where the time goes; -vv: all of jax's log")
     p.add_argument("--as-test", action="store_true", help="exit with 1 unless a stop criterion beside env_steps is met")
@@ -67,28 +77,30 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0; 1 when --as-test was not met or an update was not finite; 2 for bad input; 130 or 143 after a
-    signal.
+    """Exit status: 0; 1 when --as-test was not met or an update was not finite; 2 for bad input; 129, 130 or 143 after
+    a signal.
     """
     args = parser().parse_args(argv)
-    try:
-        return _train(args)
-    except InputError as e:
-        return command.refused(e)
-    except (RunnersLost, runtime.Recompiled) as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 1
-    except OSError as e:
-        if e.errno not in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
-            raise
-        where = e.filename or "the run directory"
-        print(f"error: cannot write to {where}: {e.strerror}: free space, then continue with --resume", file=sys.stderr)
-        return 2
+    with output.recorded() as transcript:
+        try:
+            return _train(args, transcript)
+        except InputError as e:
+            return command.refused(e)
+        except (RunnersLost, runtime.Recompiled) as e:
+            print(f"error: {e}", file=sys.stderr)
+            return 1
+        except OSError as e:
+            if not files.no_room(e):
+                raise
+            where = f"cannot write to {e.filename or 'the run directory'}: {e.strerror}"
+            return command.refused(InputError(f"{where}: free space, then go on with --resume"))
 
 
-def _train(args: argparse.Namespace) -> int:
+def _train(args: argparse.Namespace, transcript: output.Transcript) -> int:
+    files.absolute(Path())
+    base = _base(args)
     cfg = config.load(
-        args.config, args.overrides, algo=args.algo, env=args.env, stop=args.stop, out=args.out, drop=args.drop,
+        base, args.overrides, algo=args.algo, env=args.env, stop=args.stop, out=args.out, drop=args.drop,
         rllib=_rllib(args.rllib), tell=print,
     )  # fmt: skip
     criteria = [name for name in cfg.stop if name != "env_steps"]
@@ -99,29 +111,45 @@ def _train(args: argparse.Namespace) -> int:
     settings = runtime.apply(cfg.runtime)
     if args.verbose and settings:
         print("runtime:", *settings)
-    directory, saved = _directory(args, cfg)
-    from jrl import checkpoint
+    with contextlib.ExitStack() as stack:
+        directory, saved = _directory(args, cfg, stack)
+        from jrl import checkpoint
 
-    config.check_env(cfg)
-    weights = checkpoint.locate(Path(args.init_from)) if args.init_from else None
-    # a run that was killed before its first checkpoint begins anew: its rows do not count
-    start = _Start(saved, weights, 0 if args.resume else None)
-    with faults.signals() as interrupted, faults.stacks_on_request():
-        end = _run(cfg, directory, start, verbose=args.verbose, interrupted=interrupted)
+        config.check_env(cfg)
+        weights = checkpoint.locate(Path(args.init_from)) if args.init_from else None
+        # a run that was killed before its first checkpoint begins anew: its rows do not count
+        start = _Start(saved, weights, 0 if args.resume else None)
+        options = _Options(directory, transcript, args.verbose)
+        interrupted = stack.enter_context(faults.signals())
+        stack.enter_context(faults.stacks_on_request())
+        end = _run(cfg, start, options, interrupted)
         for count in range(1, cfg.run.max_rollbacks + 1):
             if end.fault is None or cfg.run.on_nonfinite != "rollback":
                 break
             cfg, start = _rolled_back(cfg, directory, start, count)
-            end = _run(cfg, directory, start, verbose=args.verbose, interrupted=interrupted)
+            end = _run(cfg, start, options, interrupted)
+        return _tell_end(args, cfg, directory, end, interrupted)
+
+
+def _tell_end(
+    args: argparse.Namespace, cfg: config.RunConfig, directory: Path, end: _End, interrupted: faults.Signals
+) -> int:
+    """Prints why the run ended and what there is to do with it; the exit status."""
+    from jrl import checkpoint
+
+    criteria = [name for name in cfg.stop if name != "env_steps"]
+    kept = checkpoint.exists(directory)
     if end.fault:
         print(f"ended by an update that was not finite; python -m jrl.debug {end.fault} tells why", file=sys.stderr)
-    elif interrupted:
+    elif interrupted and kept:
         print("interrupted: continue with --resume", directory)
+    elif interrupted:
+        print("interrupted before the first checkpoint: there is nothing to continue")
     else:
         print("stopped:", end.reason or f"env_steps reached {cfg.stop['env_steps']:,}")
         if args.as_test and not end.reason:
             print(f"not met within the step budget: {', '.join(f'{c} {cfg.stop[c]:g}' for c in criteria)}")
-    print(f"run: {directory}    evaluate: python -m jrl.evaluate {directory} --episodes 100")
+    print(f"run: {directory}" + (f"    evaluate: python -m jrl.evaluate {directory} --episodes 100" if kept else ""))
     if interrupted:
         return interrupted.exit_status or 1
     return 1 if end.fault or (args.as_test and not end.reason) else 0
@@ -156,30 +184,58 @@ def _rolled_back(cfg: config.RunConfig, directory: Path, start: _Start, count: i
     return dataclasses.replace(cfg, algo=dataclasses.replace(cfg.algo, **rates)), start._replace(rows_until=0)
 
 
-def _directory(args: argparse.Namespace, cfg: config.RunConfig) -> tuple[Path, Path | None]:
-    """The run directory, and the checkpoint to continue from."""
+def _base(args: argparse.Namespace) -> str | dict[str, Any] | None:
+    """What the command line changes: the config file that is given, or the config of the run that is continued."""
+    run = args.out if args.resume == "auto" else args.resume
+    if args.config is not None or not run or not Path(run).exists():
+        return args.config
+    from jrl import resume
+
+    data = resume.stored_config(Path(run))
+    if data is not None:
+        print(f"resume: with the config of {run}")
+    return data
+
+
+def _directory(
+    args: argparse.Namespace, cfg: config.RunConfig, stack: contextlib.ExitStack
+) -> tuple[Path, Path | None]:
+    """The run directory, which is held until the stack ends, and the checkpoint to continue from."""
     from jrl import checkpoint
 
     name = f"{Path(args.config).stem if args.config else config.algo_name(cfg)}_{cfg.env.id}".replace("/", "-")
     name = name.replace(":", "-")
-    fresh = Path(cfg.run.out or f"runs/{name}_{datetime.datetime.now():%Y%m%d-%H%M%S}")
+
+    def fresh() -> Path:
+        given = cfg.run.out is not None
+        path = Path(cfg.run.out or f"runs/{name}_{datetime.datetime.now():%Y%m%d-%H%M%S}")
+        path = path if given else files.new(path)
+        stack.enter_context(files.held(path, made=not given))
+        return path
+
     if args.resume is None:
-        if (fresh / "config.yaml").exists():
-            raise InputError(f"run.out: {fresh} holds a run already: add --resume auto, or choose another --out")
-        return fresh, None
+        directory = fresh()
+        if (directory / "config.yaml").exists():
+            raise InputError(f"run.out: {directory} holds a run already: add --resume auto, or choose another --out")
+        return directory, None
     if args.resume == "auto":
-        runs = [fresh] if cfg.run.out else sorted(Path("runs").glob(f"{name}_*"), reverse=True)
-        for directory in runs:
-            with contextlib.suppress(InputError):
-                return directory, checkpoint.locate(directory)
-        print("resume: no checkpoint found, starting afresh")
-        return fresh, None
-    found = checkpoint.locate(Path(args.resume))
-    own = found.parent.parent if found.parent.name == "checkpoints" else fresh
-    return Path(cfg.run.out or own), found
+        runs = [Path(cfg.run.out)] if cfg.run.out else sorted(Path("runs").glob(f"{name}_*"), reverse=True)
+        latest = next(filter(checkpoint.exists, runs), None)
+        if latest is None:
+            print("resume: no checkpoint found, starting afresh")
+            return fresh(), None
+        stack.enter_context(files.held(latest))
+        return latest, checkpoint.locate(latest)
+    found = files.absolute(Path(args.resume))
+    own = Path(cfg.run.out) if cfg.run.out else checkpoint.run_of(found)
+    if own is None or not found.exists():
+        saved = checkpoint.locate(found)
+        return fresh(), saved
+    stack.enter_context(files.held(own))
+    return own, checkpoint.locate(found)
 
 
-def _run(cfg: config.RunConfig, directory: Path, start: _Start, *, verbose: int, interrupted: faults.Signals) -> _End:
+def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: faults.Signals) -> _End:
     """Trains until a criterion, the step budget, a signal or an update that is not finite."""
     import jax
 
@@ -187,13 +243,14 @@ def _run(cfg: config.RunConfig, directory: Path, start: _Start, *, verbose: int,
     from jrl.metrics import loggers, progress, report, timers
     from jrl.session import Session
 
-    if verbose > 1:
+    directory, transcript = options.directory, options.transcript
+    if options.verbose > 1:
         jax.config.update("jax_log_compiles", True)
     if cfg.run.disable_jit:
         jax.config.update("jax_disable_jit", True)
     if cfg.run.compile_cache:
         build.enable_compile_cache()
-    meta = checkpoint.read_meta(start.saved) if start.saved else None
+    meta = checkpoint.read_meta(start.saved, resumable=True) if start.saved else None
     total, done = int(cfg.stop["env_steps"]), meta["env_steps"] if meta else 0
     if done >= total:
         raise InputError(
@@ -213,15 +270,21 @@ def _run(cfg: config.RunConfig, directory: Path, start: _Start, *, verbose: int,
             print(note)
         # not before the checkpoint was found to fit: nothing in the directory changes until then
         config.write(cfg, directory)
-        stack.enter_context(_log_to(directory / "log.txt"))
+        transcript.open(directory / "log.txt")
         report.write_env_json(directory, devices=[str(d) for d in jax.devices()])
-        log = loggers.open_loggers(directory, cfg.run.log, meta["rows"]["env_steps"] if meta else start.rows_until)
+        if not checkpoints.reserve(session.parts()):
+            print("the disk has no room to spare for a last checkpoint, should it become full", file=sys.stderr)
+        rows_until = meta["rows"]["env_steps"] if meta else start.rows_until
+        log = loggers.open_loggers(directory, cfg.run.log, rows_until, checkpoints.make_room)
         stack.callback(log.close)
-        display = progress.open_progress(total)
-        stack.callback(display.close)
-        sinks += [log.write, display.update, hooks.stop_at(cfg.stop, cfg.run.smoothing_episodes)]
-        if verbose:
+        for stream in (transcript.screen, transcript.file):
+            display = progress.open_progress(total, stream)
+            stack.callback(display.close)
+            sinks.append(display.update)
+        sinks += [log.write, hooks.stop_at(cfg.stop, cfg.run.smoothing_episodes)]
+        if options.verbose:
             sinks.append(_print_stages)
+        session.decides = lambda found: hooks.evaluation_ends(cfg.stop, found) or checkpoints.improves(found)
 
         def save(info: "StepInfo") -> None:
             watchdog.beat("checkpoint", grace=60.0)
@@ -229,12 +292,19 @@ def _run(cfg: config.RunConfig, directory: Path, start: _Start, *, verbose: int,
             if cfg.checkpoint.exact and run.program.restart:
                 run.program.restart(info.iteration)
 
-        # in this order: a checkpoint knows of what the others did before it
         if cfg.checkpoint.every is None:
-            due = hooks.every_seconds(_SECONDS_BETWEEN_CHECKPOINTS, save)
+            due = hooks.seconds_passed(_SECONDS_BETWEEN_CHECKPOINTS)
         else:
-            due = hooks.every(cfg.checkpoint.every, save, meta["counted"] if meta else 0)
-        after: list[Hook] = [session.after, due]
+            due = hooks.reached(cfg.checkpoint.every, most=session.steps_per_call, env_steps=done)
+
+        def save_if_due(info: "StepInfo") -> None:
+            # the weights that were evaluated as the best so far are those that are kept
+            best = session.evaluated and checkpoints.improves(session.reporter.row or {})
+            if due(info) or best:
+                save(info)
+
+        # in this order: a checkpoint knows of what the others did before it
+        after: list[Hook] = [session.after, save_if_due]
         reason, before = None, None
         hint = faults.IN_A_PROGRAM if run.in_program else faults.FROM_THE_HOST
         watchdog.beat("compilation and the first steps", grace=_COMPILATION, hint=hint)
@@ -253,7 +323,9 @@ def _run(cfg: config.RunConfig, directory: Path, start: _Start, *, verbose: int,
         except Exception:
             # what was learned is not lost with environments that break: they do before the state is donated
             if info is not None and not any(x.is_deleted() for x in jax.tree.leaves(session.state.learner)):
-                checkpoints.save(info.iteration, session.parts(), session.description())
+                watchdog.beat("checkpoint", grace=60.0)
+                if checkpoints.rescue(info.iteration, session.parts(), session.description()):
+                    print(f"saved: what was learned in {session.counted():,} steps")
             raise
         assert info is not None
         watchdog.beat("the end of the run", grace=60.0)
@@ -268,26 +340,12 @@ def _run(cfg: config.RunConfig, directory: Path, start: _Start, *, verbose: int,
         if checkpoints.last_saved != info.iteration and not (interrupted and cfg.checkpoint.exact):
             checkpoints.save(info.iteration, session.parts(), session.description())
         checkpoints.wait()
-    title = f"{config.algo_name(cfg)} on {cfg.env.id}"
-    report.plot_learning_curve(directory, directory / "learning_curve.png", stop=cfg.stop, title=title)
-    return _End(reason)
-
-
-@contextlib.contextmanager
-def _log_to(path: Path) -> Iterator[None]:
-    """What jrl's loggers let through (run.log_level) goes to a file, too."""
-    logger, file = logging.getLogger("jrl"), logging.FileHandler(path)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    # a logger with a handler does not print warnings by itself any more
-    handlers = [file] if logger.hasHandlers() or logging.lastResort is None else [file, logging.lastResort]
-    for handler in handlers:
-        logger.addHandler(handler)
     try:
-        yield
-    finally:
-        for handler in handlers:
-            logger.removeHandler(handler)
-        file.close()
+        title = f"{config.algo_name(cfg)} on {cfg.env.id}"
+        report.plot_learning_curve(directory, directory / "learning_curve.png", stop=cfg.stop, title=title)
+    except OSError as e:  # the run itself is whole
+        print(f"learning_curve.png was not drawn: {e.strerror or e}", file=sys.stderr)
+    return _End(reason)
 
 
 def _introduction(session: "Session") -> Iterator[str]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import checkpoint, config
+from jrl import checkpoint, checkpoint_file, config
 from jrl.errors import InputError
 from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 
@@ -61,7 +61,7 @@ def test_a_checkpoint_gives_back_what_was_saved(tmp_path):
     ],
 )
 def test_spaces_survive(spec, tmp_path):
-    meta = checkpoint.meta(CFG, spec, counters={"env_steps": 0})
+    meta = checkpoint.meta(CFG, spec, counters={"iteration": 1, "env_steps": 0})
     checkpoint.write(tmp_path / "1", {"learner": TREE}, meta)
     text = (tmp_path / "1" / "checkpoint.json").read_text()
     json.loads(text, parse_constant=lambda x: pytest.fail(f"{x} is no JSON"))
@@ -138,6 +138,50 @@ def test_a_disk_that_is_too_small_is_noticed_before_writing(tmp_path, monkeypatc
     assert names(tmp_path) == [1]
 
 
+def test_the_last_checkpoint_has_its_room(tmp_path, monkeypatch):
+    """On a disk that became full nothing can be written but in the room that was kept."""
+    reserve, write = tmp_path / "reserve.unfinished", checkpoint.write
+
+    def full(*args):
+        if reserve.exists():
+            raise OSError(28, "No space left on device", "disk")
+        write(*args)
+
+    meta = checkpoint.meta(CFG, SPEC, counters={"iteration": 1, "env_steps": 100, "time_s": 0.0})
+    parts = {"learner": TREE}
+    with checkpoint.Checkpointer(tmp_path) as checkpoints:
+        assert checkpoints.reserve(parts) and reserve.stat().st_size > 1_000_000
+        monkeypatch.setattr(checkpoint, "write", full)
+        checkpoints.save(1, parts, meta)
+        checkpoints.wait()
+        assert reserve.exists()  # taken again, as there is room after all
+        assert checkpoints.rescue(2, parts, meta)
+    assert names(tmp_path) == [1, 2]  # nothing is left of the reserve
+
+
+def test_a_rescue_that_fails_says_so_and_raises_nothing(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device", "disk")
+
+    monkeypatch.setattr(checkpoint, "write", full)
+    meta = checkpoint.meta(CFG, SPEC, counters={"iteration": 1, "env_steps": 100, "time_s": 0.0})
+    with checkpoint.Checkpointer(tmp_path) as checkpoints:
+        assert not checkpoints.rescue(2, {"learner": TREE}, meta)
+
+
+def test_what_improves(tmp_path):
+    policy = keep(keep_best_by="evaluation/return", keep_best="min")
+    with checkpoint.Checkpointer(tmp_path, policy) as checkpoints:
+        assert not checkpoints.improves({}) and not checkpoints.improves({"evaluation/return": math.nan})
+        assert checkpoints.improves({"evaluation/return": 5.0})
+        counters = {"iteration": 1, "env_steps": 100, "time_s": 0.0}
+        checkpoints.save(
+            1, {"learner": TREE}, checkpoint.meta(CFG, SPEC, counters=counters, metrics={"evaluation/return": 5})
+        )
+        found = [checkpoints.improves({"evaluation/return": x}) for x in (6.0, 5.0, 4.0)]
+        assert found == [False, False, True]
+
+
 def test_a_directory_that_cannot_be_written_to(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"run.out: cannot write to .*choose another --out"):
@@ -161,7 +205,7 @@ def test_every_truncated_file_is_noticed(tmp_path):
         try:
             restored = checkpoint.restore(damaged, "learner", TREE)
         except InputError as e:
-            assert "use another" in str(e).replace("the config.yaml of its run, or ", "") or "damaged" in str(e)
+            assert "is damaged or not made by jrl (its learner: " in str(e)
             refused += 1
         else:  # a file that reading does not need
             jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), b), TREE, restored)
@@ -174,7 +218,7 @@ def test_other_numbers_than_those_written_are_noticed(tmp_path):
     checkpoint.write(tmp_path / "2", {"learner": other}, {"format": 1})
     shutil.rmtree(tmp_path / "1" / "learner")
     shutil.copytree(tmp_path / "2" / "learner", tmp_path / "1" / "learner")
-    with pytest.raises(InputError, match="is damaged: its learner is not what was written: use an earlier one"):
+    with pytest.raises(InputError, match=r"\(its learner: it is not what was written\): use that of another run"):
         checkpoint.restore(tmp_path / "1", "learner", TREE)
 
 
@@ -207,6 +251,86 @@ def test_what_jrl_did_not_write(text, message, tmp_path):
     (tmp_path / "checkpoint.json").write_text(text)
     with pytest.raises(InputError, match=message):
         checkpoint.read_meta(checkpoint.locate(tmp_path))
+
+
+def edited(directory, change, *, checksum=False):
+    """Changes what a checkpoint.json holds; without `checksum` it becomes a file of an earlier version, without one."""
+    file = directory / "checkpoint.json"
+    found = json.loads(file.read_text())
+    if not checksum:
+        del found["sha256"]
+    change(found)
+    file.write_text(json.dumps(found))
+
+
+ROWS = {"env_steps": 100, "extra": {}, "pending": None}
+ABSURD = [
+    (lambda m: m.pop("iteration"), "iteration: Field required"),
+    (lambda m: m.update(env_steps="7"), "env_steps: Input should be a valid integer"),
+    (lambda m: m.update(env_steps=-1), "env_steps: "),
+    (lambda m: m.update(iteration=True), "iteration: "),
+    (lambda m: m.update(iteration=2**40), "iteration: "),
+    (lambda m: m.update(config=[]), "config: "),
+    (lambda m: m.update(devices=0), "devices: "),
+    (lambda m: m.update(time_s=None), "time_s: "),
+    (lambda m: m.update(checksums={"learner": 1}), "checksums.learner: "),
+    (lambda m: m.update(rows={**ROWS, "extra": 1}), "rows.extra: "),
+    (lambda m: m.update(rows={**ROWS, "pending": {"iteration": 1}}), "rows.pending.env_steps: "),
+    (lambda m: m["spec"].pop("action"), "spec.action: "),
+    (lambda m: m["spec"]["observation"].update(shape=[100_000, 1_000_000]), "spec: expected a size"),
+    (lambda m: m["spec"]["observation"].update(shape=[-1]), "spec: expected a size"),
+    (lambda m: m["spec"]["observation"].update(dtype="float33"), "float33"),
+    (lambda m: m["spec"]["observation"].update(low=[0.0]), "a bound does not have the elements of its space"),
+    (lambda m: m["spec"]["action"].update(n=10**30), "spec: expected a size of 1"),
+    (lambda m: m["spec"]["action"].update(kind="Sphere"), "spec: unknown space"),
+    (lambda m: m.update(metrics=json.loads("[" * 200 + "]" * 200)), "nested too deep"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), ABSURD, ids=[message for _, message in ABSURD])
+def test_a_file_that_can_be_parsed_but_lacks_or_mistypes_something(change, message, tmp_path):
+    save_all(tmp_path, [1, 2])
+    edited(tmp_path / "2", lambda m: m.update(rows=ROWS, devices=1, counted=0))
+    assert checkpoint.read_meta(tmp_path / "2", resumable=True)["iteration"] == 2
+    edited(tmp_path / "2", change, checksum=True)
+    with pytest.raises(InputError) as e:
+        checkpoint.read_meta(tmp_path / "2", resumable=True)
+    assert message in str(e.value) and f"use another one, such as {tmp_path / '1'}" in str(e.value)
+
+
+def test_a_file_with_a_checksum_is_what_was_written(tmp_path):
+    save_all(tmp_path, [1])
+    assert checkpoint.read_meta(tmp_path / "1")["env_steps"] == 100
+    edited(tmp_path / "1", lambda m: m.update(env_steps=101), checksum=True)
+    with pytest.raises(InputError, match="it is not what was written"):
+        checkpoint.read_meta(tmp_path / "1")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "\0" * 5000, "", '{"format": 1, "iteration": 1e400}'])
+def test_what_a_power_cut_or_somebody_leaves(text, tmp_path):
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "checkpoint.json").write_text(text)
+    with pytest.raises(InputError, match="none beside it is whole"):
+        checkpoint.read_meta(tmp_path / "7")
+
+
+def test_a_damaged_checkpoint_names_the_latest_that_is_whole_and_does_not_stop_others(tmp_path):
+    save_all(tmp_path, [1, 2, 3])
+    (tmp_path / "2" / "learner" / "manifest.ocdbt").write_bytes(b"no")
+    edited(tmp_path / "3", lambda m: m.update(checksums={"learner": "00000000"}))
+    with pytest.raises(InputError, match=f"its learner: it is not what was written.*such as {tmp_path}/1$"):
+        checkpoint.restore(tmp_path / "3", "learner", TREE)
+    (tmp_path / "2" / "checkpoint.json").write_text("")
+    save_all(tmp_path, [4, 5])
+    assert names(tmp_path) == [2, 3, 4, 5]  # the damaged one was not counted, nor deleted
+
+
+def test_arrays_that_no_machine_can_hold_are_not_read(tmp_path, monkeypatch):
+    save_all(tmp_path, [1])
+    small = checkpoint.psutil.virtual_memory()._replace(total=20)
+    monkeypatch.setattr(checkpoint.psutil, "virtual_memory", lambda: small)
+    with pytest.raises(InputError, match=r"its learner: it would take 0 GiB of memory, of 0 GiB"):
+        checkpoint.read(tmp_path / "1", "learner")
 
 
 def test_nothing_to_find(tmp_path):
@@ -253,7 +377,7 @@ def test_spaces_come_back_from_json():
     cfg = config.load(None, algo="ppo", env="CartPole-v1", stop=["env_steps=1"])
     spec = EnvSpec(space, Tuple(leaves[1:]), 1, 7)
     written = checkpoint.meta(cfg, spec, counters={})
-    read = json.loads(json.dumps(checkpoint._plain(written), allow_nan=False))
+    read = json.loads(json.dumps(checkpoint_file.plain(written), allow_nan=False))
     assert checkpoint.spec(read) == spec and checkpoint.env_observation(read) is None
     assert list(read["spec"]["observation"]["spaces"]) == ["z", "a"]
     read["spec"]["env_observation"] = read["spec"]["observation"]

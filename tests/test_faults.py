@@ -75,12 +75,22 @@ sys.exit(found.exit_status)
         ([signal.SIGTERM], "SIGTERM", 143),
         ([signal.SIGTERM, signal.SIGTERM], "SIGTERM", 143),  # schedulers repeat it
         ([signal.SIGINT, signal.SIGTERM], "SIGINT", 130),
+        ([signal.SIGHUP, signal.SIGHUP], "SIGHUP", 129),  # the terminal is closed
     ],
 )
 def test_the_loop_ends_by_itself_with_the_status_of_the_signal(sent, name, status):
     child = Child(ENDS_CLEANLY)
     child.signal(*sent)
     assert child.end()[:2] == (status, f"{name}\n")
+
+
+@posix
+def test_nohup_is_heeded():
+    child = Child("signal.signal(signal.SIGHUP, signal.SIG_IGN)" + ENDS_CLEANLY)
+    child.signal(signal.SIGHUP)
+    assert child.process.poll() is None
+    child.signal(signal.SIGTERM)
+    assert child.end()[:2] == (143, "SIGTERM\n")
 
 
 @posix

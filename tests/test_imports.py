@@ -34,15 +34,29 @@ ARROWS = {
     "replay": {"types", "spaces", "ops", "errors"},
     "envs": {"types", "spaces", "ops", "errors", "registry"},
     "rollout": {"types", "spaces", "ops", "envs", "metrics", "errors", "runtime"},
-    "metrics": {"types", "ops", "errors", "registry"},
+    "metrics": {"types", "ops", "errors", "files", "registry"},
     "learner": {"types", "spaces", "ops"},
     "parallel": {"types", "errors"},
     "watch": {"types"},
     "faults": set(),
+    "files": {"errors"},
+    "output": {"files"},
     "loop": {"types", "parallel", "metrics", "learner", "rollout"},
     "provenance": set(),
     "debug": {"types", "errors", "command", "provenance", "checkpoint", "config", "build", "runtime"},
-    "resume": {"types", "checkpoint", "config", "errors", "learner", "loop", "metrics", "replay"},
+    "resume": {
+        "types",
+        "checkpoint",
+        "checkpoint_file",
+        "config",
+        "errors",
+        "files",
+        "learner",
+        "loop",
+        "metrics",
+        "replay",
+        "schema",
+    },
     "policy": {"build", "checkpoint", "config", "envs", "rollout", "spaces", "types"},
     "hooks": {"types", "metrics", "checkpoint", "rollout"},
     "schema": {"bounds", "errors", "plain_yaml"},
@@ -53,6 +67,7 @@ ARROWS = {
         "bounds",
         "schema",
         "errors",
+        "files",
         "hyper",
         "plain_yaml",
         "plan",
@@ -73,7 +88,8 @@ ARROWS = {
         "command",
     },
     "callbacks": {"errors", "registry", "rollout", "metrics"},
-    "checkpoint": {"types", "spaces", "config", "errors", "schema"},
+    "checkpoint": {"types", "config", "checkpoint_file", "errors", "files"},
+    "checkpoint_file": {"types", "config", "errors"},
     "build": {"*", "-api", "-train"},
     "build_collect": {"*", "-api", "-train"},
     "build_learner": {"*", "-api", "-train"},
@@ -97,7 +113,7 @@ LAZY_ARROWS = {
 }
 
 # libraries of a room, beside the standard library; the rooms that are not listed may import any of `REQUIRED`
-STDLIB_ONLY = {"errors", "faults", "command", "shipped", "__main__"}
+STDLIB_ONLY = {"errors", "faults", "output", "command", "shipped", "__main__"}
 THIRD_PARTY = {
     "bounds": {"annotated_types"},
     "hyper": {"annotated_types"},

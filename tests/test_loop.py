@@ -1,6 +1,7 @@
 """The loop: fused and staged learn the same, counters are exact, devices agree, hooks fire when they should."""
 
 import itertools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -405,25 +406,32 @@ def test_stop_at_waits_for_a_full_window():
     assert stop(row | {"episode/return": float("nan"), "episode/window": episodes.WINDOW}) is None
 
 
-def test_every():
-    called = []
-    hook = hooks.every(100, lambda info: called.append(info.env_steps))
-    for steps in (0, 60, 120, 130, 199, 200, 450, 460, 500):
-        assert hook(info_of(steps, 10, 1)) is None
-    assert called == [120, 200, 450, 500]  # once per hundred, none made up for
-    continued = []
-    hook = hooks.every(100, lambda info: continued.append(info.env_steps), env_steps=250)
-    for steps in (250, 299, 301):
-        hook(info_of(steps, 10, 1))
-    assert continued == [301]
+def waited_for(before, after):
+    """A call after `before` steps that ends at `after`, and the times that somebody waited for it."""
+    waits = []
+    call = types.SimpleNamespace(env_steps=before, env_steps_after=lambda: waits.append(1) or after)
+    return call, waits
 
 
-def test_every_seconds(monkeypatch):
-    now, called = [0.0], []
+def test_reached_by_the_call_that_takes_the_run_there():
+    """Only calls that may get there are waited for; nothing is made up for."""
+    due, found, waited = hooks.reached(100, most=60), [], []
+    for before, after in ((0, 30), (30, 55), (55, 110), (110, 170), (170, 199), (199, 450), (450, 460), (460, 500)):
+        call, waits = waited_for(before, after)
+        found += [after] if due(call) else []
+        waited += [before] if waits else []
+    assert found == [110, 450, 500]
+    assert waited == [55, 170, 199, 450, 460]
+    late = hooks.reached(100, env_steps=250)  # a call that takes more than `most`
+    assert [late(waited_for(before, before + 30)[0]) for before in (250, 280, 310, 340)] == [False, False, True, False]
+
+
+def test_seconds_passed(monkeypatch):
+    now = [0.0]
     monkeypatch.setattr(hooks.time, "monotonic", lambda: now[0])
-    hook = hooks.every_seconds(10, lambda info: called.append(now[0]))
+    due, called = hooks.seconds_passed(10), []
     for now[0] in (5.0, 11.0, 12.0, 20.0, 21.5):
-        hook(info_of(0, 10, 1))
+        called += [now[0]] if due(info_of(0, 10, 1)) else []
     assert called == [11.0, 21.5]
 
 

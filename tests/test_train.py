@@ -1,7 +1,9 @@
 """The commands, as a user types them."""
 
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,8 +14,9 @@ import jax
 import numpy as np
 import pytest
 
-from jrl import checkpoint, config, evaluate, train
+from jrl import checkpoint, config, evaluate, files, train
 from jrl.metrics import loggers
+from jrl.session import Session
 
 SMALL = [
     "--algo=ppo", "--env=CartPole-v1", "--set=env.backend=graph", "--set=env.num_envs=4", "--set=rollout.length=16",
@@ -57,6 +60,111 @@ def test_a_run_leaves_its_files(finished):
     assert json.loads((finished / "env.json").read_text())["versions"]["jax"] == jax.__version__
 
 
+def test_log_txt_holds_what_was_printed(finished):
+    text = (finished / "log.txt").read_text()
+    assert text.startswith("# 20") and "ppo on CartPole-v1 (graph" in text and "107 parameters" in text
+    assert "/ 1,500 steps" in text and "\x1b" not in text
+    assert text.endswith(f"run: {finished}    evaluate: python -m jrl.evaluate {finished} --episodes 100\n")
+    assert "\nstopped: env_steps reached 1,500\n" in text
+
+
+def test_a_run_goes_on_with_its_own_config(finished, tmp_path, capsys, caplog, monkeypatch):
+    """Also where nobody reads what it prints, and where files of it are damaged."""
+    out = shutil.copytree(finished, tmp_path / "moved")  # its config.yaml names another directory
+    before = len(loggers.read_rows(out / "result.jsonl"))
+    with (out / "result.jsonl").open("a") as file:
+        file.write("\0\0\0 after a power cut\n")
+    monkeypatch.setattr(sys, "stdout", open(os.open(os.devnull, os.O_RDONLY), "w"))  # noqa: SIM115
+    assert train.main(["--resume", str(out), "--stop=env_steps=1800", "--set=algo.lr=0.01"]) == 0
+    monkeypatch.undo()
+    assert config.load(out / "config.yaml").run.report_every == 300  # as it was
+    added = (out / "log.txt").read_text().removeprefix((finished / "log.txt").read_text())
+    assert "resume: changed: algo.lr 0.0003 -> 0.01\n" in added and "changed: stop.env_steps 1500 -> 1800\n" in added
+    assert added.count("changed: ") == 2 and "result.jsonl: 1 damaged lines were set aside" in added
+    assert f"stopped: env_steps reached 1,800\nrun: {out} " in added
+    assert len(loggers.read_rows(out / "result.jsonl")) > before
+    (out / "config.yaml").write_text("algo: [")
+    assert train.main(["--resume", str(out)]) == 2
+    assert "config.yaml: it is damaged" in caplog.text and "the run is complete, with" in capsys.readouterr().err
+
+
+def test_a_run_that_is_under_way_is_left_alone(finished, capsys):
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    checked = str(checkpoint.locate(finished))
+    with files.held(finished):
+        for more in ((), ("--resume=auto",), ("--resume", str(finished)), ("--resume", checked)):
+            assert run("--stop=env_steps=5000", *more, out=finished) == 2
+            err = capsys.readouterr().err
+            assert f"error: run.out: {finished} is in use by process {os.getpid()} on " in err and err.count("\n") == 1
+    assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
+
+
+def test_a_disk_that_becomes_full_costs_nothing(tmp_path, capsys, monkeypatch):
+    """Rows are whole, and the checkpoint is that of the latest of them."""
+    out, append, rows = tmp_path / "full", files.append, []
+
+    def small(file, data):
+        if Path(file.name).name == "progress.csv":
+            rows.append(data)
+            if len(rows) == 4:
+                raise OSError(errno.ENOSPC, "No space left on device", file.name)
+        append(file, data)
+
+    monkeypatch.setattr(files, "append", small)
+    assert run("--stop=env_steps=100000", "--set=run.report_every=128", out=out) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: cannot write to ") and captured.err.count("\n") == 1
+    meta = checkpoint.read_meta(checkpoint.locate(out))
+    assert f"saved: what was learned in {meta['env_steps']:,} steps" in captured.out
+    monkeypatch.undo()
+    last = loggers.read_rows(out / "result.jsonl")[-1]
+    assert meta["rows"]["env_steps"] == last["env_steps"] and len((out / "progress.csv").read_text().split("\n")) == 6
+    assert not list((out / "checkpoints").glob("*.unfinished"))
+
+
+def test_an_evaluation_is_of_the_weights_that_are_kept(tmp_path):
+    out = tmp_path / "best"
+    evaluation = ["--set=evaluation.every=300", "--set=evaluation.duration=3", "--set=run.report_every=500"]
+    best = ["--set=checkpoint.keep_best_by=evaluation/return", "--set=checkpoint.keep_last=1"]
+    assert run("--stop=env_steps=2500", *evaluation, *best, "--set=algo.lr=0.01", out=out) == 0
+    rows = loggers.read_rows(out / "result.jsonl")
+    played = [row for row in rows if row["evaluation/weights_version"] == row["iteration"]]
+    # of each 300 steps the first call that got there, none late; calls take at most 128
+    assert [row["env_steps"] // 300 for row in played] == list(range(1, 1 + rows[-1]["env_steps"] // 300))
+    assert all(row["env_steps"] % 300 < 128 for row in played)
+    top = max(played, key=lambda row: row["evaluation/return"])
+    kept = checkpoint.read_meta(checkpoint.locate(out, best=True))
+    assert (kept["iteration"], kept["env_steps"]) == (top["iteration"], top["env_steps"])
+    assert kept["metrics"]["evaluation/return"] == top["evaluation/return"]
+
+
+@pytest.mark.parametrize("parallel", ["false", pytest.param("true", marks=pytest.mark.slow)])
+def test_a_run_ends_with_the_weights_that_met_its_criterion(parallel, tmp_path):
+    out = tmp_path / "ended"
+    evaluation = ["--set=evaluation.every=300", "--set=evaluation.duration=3", "--set=run.report_every=500"]
+    more = [f"--set=evaluation.parallel={parallel}", "--set=algo.lr=0.01", "--as-test"]
+    assert run("--stop=env_steps=100000", "--stop=evaluation/return=30", *evaluation, *more, out=out) == 0
+    rows, meta = loggers.read_rows(out / "result.jsonl"), checkpoint.read_meta(checkpoint.locate(out))
+    last = rows[-1]
+    assert last["evaluation/return"] >= 30 > max(row["evaluation/return"] or 0 for row in rows[:-1])
+    assert last["evaluation/weights_version"] == last["iteration"] == meta["iteration"]
+    assert last["env_steps"] == meta["env_steps"]
+
+
+def test_a_run_without_a_checkpoint_does_not_advertise_one(tmp_path, capsys, monkeypatch):
+    advance = Session.advance
+
+    def hang_up(self):
+        os.kill(os.getpid(), signal.SIGHUP)  # the terminal is closed
+        return advance(self)
+
+    monkeypatch.setattr(Session, "advance", hang_up)
+    options = ["--set=checkpoint.exact=true", "--set=checkpoint.every=100000", "--stop=env_steps=100000000"]
+    assert run(*options, out=tmp_path / "none") == 129
+    out = capsys.readouterr().out
+    assert "interrupted before the first checkpoint" in out and out.endswith(f"run: {tmp_path}/none\n")
+
+
 def test_evaluate_plays_exactly_the_episodes_asked_for(finished, capsys):
     assert evaluate.main([str(finished), "--episodes", "7", "--envs", "3"]) == 0
     first = json.loads(capsys.readouterr().out)
@@ -86,7 +194,7 @@ def test_resume_tells_what_changed(tmp_path, capsys):
     out = tmp_path / "c"
     run("--stop=env_steps=200", out=out)
     run("--stop=env_steps=400", "--resume", str(out), "--set=algo.lr=1e-2", out=out)
-    assert "changed since the checkpoint: algo.lr: 0.0003 -> 0.01" in capsys.readouterr().out
+    assert "changed: algo.lr 0.0003 -> 0.01" in capsys.readouterr().out
 
 
 def test_resume_auto_without_a_checkpoint_starts_afresh(tmp_path, capsys):

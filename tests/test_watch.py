@@ -105,7 +105,7 @@ def test_a_rollback_goes_on_from_the_last_checkpoint_with_smaller_steps(tmp_path
     args += ["--set=run.rollback_lr=1e-42"]
     assert train.main([*args, "--stop=env_steps=800", "--out", str(out)]) == 0
     text = capsys.readouterr().out
-    assert "rollback 1 of 3: from" in text and "resume: changed since the checkpoint: algo.lr" in text
+    assert "rollback 1 of 3: from" in text and "resume: changed: algo.lr" in text
     steps = [row["env_steps"] for row in loggers.read_rows(out / "result.jsonl")]
     assert steps == sorted(set(steps)) and steps[-1] >= 800
     assert len(list((out / "nonfinite").iterdir())) == 1

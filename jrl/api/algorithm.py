@@ -3,6 +3,7 @@
 The object drives `jrl.session.Session`, as `python -m jrl.train` does; there is no second loop.
 """
 
+import contextlib
 import copy
 import dataclasses
 import datetime
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from jrl import build, checkpoint, config, envs, hooks, migrate, registry, runtime
+from jrl import build, checkpoint, config, envs, files, hooks, migrate, registry, runtime
 from jrl.api.config import AlgorithmConfig
 from jrl.api.policy import ActionPolicy
 from jrl.errors import InputError
@@ -56,7 +57,7 @@ class Algorithm:
         self._begun = False
         self._policy: ActionPolicy | None = None
         self._directory: Path | None = None
-        self._loggers: list[Callable[[], None]] = []
+        self._at_end: list[Callable[[], None]] = []  # closes loggers, then releases the directory
         self._open(None if checkpoint is None else Path(checkpoint))
 
     @classmethod
@@ -111,16 +112,22 @@ class Algorithm:
             build.enable_compile_cache()
         found = checkpoint.locate(saved) if saved else None
         restarts = checkpoint.read_meta(found)["iteration"] if found else 0
-        self.session = Session(cfg, restarts=restarts, face=self, endless=True, training_step=own_step)
+        if cfg.run.out:
+            self._hold(Path(cfg.run.out), continued=found is not None)
+        try:
+            self.session = Session(cfg, restarts=restarts, face=self, endless=True, training_step=own_step)
+        except BaseException:
+            self._release()
+            raise
         self._stopped = False
         try:
             self.workers = self.env_runner_group = self.session.workers
             self.session.start(found, begin=not self._begun)
             self._begun = True
             if cfg.run.out:
-                self._log_to(Path(cfg.run.out), continued=found is not None)
+                self._log_to(Path(cfg.run.out))
         except BaseException:
-            self.session.close()
+            self._close()
             raise
 
     def training_step(self, step: Any) -> None:
@@ -132,16 +139,21 @@ class Algorithm:
         """(scalar, metrics) of a batch. Subclasses may return another; `default(params, batch)` is the algorithm's."""
         return default(params, batch)
 
-    def _log_to(self, directory: Path, *, continued: bool) -> None:
+    def _hold(self, directory: Path, *, continued: bool) -> None:
+        """Keeps other runs out of a directory until `stop`."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(files.held(directory))
+            if not continued and (directory / "config.yaml").exists():
+                raise InputError(f"run.out: {directory} holds a run already: name another, or go on from a checkpoint")
+            self._at_end.append(stack.pop_all().close)
+
+    def _log_to(self, directory: Path) -> None:
         from jrl.metrics import loggers
 
-        if not continued and (directory / "config.yaml").exists():
-            raise InputError(f"run.out: {directory} holds a run already: name another, or continue from a checkpoint")
-        directory.mkdir(parents=True, exist_ok=True)
         config.write(self.session.config, directory)
         log = loggers.open_loggers(directory, self.session.config.run.log, self.session.env_steps or None)
         self.session.sinks.append(log.write)
-        self._loggers.append(log.close)
+        self._at_end.append(log.close)
 
     # ------------------------------------------------------------ training
 
@@ -162,9 +174,7 @@ class Algorithm:
             info = session.advance()
             assert info is not None  # a session without an end
             session.reporter.add(info)
-            if session.config.evaluation.every:
-                session.evaluate_if_due(info)
-            if session.reporter.due():
+            if session.evaluation_reached(info) or session.reporter.due():
                 break
         if session.config.run.on_nonfinite != "ignore" and hooks.not_finite(info):
             path = session.write_fault(self.logdir, info)
@@ -354,9 +364,11 @@ class Algorithm:
     def _close(self) -> None:
         self._policy, self._stopped = None, True
         self.session.close()
-        for close in self._loggers:
-            close()
-        self._loggers.clear()
+        self._release()
+
+    def _release(self) -> None:
+        while self._at_end:
+            self._at_end.pop()()
 
     def __enter__(self) -> Self:
         return self

@@ -380,9 +380,9 @@ def _run_worker(source: socket.socket, worker: _Worker) -> NoReturn:
 
 
 def _main(control: socket.socket) -> None:
-    # Ctrl-C and an orderly end reach the whole group: the run wants to finish a step, then it closes the environments.
-    # A handler rather than SIG_IGN, which programs that an environment starts would inherit
-    for name in (signal.SIGINT, signal.SIGTERM):
+    # Ctrl-C, an orderly end and a closed terminal reach the whole group: the run wants to finish a step, then it closes
+    # the environments. A handler rather than SIG_IGN, which programs that an environment starts would inherit
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, lambda *_: None)
     faulthandler.enable()
     # of a BLAS that was told to have several: those are safe, and Python 3.12 cannot know

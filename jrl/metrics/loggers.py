@@ -1,7 +1,8 @@
 """Result rows to files: `result.jsonl`, `progress.csv`, TensorBoard events; to W&B; to a logger of the user's own.
 
-A file is valid after every row, also when the process was killed in the middle of one: the half line is removed when
-the file is opened again. A resumed run drops the rows beyond its checkpoint first, so that no step is told twice.
+A file is valid after every row, also when the process was killed in the middle of one or the disk is full: the half
+line is removed when the file is opened again, and what else is no row is set aside. A resumed run drops the rows beyond
+its checkpoint first, so that no step is told twice.
 """
 
 import contextlib
@@ -12,8 +13,12 @@ import importlib.util
 import inspect
 import io
 import json
+import logging
 import math
 import os
+import socket
+import struct
+import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -21,10 +26,15 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from jrl import registry
+from jrl import files, registry
 from jrl.errors import InputError
 
 Row = Mapping[str, float | int | str | list[float]]  # lists, such as of one number per episode, go to jsonl only
+
+
+_SET_ASIDE = ".damaged"  # suffix of the file that takes what is no row
+
+_log = logging.getLogger(__name__)
 
 
 class Logger(NamedTuple):
@@ -43,7 +53,12 @@ def check(names: Iterable[str]) -> list[str]:
     return errors
 
 
-def open_loggers(directory: str | Path, names: Iterable[str], resume_at: int | None = None) -> Logger:
+def open_loggers(
+    directory: str | Path,
+    names: Iterable[str],
+    resume_at: int | None = None,
+    make_room: Callable[[], bool] = lambda: False,
+) -> Logger:
     """One logger that writes to all of `names`.
 
     Args:
@@ -52,6 +67,7 @@ def open_loggers(directory: str | Path, names: Iterable[str], resume_at: int | N
         (see `jrl.registry`): a function or class that gets the directory as a Path, and `resume_at` if it has a
         parameter of that name, and gives a Logger or an object with write(row) and close().
       resume_at: env_steps of the checkpoint a run resumes from; rows beyond it are dropped.
+      make_room: see `combine`.
     Raises:
       InputError: an unknown name, a package that is not installed, or what a function gives is no logger.
     """
@@ -66,7 +82,7 @@ def open_loggers(directory: str | Path, names: Iterable[str], resume_at: int | N
             loggers.append(_opener(name)(directory, resume_at))
             stack.callback(loggers[-1].close)
         stack.pop_all()
-    return combine(loggers)
+    return combine(loggers, make_room)
 
 
 def _opener(name: str) -> Callable[[Path, int | None], Logger]:
@@ -115,13 +131,28 @@ def _own(name: str, make: Callable[..., Any]) -> Callable[[Path, int | None], Lo
     return opened
 
 
-def combine(loggers: Iterable[Logger]) -> Logger:
-    """Writes each row to each of `loggers`; closes them all, also when one fails."""
+def combine(loggers: Iterable[Logger], make_room: Callable[[], bool] = lambda: False) -> Logger:
+    """Writes each row to each of `loggers`; closes them all, also when one fails.
+
+    Args:
+      make_room: called where a row cannot be written for want of room; after True it is written again. The error is
+        raised all the same, when the row is with all loggers.
+    """
     loggers = list(loggers)
 
     def write(row: Row) -> None:
+        failed: OSError | None = None
         for logger in loggers:
-            logger.write(row)
+            try:
+                logger.write(row)
+            except OSError as e:
+                if not files.no_room(e):
+                    raise
+                failed = e
+                if make_room():
+                    logger.write(row)
+        if failed:
+            raise failed
 
     def close() -> None:
         with contextlib.ExitStack() as stack:
@@ -134,19 +165,19 @@ def combine(loggers: Iterable[Logger]) -> Logger:
 def jsonl(path: str | Path, resume_at: int | None = None) -> Logger:
     """Appends one JSON object per row. A key that was seen once is in every later row; what is not finite is null."""
     path = Path(path)
-    old = read_rows(path)
+    old, damaged = _read_jsonl(path)
     kept = [row for row in old if not _beyond(row, resume_at)]
-    if path.exists() and (len(kept) < len(old) or _is_torn(path)):
-        _replace(path, "".join(json.dumps(row) + "\n" for row in kept))
+    _set_aside(path, damaged)
+    if path.exists() and (len(kept) < len(old) or damaged or _is_torn(path)):
+        files.replace(path, "".join(json.dumps(row) + "\n" for row in kept))
     seen = dict.fromkeys(k for row in kept for k in row)
-    file = path.open("a", encoding="utf-8")
+    file = path.open("ab", buffering=0)
 
     def write(row: Row) -> None:
         numbers = {k: _number(v) for k, v in row.items()}
         seen.update(dict.fromkeys(numbers))
         full = {k: _jsonable(v) for k, v in (seen | numbers).items()}
-        file.write(json.dumps(full, allow_nan=False) + "\n")
-        file.flush()
+        files.append(file, (json.dumps(full, allow_nan=False) + "\n").encode())
 
     return Logger(write, file.close)
 
@@ -156,35 +187,44 @@ def csv_table(path: str | Path, resume_at: int | None = None) -> Logger:
     path = Path(path)
     columns: list[str] = []
     if path.exists() and path.stat().st_size:
-        columns, old = _read_csv(path)
+        columns, old, damaged = _read_csv(path)
         kept = [row for row in old if not _beyond(row, resume_at)]
-        if len(kept) < len(old) or _is_torn(path):
-            _replace(path, _csv_text(columns, kept, header=True))
-    file = path.open("a", encoding="utf-8", newline="")
+        _set_aside(path, damaged)
+        if len(kept) < len(old) or damaged or _is_torn(path):
+            files.replace(path, _csv_text(columns, kept, header=True))
+    file = path.open("ab", buffering=0)
 
     def write(row: Row) -> None:
         nonlocal file, columns
         row = _scalars(row)
         new = [k for k in row if k not in columns]
         if new:
-            file.close()
             rows = _read_csv(path)[1]
-            columns = columns + new
-            _replace(path, _csv_text(columns, rows, header=True))
-            file = path.open("a", encoding="utf-8", newline="")
-        file.write(_csv_text(columns, [{k: _number(v) for k, v in row.items()}]))
-        file.flush()
+            files.replace(path, _csv_text(columns + new, rows, header=True))
+            file.close()
+            columns, file = columns + new, path.open("ab", buffering=0)
+        files.append(file, _csv_text(columns, [{k: _number(v) for k, v in row.items()}]).encode())
 
     return Logger(write, lambda: file.close())
 
 
 def tensorboard(path: str | Path, resume_at: int | None = None) -> Logger:
-    """Each number of a row as a scalar at its env_steps. Rows beyond `resume_at` are hidden by a purge event."""
-    from tensorboardX import SummaryWriter  # a fifth of a second: not at import
+    """Each number of a row as a scalar at its env_steps. Rows beyond `resume_at` are hidden by a purge event.
+
+    The events are written here, one record per row: tensorboardX's own writer does it in a thread, which dies of a full
+    disk without telling.
+    """
+    from tensorboardX.proto.event_pb2 import Event, SessionLog  # a fifth of a second: not at import
     from tensorboardX.proto.summary_pb2 import Summary
 
-    purge = None if resume_at is None else resume_at + 1
-    writer = SummaryWriter(str(path), purge_step=purge, flush_secs=10)
+    file = _new_event_file(Path(path))
+
+    def add(**event: Any) -> None:
+        files.append(file, _record(Event(wall_time=time.time(), **event).SerializeToString()))
+
+    add(file_version="brain.Event:2")
+    if resume_at is not None:
+        add(session_log=SessionLog(status=SessionLog.START), step=resume_at + 1)
 
     def write(row: Row) -> None:
         numbers = {key: _number(value) for key, value in _scalars(row).items() if key != "env_steps"}
@@ -194,11 +234,28 @@ def tensorboard(path: str | Path, resume_at: int | None = None) -> Logger:
             if not isinstance(number, str) and not _not_finite(number)
         ]
         steps: Any = row["env_steps"]
-        # one event per row: add_scalar makes one per number, at thirty times the cost
-        assert writer.file_writer is not None
-        writer.file_writer.add_summary(Summary(value=values), int(steps))
+        add(summary=Summary(value=values), step=int(steps))
 
-    return Logger(write, writer.close)
+    return Logger(write, file.close)
+
+
+def _new_event_file(directory: Path) -> io.FileIO:
+    """A file of a name that TensorBoard looks for, and that sorts behind those of earlier processes."""
+    directory.mkdir(parents=True, exist_ok=True)
+    name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
+    for count in range(10_000):
+        with contextlib.suppress(FileExistsError):
+            return (directory / (f"{name}.{count}" if count else name)).open("xb", buffering=0)
+    raise OSError(f"{directory}: all names of event files are taken")
+
+
+def _record(data: bytes) -> bytes:
+    """One record of a TFRecord file: length, checksum of the length, data, checksum of the data."""
+    from tensorboardX.record_writer import masked_crc32c
+
+    length = struct.pack("<Q", len(data))
+    checksum = lambda x: struct.pack("<I", masked_crc32c(x))
+    return length + checksum(length) + data + checksum(data)
 
 
 def wandb(directory: str | Path, resume_at: int | None = None) -> Logger:
@@ -236,12 +293,40 @@ def wandb(directory: str | Path, resume_at: int | None = None) -> Logger:
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a jsonl file, without a half last line; none if there is no file."""
-    path = Path(path)
+    """The rows of a jsonl file, without what is no row, such as a half last line; none if there is no file."""
+    return _read_jsonl(Path(path))[0]
+
+
+def _read_jsonl(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows, and the lines that are none; without a half last line."""
     if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-    return [json.loads(line) for line in lines if line.strip()]
+        return [], []
+    rows, damaged = [], []
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
+        row = _json_object(line)
+        if row is not None and _has_steps(row):
+            rows.append(row)
+        elif line.strip():
+            damaged.append(line)
+    return rows, damaged
+
+
+def _json_object(line: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _set_aside(path: Path, damaged: list[str]) -> None:
+    """Puts lines that are no rows, such as a power cut leaves, into a file of their own, and says so."""
+    if not damaged:
+        return
+    aside = path.with_name(path.name + _SET_ASIDE)
+    with aside.open("ab", buffering=0) as file:
+        files.append(file, "".join(line + "\n" for line in damaged).encode())
+    _log.warning("%s: %d damaged lines were set aside in %s; all others stay", path, len(damaged), aside.name)
 
 
 def _number(value: Any) -> Any:
@@ -263,6 +348,17 @@ def _not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
+def _has_steps(row: Mapping[str, Any]) -> bool:
+    """Whether `env_steps`, where a row has them, are a number."""
+    steps = row.get("env_steps")
+    if steps in (None, ""):
+        return True
+    try:
+        return math.isfinite(float(steps))
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
 def _beyond(row: Mapping[str, Any], resume_at: int | None) -> bool:
     steps = row.get("env_steps")
     return resume_at is not None and steps not in (None, "") and float(steps) > resume_at
@@ -277,11 +373,29 @@ def _is_torn(path: Path) -> bool:
         return file.read(1) != b"\n"
 
 
-def _read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns and rows, without a half last line."""
+def _read_csv(path: Path) -> tuple[list[str], list[dict[str, str]], list[str]]:
+    """Columns, rows, and the lines that are none; without a half last line."""
     text = path.read_text(encoding="utf-8", errors="replace")
-    reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
-    return list(reader.fieldnames or []), list(reader)
+    header, *lines = text[: text.rfind("\n") + 1].split("\n")[:-1] or [""]
+    columns = _csv_fields(header) or []
+    if not all(name.isprintable() and name and name != "\ufffd" for name in columns) or len({*columns}) < len(columns):
+        return [], [], [header, *lines]  # nobody knows what its numbers are
+    rows, damaged = [], []
+    for line in lines:
+        fields = _csv_fields(line)
+        row = dict(zip(columns, fields or ()))
+        if fields is not None and len(fields) == len(columns) and _has_steps(row):
+            rows.append(row)
+        elif line.strip():
+            damaged.append(line)
+    return columns, rows, damaged
+
+
+def _csv_fields(line: str) -> list[str] | None:
+    try:
+        return next(csv.reader([line], strict=True), [])
+    except csv.Error:
+        return None
 
 
 def _csv_text(columns: list[str], rows: Iterable[Mapping[str, Any]], *, header: bool = False) -> str:
@@ -289,15 +403,6 @@ def _csv_text(columns: list[str], rows: Iterable[Mapping[str, Any]], *, header: 
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     if header and columns:
         writer.writeheader()
-    writer.writerows(rows)
+    one_line = lambda x: " ".join(x.splitlines()) if isinstance(x, str) else x
+    writer.writerows({k: one_line(v) for k, v in row.items()} for row in rows)
     return text.getvalue()
-
-
-def _replace(path: Path, text: str) -> None:
-    """The file holds either what it held or `text`, whenever the process dies."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -265,6 +265,8 @@ def test_bad_input_is_found_before_anything_is_made():
 def test_rows_go_to_files_where_out_is_set(tmp_path):
     with small().debugging(out=str(tmp_path / "run"), log=["jsonl"]).build() as algo:
         result = algo.train()
+        with pytest.raises(InputError, match=r"run\.out: .*/run is in use by process"):
+            Algorithm.from_checkpoint(algo.save())
     rows = [line for line in (tmp_path / "run" / "result.jsonl").read_text().splitlines() if line]
     with pytest.raises(InputError, match="holds a run already"):
         small().debugging(out=str(tmp_path / "run")).build()

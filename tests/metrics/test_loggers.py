@@ -1,15 +1,18 @@
 """Row files: what is in them, after a kill and after a resume."""
 
 import csv
+import errno
 import importlib
 import json
 import sys
+import types
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from jrl import registry
+from jrl import files, registry
 from jrl.errors import InputError
 from jrl.metrics.loggers import Logger, check, csv_table, jsonl, open_loggers, read_rows
 
@@ -59,6 +62,81 @@ def test_csv_repairs_a_half_line(tmp_path):
     assert path.read_text() == "env_steps,a\n1,5\n2,7\n"
 
 
+GARBAGE = ["\0" * 20, "not a row", "7", "[" * 5000, '{"env_steps": "x"}', '{"env_steps": 1e999}', '{"a": "']
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_jsonl_sets_garbage_aside_and_keeps_the_rows(garbage, tmp_path, caplog):
+    path = tmp_path / "result.jsonl"
+    path.write_text(f'{{"env_steps": 1}}\n{garbage}\n{{"env_steps": 2}}\n{{"env_steps": 9}}\n')
+    assert [row["env_steps"] for row in read_rows(path)] == [1, 2, 9]
+    write(jsonl(path, resume_at=2), {"env_steps": 3})
+    assert [row["env_steps"] for row in read_rows(path)] == [1, 2, 3]
+    assert garbage not in path.read_text()
+    assert (tmp_path / "result.jsonl.damaged").read_text() == garbage + "\n"
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{path}: 1 damaged lines were set aside in result.jsonl.damaged; all others stay"
+    ]
+
+
+@pytest.mark.parametrize("garbage", ["\0" * 20, "1", "1,2,3", "x,5", '"1,5', "1e999,5"])
+def test_csv_sets_garbage_aside_and_keeps_the_rows(garbage, tmp_path):
+    path = tmp_path / "progress.csv"
+    path.write_text(f"env_steps,a\n1,5\n{garbage}\n2,6\n9,6\n")
+    write(csv_table(path, resume_at=2), {"env_steps": 3, "a": "two\nlines"})
+    assert path.read_text() == "env_steps,a\n1,5\n2,6\n3,two lines\n"
+    assert (tmp_path / "progress.csv.damaged").read_text() == garbage + "\n"
+
+
+@pytest.mark.parametrize("header", ["\0\0,a", "a,a", "env_steps,"])
+def test_a_csv_without_its_header_begins_anew(header, tmp_path):
+    path = tmp_path / "progress.csv"
+    path.write_text(f"{header}\n1,5\n")
+    write(csv_table(path, resume_at=2), {"env_steps": 3})
+    assert path.read_text() == "env_steps\n3\n"
+    assert (tmp_path / "progress.csv.damaged").read_text() == f"{header}\n1,5\n"
+
+
+class SmallDisk:
+    """Files of it are written until there is no room."""
+
+    def __init__(self, monkeypatch, room):
+        self.room, append = room, files.append
+        monkeypatch.setattr(files, "append", lambda file, data: append(self.of(file), data))
+
+    def of(self, file):
+        def write(data):
+            taken = min(len(data), self.room)
+            self.room -= taken
+            if not taken:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return file.write(data[:taken])
+
+        return types.SimpleNamespace(write=write, seek=file.seek, truncate=file.truncate, name=file.name)
+
+
+@pytest.mark.parametrize("name", ["jsonl", "csv", "tensorboard"])
+@pytest.mark.parametrize("more", [0, 10**6], ids=["no room", "room is made"])
+def test_a_full_disk_leaves_whole_rows(more, name, tmp_path, monkeypatch):
+    def make_room():
+        disk.room = more
+        return bool(more)
+
+    log = open_loggers(tmp_path, [name], make_room=make_room)
+    log.write({"env_steps": 1, "a": 0.5})
+    disk = SmallDisk(monkeypatch, room=5)  # of less than a row
+    with pytest.raises(OSError, match="No space left") as e:
+        log.write({"env_steps": 2, "a": 0.5})
+    log.close()
+    assert Path(e.value.filename).is_file()
+    read = {
+        "jsonl": lambda: [row["env_steps"] for row in read_rows(tmp_path / "result.jsonl")],
+        "csv": lambda: [int(row["env_steps"]) for row in rows_of_csv(tmp_path / "progress.csv")],
+        "tensorboard": lambda: [event.step for event in events(tmp_path / "tb") if event.step],
+    }
+    assert read[name]() == [1, 2] if more else [1]
+
+
 @pytest.mark.parametrize("half", ["", "env_st"])
 def test_csv_with_half_a_header_starts_anew(tmp_path, half):
     path = tmp_path / "progress.csv"
@@ -96,22 +174,38 @@ def test_without_resume_rows_are_appended(tmp_path):
     assert len(read_rows(tmp_path / "result.jsonl")) == 2
 
 
-def test_tensorboard_scalars_at_env_steps(tmp_path):
+def events(directory):
+    """Of all files of TensorBoard in a directory; each is whole."""
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
 
+    found = []
+    for file in sorted(directory.iterdir()):
+        data = file.read_bytes()
+        while data:  # a record: length u64, crc u32, content, crc u32
+            size = int.from_bytes(data[:8], "little")
+            assert masked_crc32c(data[:8]) == int.from_bytes(data[8:12], "little")
+            assert masked_crc32c(data[12 : 12 + size]) == int.from_bytes(data[12 + size : 16 + size], "little")
+            found.append(Event.FromString(data[12 : 12 + size]))
+            data = data[16 + size :]
+    return found
+
+
+def test_tensorboard_scalars_at_env_steps(tmp_path):
     rows = [{"env_steps": 10, "episode/return": 1.5, "x": float("nan"), "s": "text"}, {"env_steps": 20, "y": 2}]
     write(open_loggers(tmp_path, ["tensorboard"], resume_at=4), *rows)
-    (file,) = (tmp_path / "tb").iterdir()
-    data, events = file.read_bytes(), []
-    while data:  # a record: length u64, crc u32, content, crc u32
-        size = int.from_bytes(data[:8], "little")
-        assert masked_crc32c(data[:8]) == int.from_bytes(data[8:12], "little")
-        events.append(Event.FromString(data[12 : 12 + size]))
-        data = data[16 + size :]
-    scalars = {(v.tag, e.step): v.simple_value for e in events for v in e.summary.value}
+    found = events(tmp_path / "tb")
+    scalars = {(v.tag, e.step): v.simple_value for e in found for v in e.summary.value}
     assert scalars == {("episode/return", 10): 1.5, ("y", 20): 2.0}
-    assert 5 in [e.step for e in events if e.HasField("session_log")]  # purged from env_steps 5 on
+    assert found[0].file_version == "brain.Event:2"
+    assert 5 in [e.step for e in found if e.HasField("session_log")]  # purged from env_steps 5 on
+
+
+def test_tensorboard_has_a_file_for_each_process(tmp_path):
+    for i in range(1, 4):  # within a second
+        write(open_loggers(tmp_path, ["tensorboard"]), {"env_steps": i})
+    assert len(list((tmp_path / "tb").iterdir())) == 3
+    assert [e.step for e in events(tmp_path / "tb") if e.step] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,9 @@ def test_ppo_on_two_devices_and_from_its_checkpoint(kind, tmp_path):
 def test_parameters_from_a_checkpoint(kind, tmp_path):
     net = networks.build(SPEC, config(KINDS[kind]), {"policy": Head(2)})
     params = net.init(jax.random.key(0))
-    checkpoint.write(tmp_path / "1", {"learner": params}, {"format": 1})
+    cfg = jrl.config.load(None, algo="ppo", env="CartPole-v1", stop=["env_steps=1"])
+    meta = checkpoint.meta(cfg, SPEC, counters={"iteration": 1, "env_steps": 1})
+    checkpoint.write(tmp_path / "1", {"learner": params}, meta)
     found = checkpoint.restore(tmp_path / "1", "learner", jax.eval_shape(net.init, jax.random.key(1)))
     same(found, params)
 

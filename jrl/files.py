@@ -1,0 +1,195 @@
+"""Files of a run directory: one process writes to it, and each file is whole or stays as it was.
+
+    with held(directory):
+        replace(directory / "config.yaml", text)
+        room = Reserve(directory / "reserve"); room.keep(10_000_000)
+
+The standard library and filelock only: a directory that is in use is told before anything slow starts.
+"""
+
+import contextlib
+import datetime
+import errno
+import io
+import json
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from jrl.errors import InputError
+
+LOCK = "run.lock"
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # of file systems that have none
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+_log = logging.getLogger(__name__)
+
+
+# ---------------------------------------------------------------- who writes to a directory
+
+
+@contextlib.contextmanager
+def held(directory: Path, *, made: bool = False) -> Iterator[None]:
+    """Keeps other runs out of a directory, which is made if it is missing, until the block or this process ends.
+
+    The lock is the operating system's: nobody has to tidy up after a process that was killed, and processes that were
+    started or forked from this one do not hold it.
+
+    Args:
+      directory: of the run.
+      made: it was made for this run; one that was made and is still empty at the end goes.
+    Raises:
+      InputError: another run writes to it, or it cannot be written to.
+    """
+    from filelock import FileLock, Timeout
+
+    directory = absolute(directory)
+    path = directory / LOCK
+    lock = FileLock(path, timeout=0, mode=0o644, on_acquired=_sign, thread_local=False)
+    try:
+        made = made or not directory.exists()
+        directory.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise InputError(
+            f"run.out: {directory} is in use by {_holder(path)}: wait until that run has ended, or choose another --out"
+        ) from None
+    except OSError as e:
+        if e.errno not in _NO_LOCKS:
+            _leave(path, made)
+            raise unwritable(directory, e) from e
+        _log.warning("%s: no lock: %s: take care that no other run writes there", directory, e.strerror)
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            _leave(path, made)  # before the release: nobody can hold a lock on a file that is gone
+            with contextlib.suppress(OSError):
+                lock.release()
+
+
+def _leave(lock: Path, made: bool) -> None:
+    with contextlib.suppress(OSError):
+        lock.unlink()
+        if made:
+            lock.parent.rmdir()  # fails unless it is empty
+
+
+def _sign(handle: int) -> None:
+    """Writes down who holds the lock. Raises OSError: there is no room, not even for that."""
+    now = datetime.datetime.now().isoformat(" ", "seconds")
+    text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now})
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, text.encode(), 0)
+
+
+def _holder(path: Path) -> str:
+    try:
+        found = json.loads(path.read_text())
+        return f"process {int(found['pid'])} on {found['host']} since {found['since']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def absolute(path: Path) -> Path:
+    """The path from the root.
+
+    Raises:
+      InputError: it is relative to a working directory that was deleted.
+    """
+    try:
+        return path.absolute()
+    except FileNotFoundError as e:
+        raise InputError("the working directory was deleted: change to one that there is") from e
+
+
+def new(directory: Path) -> Path:
+    """Makes a directory of that name, or with -2, -3, ... behind it where there is one already; its path."""
+    absolute(directory)
+    for path in (directory, *(directory.with_name(f"{directory.name}-{n}") for n in range(2, 10_000))):
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            continue
+        except OSError as e:
+            raise unwritable(path, e) from e
+    raise InputError(f"run.out: {directory} and all that are named like it exist: choose another --out")
+
+
+def unwritable(path: Path, e: OSError) -> InputError:
+    """The error of a run directory in which nothing can be written."""
+    taken, full = e.errno in (errno.EEXIST, errno.ENOTDIR), e.errno in (errno.ENOSPC, errno.EDQUOT)
+    why = "a part of its path is a file" if taken else e.strerror or str(e)
+    mend = "free space, or choose another --out" if full else "choose another --out"
+    return InputError(f"run.out: cannot write to {path}: {why}: {mend}")
+
+
+# ---------------------------------------------------------------- whole files, and room for them
+
+
+def no_room(e: BaseException) -> bool:
+    """Whether an error says that nothing more can be written: a full disk, a quota, a read-only file system."""
+    if isinstance(e, OSError):
+        return e.errno in _CANNOT_WRITE
+    # tensorstore has errors of its own kind
+    return type(e) is ValueError and any(word in str(e) for word in ("RESOURCE_EXHAUSTED", os.strerror(errno.ENOSPC)))
+
+
+def replace(path: Path, text: str) -> None:
+    """Writes a file anew: it holds either what it held or `text`, whenever the process dies or the disk is full."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as e:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise OSError(e.errno, e.strerror, str(path)) from e
+
+
+def append(file: io.FileIO, data: bytes) -> None:
+    """Adds `data` at the end of an unbuffered file, all of it or, with an OSError that names the file, nothing."""
+    start, left = file.seek(0, os.SEEK_END), memoryview(data)
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError as e:
+        with contextlib.suppress(OSError):
+            file.truncate(start)
+        raise OSError(e.errno, e.strerror, str(file.name)) from e
+
+
+class Reserve:
+    """Room on a disk that is kept for a last file: a file of that size, deleted when the room is needed."""
+
+    def __init__(self, path: Path):
+        self._path = path
+
+    def keep(self, size: int) -> bool:
+        """Takes `size` bytes, if they are not taken yet; whether they are there."""
+        if self._path.exists() and self._path.stat().st_size >= size:
+            return True
+        try:
+            with self._path.open("wb") as file:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, size)
+                else:
+                    file.truncate(size)
+        except OSError:
+            self.release()
+            return False
+        return True
+
+    def release(self) -> bool:
+        """Gives the room back; whether there was any."""
+        try:
+            self._path.unlink()
+        except OSError:
+            return False
+        return True

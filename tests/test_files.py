@@ -1,0 +1,149 @@
+"""Run directories that one process writes to, and files that are whole."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from jrl import files
+from jrl.errors import InputError
+
+HOLD = """
+import os, sys, time
+from pathlib import Path
+from jrl import files
+with files.held(Path(sys.argv[1])):
+    started = os.fork() or time.sleep(60)  # a process that was forked and outlives this one, as those of libraries do
+    print(started, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_another_process_is_named_and_holds_nothing_once_it_is_dead(tmp_path):
+    out = tmp_path / "run"
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(out)], stdout=subprocess.PIPE, text=True)
+    forked = int(holder.stdout.readline())
+    try:
+        with pytest.raises(InputError) as e, files.held(out):
+            pass
+        assert f"run.out: {out} is in use by process {holder.pid} on {os.uname().nodename} since 20" in str(e.value)
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        os.kill(forked, 0)  # still there
+        with files.held(out):
+            assert (out / files.LOCK).exists()
+        assert not (out / files.LOCK).exists()
+    finally:
+        os.kill(forked, signal.SIGKILL)
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+
+
+def test_the_same_process_holds_a_directory_once(tmp_path):
+    refused = pytest.raises(InputError, match=f"is in use by process {os.getpid()} ")
+    with files.held(tmp_path), refused, files.held(tmp_path):
+        pass
+    with files.held(tmp_path):
+        pass
+
+
+def test_neither_a_forked_child_nor_a_reader_releases_it(tmp_path):
+    with files.held(tmp_path):
+        if (child := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        (tmp_path / files.LOCK).read_text()  # as one that copies a run directory does
+        with pytest.raises(InputError), files.held(tmp_path):
+            pass
+
+
+def test_a_directory_that_was_made_for_nothing_goes(tmp_path):
+    with files.held(tmp_path / "a" / "b"):
+        pass
+    assert not (tmp_path / "a" / "b").exists()
+    (tmp_path / "c").mkdir()
+    with files.held(tmp_path / "c"):
+        pass
+    assert (tmp_path / "c").exists()  # somebody else's
+    with files.held(tmp_path / "d"):
+        (tmp_path / "d" / "config.yaml").write_text("")
+    assert [p.name for p in (tmp_path / "d").iterdir()] == ["config.yaml"]
+
+
+def test_what_cannot_be_a_run_directory(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        refused = pytest.raises(InputError, match=r"run\.out: cannot write to .*a part of its path is a file: choose")
+        with refused, files.held(path):
+            pass
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "pwrite", full)
+    refused = pytest.raises(InputError, match="No space left on device: free space, or choose another --out")
+    with refused, files.held(tmp_path / "full"):
+        pass
+    assert not (tmp_path / "full").exists()
+
+
+def test_a_file_system_without_locks_is_told_once(tmp_path, monkeypatch, caplog):
+    def none(*args, **kwargs):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    import filelock
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", none)
+    with files.held(tmp_path):
+        pass
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{tmp_path}: no lock: No locks available: take care that no other run writes there"
+    ]
+
+
+def test_a_deleted_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert files.absolute(tmp_path) == tmp_path
+    with pytest.raises(InputError, match="the working directory was deleted"):
+        files.absolute(files.Path("runs"))
+
+
+def test_new_names_never_meet(tmp_path):
+    made = [files.new(tmp_path / "runs" / "a") for _ in range(3)]
+    assert [path.name for path in made] == ["a", "a-2", "a-3"]
+
+
+def test_replace_leaves_the_old_file_on_a_full_disk(tmp_path, monkeypatch):
+    path = tmp_path / "config.yaml"
+    files.replace(path, "old")
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as e:
+        files.replace(path, "new")
+    assert e.value.filename == str(path) and files.no_room(e.value)
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["config.yaml"]
+
+
+def test_what_says_that_there_is_no_room():
+    assert files.no_room(OSError(errno.EDQUOT, "")) and files.no_room(OSError(errno.EROFS, ""))
+    assert files.no_room(ValueError("RESOURCE_EXHAUSTED: x")) and files.no_room(ValueError("No space left on device"))
+    assert not files.no_room(OSError(errno.ENOENT, "")) and not files.no_room(ValueError("x"))
+    assert not files.no_room(InputError("No space left on device"))
+
+
+def test_a_reserve_takes_room_until_it_is_needed(tmp_path):
+    room = files.Reserve(tmp_path / "reserve")
+    assert not room.release()
+    assert room.keep(100_000) and (tmp_path / "reserve").stat().st_blocks * 512 >= 100_000
+    assert room.keep(10) and (tmp_path / "reserve").stat().st_size == 100_000
+    assert room.release() and not room.release()
+    assert not files.Reserve(tmp_path / "no" / "reserve").keep(10)

@@ -1,0 +1,126 @@
+"""What a command prints: where nobody listens any more, and in its file."""
+
+import io
+import logging
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from jrl import files
+from jrl.output import Lasting, Transcript, recorded
+
+
+def broken():
+    """A stream into a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return os.fdopen(writer, "w")
+
+
+def test_a_stream_outlives_its_reader():
+    kept = []
+    pipe = broken()
+    stream = Lasting(pipe, kept.append)
+    print("one", file=stream, flush=True)
+    print("two", file=stream, flush=True)
+    assert "".join(kept) == "one\ntwo\n" and not stream.isatty()
+    os.write(pipe.fileno(), b"nobody is surprised")
+    pipe.close()
+
+
+def test_streams_that_are_closed_or_were_never_there():
+    closed = io.StringIO()
+    closed.close()
+    for stream in (Lasting(None), Lasting(closed)):
+        print("x", file=stream, flush=True)
+        assert not stream.isatty()
+        with pytest.raises(AttributeError):
+            stream.fileno()
+
+
+def test_a_stream_is_the_one_below():
+    below = io.StringIO()
+    stream = Lasting(below)
+    stream.writelines(["a", "b"])
+    assert below.getvalue() == "ab" and stream.getvalue() == "ab" and stream.encoding == below.encoding
+
+
+def test_a_transcript_has_what_was_printed_without_control_characters(tmp_path, capsys):
+    path = tmp_path / "log.txt"
+    with recorded() as transcript:
+        print("before\tthe file")
+        print("\x1b[1mbold\x1b[0m \x1b]0;title\x07and\x00 plain", file=sys.stderr)
+        transcript.open(path)
+        print("10%\r20%\r30%")
+        print("not shown", file=transcript.file)
+        print("a bar", file=transcript.screen)
+        print("no end", end="")
+    assert sys.stdout.__class__ is not Lasting
+    head, *lines = path.read_text().split("\n")
+    assert head.startswith("# 20")
+    assert lines == ["before\tthe file", "bold and plain", "30%", "not shown", "no end", ""]
+    out, err = capsys.readouterr()
+    assert out == "before\tthe file\n10%\r20%\r30%\na bar\nno end" and err.startswith("\x1b[1mbold")
+
+
+def test_loggers_are_heard_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's
+    logger = logging.getLogger("jrl.somewhere")
+    with recorded() as transcript:
+        transcript.open(tmp_path / "log.txt")
+        logger.warning("take care")
+    assert capsys.readouterr().err == "WARNING jrl.somewhere: take care\n"
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert len(lines) == 2 and re.fullmatch(r"20\S+ \S+ WARNING jrl.somewhere: take care", lines[1])
+    assert not logging.getLogger("jrl").handlers
+
+
+def test_a_transcript_is_continued_and_ends_with_the_reason(tmp_path):
+    path = tmp_path / "log.txt"
+    for text in ("first", "second"):
+        with pytest.raises(ZeroDivisionError), recorded() as transcript:
+            transcript.open(path)
+            transcript.open(path)  # of a run that was rolled back
+            print(text)
+            1 // 0  # noqa: B018
+    text = path.read_text()
+    assert text.count("# 20") == 2 and text.index("first") < text.index("second")
+    assert text.count("Traceback") == 2 and text.endswith("ZeroDivisionError: integer division or modulo by zero\n")
+
+
+def test_a_transcript_on_a_full_disk_is_silent(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    transcript = Transcript(None)
+    transcript.open(tmp_path / "log.txt")
+    monkeypatch.setattr(files, "append", full)
+    transcript.write("lost\n")
+    monkeypatch.undo()
+    transcript.write("kept\n")
+    transcript.close()
+    assert (tmp_path / "log.txt").read_text().endswith("kept\n")
+
+
+CLOSED = """
+import os, sys
+from jrl import output
+with output.recorded():
+    handle = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+    print("to nobody", flush=True)
+    print("to nobody", file=sys.stderr, flush=True)
+    os.write(1, b"of a library")
+    sys.exit(7 if handle > 2 else 1)
+"""
+
+
+@pytest.mark.parametrize("redirection", [">&-", ">&- 2>&-", "<&- >&- 2>&-", "| true"])
+def test_a_command_whose_standard_files_are_closed(redirection, tmp_path):
+    """Its own files are not mistaken for them, and its exit status is its own."""
+    code = f'set -o pipefail; "$0" -c "$1" "$2" {redirection}'
+    command = ["bash", "-c", code, sys.executable, CLOSED, str(tmp_path / "file")]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 7
+    assert (tmp_path / "file").read_bytes() == b""

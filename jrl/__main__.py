@@ -31,6 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return module.main(rest)
 
 
+def script() -> int:
+    """The entry point of the installed `jrl`."""
+    return command.run(main)
+
+
 def _help(own: str) -> str:
     lines = [f"usage: {own} COMMAND ...", "", "Reinforcement learning in JAX.", "", "commands:"]
     lines += [f"  {name:<11} {what}" for name, what in command.COMMANDS.items()]
@@ -38,4 +43,4 @@ def _help(own: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run(main))

@@ -74,4 +74,4 @@ class _Command(types.ModuleType):
 sys.modules[__name__].__class__ = _Command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run(main))

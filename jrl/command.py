@@ -1,7 +1,10 @@
 """What the commands share: their names, how they were typed, how they answer bad input. Imports nothing slow."""
 
 import argparse
+import io
+import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from jrl.errors import InputError
@@ -11,6 +14,7 @@ COMMANDS = {
     "train": "train a policy as a config says, or continue a run",
     "evaluate": "play episodes with a trained policy",
     "record": "write a video of a trained policy",
+    "plot": "draw learning curves of runs",
     "export": "write a trained policy as files that run without jrl",
     "config": "list, show or check configs, or migrate RLlib's",
     "check-env": "check an environment against what it says of itself",
@@ -36,6 +40,22 @@ def parser(name: str, description: str, **options: Any) -> argparse.ArgumentPars
     there are more of them.
     """
     return argparse.ArgumentParser(prog=typed(name), description=description, allow_abbrev=False, **options)
+
+
+def run(main: Callable[[], int]) -> int:
+    """Calls the `main` of a command and returns the exit status: its own, or 141 where nobody reads its output any more
+    (`jrl config list | head -1`), as of a process that SIGPIPE ends.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may know no "±"
+    try:
+        status = main()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        return 141
+    return status
 
 
 def refused(error: InputError) -> int:

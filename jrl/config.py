@@ -434,4 +434,4 @@ def check_env(cfg: RunConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run(main))

@@ -356,4 +356,4 @@ def _compact(x: Any) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run(main))

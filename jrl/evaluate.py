@@ -3,9 +3,11 @@
 import argparse
 import dataclasses
 import json
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from jrl import command
 from jrl.errors import InputError
@@ -22,22 +24,46 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--num-env-runners", type=int, default=0, help="processes that play (default: this one)")
     p.add_argument("--seed", type=int, help="of the environments (default: the run's, never those of training)")
     p.add_argument("--explore", action="store_true", help="sample actions as in training")
+    p.add_argument("--per-episode", action="store_true", help="tell the return and length of each episode, too")
+    p.add_argument("--json", action="store_true", help="print one JSON object, for programs")
     p.add_argument("--set", action="append", default=[], metavar="a.b=v", dest="overrides", help="override the config")
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints one JSON object; exit status 0, or 2 for bad input."""
+    """Prints a line, or one JSON object; exit status 0, or 2 for bad input."""
     args = parser().parse_args(argv)
     try:
-        print(json.dumps(evaluate(args)))
+        found = evaluate(args)
     except InputError as e:
         return command.refused(e)
+    if args.json:
+        print(json.dumps(found))
+    else:
+        print(*lines(found), sep="\n")
     return 0
 
 
-def evaluate(args: argparse.Namespace) -> dict[str, float | str]:
-    """Mean, deviation and range of the returns, and the mean length, in environments as the run evaluates in."""
+def lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """What `evaluate` found, in words."""
+    for i, (total, steps) in enumerate(zip(found.get("returns", ()), found.get("lengths", ())), start=1):
+        yield f"episode {i}: return {total:g}, {steps} steps"
+    where = f"{found['checkpoint']} after {found['env_steps']:,} steps of training"
+    if not found["episodes"]:
+        yield f"no episode has ended in {found['timesteps']:,} steps: {where}"
+        return
+    spread = f"{found['return_min']:g} to {found['return_max']:g}"
+    yield (
+        f"return {found['return']:.2f} ± {found['return_std']:.2f} ({spread}), "
+        f"length {found['length']:.1f} ± {found['length_std']:.1f}, {found['episodes']} episodes"
+    )
+    yield where
+
+
+def evaluate(args: argparse.Namespace) -> dict[str, Any]:
+    """Mean, deviation and range of the returns, mean and deviation of the lengths, in environments as the run evaluates
+    in; with `args.per_episode` the `returns` and `lengths` themselves.
+    """
     if args.episodes < 1:
         raise InputError(f"--episodes: expected at least 1, got {args.episodes}")
     if args.num_env_runners < 0:
@@ -72,11 +98,16 @@ def evaluate(args: argparse.Namespace) -> dict[str, float | str]:
         row = evaluations.play(algo.actor(learner), count=0, version=meta["iteration"])
     finally:
         evaluations.close()
-    return {"checkpoint": str(found), "env_steps": meta["env_steps"], **{name: row[name] for name in _KEYS}}
+    played = evaluations.latest
+    assert played is not None
+    more: dict[str, Any] = {"length_std": float(played.lengths.std()) if len(played.lengths) else math.nan}
+    if args.per_episode:
+        more |= {"returns": played.returns.tolist(), "lengths": played.lengths.tolist()}
+    return {"checkpoint": str(found), "env_steps": meta["env_steps"], **{name: row[name] for name in _KEYS}, **more}
 
 
 _KEYS = ("return", "return_std", "return_min", "return_max", "length", "episodes", "timesteps")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run(main))

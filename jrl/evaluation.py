@@ -163,6 +163,7 @@ class Evaluations:
       config: of the evaluation, the run's with `evaluation.config` over it.
       workers: the environments, for callbacks and custom evaluation functions.
       names: keys of every result; of a custom function's none is known.
+      latest: the episodes of the latest evaluation; of a custom function's none are known.
 
     Args:
       cfg: the run.
@@ -188,6 +189,7 @@ class Evaluations:
         self._watches: list[Watch | None] | None = None  # of each process: they follow episodes over evaluations
         self._index = 0  # of the environments
         self._running: _Running | None = None
+        self.latest: Evaluation | None = None
         runners = ("num_healthy_workers",) if self._settings.num_env_runners else ()
         played = (*SUMMARY, "timesteps", *runners)
         self.names: tuple[str, ...] = (*(() if self._custom else played), "weights_version", "timed_out", "time_s")
@@ -344,7 +346,8 @@ class Evaluations:
         assert group is not None
         if self._callbacks is not None and self._watches is None:
             self._watches = [self._callbacks.episode_watch(n, evaluation=True) for n in self._sizes]
-        return _row(group.play(running.actor, running.key, running.goal, running.until, self._watches))
+        self.latest = group.play(running.actor, running.key, running.goal, running.until, self._watches)
+        return _row(self.latest)
 
     def _result(self) -> dict[str, float]:
         running, group = self._running, self._group

@@ -196,11 +196,15 @@ def _collection_faults(cfg: Any) -> Iterator[Fault]:
 
 
 def endless(cfg: Any) -> Iterator[Fault]:
-    """What is missing for a command, which has to end by itself."""
+    """What is missing for a command, which has to end, and to evaluate, by itself."""
     if total_steps(cfg) is None:
         near = difflib.get_close_matches("env_steps", cfg.stop, 1)
         mend = f"rename stop.{near[0]}" if near else "set it, e.g. stop.env_steps=1000000"
         yield ("stop.env_steps", "stop"), f"stop.env_steps is missing: every run needs an end: {mend}"
+    if cfg.evaluation.record > 0 and not (cfg.evaluation.every or cfg.evaluation.interval):
+        each = max(1, int(cfg.stop.get("env_steps") or 0) // 10)
+        message = f"evaluation.record: expected evaluations to record, got none: set them, e.g. evaluation.every={each}"
+        yield ("evaluation.record", "evaluation.every", "evaluation.interval"), message
 
 
 def _episode_faults(cfg: Any) -> Iterator[Fault]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jrl import schema
+from jrl import command, schema
 from jrl.errors import InputError
 from jrl.metrics import report
 
@@ -16,13 +16,12 @@ _APART = ("run.seed", "run.out", "run.log", "run.compile_cache", "run.report_eve
 
 def parser() -> argparse.ArgumentParser:
     """The command line; nothing heavy is imported for it."""
-    p = argparse.ArgumentParser(
-        prog="python -m jrl.plot",
-        description="Draw the learning curve of a run, or of several: the seeds of one config are one group.",
-    )
+    p = command.parser("plot", "Draw the learning curve of a run, or of several: the seeds of one config are a group.")
     p.add_argument("runs", nargs="+", metavar="RUN", help="run directory")
     p.add_argument("--out", type=Path, help="PNG (default: learning_curve.png, of one run in its directory)")
-    p.add_argument("--y", default="episode/return", metavar="METRIC", help="of the result rows (default episode/return)")
+    p.add_argument(
+        "--y", default="episode/return", metavar="METRIC", help="of the result rows (default episode/return)"
+    )
     p.add_argument("--x", default="env_steps", metavar="METRIC", help="such as time_s (default env_steps)")
     return p
 
@@ -33,8 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print(plot(args.runs, args.out, x=args.x, y=args.y))
     except InputError as e:
-        print(*(f"error: {line}" for line in e.errors), sep="\n", file=sys.stderr)
-        return 2
+        return command.refused(e)
     return 0
 
 
@@ -99,4 +97,4 @@ def _config(directory: Path) -> Mapping[str, Any]:
 __all__ = ["grouped", "main", "plot"]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run(main))

@@ -99,6 +99,11 @@ class Policy:
         # copies: jax's own memory cannot be written to
         return jax.tree.map((lambda x: np.array(x)[0]) if single else np.array, action)
 
+    def use(self, actor: PyTree) -> None:
+        """Acts with other weights of the same algorithm from now on, and begins new episodes."""
+        self._actor = jax.device_put(actor)
+        self.reset()
+
     def reset(self) -> None:
         """The next call begins new episodes."""
         self._batch_size = None
@@ -316,6 +321,20 @@ def restore(path: str | os.PathLike[str], *, best: bool = False) -> Trained:
     cfg, spec = config.override(meta["config"], []), checkpoint.spec(meta)
     algo = build.algorithm(config.without_loss(cfg), spec)
     state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, jax.random.key(0)))
+    return Trained(algo, algo.actor(state), _to_env(cfg, spec), spec, cfg, meta, checkpoint.env_observation(meta))
+
+
+def of_training(cfg: RunConfig, spec: EnvSpec) -> Policy:
+    """The policy of a run under way, which acts with the weights that `Policy.use` gives it.
+
+    Args:
+      cfg: of the run, or of its evaluations.
+      spec: of its environments.
+    """
+    algo, meta = build.algorithm(config.without_loss(cfg), spec), {"env_steps": 0}
+    return Policy(Trained(algo, None, _to_env(cfg, spec), spec, cfg, meta, spec.env_observation))
+
+
+def _to_env(cfg: RunConfig, spec: EnvSpec) -> Callable[[PyTree], PyTree] | None:
     own = spec.env_action or spec.action
-    to_env = action_transform(own, normalize=cfg.env.normalize_actions, clip=cfg.env.clip_actions)[1]
-    return Trained(algo, algo.actor(state), to_env, spec, cfg, meta, checkpoint.env_observation(meta))
+    return action_transform(own, normalize=cfg.env.normalize_actions, clip=cfg.env.clip_actions)[1]

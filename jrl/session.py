@@ -18,8 +18,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl import build, callbacks, checkpoint, evaluation, hooks, loop, plan, registry, resume, runtime
+from jrl import build, callbacks, checkpoint, evaluation, hooks, loop, plan, registry, resume, runtime, video
 from jrl.config import RunConfig
+from jrl.errors import InputError
 from jrl.metrics import results
 from jrl.metrics.timers import Timers
 from jrl.types import PyTree, Rollout, StepInfo
@@ -39,6 +40,7 @@ class Session:
       sinks: get each result row, after callbacks have seen it; more may be appended.
       endless: whether it goes on beyond `stop.env_steps`.
       training_step: what an iteration does; None: as the config says.
+      directory: of the run, for videos of evaluations; None: `run.out`.
     Attributes:
       config, run: the run and its parts.
       state: loop.LoopState; taken over by the next call.
@@ -61,6 +63,7 @@ class Session:
         sinks: list[hooks.Sink] | None = None,
         endless: bool = False,
         training_step: Callable[[loop.Step], Any] | None = None,
+        directory: Path | None = None,
     ):
         self.config, self.timers = cfg, timers or Timers()
         _log_at(cfg.run.log_level)
@@ -72,6 +75,7 @@ class Session:
         self.hooks = callbacks.Hooks(loaded, keep_per_episode=cfg.run.keep_per_episode_metrics) if loaded else None
         self._task_fn = cfg.custom.env_task and registry.load(cfg.custom.env_task, "custom.env_task")
         self.evaluations = evaluation.Evaluations(cfg, callbacks=self.hooks, algorithm=self._face)
+        self._videos = _videos(self.evaluations.config, cfg, directory)
         self._recompiles = runtime.Recompiles(cfg.run.max_recompiles)
         self.run = build.run(cfg, timers=self.timers, restarts=restarts, hooks=self.hooks, training_step=training_step)
         self.workers = Workers(self)
@@ -105,6 +109,8 @@ class Session:
         self._recompiles.start()
         if self._evaluates():
             self.evaluations.prepare()
+        if self._videos:
+            self._videos.prepare(self.run.spec)
         state = program.init(cfg.run.seed)
         meta = checkpoint.read_meta(saved, resumable=True) if saved else None
         if saved and meta:
@@ -155,6 +161,8 @@ class Session:
         self._infos = None
         self._recompiles.close()
         self.evaluations.close()
+        if self._videos:
+            self._videos.close()
         self.run.program.close()
 
     def __enter__(self) -> "Session":
@@ -302,8 +310,7 @@ class Session:
     def _begin_evaluation(self) -> None:
         if self.hooks:
             self.hooks.call("on_evaluate_start", algorithm=self._face)
-        actor = self.actor()
-        self.evaluations.begin(actor, count=self.iteration, version=self.iteration)
+        self.evaluations.begin(self._evaluated(), count=self.iteration, version=self.iteration)
 
     def evaluate(self, duration: int | None = None) -> dict[str, Any]:
         """Plays an evaluation with the present weights, now.
@@ -317,10 +324,18 @@ class Session:
             self._attach(self.evaluations.finish())
         if self.hooks:
             self.hooks.call("on_evaluate_start", algorithm=self._face)
-        actor = self.actor()
-        found = self.evaluations.play(actor, count=self.iteration, version=self.iteration, duration=duration)
+        found = self.evaluations.play(
+            self._evaluated(), count=self.iteration, version=self.iteration, duration=duration
+        )
         self._attach(found)
         return found
+
+    def _evaluated(self) -> PyTree:
+        """The actor that an evaluation is about to play with; its video begins."""
+        actor = self.actor()
+        if self._videos:
+            self._videos.begin(actor, self.counted())
+        return actor
 
     def _attach(self, found: dict[str, Any] | None) -> None:
         if found is None:
@@ -413,6 +428,16 @@ def _log_at(level: str) -> None:
     logger.setLevel({"WARN": "WARNING"}.get(level, level))
     if level in ("INFO", "DEBUG") and not logger.hasHandlers():
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+
+
+def _videos(evaluated: RunConfig, cfg: RunConfig, directory: Path | None) -> video.Videos | None:
+    """Videos of the evaluations, where the run asks for them."""
+    if not cfg.evaluation.record:
+        return None
+    found = directory or (Path(cfg.run.out) if cfg.run.out else None)
+    if found is None:
+        raise InputError("evaluation.record: videos go into the directory of the run: set run.out")
+    return video.Videos(evaluated, found / "videos", episodes=cfg.evaluation.record)
 
 
 def _shapes(tree: PyTree) -> Any:

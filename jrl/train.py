@@ -259,7 +259,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         )
     stages = timers.Timers()
     sinks: list[hooks.Sink] = []
-    session = Session(cfg, timers=stages, restarts=meta["iteration"] if meta else 0, sinks=sinks)
+    session = Session(cfg, timers=stages, restarts=meta["iteration"] if meta else 0, sinks=sinks, directory=directory)
     run = session.run
     with contextlib.ExitStack() as stack:
         watchdog = stack.enter_context(faults.Watchdog(cfg.run.stall_seconds, pulse=lambda: stages.latest))

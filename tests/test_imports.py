@@ -102,7 +102,8 @@ ARROWS = {
     "train": {"*", "-api"},
     "export": {"*", "-api", "-train"},
     "record": {"*", "-api", "-train"},
-    "plot": {"errors", "metrics", "schema"},
+    "plot": {"errors", "metrics", "schema", "command"},
+    "video": {"envs", "errors", "policy", "config", "types"},
     "evaluate": {"*", "-api"},
     "api": ANY,
 }

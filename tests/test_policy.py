@@ -306,10 +306,10 @@ def test_a_recurrent_run_is_evaluated_alike_from_a_copy_in_another_process(tmp_p
     run = ["--algo=ppo", "--env=CartPole-v1", "--stop=env_steps=512", "--out", str(tmp_path / "run")]
     assert train.main([*run, *(f"--set={s}" for s in [*small, *core])]) == 0
     capsys.readouterr()
-    assert evaluate.main([str(tmp_path / "run"), "--episodes=5"]) == 0
+    assert evaluate.main([str(tmp_path / "run"), "--episodes=5", "--json"]) == 0
     here = json.loads(capsys.readouterr().out)
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    command = [sys.executable, "-m", "jrl.evaluate", str(tmp_path / "copy"), "--episodes=5"]
+    command = [sys.executable, "-m", "jrl.evaluate", str(tmp_path / "copy"), "--episodes=5", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     there = json.loads(done.stdout)
     assert {**there, "checkpoint": here["checkpoint"]} == here and here["episodes"] == 5

@@ -1,11 +1,13 @@
 """python -m jrl.record: the frames of the episodes in a file, their returns on the screen."""
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
 from saved import save
 
-from jrl import record
+from jrl import build, config, record, video
+from jrl.errors import InputError
 from jrl.types import Box, Discrete, EnvSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium", "ignore:.*fork.*")
@@ -49,29 +51,96 @@ def test_a_gif_of_two_episodes(painted, tmp_path, capsys):
     ]
 
 
-def test_a_gif_where_there_is_no_encoder(painted, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(record, "_has_encoder", lambda: False)
-    command = [str(painted), "--out", str(tmp_path / "video.mp4"), "--fps", "10", "--max-steps", "2"]
+def test_without_an_encoder_a_gif_is_asked_for(painted, tmp_path, capsys, monkeypatch):
+    def nothing():
+        raise RuntimeError("No ffmpeg exe could be found.")
+
+    monkeypatch.setattr("imageio_ffmpeg.get_ffmpeg_exe", nothing)
+    assert record.main([str(painted), "--out", str(tmp_path / "video.mp4")]) == 2
+    said = capsys.readouterr().err
+    assert "video.mp4: there is no encoder for mp4 (No ffmpeg exe could be found.)" in said and "ends in .gif" in said
+    command = [str(painted), "--out", str(tmp_path / "video.gif"), "--fps", "10", "--max-steps", "2"]
     assert record.main(command) == 0
     assert [p.name for p in tmp_path.iterdir()] == ["video.gif"]
     assert reds(tmp_path / "video.gif") == [(0, 100), (50, 100), (100, 100)]
     out = capsys.readouterr().out
     assert "episode 1: return 3, 2 steps, cut by --max-steps" in out
-    assert "video.gif: 3 frames, 10 per second, drawn by Gymnasium (a GIF, as there is no encoder for mp4" in out
-    assert 'pip install "imageio[ffmpeg]"' in out
+    assert "video.gif: 3 frames, 10 per second, drawn by Gymnasium" in out
+
+
+def pictures(path):
+    """(frames per second, frames) of an mp4."""
+    import imageio_ffmpeg
+
+    reader = imageio_ffmpeg.read_frames(str(path))
+    meta = next(reader)
+    width, height = meta["size"]
+    return meta["fps"], [np.frombuffer(frame, np.uint8).reshape(height, width, 3) for frame in reader]
 
 
 def test_mp4(painted, tmp_path, capsys):
-    iio = pytest.importorskip("imageio.v2", reason="imageio is not installed")
-    pytest.importorskip("imageio_ffmpeg", reason="imageio-ffmpeg is not installed")
     out = tmp_path / "video.mp4"
     assert record.main([str(painted), "--out", str(out)]) == 0
     assert f"wrote {out}: 5 frames" in capsys.readouterr().out
-    with iio.get_reader(out) as video:
-        assert video.get_meta_data()["fps"] == 25
-        frames = [np.asarray(frame) for frame in video]
+    assert [p.name for p in tmp_path.iterdir()] == ["video.mp4"]
+    fps, frames = pictures(out)
+    assert fps == 25
     assert [f.shape for f in frames] == [(32, 40, 3)] * 5  # an odd side gets one more row
     np.testing.assert_allclose([f[15, 20, 0] for f in frames], [0, 50, 100, 150, 200], atol=12)
+
+
+# ---------------------------------------------------------------- of a run under way
+
+
+def videos(directory, *overrides, episodes=2):
+    cfg = config.load(None, ["network.hidden=[8]", *overrides], algo="ppo", env="painted:Painted", stop=["env_steps=1"])
+    algo = build.algorithm(cfg, SPEC)
+    made = video.Videos(cfg, directory, episodes=episodes)
+    try:
+        made.prepare(SPEC)
+    except BaseException:
+        made.close()
+        raise
+    return made, jax.jit(lambda key: algo.actor(algo.init(key)))(jax.random.key(0))
+
+
+def test_videos_of_weights_that_the_learner_takes_back(tmp_path):
+    made, actor = videos(tmp_path / "videos")
+    made.begin(actor, 128)
+    jax.tree.map(lambda x: x.delete(), actor)  # as the learner's next update does
+    made.close()
+    assert [p.name for p in (tmp_path / "videos").iterdir()] == ["128.mp4"]
+    _, frames = pictures(tmp_path / "videos" / "128.mp4")
+    np.testing.assert_allclose([f[15, 20, 0] for f in frames], [0, 50, 100, 150, 200] * 2, atol=12)
+
+
+def test_a_video_that_fails_leaves_nothing_but_a_warning(tmp_path, monkeypatch, caplog):
+    made, actor = videos(tmp_path / "videos", "env.horizon=2")
+    drawn = made._env.render
+    pictures_left = [drawn, drawn]
+    monkeypatch.setattr(made._env, "render", lambda: pictures_left.pop()(), raising=False)
+    made.begin(actor, 7)
+    made._under_way.result()
+    assert "7.mp4 could not be written: IndexError" in caplog.text and list((tmp_path / "videos").iterdir()) == []
+    monkeypatch.undo()
+    made.begin(actor, 8)  # the next is written all the same
+    made.close()
+    assert [p.name for p in (tmp_path / "videos").iterdir()] == ["8.mp4"]
+    assert len(pictures(tmp_path / "videos" / "8.mp4")[1]) == 6  # two episodes of two steps, by env.horizon
+
+
+def test_what_cannot_be_recorded_is_told_before_training(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match=r"evaluation\.record: env painted:Painted cannot be drawn: gymnasium: "):
+        videos(tmp_path, "env.options={draws: false}")
+    monkeypatch.setattr("imageio_ffmpeg.get_ffmpeg_exe", lambda: 1 / 0)
+    with pytest.raises(InputError, match=r"evaluation\.record: there is no encoder for mp4"):
+        videos(tmp_path)
+    given = {"algo": "ppo", "env": "CartPole-v1", "stop": ["env_steps=1000"]}
+    with pytest.raises(InputError, match=r"expected evaluations to record, got none: .* evaluation\.every=100"):
+        config.load(None, ["evaluation.record=1"], **given)
+    with pytest.raises(InputError, match=r"evaluation\.record: expected at least 0, got -1"):
+        config.load(None, ["evaluation.record=-1"], **given)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_environment_of_envpool(tmp_path, capsys):
@@ -93,7 +162,7 @@ def test_an_environment_of_envpool(tmp_path, capsys):
 
 def test_a_gif_shows_50_frames_per_second_at_most(tmp_path):
     frames = (np.full((4, 4, 3), 20 * i, np.uint8) for i in range(10))
-    assert record._write_gif(tmp_path / "a.gif", frames, fps=100) == 6
+    assert video._write_gif(tmp_path / "a.gif", frames, fps=100) == 6
     assert reds(tmp_path / "a.gif") == [(20 * i, 20) for i in (0, 2, 4, 6, 8, 9)]
 
 

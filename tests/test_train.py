@@ -166,13 +166,18 @@ def test_a_run_without_a_checkpoint_does_not_advertise_one(tmp_path, capsys, mon
 
 
 def test_evaluate_plays_exactly_the_episodes_asked_for(finished, capsys):
-    assert evaluate.main([str(finished), "--episodes", "7", "--envs", "3"]) == 0
+    assert evaluate.main([str(finished), "--episodes", "7", "--envs", "3", "--json"]) == 0
     first = json.loads(capsys.readouterr().out)
     assert first["episodes"] == 7 and 8 <= first["return_min"] <= first["return"] <= first["return_max"] <= 500
-    assert evaluate.main([str(finished), "--episodes", "7", "--envs", "3"]) == 0
+    assert evaluate.main([str(finished), "--episodes", "7", "--envs", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == first  # the seed is the run's
-    assert evaluate.main([str(finished), "--episodes", "7", "--envs", "3", "--seed", "5"]) == 0
-    assert json.loads(capsys.readouterr().out) != first
+    more = ["--seed", "5", "--json", "--per-episode"]
+    assert evaluate.main([str(finished), "--episodes", "7", "--envs", "3", *more]) == 0
+    other = json.loads(capsys.readouterr().out)
+    assert {name: other[name] for name in first} != first
+    assert len(other["returns"]) == len(other["lengths"]) == 7 and "returns" not in first
+    np.testing.assert_allclose(np.mean(other["returns"]), other["return"])
+    np.testing.assert_allclose(np.std(other["lengths"]), other["length_std"])
 
 
 @pytest.mark.slow
@@ -271,9 +276,12 @@ def test_ctrl_c_saves_a_checkpoint(tmp_path):
 def test_the_same_run_on_every_backend(env, tmp_path):
     settings = [s for s in SMALL if "backend" not in s]
     args = [*settings, *env, "--stop=env_steps=300", "--set=evaluation.every=100", "--set=evaluation.duration=3"]
-    assert train.main([*args, "--out", str(tmp_path / "i")]) == 0
+    pool = env == ["--set=env.backend=envpool"]
+    assert train.main([*args, f"--set=evaluation.record={int(pool)}", "--out", str(tmp_path / "i")]) == 0
     last = loggers.read_rows(tmp_path / "i" / "result.jsonl")[-1]
     assert last["evaluation/episodes"] == 3 and last["evaluation/return"] >= 8
+    videos = sorted(int(p.stem) for p in (tmp_path / "i" / "videos").glob("*.mp4"))
+    assert len(videos) == (2 if pool else 0) and all(100 <= steps < 300 for steps in videos)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,12 @@ def test_without_the_replay_a_resumed_run_fills_it_anew(tmp_path, capsys):
     assert run("dqn", "--stop=env_steps=600", none, "--resume=auto", out=tmp_path / "a") == 0
     assert "replay starts empty, learning waits until it is filled" in capsys.readouterr().out
     assert loggers.read_rows(tmp_path / "a" / "result.jsonl")[-1]["updates"] > updates
-    assert evaluate.main([str(tmp_path / "a"), "--episodes", "3"]) == 0
+    assert evaluate.main([str(tmp_path / "a"), "--episodes", "3", "--per-episode"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in said[:3]] == ["episode 1", "episode 2", "episode 3"]
+    mean = np.mean([float(line.split()[3].strip(",")) for line in said[:3]])
+    assert said[3].startswith(f"return {mean:.2f} ± ") and said[3].endswith(", 3 episodes")
+    assert said[4].endswith("steps of training") and len(said) == 5
     # and one that is asked for where there is none is told of
     assert run("dqn", "--stop=env_steps=900", "--resume=auto", out=tmp_path / "a") == 2
     assert "checkpoint.replay=none" in capsys.readouterr().err

@@ -63,4 +63,4 @@ def check_onnx() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run(main))

@@ -206,7 +206,9 @@ def plot_runs(
         single = len(curves) == 1
         for steps, values in curves:
             marker = "." if len(steps) <= _FEW else ""
-            axes.plot(steps, values, color=color, marker=marker, linewidth=1.5 if single else 0.7, alpha=1 if single else 0.5)
+            axes.plot(
+                steps, values, color=color, marker=marker, linewidth=1.5 if single else 0.7, alpha=1 if single else 0.5
+            )
         if not single:
             grid, median, low, high = band(curves)
             axes.fill_between(grid, low, high, color=color, alpha=0.15, linewidth=0)

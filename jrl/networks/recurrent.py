@@ -31,9 +31,7 @@ class Core(NamedTuple):
     unroll: Callable[..., tuple[Array, PyTree]]
 
 
-def kernels(
-    key: Key, rows: int, columns: int, count: int = 1, scale: float = 1.0, init: str | None = None
-) -> Array:
+def kernels(key: Key, rows: int, columns: int, count: int = 1, scale: float = 1.0, init: str | None = None) -> Array:
     """Initial kernels side by side, f32 [rows, count * columns]: of `initial.kernel`."""
     one = initial.kernel(init, scale, (rows, columns))
     return jnp.concatenate([one(key, (rows, columns), jnp.float32) for key in jax.random.split(key, count)], -1)

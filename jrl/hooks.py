@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from jrl.metrics import criteria
 from jrl.metrics import episodes as episode_metrics
 from jrl.types import NO_CHOICE, NOT_FINITE, InputError, StepInfo
 
@@ -171,19 +172,16 @@ def not_finite(info: StepInfo) -> bool:
 _STAGES = ("time/env", "time/act", "time/transfer", "time/collect", "time/update", "time/log")
 
 
-def stop_at(criteria: Mapping[str, float], window: int = episode_metrics.WINDOW) -> Sink:
+def stop_at(stop: Mapping[str, float], window: int = episode_metrics.WINDOW) -> Sink:
     """Ends the run when a metric of a row reaches its number; `env_steps` is the loop's own.
 
     `episode/return` and `episode/length` count once their `window` is full: a mean over the first few episodes is luck.
     """
-    wanted = {name: value for name, value in criteria.items() if name != "env_steps"}
+    wanted = {name: value for name, value in stop.items() if name != "env_steps"}
 
     def sink(row: dict[str, Any]) -> str | None:
         for name, value in wanted.items():
-            full = row["episode/window"] >= window
-            if name in ("episode/return", "episode/length") and not full:
-                continue
-            if name in row and row[name] >= value:
+            if criteria.met(name, row, value, window):
                 return f"{name} {row[name]:.4g} reached {value:g}"
         return None
 

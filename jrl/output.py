@@ -3,7 +3,7 @@
     with recorded() as transcript:
         print("...")                            # to stdout, and kept
         transcript.open(directory / "log.txt")  # what was kept goes there, and what follows
-        display = open_progress(total, transcript.screen)  # not into the file
+        display = open_progress(stop, transcript.screen)  # not into the file
 
 The standard library only: commands answer `--help` and bad input through it before jax loads.
 """

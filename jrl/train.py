@@ -278,7 +278,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         log = loggers.open_loggers(directory, cfg.run.log, rows_until, checkpoints.make_room)
         stack.callback(log.close)
         for stream in (transcript.screen, transcript.file):
-            display = progress.open_progress(total, stream)
+            display = progress.open_progress(cfg.stop, stream, window=cfg.run.smoothing_episodes)
             stack.callback(display.close)
             sinks.append(display.update)
         sinks += [log.write, hooks.stop_at(cfg.stop, cfg.run.smoothing_episodes)]

@@ -1,11 +1,18 @@
 """How far a run is: a live bar in a terminal, plain lines in a file or a pipe."""
 
+import collections
 import datetime
 import math
 import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TextIO, TypeGuard
+
+from jrl.metrics import criteria
+
+_COUNTERS = ("env_steps", "time_s", "iteration", "updates")  # that begin at 0 and grow evenly
+_ROWS = 10  # the latest so many tell the speed
+_BAR = 10  # columns of the bar, at least
 
 
 class Progress(NamedTuple):
@@ -14,78 +21,184 @@ class Progress(NamedTuple):
 
 
 def open_progress(
-    total: int,
+    stop: Mapping[str, float],
     stream: TextIO | None = None,
     *,
+    window: int = 0,
     interval: float = 2.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Progress:
-    """A display of result rows: steps, steps/s, return and time left.
+    """A display of result rows: the nearest end of the run, steps, return, evaluation, steps/s and time left.
+
+    The row that meets a criterion is the last that is shown.
 
     Args:
-      total: env_steps at which the run ends.
+      stop: the run's criteria, as `hooks.stop_at` reads them, with env_steps.
       stream: where to; None for stdout. A bar if it is a terminal.
+      window: as of `hooks.stop_at`.
       interval: seconds at least between two plain lines; the last row is always told.
       clock: seconds; for tests.
     """
     stream = sys.stdout if stream is None else stream
-    return _bar(total, stream) if stream.isatty() else _lines(total, stream, interval, clock)
+    course = Course(stop, window)
+    return _bar(course, stream) if stream.isatty() else _lines(course, stream, interval, clock)
 
 
-def describe(row: Mapping[str, Any], total: int) -> str:
-    """One row in words: `12,800 / 100,000 steps (12%)  5,120 steps/s  return 21.5  0:00:17 left`."""
-    steps = int(row["env_steps"])
-    speed, score = row.get("perf/steps_per_s"), row.get("episode/return")
-    parts = [f"{steps:,} / {total:,} steps ({100 * steps // total}%)"]
-    if _known(speed):
-        parts.append(f"{speed:,.0f} steps/s")
-    parts.append(f"return {score:.1f}" if _known(score) else "return -")
-    if _known(speed) and speed > 0:
-        left = max(0, total - steps) / speed
-        # A first row that holds the compilation can promise centuries, more than timedelta's days.
-        parts.append(f"{datetime.timedelta(seconds=round(left))} left" if left < 1e9 else "years left")
-    return "  ".join(parts)
+# ---------------------------------------------------------------- where the run is
+
+
+class Course:
+    """Follows the rows of a run towards its criteria.
+
+    A counter goes from 0 to its criterion; any other metric from its first value, which counts once `episode/window` is
+    full for those of the latest episodes.
+    """
+
+    def __init__(self, stop: Mapping[str, float], window: int = 0):
+        self._stop, self._window = dict(stop), window
+        self._first: dict[str, float] = {}
+        self._marks: collections.deque[tuple[float, float]] = collections.deque(maxlen=_ROWS)  # seconds, steps
+        self.row: Mapping[str, Any] = {}
+        self.fraction = 0.0  # of the way to the nearest criterion
+        self.nearest = "env_steps"  # its name
+        self.over = False  # a criterion is met
+
+    def see(self, row: Mapping[str, Any]) -> bool:
+        """Takes the next row; whether it is to be shown: not after one that ended the run."""
+        if self.over:
+            return False
+        self.row = row
+        if _known(row.get("time_s")):
+            self._marks.append((row["time_s"], row["env_steps"]))
+        reached = {name: self._reached(name, row) for name in self._stop}
+        self.nearest = max(reached, key=reached.__getitem__, default="env_steps")
+        self.fraction = reached.get(self.nearest, 0.0)
+        self.over = self.fraction >= 1.0
+        return True
+
+    def _reached(self, name: str, row: Mapping[str, Any]) -> float:
+        """The share of the way to a criterion, 1 where it is met."""
+        value, target = row.get(name), self._stop[name]
+        if not _known(value) or not criteria.counts(name, row, self._window):
+            return 0.0
+        if criteria.met(name, row, target, self._window):
+            return 1.0
+        start = 0.0 if name in _COUNTERS else self._first.setdefault(name, value)
+        # never the whole way where rounding alone would say so
+        return min(max(0.0, (value - start) / (target - start)), 0.999) if math.isfinite(target) else 0.0
+
+    def speed(self) -> float | None:
+        """Environment steps per second of the latest rows. The first row, which holds the compilation, only begins."""
+        (then, before), (now, steps) = (self._marks[0], self._marks[-1]) if self._marks else ((0, 0), (0, 0))
+        return (steps - before) / (now - then) if now > then and steps > before else None
+
+    def left(self) -> float | None:
+        """Seconds until a counter meets its criterion, if no other metric does before; None: not known yet."""
+        speed, found = self.speed(), []
+        for name in ("env_steps", "time_s"):
+            pace = 1.0 if name == "time_s" else speed
+            if speed and pace and name in self._stop and _known(self.row.get(name)):
+                found.append(max(0.0, self._stop[name] - self.row[name]) / pace)
+        return min(found, default=None)
+
+    def parts(self, short: bool = False) -> list[str]:
+        """What there is to say of the latest row, the most important first."""
+        row, target = self.row, self._stop.get(self.nearest, math.inf)
+        number = _short if short else _long
+        percent = math.floor(100 * self.fraction)
+        said = [f"{percent}% of {number(target)} steps" if self.nearest == "env_steps" else
+                f"{percent}% of {_name(self.nearest)} {target:g}"]  # fmt: skip
+        if not (short and self.nearest == "env_steps"):
+            said.append(f"{number(row['env_steps'])} steps")
+        score, evaluation, speed = row.get("episode/return"), row.get("evaluation/return"), self.speed()
+        said.append(f"return {score:.1f}" if _known(score) else "return -")
+        if _known(evaluation):
+            said.append(f"{'eval' if short else 'evaluation'} {evaluation:.1f}")
+        left = self.left()
+        if left is not None and not self.over:
+            most = any(name not in _COUNTERS for name in self._stop)
+            said.append(f"{'<' if short else 'less than ' if most else ''}{_duration(left)} left")
+        if speed is not None:
+            said.append(f"{number(round(speed))} steps/s")
+        return said
 
 
 def _known(value: Any) -> TypeGuard[float]:
-    return value is not None and math.isfinite(value)
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _lines(total: int, stream: TextIO, interval: float, clock: Callable[[], float]) -> Progress:
+def _name(metric: str) -> str:
+    """A metric as people call it: `return`, `evaluation return`, `seconds`."""
+    return {"time_s": "seconds"}.get(metric, metric.removeprefix("episode/").replace("/", " "))
+
+
+def _long(number: float) -> str:
+    return f"{number:,.0f}"
+
+
+def _short(number: float) -> str:
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            digits = f"{number / size:.3g}"
+            return f"{float(digits):g}{unit}" if float(digits) < 1000 else f"{float(digits):.0f}{unit}"
+    return f"{number:.0f}"
+
+
+def _duration(seconds: float) -> str:
+    # more than timedelta's days where a step takes for ever
+    return str(datetime.timedelta(seconds=round(seconds))) if seconds < 1e9 else "years"
+
+
+# ---------------------------------------------------------------- how it is shown
+
+
+def _lines(course: Course, stream: TextIO, interval: float, clock: Callable[[], float]) -> Progress:
     last: float | None = None
-    waiting: Mapping[str, Any] | None = None
+    waiting = False
 
-    def tell(row: Mapping[str, Any]) -> None:
+    def tell() -> None:
         nonlocal last, waiting
-        last, waiting = clock(), None
-        print(describe(row, total), file=stream, flush=True)
+        last, waiting = clock(), False
+        print("  ".join(course.parts()), file=stream, flush=True)
 
     def update(row: Mapping[str, Any]) -> None:
         nonlocal waiting
+        if not course.see(row):
+            return
+        waiting = True
         if last is None or clock() - last >= interval:
-            tell(row)
-        else:
-            waiting = row
+            tell()
 
     def close() -> None:
-        if waiting is not None:
-            tell(waiting)
+        if waiting:
+            tell()
 
     return Progress(update, close)
 
 
-def _bar(total: int, stream: TextIO) -> Progress:
+def _bar(course: Course, stream: TextIO) -> Progress:
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as Bar
+    from rich.live import Live
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
 
-    # Redrawn by `update` alone: no thread of its own beside the training loop.
-    columns = (BarColumn(), TextColumn("{task.description}", markup=False))
-    bar = Bar(*columns, console=Console(file=stream), auto_refresh=False)
-    task = bar.add_task("compiling", total=total)
-    bar.start()
+    def drawn() -> Table:
+        said = course.parts(short=True) if course.row else ["compiling"]
+        while len(said) > 1 and _BAR + 2 + len("  ".join(said)) > console.width:
+            said.pop()
+        line = Table.grid(expand=True, padding=(0, 2, 0, 0))
+        line.add_column(ratio=1, min_width=1)
+        line.add_column(no_wrap=True)
+        line.add_row(ProgressBar(total=1.0, completed=course.fraction), "  ".join(said))
+        return line
+
+    # redrawn by `update` alone: no thread of its own beside the training loop
+    console = Console(file=stream)
+    live = Live(drawn(), console=console, auto_refresh=False)
+    live.start(refresh=True)
 
     def update(row: Mapping[str, Any]) -> None:
-        bar.update(task, completed=int(row["env_steps"]), description=describe(row, total), refresh=True)
+        if course.see(row):
+            live.update(drawn(), refresh=True)
 
-    return Progress(update, bar.stop)
+    return Progress(update, live.stop)

@@ -1,0 +1,24 @@
+"""When a metric of the result rows meets a stop criterion. For whoever ends a run, and whoever shows how far it is."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+_OF_THE_WINDOW = ("episode/return", "episode/length")
+
+
+def counts(name: str, row: Mapping[str, Any], window: int) -> bool:
+    """Whether a row's value of the metric can meet a criterion: a mean over the first few episodes is luck.
+
+    Args:
+      name: of the metric.
+      row: a result row; `episode/window` says over how many episodes its means are.
+      window: over so many they have to be.
+    """
+    return name not in _OF_THE_WINDOW or row.get("episode/window", math.inf) >= window
+
+
+def met(name: str, row: Mapping[str, Any], target: float, window: int) -> bool:
+    """Whether the row has the metric, it counts, and is at least `target`."""
+    value = row.get(name)
+    return value is not None and counts(name, row, window) and value >= target

@@ -82,6 +82,7 @@ def algorithm(
     made = algos.get(algo_name(cfg)).make(cfg.algo, spec, cfg.network, axis_name=axis_name, **own)
     given = [registry.load(path, "custom.batch") for path in cfg.custom.batch]
     transforms = (*given, *(hooks.batch_transforms() if hooks else ()))
+    made = made._replace(init=jax.jit(made.init, inline=True))  # asked for its shapes again and again: traced once
     return learner.batches_transformed(made, transforms, axis_name=axis_name)
 
 

@@ -31,7 +31,8 @@ def make(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int
     like = functools.partial(unroll.rollout_like, spec, algo, length=length)
     of_one = like(num_envs=cfg.env.num_envs // devices)
     make_learner = functools.partial(learner.on_policy, like=of_one)
-    return _watched(cfg, algo, like(num_envs=cfg.env.num_envs), make_learner), ""
+    of_all = of_one if devices == 1 else like(num_envs=cfg.env.num_envs)
+    return _watched(cfg, algo, of_all, make_learner), ""
 
 
 def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> tuple[learner.Learner, str]:

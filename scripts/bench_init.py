@@ -101,7 +101,9 @@ def table(found: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def main() -> int:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     p.add_argument("--only", nargs="*", choices=TASKS, help="tasks (default: all)")
     p.add_argument("--init", nargs="*", choices=INITS, default=list(INITS), help="initial weights (default: all)")
     p.add_argument("--seeds", type=int, default=8)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import mlir
 
-from jrl.envs import masks
+from jrl.envs import envpool_import, masks
 from jrl.envs import spec as spaces
 from jrl.envs.vector import Infos
 from jrl.types import Array, EnvSpec, GraphEnv, InputError, PyTree, Space, StepResult, element
@@ -34,8 +34,7 @@ def _quiet() -> Iterator[None]:
 def ids() -> tuple[str, ...]:
     """Every id that EnvPool has; none where it is not installed."""
     try:
-        with _quiet():
-            import envpool
+        envpool = envpool_import.load()
     except ImportError:
         return ()
     return tuple(envpool.list_all_envs())
@@ -44,18 +43,14 @@ def ids() -> tuple[str, ...]:
 def family(id: str) -> str:
     """The module that an id comes from: `envpool.atari`, `envpool.classic_control`, ..."""
     with _quiet():
-        import envpool
-
         # the class itself is made at run time, in no module of EnvPool's; the one it extends is compiled
-        return type(envpool.make_spec(id)).__mro__[1].__module__
+        return type(envpool_import.load().make_spec(id)).__mro__[1].__module__
 
 
 def check(id: str, options: dict[str, Any]) -> list[str]:
     """What is wrong with the options, each with its mend."""
     with _quiet():
-        import envpool
-
-        spec = envpool.make_spec(id)
+        spec = envpool_import.load().make_spec(id)
     known = [k for k in spec._config_keys if k not in _RESERVED]
     errors = []
     if spec.config.max_num_players > 1:  # results then have a row per player
@@ -83,9 +78,7 @@ def limited(id: str, options: dict[str, Any], horizon: int | None) -> dict[str, 
     if horizon is None:
         return options
     with _quiet():
-        import envpool
-
-        own = options.get("max_episode_steps", envpool.make_spec(id).config.max_episode_steps)
+        own = options.get("max_episode_steps", envpool_import.load().make_spec(id).config.max_episode_steps)
     if own and own <= horizon:
         return options
     if not _ends_at_limit(id):
@@ -116,9 +109,8 @@ def _pool(id: str, num_envs: int, seed: int, options: dict[str, Any], batch_size
     errors = check(id, options)
     if errors:
         raise InputError(*errors)
+    envpool = envpool_import.load()
     with _quiet():
-        import envpool
-
         # tasks of a microsecond a step lose more to a second thread than they gain, up to hundreds of environments
         threads = 1 if family(id).startswith(_TINY) else min(num_envs, os.cpu_count() or 1)
         settings = {"num_threads": threads, **options}

@@ -84,7 +84,7 @@ class Conv(nn.Module):
     @nn.compact
     def __call__(self, x):
         shape = self.size, self.size, x.shape[-1], self.features
-        kernel = self.param("kernel", initial.kernel(self.weights, self.scale, shape), shape)
-        bias = self.param("bias", initial.bias(self.weights, shape), shape[-1:])
+        kernel: Any = initial.parameter(self, "kernel", initial.kernel(self.weights, self.scale, shape), shape)
+        bias: Any = initial.parameter(self, "bias", initial.bias(self.weights, shape), shape[-1:])
         x, kernel, bias = (a.astype(self.dtype) for a in (x, kernel, bias))
         return conv2d(x, kernel, stride=self.stride, padding=self.padding) + jnp.expand_dims(bias, (0, 1, 2))

@@ -13,6 +13,7 @@ action mask. F is whatever it is; core, heads and critics stand behind it.
 import difflib
 import functools
 import inspect
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -20,7 +21,6 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from flax.errors import InvalidRngError
 
 from jrl import registry, spaces
@@ -102,8 +102,20 @@ def _is_linen(found: Any) -> bool:
     return isinstance(found, type) and issubclass(found, nn.Module)
 
 
+def _nnx_module() -> type:
+    """flax.nnx.Module where somebody has imported it, whose own modules could be meant; else a class that none is.
+
+    Importing it takes a fifth of a second, and a class of it cannot be there without.
+    """
+    return getattr(sys.modules.get("flax.nnx"), "Module", _NoModule)
+
+
+class _NoModule:
+    pass
+
+
 def _is_nnx(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, nnx.Module)
+    return isinstance(found, type) and issubclass(found, _nnx_module())
 
 
 def _signature(found: Any, path: str) -> tuple[Callable[..., Any], tuple[tuple[Any, ...], Mapping[str, Any]]]:
@@ -116,7 +128,7 @@ def _signature(found: Any, path: str) -> tuple[Callable[..., Any], tuple[tuple[A
         return found.__init__, ((None,), {})
     if _is_nnx(found):
         return found.__init__, ((None, None), {"rngs": None})
-    if isinstance(found, type | nn.Module | nnx.Module):
+    if isinstance(found, (type, nn.Module, _nnx_module())):
         what = "class" if isinstance(found, type) else f"{type(found).__name__} that is made already"
         raise InputError(
             f"{_KEY} {path}: expected a class of flax.linen.Module or flax.nnx.Module, or a function "
@@ -193,6 +205,8 @@ def _linen(cls: Any, path: str, options: Mapping[str, Any], space: Space) -> Tor
 
 
 def _nnx(cls: Any, path: str, options: Mapping[str, Any], space: Space) -> Torso:
+    from flax import nnx
+
     make = lambda key: cls(space, **options, rngs=nnx.Rngs(key))
     structure, state = nnx.split(nnx.eval_shape(lambda: make(jax.random.key(0))))
     parts = list(nnx.to_flat_state(state))

@@ -45,8 +45,8 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, x):
         shape = x.shape[-1], self.features
-        kernel: Any = self.param("kernel", initial.kernel(self.weights, self.scale, shape), shape, jnp.float32)
-        bias: Any = self.param("bias", initial.bias(self.weights, shape), shape[-1:], jnp.float32)
+        kernel: Any = initial.parameter(self, "kernel", initial.kernel(self.weights, self.scale, shape), shape)
+        bias: Any = initial.parameter(self, "bias", initial.bias(self.weights, shape), shape[-1:])
         x, kernel, bias = (a.astype(self.dtype) for a in (x, kernel, bias))
         return linear(x, kernel) + bias[None]
 

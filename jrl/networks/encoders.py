@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl import spaces
+from jrl.networks import initial
 from jrl.networks.config import NetworkConfig
 from jrl.networks.torsos import CNNS, NATURE_LEAST, Mlp, is_image, to_float
 from jrl.types import Array, Discrete, InputError, Leaf, MultiDiscrete, PyTree, Space
@@ -90,7 +91,7 @@ class _Embedding(nn.Module):
     def __call__(self, x):
         sizes = (self.leaf.n,) if isinstance(self.leaf, Discrete) else self.leaf.nvec
         init = nn.initializers.normal(1.0 / math.sqrt(self.width))
-        table: Any = self.param("table", init, (sum(sizes), self.width), jnp.float32)
+        table: Any = initial.parameter(self, "table", init, (sum(sizes), self.width))
         one_hot = to_float(self.leaf, x)
         parts = jnp.split(one_hot, [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)], -1)
         at = [sum(sizes[:i]) for i in range(len(sizes))]

@@ -1,5 +1,6 @@
 """A dense layer with learned noise on its weights, which explores in place of random actions (arXiv:1706.10295)."""
 
+import functools
 import math
 from typing import Any
 
@@ -7,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jrl.networks import initial
 from jrl.networks.dense import linear
 from jrl.ops import random
 
@@ -25,12 +27,13 @@ class NoisyDense(nn.Module):
     @nn.compact
     def __call__(self, x, key=None):
         inputs, bound = x.shape[-1], 1.0 / math.sqrt(x.shape[-1])
-        mean = lambda key, shape: bound * (2.0 * random.uniform(key, shape) - 1.0)
-        deviation = lambda _, shape: jnp.full(shape, self.sigma * bound, jnp.float32)
-        kernel = self.param("kernel", mean, (inputs, self.features))
-        bias = self.param("bias", mean, (self.features,))
-        kernel_sigma = self.param("kernel_sigma", deviation, (inputs, self.features))
-        bias_sigma = self.param("bias_sigma", deviation, (self.features,))
+        mean = lambda key, shape, _: bound * (2.0 * random.uniform(key, shape) - 1.0)
+        deviation = lambda _, shape, dtype: jnp.full(shape, self.sigma * bound, dtype)
+        of: Any = functools.partial(initial.parameter, self)
+        kernel = of("kernel", mean, (inputs, self.features))
+        bias = of("bias", mean, (self.features,))
+        kernel_sigma = of("kernel_sigma", deviation, (inputs, self.features))
+        bias_sigma = of("bias_sigma", deviation, (self.features,))
         if key is not None:
             noise = random.normal(key, (inputs + self.features,))
             # without the barrier XLA computes the noise anew for each element of the kernel

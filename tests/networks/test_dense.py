@@ -5,7 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.errors import ScopeParamShapeError
 
+from jrl.networks import initial
 from jrl.networks.dense import Dense, linear
 
 
@@ -40,3 +42,25 @@ def test_the_transpose_is_not_folded_into_the_product():
     products = [line for line in text.splitlines() if " dot(" in line]
     assert products
     assert not any("lhs_contracting_dims={0}" in line for line in products), products
+
+
+def test_a_parameter_that_is_there_is_not_made_again():
+    made = []
+
+    def init(key, shape, dtype):
+        made.append(shape)
+        return jnp.ones(shape, dtype)
+
+    class Scale(nn.Module):
+        width: int
+
+        @nn.compact
+        def __call__(self, x):
+            return x * initial.parameter(self, "scale", init, (self.width,))
+
+    params = Scale(3).init(jax.random.key(0), jnp.ones(3))
+    assert made == [(3,)] and params["params"]["scale"].dtype == jnp.float32
+    np.testing.assert_array_equal(Scale(3).apply(params, jnp.full(3, 2.0)), np.full(3, 2.0))
+    assert made == [(3,)]
+    with pytest.raises(ScopeParamShapeError, match=r"scale"):
+        Scale(1).apply(params, jnp.ones(3))

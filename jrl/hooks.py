@@ -188,10 +188,10 @@ def stop_at(stop: Mapping[str, float], window: int = episode_metrics.WINDOW) -> 
     return sink
 
 
-def evaluation_ends(criteria: Mapping[str, float], found: Mapping[str, Any]) -> bool:
+def evaluation_ends(stop: Mapping[str, float], found: Mapping[str, Any]) -> bool:
     """Whether `stop_at` ends the run by one of these metrics `evaluation/...`."""
     return any(
-        found[name] >= value for name, value in criteria.items() if name.startswith("evaluation/") and name in found
+        found[name] >= value for name, value in stop.items() if name.startswith("evaluation/") and name in found
     )
 
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import jax
 import numpy as np
 
-from jrl.config import RunConfig, to_dict
+from jrl.config import RunConfig, renamed, to_dict
 from jrl.errors import InputError
 from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Space, Tuple
 
@@ -112,7 +112,7 @@ def _load(checkpoint: Path, resumable: bool) -> dict[str, Any]:
     _check_depth(found)
     _schema(resumable).validate_python(found)
     spec(found), env_observation(found)
-    _renamed(found["config"])
+    found["config"] = _renewed(found["config"])
     return found
 
 
@@ -205,12 +205,13 @@ def readable(checkpoint: Path) -> dict[str, Any] | None:
         return None
 
 
-def _renamed(config: dict[str, Any]) -> None:
-    """Brings names of earlier versions in a stored config to the present ones."""
+def _renewed(config: dict[str, Any]) -> dict[str, Any]:
+    """A stored config, changed in place, with names of earlier versions as the present ones."""
     if (devices := config.get("run", {}).pop("devices", 1)) > 1:
         config["devices"] = {"learners": list(range(devices))}
     if "episodes" in (evaluation := config.get("evaluation", {})):
         evaluation["duration"] = evaluation.pop("episodes")
+    return dict(renamed(config))
 
 
 def plain(tree: Any) -> Any:

@@ -46,8 +46,8 @@ from jrl.sections import (
 __all__ = [
     "CheckpointConfig", "CustomConfig", "DevicesConfig", "EnvConfig", "EnvRunnersConfig", "EvaluationConfig",
     "InputError", "NetworkConfig", "ReplayConfig", "RolloutConfig", "RunConfig", "RunSettings", "RuntimeConfig",
-    "algo_name", "batch_plan", "check_env", "from_dict", "load", "main", "merge", "override", "to_dict", "to_yaml",
-    "without_loss", "write",
+    "algo_name", "batch_plan", "check_env", "from_dict", "load", "main", "merge", "override", "renamed", "to_dict",
+    "to_yaml", "without_loss", "write",
 ]  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def from_dict(data: Mapping[str, Any], *, algos: Algos | None = None) -> RunConf
     """Plain data -> RunConfig; the inverse of `to_dict`. A run without an end is one. Raises InputError with all that
     is wrong.
     """
-    cfg, problems = _build(data, algos, ends=False)
+    cfg, problems = _build(renamed(data), algos, ends=False)
     if problems:
         raise InputError(*_told(problems))
     return cfg
@@ -124,6 +124,15 @@ def to_yaml(cfg: RunConfig, *, origins: Mapping[str, str] | None = None, algos: 
     data = to_dict(cfg, algos=algos)
     comments = {k: "; ".join(filter(None, [origins.get(k, "default"), docs.get(k)])) for k in schema.flatten(data)}
     return schema.dump(data, comments)
+
+
+def renamed(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Plain data with names of earlier versions as the present ones."""
+    network = data.get("network")
+    if not isinstance(network, Mapping) or not isinstance(network.get("orthogonal"), bool):
+        return data
+    rest = {name: value for name, value in network.items() if name != "orthogonal"}
+    return {**data, "network": {"init": "orthogonal" if network["orthogonal"] else "lecun", **rest}}
 
 
 def without_loss(cfg: RunConfig) -> RunConfig:
@@ -202,9 +211,10 @@ def _load(
         nested = value
         for part in reversed(key.split(".")):
             nested = {part: nested}
+        nested = renamed(nested)
         given = merge(given, nested)
         origins |= dict.fromkeys(schema.flatten(nested), flag)
-    data = merge(from_file, given)
+    data = merge(renamed(from_file), given)
     cfg, found = _build(data, algos, ends=ends)
     if problems or found:
         raise InputError(*_told(problems + found))

@@ -100,9 +100,9 @@ def notes(saved: Path, cfg: RunConfig, devices: int) -> Iterator[str]:
 
 
 def differences(saved: dict[str, Any], now: RunConfig) -> list[str]:
-    """The keys in which two configs differ, as `key saved -> now`, but for the directory."""
+    """The keys in which two configs differ, as `key saved -> now`, but for those that say nothing of what comes."""
     old, new = (flatten(plain(tree)) for tree in (saved, to_dict(now)))
-    keys = [k for k in {**old, **new} if k != "run.out" and old.get(k) != new.get(k)]
+    keys = [k for k in {**old, **new} if k not in ("run.out", "network.init") and old.get(k) != new.get(k)]
     return [f"{k} {old.get(k)} -> {new.get(k)}" for k in keys]
 
 

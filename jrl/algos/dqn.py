@@ -59,7 +59,7 @@ from jrl.types import (
     hyperparams,
 )
 
-DEFAULT_NETWORK = NetworkConfig()
+DEFAULT_NETWORK = NetworkConfig(init="uniform")
 
 
 @hyperparams

@@ -43,7 +43,7 @@ _OWN_LOSS = "a loss of your own is custom.loss, a step of your own custom.traini
 _MULTI = "multi-agent training is not part of jrl yet"
 _TORSO = "network.torso and network.encoders choose of what there is, by the observations: see docs/networks.md"
 _OWN_MODEL = "a class for torch or TensorFlow: write it for JAX, as network.torso and torso_options (docs/networks.md)"
-_INITIAL = "initial weights are orthogonal, or flax's default: network.orthogonal"
+_INITIAL = "initial weights are orthogonal, LeCun's or torch's default: network.init"
 _TREES = (
     "observations are trees of arrays in the environment's dtypes, with an encoder for each: network.flatten makes one "
     "vector of them"

@@ -2,7 +2,7 @@
 
     orthogonal   kernels with orthonormal columns (or rows) times the layer's gain, biases 0 (arXiv:1312.6120)
     lecun        kernels normal with variance 1 / fan_in, biases 0: flax's default
-    uniform      kernels and biases uniform in +-1 / sqrt(fan_in): torch's default (LeCun et al., "Efficient BackProp", 1998)
+    uniform      kernels and biases uniform in +-1 / sqrt(fan_in): torch's default
 
 Which of them an algorithm begins with, unless told, is its DEFAULT_NETWORK's matter.
 """

@@ -35,6 +35,13 @@ def _initial(name):
     return jax.jit(core.init)(jax.random.key(0))
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_kernels_of_the_inputs_begin_as_told(name):
+    params = jax.jit(cores.make(CONFIGS[name], IN, weights="uniform").init)(jax.random.key(0))
+    kernel = np.asarray(params["input_kernel"])
+    assert 0.8 * IN**-0.5 < np.abs(kernel).max() <= IN**-0.5
+
+
 @functools.cache
 def _made(name):
     """A core, parameters of which none is 0 or 1, and a memory in the middle of an episode."""

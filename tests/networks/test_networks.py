@@ -64,6 +64,23 @@ def test_heads_have_their_gain():
     np.testing.assert_allclose(hidden.T @ hidden, 2 * np.eye(8), atol=1e-4)
 
 
+@pytest.mark.parametrize("init", ["lecun", "uniform"])
+@pytest.mark.parametrize(("torso", "layer", "fan_in"), [("mlp", "Dense_0", 300), ("small_cnn", "Conv_1", 3 * 3 * 16)])
+def test_initial_weights_go_by_the_number_of_inputs(init, torso, layer, fan_in):
+    space = Box((10, 10, 3), "uint8", 0, 255)
+    network = build(space, NetworkConfig(hidden=(200,), torso=torso, init=init), {"value": Head(1)})
+    params = network.init(jax.random.key(0))["value_torso"][layer]
+    kernel, bias, bound = np.asarray(params["kernel"]), np.asarray(params["bias"]), fan_in**-0.5
+    if init == "lecun":
+        assert not bias.any()
+        np.testing.assert_allclose(kernel.std(), bound, rtol=0.05)
+        return
+    for x in (kernel, bias):
+        assert 0.9 * bound < np.abs(x).max() <= bound
+        np.testing.assert_allclose(x.std(), bound / np.sqrt(3), rtol=0.15)  # of a uniform distribution
+        assert abs(x.mean()) < 0.2 * bound
+
+
 def test_an_mlp_by_hand():
     network = build(Box((4,)))
     params = network.init(jax.random.key(0))

@@ -210,11 +210,11 @@ def _size(parts: Mapping[str, PyTree]) -> int:
     return sum(x.nbytes for x in jax.tree.leaves(parts)) + _OVERHEAD
 
 
-def locate(path: Path, *, best: bool = False) -> Path:
+def locate(path: Path, *, best: bool | None = False) -> Path:
     """The checkpoint that `path` means: itself, or the latest complete one of a run directory.
 
     Args:
-      best: of a run directory, the best by the run's `checkpoint.keep_best_by`.
+      best: of a run directory, the best by the run's `checkpoint.keep_best_by`; None: the best if any has that metric.
     Raises:
       InputError: there is none.
     """
@@ -225,14 +225,18 @@ def locate(path: Path, *, best: bool = False) -> Path:
         return path
     for parent in (path / "checkpoints", path):
         steps = _steps(parent)
-        if steps and not best:
+        if steps and best is False:
             return parent / str(steps[-1])
         if steps:
             keep = read_meta(parent / str(steps[-1]))["config"].get("checkpoint", {})
-            found = _best(_metas(parent), keep.get("keep_best_by"), keep.get("keep_best", "max"))
-            if found is None:
-                raise InputError(f"checkpoint: {path} was not trained with checkpoint.keep_best_by: leave out --best")
-            return parent / str(found)
+            by = keep.get("keep_best_by")
+            found = _best(_metas(parent), by, keep.get("keep_best", "max"))
+            if found is None and best:
+                raise InputError(
+                    f"checkpoint: no checkpoint of {path} has the metric of its checkpoint.keep_best_by "
+                    f"({by or 'null'}): leave out --best"
+                )
+            return parent / str(steps[-1] if found is None else found)
     raise InputError(f"checkpoint: {path} holds no complete checkpoint: give a run directory or a checkpoint inside it")
 
 

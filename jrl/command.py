@@ -58,6 +58,15 @@ def run(main: Callable[[], int]) -> int:
     return status
 
 
+def take_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Adds the argument `checkpoint` and the options that say which of a run is taken: `best` True, False or None."""
+    parser.add_argument("checkpoint", help="run directory, or a checkpoint inside it")
+    of_run = parser.add_mutually_exclusive_group()
+    best = "the run's best checkpoint by checkpoint.keep_best_by (default, where evaluations tell which that is)"
+    of_run.add_argument("--best", action="store_true", default=None, help=best)
+    of_run.add_argument("--latest", action="store_false", dest="best", default=None, help="the run's latest checkpoint")
+
+
 def refused(error: InputError) -> int:
     """Prints what is wrong with the input, a line each, on stderr; returns the exit status, 2."""
     print(*(f"error: {line}" for line in error.errors), sep="\n", file=sys.stderr)

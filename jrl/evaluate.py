@@ -16,8 +16,7 @@ from jrl.errors import InputError
 def parser() -> argparse.ArgumentParser:
     """The command line. Neither jax nor an environment library is imported for it."""
     p = command.parser("evaluate", "Play episodes with a trained policy.")
-    p.add_argument("checkpoint", help="run directory, or a checkpoint inside it")
-    p.add_argument("--best", action="store_true", help="the run's best checkpoint by checkpoint.keep_best_by")
+    command.take_checkpoint(p)
     p.add_argument("--episodes", type=int, default=100, help="exactly so many (default 100)")
     p.add_argument("--unit", choices=("episodes", "timesteps"), default="episodes", help="of --episodes")
     p.add_argument("--envs", type=int, help="environments at once (default: up to 16)")

@@ -190,9 +190,7 @@ def stop_at(stop: Mapping[str, float], window: int = episode_metrics.WINDOW) -> 
 
 def evaluation_ends(stop: Mapping[str, float], found: Mapping[str, Any]) -> bool:
     """Whether `stop_at` ends the run by one of these metrics `evaluation/...`."""
-    return any(
-        found[name] >= value for name, value in stop.items() if name.startswith("evaluation/") and name in found
-    )
+    return any(found[name] >= value for name, value in stop.items() if name.startswith("evaluation/") and name in found)
 
 
 def seconds_passed(seconds: float) -> Callable[[StepInfo], bool]:

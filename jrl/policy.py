@@ -289,12 +289,13 @@ def _expected(leaf: Leaf) -> str:
     return f"{np.dtype(leaf.dtype)} {leaf.shape}, or a batch ({', '.join(map(str, ('N', *leaf.shape)))})"
 
 
-def load(path: str | os.PathLike[str], *, best: bool = False, seed: int = 0) -> Policy:
+def load(path: str | os.PathLike[str], *, best: bool | None = None, seed: int = 0) -> Policy:
     """The policy of a checkpoint; no environment is made.
 
     Args:
-      path: a run directory, whose latest checkpoint is taken, or a checkpoint.
-      best: of a run directory, the best checkpoint by the run's `checkpoint.keep_best_by`.
+      path: a run directory, or a checkpoint.
+      best: of a run directory, True: the best checkpoint by the run's `checkpoint.keep_best_by`; False: the latest;
+        None: the best, and where no checkpoint has that metric, as in a run without evaluations, the latest.
       seed: of the random numbers of `act(..., explore=True)`.
     Raises:
       InputError: no checkpoint is there, it is damaged, or of a later version.
@@ -314,7 +315,7 @@ class Trained(NamedTuple):
     observation: Space | None = None  # the environment's own, where `spec` has another
 
 
-def restore(path: str | os.PathLike[str], *, best: bool = False) -> Trained:
+def restore(path: str | os.PathLike[str], *, best: bool | None = None) -> Trained:
     """The parts of `load`; arguments and errors as there."""
     found = checkpoint.locate(Path(path), best=best)
     meta = checkpoint.read_meta(found)

@@ -12,9 +12,8 @@ from jrl.errors import InputError
 def parser() -> argparse.ArgumentParser:
     """The command line. Neither jax nor an environment library is imported for it."""
     p = command.parser("record", "Write a video of episodes of a trained policy.")
-    p.add_argument("checkpoint", help="run directory, or a checkpoint inside it")
+    command.take_checkpoint(p)
     p.add_argument("--out", default="video.mp4", help="FILE.mp4, or FILE.gif (default video.mp4)")
-    p.add_argument("--best", action="store_true", help="the run's best checkpoint, not its latest")
     p.add_argument("--episodes", type=int, default=1, help="one after the other in one file (default 1)")
     p.add_argument("--seed", type=int, help="of the environment (default: the run's, never those of training)")
     p.add_argument("--fps", type=float, help="steps per second (default: as the environment says)")

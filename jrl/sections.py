@@ -130,7 +130,7 @@ class CheckpointConfig:
     every: Steps | None = None  # environment steps between checkpoints; null: every 5 minutes. The end has one
     keep_last: Count = 3  # older ones are deleted, but those that the next three keys name
     keep_every: Steps | None = None  # environment steps; of each such stretch the first checkpoint stays
-    keep_best_by: str | None = None  # metric of the result rows, e.g. evaluation/return; the best checkpoint stays
+    keep_best_by: str | None = "evaluation/return"  # metric of the result rows; the best checkpoint by it stays
     keep_best: Literal["max", "min"] = "max"  # which value of it is best
     replay: Literal["full", "none"] = "full"  # whether the replay buffer is kept; none: it is filled anew
     # environments that cannot be stored start anew at each checkpoint, so that a resumed run is the same as one that
@@ -299,7 +299,8 @@ SYNONYMS = {
     "free_log_std": "network.state_dependent_std", "custom_model": "network.torso",
     "custom_model_config": "network.torso_options", "features_extractor_class": "network.torso",
     "custom_preprocessor": "network.transform", "ortho_init": "network.init", "orthogonal_init": "network.init",
-    "kernel_initializer": "network.init", "initial_weights": "network.init", "framestack": "env.frame_stack", "num_stack": "env.frame_stack",
+    "kernel_initializer": "network.init", "initial_weights": "network.init",
+    "framestack": "env.frame_stack", "num_stack": "env.frame_stack",
     "action_mask_key": "env.action_mask_info", "reward_scaling": "env.reward_scale",
     "replay_burn_in": "replay.burn_in", "burn_in": "replay.burn_in", "use_h_function": "value_rescaling",
     "extra_python_environs_for_driver": "runtime.env", "extra_python_environs_for_worker": "runtime.env",

@@ -41,6 +41,7 @@ _ZOO = (
 )  # fmt: skip
 TASKS = {
     "dqn": Task("configs/dqn.yaml", 100_000),
+    "dqn-relu": Task("configs/dqn.yaml", 100_000, ("network.activation=relu",)),
     "c51": Task("configs/c51.yaml", 60_000),
     "qrdqn": Task("configs/qrdqn.yaml", 60_000),
     "rainbow": Task("configs/rainbow.yaml", 60_000),
@@ -50,6 +51,7 @@ TASKS = {
     "td3": Task("configs/td3.yaml", 6_000, _SMALLER),
     "ddpg": Task("configs/ddpg.yaml", 6_000, _SMALLER),
     "dqn-zoo": Task("configs/dqn.yaml", 50_000, _ZOO),
+    "dqn-zoo-tanh": Task("configs/dqn.yaml", 50_000, (*_ZOO, "network.activation=tanh")),
 }
 
 

@@ -92,9 +92,10 @@ def test_the_best_one_is_found_by_the_metric_of_the_run(tmp_path):
         meta = checkpoint.meta(cfg, SPEC, counters=counters, metrics={"episode/return": value})
         checkpoint.write(tmp_path / "checkpoints" / str(i), {"learner": TREE}, meta)
     assert checkpoint.locate(tmp_path).name == "2"
-    assert checkpoint.locate(tmp_path, best=True).name == "1"
-    save_all(tmp_path / "other", [1])
-    with pytest.raises(InputError, match=r"not trained with checkpoint\.keep_best_by"):
+    assert checkpoint.locate(tmp_path, best=True).name == checkpoint.locate(tmp_path, best=None).name == "1"
+    save_all(tmp_path / "other", [1, 2])
+    assert checkpoint.locate(tmp_path / "other", best=None).name == "2"  # no evaluation says which is best
+    with pytest.raises(InputError, match=r"has the metric of its checkpoint\.keep_best_by \(evaluation/return\)"):
         checkpoint.locate(tmp_path / "other", best=True)
 
 

@@ -174,7 +174,7 @@ def test_a_gif_shows_50_frames_per_second_at_most(tmp_path):
         (["--max-steps", "-1"], "--max-steps: expected more than 0, got -1"),
         (["--fps", "nan"], "--fps: expected more than 0, got nan"),
         (["--out", "/proc/x/video.gif"], "--out /proc/x/video.gif: cannot write there"),
-        (["--best", "--out", "{tmp}/a.gif"], "was not trained with checkpoint.keep_best_by"),
+        (["--best", "--out", "{tmp}/a.gif"], "has the metric of its checkpoint.keep_best_by"),
     ],
 )
 def test_bad_input_exits_with_2(painted, tmp_path, capsys, arguments, message):

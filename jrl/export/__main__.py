@@ -22,9 +22,8 @@ def parser() -> argparse.ArgumentParser:
         "Write a trained policy as files that run without jrl. Actions are the deterministic ones, in the "
         "environment's own units; observation statistics and preprocessing are part of the policy.",
     )
-    p.add_argument("checkpoint", help="run directory, or a checkpoint inside it")
+    command.take_checkpoint(p)
     p.add_argument("--format", choices=FORMATS, default="npz", help="npz (needs numpy alone; default), stablehlo, onnx")
-    p.add_argument("--best", action="store_true", help="of a run directory, the best by checkpoint.keep_best_by")
     p.add_argument("--out", required=True, help="directory to make; an earlier export in it is replaced")
     return p
 

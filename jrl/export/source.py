@@ -27,12 +27,12 @@ class Source(NamedTuple):
     about: Mapping[str, Any]  # for policy.json
 
 
-def load(path: Path, *, best: bool = False) -> Source:
+def load(path: Path, *, best: bool | None = None) -> Source:
     """The deterministic policy of a checkpoint; no environment is made.
 
     Args:
-      path: a run directory, whose latest checkpoint is taken, or a checkpoint.
-      best: of a run directory, the best checkpoint by the run's `checkpoint.keep_best_by`.
+      path: a run directory, or a checkpoint.
+      best: see `policy.load`.
     Raises:
       InputError: there is none, or it is damaged.
     """

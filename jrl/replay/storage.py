@@ -390,10 +390,16 @@ def _flags(rollout: Rollout, cut, age, oldest: int):
       oldest: the age from which on one is as good as another.
     """
     bit = lambda x, value: jnp.where(rollout.mask & x, jnp.uint8(value), jnp.uint8(0))
-    flags = bit(True, _MASK) | bit(rollout.terminated, _TERMINATED) | bit(rollout.truncated & jnp.logical_not(cut), _TRUNCATED)
+    flags = (
+        bit(True, _MASK)
+        | bit(rollout.terminated, _TERMINATED)
+        | bit(rollout.truncated & jnp.logical_not(cut), _TRUNCATED)
+    )
     flags = jnp.concatenate([flags, jnp.full_like(flags[:1], _MASK)])  # until the next row comes
     if oldest:
-        first = jnp.concatenate([jnp.zeros_like(rollout.mask[:1]), ~rollout.mask])  # an episode begins after a reset row
+        first = jnp.concatenate(
+            [jnp.zeros_like(rollout.mask[:1]), ~rollout.mask]
+        )  # an episode begins after a reset row
         row = jnp.arange(first.shape[0], dtype=jnp.int32)[:, None]
         begin = jax.lax.cummax(jnp.where(first, row, -1))
         age = jnp.where(begin >= 0, row - begin, age[None].astype(jnp.int32) + row)

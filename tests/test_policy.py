@@ -47,7 +47,7 @@ def observations(space, num, seed=0):
     ],
 )
 def test_actions_are_the_algorithms_own_in_the_environments_units(tmp_path, algo, spec):
-    made, state = save(tmp_path, algo, spec)
+    made, state = save(tmp_path, algo, spec, "network.init=orthogonal")  # acts differently from the start
     obs = observations(spec.observation, 16)
     expected = np.asarray(made.act(made.actor(state), obs, made.carry(16), jax.random.key(0), False).action)
     if spec.env_action:  # -1 .. 1 to -2 .. 2, and to 0 .. 10
@@ -349,3 +349,16 @@ def test_errors_name_the_mend(tmp_path):
         jrl.load(tmp_path)
     with pytest.raises(AttributeError, match=r"jrl.*no attribute 'laod'"):
         jrl.laod  # noqa: B018
+
+
+def test_of_a_run_the_best_checkpoint_acts(tmp_path):
+    save(tmp_path, "ppo", EnvSpec(VECTOR, Discrete(3), 1))
+    first = tmp_path / "checkpoints" / "3"
+    for iteration, found in ((1, 20.0), (2, 90.0), (3, 40.0)):
+        content = json.loads((first / "checkpoint.json").read_text())
+        meta = {**content, "env_steps": iteration, "metrics": {"evaluation/return": found}}
+        state = checkpoint.read(first, "learner")
+        checkpoint.write(tmp_path / "checkpoints" / str(iteration), {"learner": state}, meta)
+    assert jrl.load(tmp_path).env_steps == jrl.load(tmp_path, best=True).env_steps == 2
+    assert jrl.load(tmp_path, best=False).env_steps == 3
+    assert jrl.load(tmp_path / "checkpoints" / "1").env_steps == 1

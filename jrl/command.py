@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from jrl.errors import InputError
+from jrl.errors import InputError, details
 
 # name as typed after `jrl` -> what it does; its module has the same name, with _ for -
 COMMANDS = {
@@ -67,7 +67,22 @@ def take_checkpoint(parser: argparse.ArgumentParser) -> None:
     of_run.add_argument("--latest", action="store_false", dest="best", default=None, help="the run's latest checkpoint")
 
 
-def refused(error: InputError) -> int:
-    """Prints what is wrong with the input, a line each, on stderr; returns the exit status, 2."""
-    print(*(f"error: {line}" for line in error.errors), sep="\n", file=sys.stderr)
+def refused(error: InputError, *, verbose: bool | None = None) -> int:
+    """Prints what is wrong with the input, a line each, on stderr; returns the exit status, 2.
+
+    With `verbose` the traceback of the user's own code follows, if there is one; with False a word on how to see it.
+    """
+    _say(error, error.errors, verbose)
     return 2
+
+
+def failed(error: Exception, *, verbose: bool | None = None) -> int:
+    """Prints why a run failed, as `refused` does; returns the exit status, 1."""
+    _say(error, (str(error),), verbose)
+    return 1
+
+
+def _say(error: Exception, lines: tuple[str, ...], verbose: bool | None) -> None:
+    print(*(f"error: {line}" for line in lines), sep="\n", file=sys.stderr)
+    if verbose is not None and (found := details(error)):
+        print(found.rstrip() if verbose else "-v prints the whole traceback", file=sys.stderr)

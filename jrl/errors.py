@@ -5,7 +5,10 @@ class InputError(ValueError):
     """Bad input from a user: config, environment, checkpoint or data.
 
     Each message names the thing and the mend; `errors` holds all that were found. Commands print them and exit with 2.
+    `details` is the traceback of the user's own code, where that is at fault.
     """
+
+    details = ""
 
     def __init__(self, *errors: str):
         super().__init__("\n".join(errors))
@@ -14,3 +17,39 @@ class InputError(ValueError):
 
 class RunnersLost(RuntimeError):
     """Processes that collect have failed, and none is left or none may be missing. The message names cause and mend."""
+
+
+class EnvironmentFailed(RuntimeError):
+    """An environment has raised, ended its process or not answered in time. The user's line comes first.
+
+    `details` is the whole traceback, for those who want to see ours, too.
+    """
+
+    details = ""
+
+
+def details(error: BaseException) -> str:
+    """The traceback behind an error whose message has no more than the user's lines; empty where there is none."""
+    at: BaseException | None = error
+    while at is not None:
+        if found := getattr(at, "details", ""):
+            return found
+        at = at.__cause__ or at.__context__
+    return ""
+
+
+def cannot_import(package: str, error: ImportError, install: str = "") -> str:
+    """Why a package cannot be imported, and what to install: the package, or another one that it needs.
+
+    Args:
+      package: its name.
+      error: of the import.
+      install: what to install for it, where that has another name.
+    """
+    missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if missing == package.partition(".")[0]:
+        return f"{package} is not installed: pip install {install or package}"
+    if missing:
+        return f"{package} needs {missing}, which is not installed: pip install {missing}"
+    mend = f"a version that goes with the others may help: pip install -U {install or package}"
+    return f"{package} cannot be imported ({error}): {mend}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jrl import command
-from jrl.errors import InputError
+from jrl.errors import EnvironmentFailed, InputError
 
 
 def parser() -> argparse.ArgumentParser:
@@ -30,12 +30,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a line, or one JSON object; exit status 0, or 2 for bad input."""
+    """Prints a line, or one JSON object; exit status 0, 1 where an environment fails, 2 for bad input."""
     args = parser().parse_args(argv)
     try:
         found = evaluate(args)
     except InputError as e:
         return command.refused(e)
+    except EnvironmentFailed as e:
+        return command.failed(e)
     if args.json:
         print(json.dumps(found))
     else:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jrl import command
-from jrl.errors import InputError
+from jrl.errors import EnvironmentFailed, InputError
 
 
 def parser() -> argparse.ArgumentParser:
@@ -22,12 +22,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the return of each episode and which file was written; exit status 0, or 2 for bad input."""
+    """Prints the return of each episode and which file was written; 0, 1 where one fails, 2 for bad input."""
     args = parser().parse_args(argv)
     try:
         record(args)
     except InputError as e:
         return command.refused(e)
+    except EnvironmentFailed as e:
+        return command.failed(e)
     return 0
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jrl import command, config, faults, files, output, plan, runtime
-from jrl.errors import InputError, RunnersLost
+from jrl.errors import EnvironmentFailed, InputError, RunnersLost
 
 if TYPE_CHECKING:
     from jrl.hooks import Hook
@@ -81,14 +81,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     a signal.
     """
     args = parser().parse_args(argv)
+    verbose = args.verbose > 0
     with output.recorded() as transcript:
         try:
             return _train(args, transcript)
         except InputError as e:
-            return command.refused(e)
-        except (RunnersLost, runtime.Recompiled) as e:
-            print(f"error: {e}", file=sys.stderr)
-            return 1
+            return command.refused(e, verbose=verbose)
+        except (RunnersLost, EnvironmentFailed, runtime.Recompiled) as e:
+            return command.failed(e, verbose=verbose)
         except OSError as e:
             if not files.no_room(e):
                 raise

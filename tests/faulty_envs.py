@@ -98,3 +98,65 @@ class Leaking(Plain):
 
     def fault(self):
         self._kept.append(bytearray(self._size))
+
+
+class Breaching(Plain):
+    """What it does from step `at` on, or at first, is not what Gymnasium's interface says."""
+
+    def __init__(self, what="nothing", at=3):
+        self._what, self._at = what, at
+        if what in ("Discrete", "dtype"):
+            size = gymnasium.spaces.Discrete(3) if what == "Discrete" else gymnasium.spaces.Box(0, 9, (2,), np.uint8)
+            self.observation_space = size
+        elif what == "empty":
+            self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (0,), np.float32)
+        elif what == "TypeError":
+            len(3)
+        elif what in _RAISED and at == "constructor":
+            raise _RAISED[what]
+
+    def _obs(self):
+        if self._what == "Discrete":
+            return 1 if self._steps < self._at else 3
+        shape = 3 if self._what == "shape" and self._steps >= self._at else 2
+        kind = np.float32 if self._what != "dtype" or self._steps >= self._at else np.uint8
+        return np.full(shape, 7.0 if self._what == "bounds" else 0.0, kind)
+
+    def reset(self, *, seed=None, options=None):
+        if self._what in _RAISED and self._at == "reset":
+            raise _RAISED[self._what]
+        return self._obs() if self._what == "no info" else (self._obs(), {})
+
+    def step(self, action):
+        self._steps += 1
+        if self._what in _RAISED and self._at == self._steps:
+            raise _RAISED[self._what]
+        result = [self._obs(), 1.0, False, self._steps % 20 == 0, {}]
+        if self._steps >= self._at:
+            i, value = {
+                "reward": (1, None), "array": (1, np.ones(1)), "flag": (2, 0), "info": (4, None)
+            }.get(self._what, (4, {}))  # fmt: skip
+            result[i] = value
+        return tuple(result[:4] if self._what == "four" and self._steps >= self._at else result)
+
+
+class Panic(BaseException):
+    """As libraries in Rust raise."""
+
+
+_RAISED = {"SystemExit": SystemExit("bye"), "KeyboardInterrupt": KeyboardInterrupt(), "Panic": Panic("index")}
+
+
+class Unseeded(Plain):
+    """Its reset takes no seed."""
+
+    def reset(self):
+        return np.zeros(2, np.float32), {}
+
+
+class Interrupted(Plain):
+    """The user presses Ctrl-C in its third step."""
+
+    def fault(self):
+        if self._steps == 3:
+            signal.raise_signal(signal.SIGINT)

@@ -96,7 +96,7 @@ class _Runs:
 
     def __init__(self, id: str, made: dict[str, Any], steps: int, num_envs: int, seed: int, found: Findings):
         self._id, self._steps, self._num_envs, self._seed, self._found = id, steps, num_envs, seed, found
-        own: dict[str, Any] = {"normalize_actions": False, "clip_actions": False, "host": True}
+        own: dict[str, Any] = {"normalize_actions": False, "clip_actions": False, "host": True, "check_steps": 0}
         self._make = functools.partial(make, id, num_envs=num_envs, **made, **own)
         self._asked, self.backend = made["backend"], ""
         self.limit: int | None = None

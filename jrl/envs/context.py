@@ -1,6 +1,7 @@
 """The user's own environments: what a name in `env.id` stands for, and what it is told of its place in the run."""
 
 import contextlib
+import difflib
 import inspect
 import sys
 import threading
@@ -82,6 +83,34 @@ def takes_context(found: Callable[..., Any], *, creator: bool, options: dict[str
         return creator and bool(parameters) and parameters[0].kind is inspect.Parameter.VAR_POSITIONAL
     name = parameters[0].name
     return (creator and not inspect.isclass(found)) or (name in CONFIG_NAMES and name not in options)
+
+
+def option_errors(
+    id: str, found: Callable[..., Any], options: dict[str, Any], others: tuple[str, ...] = ()
+) -> list[str]:
+    """What is wrong with the options of a class or function, without calling it.
+
+    Args:
+      id: for the messages.
+      found: what is called with the options as keyword arguments.
+      others: names that are options, too.
+    """
+    try:
+        parameters = inspect.signature(found).parameters
+    except (TypeError, ValueError):  # of a builtin
+        return []
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    known = {name: p for name, p in parameters.items() if p.kind in named}
+    errors = []
+    if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        for key in options:
+            if key not in known and key not in others:
+                near = difflib.get_close_matches(key, [*others, *known], 1)
+                takes = ", ".join([*others, *known])
+                mend = f"did you mean {near[0]}?" if near else f"it takes {takes}" if takes else "it takes none"
+                errors.append(f"env.options.{key}: {id} has no such option: {mend}")
+    needed = [name for name, p in known.items() if p.default is p.empty and name not in options]
+    return errors + [f"env.options.{name}: {id} needs it: give it a value" for name in needed]
 
 
 def makes_graph(found: Any) -> bool | None:

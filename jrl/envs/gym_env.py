@@ -12,6 +12,7 @@ from jrl.envs import context as contexts
 from jrl.envs import masks
 from jrl.envs import spec as spaces
 from jrl.envs.context import EnvContext, Maker
+from jrl.envs.step_faults import FIRST_STEPS, line, mend_of_import, own
 from jrl.envs.vector import Infos, Vector
 from jrl.envs.workers import Workers
 from jrl.types import Array, EnvSpec, InputError, PyTree, Space, StepResult
@@ -39,8 +40,13 @@ def load_class(id: str) -> Callable[..., Any] | None:
         return None
     try:
         found = importlib.import_module(module)
-    except (ImportError, ValueError) as e:  # ValueError: an empty name
-        raise InputError(f"env.id {id}: cannot import {module or 'a module without a name'}: {e}") from e
+    except BaseException as e:
+        if not own(e):
+            raise
+        missing = isinstance(e, ModuleNotFoundError) and f"{module}.".startswith(f"{e.name}.")
+        # ValueError: an empty name; of what the module itself does, its line
+        said = e if missing or not module else line(e) + mend_of_import(e)
+        raise InputError(f"env.id {id}: cannot import {module or 'a module without a name'}: {said}") from e
     if not hasattr(found, name):
         # Gymnasium's own `module:Id-v0` form: importing the module registers the id
         import gymnasium
@@ -55,15 +61,22 @@ def check(id: str, options: dict[str, Any]) -> list[str]:
     """What is wrong, as far as can be told without making one: a class that is not there, an option that was."""
     errors: list[str] = []
     try:
-        load_class(id)
+        found = load_class(id)
     except InputError as e:
         errors += e.errors
+    else:
+        if found is not None and not contexts.takes_context(found, creator=_registered(id), options=options):
+            errors += contexts.option_errors(id, found, options)
     if "vectorization" in options:
         errors.append(
             "env.options.vectorization: there is no such option any more: env.remote_worker_envs true gives each "
             "environment a process of its own"
         )
     return errors
+
+
+def _registered(id: str) -> bool:
+    return registry.registered(id) is not None
 
 
 def _maker(id: str, context: EnvContext, horizon: int | None, soft_horizon: bool) -> Maker:
@@ -80,41 +93,22 @@ def _maker(id: str, context: EnvContext, horizon: int | None, soft_horizon: bool
     limits: dict[str, Any] = {"horizon": horizon, "soft_horizon": soft_horizon}
     found = load_class(id)
     if found is not None:
-        return contexts.maker(found, context, creator=registry.registered(id) is not None, **limits)
+        return contexts.maker(found, context, creator=_registered(id), **limits)
     name = id if id in gymnasium.registry else id.partition(":")[2]
     found = functools.partial(gymnasium.make, gymnasium.registry.get(name, id))
     return Maker(found, context, by_context=False, **limits)
 
 
-def _described(id: str, options: dict[str, Any]) -> str:
-    return f"env {id} cannot be made with options {options}"
-
-
-def _in_this_process(id: str, num_envs: int, seed: int, make: Maker, described: str, restart_failed: bool) -> Vector:
-    import gymnasium
-
-    try:
-        first = make(0)
-    except (TypeError, ImportError, gymnasium.error.Error) as e:
-        raise InputError(f"{described}: {e}") from e
-    try:  # before memory is laid out for them
-        spaces.observations(first.observation_space), spaces.actions(first.action_space)
-    except InputError:
-        first.close()
-        raise
-    return Vector(make, first, id=id, num_envs=num_envs, seed=seed, restart_failed=restart_failed)
-
-
-def _in_workers(id: str, num_envs: int, seed: int, make: Maker, described: str, **settings: Any) -> Workers:
+def _in_workers(make: Maker, **settings: Any) -> Workers:
     import cloudpickle  # takes what the main module defines, too
 
     with contexts.by_value():
         pickled = cloudpickle.dumps(make)
-    return Workers(pickled, described=described, id=id, num_envs=num_envs, seed=seed, **settings)
+    return Workers(pickled, **settings)
 
 
 def _inside(fn: Callable[[Any], Any], depth: int) -> Callable[[Any], Any]:
-    """`fn` of the environments that are in `jrl.envs.limits.Limited`, `worker_process.Masked` or both."""
+    """`fn` of the environments that are in `jrl.envs.limits.Limited`, `masked.Masked` or both."""
 
     def call(around: Any) -> Any:
         for _ in range(depth):
@@ -224,10 +218,14 @@ class GymnasiumEnv(_Adapter):
       remote: each in a process of its own.
       restart_failed: an environment that raises, or whose process ends or exceeds the time limit, is closed and made
         anew with another seed; `StepResult.failed` tells. One that fails eleven times in a row ends the run. Without
-        it, the first failure does: its exception is raised, or in worker processes a RuntimeError with its traceback.
+        it, the first failure does.
       step_timeout_s: the time limit of a step or reset, for worker processes, in seconds.
+      check_steps: how many of the first steps of each are looked at: see `jrl.envs.step_faults`.
     Raises:
-      InputError: no such environment, an option or a space that cannot be handled.
+      InputError: no such environment, an option or a space that cannot be handled, an environment that cannot be made;
+        by `reset` and `step`, one that does not keep to Gymnasium's interface in its first steps.
+      EnvironmentFailed: by `reset` and `step`, an environment failed; the exception that it raised in this process,
+        SystemExit included, is the cause.
     """
 
     def __init__(
@@ -244,14 +242,13 @@ class GymnasiumEnv(_Adapter):
         horizon: int | None = None,
         soft_horizon: bool = False,
         mask_info: str | None = None,
+        check_steps: int = FIRST_STEPS,
     ):
         make = _maker(id, context or EnvContext(options, num_envs=num_envs, seed=seed), horizon, soft_horizon)
-        described = _described(id, options)
-        if remote:
-            limits = {"restart_failed": restart_failed, "step_timeout_s": step_timeout_s}
-            vector: Vector | Workers = _in_workers(id, num_envs, seed, make, described, **limits)
-        else:
-            vector = _in_this_process(id, num_envs, seed, make, described, restart_failed)
+        common: dict[str, Any] = {"id": id, "options": options, "num_envs": num_envs, "seed": seed}
+        common |= {"restart_failed": restart_failed, "check_steps": check_steps}
+        vector: Vector | Workers
+        vector = _in_workers(make, step_timeout_s=step_timeout_s, **common) if remote else Vector(make, **common)
         super().__init__(vector, num_envs, restart_failed, horizon, soft_horizon, mask_info)
 
     def reset(self) -> PyTree:
@@ -290,7 +287,7 @@ class AsyncGymnasiumEnv(_Adapter):
         **limits: Any,
     ):
         make = _maker(id, context or EnvContext(options, num_envs=num_envs, seed=seed), horizon, soft_horizon)
-        workers = _in_workers(id, num_envs, seed, make, _described(id, options), **limits)
+        workers = _in_workers(make, id=id, options=options, num_envs=num_envs, seed=seed, **limits)
         restart_failed = limits.get("restart_failed", False)
         super().__init__(workers, num_envs, restart_failed, horizon, soft_horizon, mask_info)
         self._workers, self.batch_size, self._more_s = workers, num_envs, batch_wait_ms / 1000

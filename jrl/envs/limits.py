@@ -133,7 +133,10 @@ class Limited:
         return (self._obs, {}) if goes_on and not how else self.env.reset(**how)
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = self.env.step(action)
+        result = self.env.step(action)
+        if len(result) != 5:  # `step_faults` has the words
+            return result
+        obs, reward, terminated, truncated, info = result
         self._steps += 1
         if self._steps >= self._horizon and not (terminated or truncated):
             truncated = True

@@ -1,17 +1,19 @@
 """Ids, backends and seeds: `make` is how everything else comes by an environment."""
 
 import difflib
-import inspect
+import math
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from jrl import registry
-from jrl.envs import classic, history, limits, nested, parametric, suites, toys
+from jrl.envs import classic, history, limits, nested, parametric, step_faults, suites, toys
+from jrl.envs import context as contexts
 from jrl.envs.context import EnvContext, makes_graph
 from jrl.envs.graph import Definition, build, time_limit
 from jrl.envs.wrappers import wrap
-from jrl.types import AsyncEnv, Env, GraphEnv, InputError
+from jrl.spaces import leaves
+from jrl.types import AsyncEnv, Env, EnvSpec, GraphEnv, InputError
 
 BACKENDS = ("envpool", "gymnasium", "graph")  # in the order that `auto` asks them
 
@@ -191,21 +193,17 @@ def _definition(id: str, options: dict[str, Any]) -> Definition:
         from jrl.envs import gym_env
 
         found = gym_env.load_class(id)
-    parameters = {} if isinstance(found, Definition) else inspect.signature(found).parameters
-    known = ["max_episode_steps", *parameters]
-    errors = []
-    for key in options:
-        if key not in known and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-            near = difflib.get_close_matches(key, known, 1)
-            mend = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
-            errors.append(f"env.options.{key}: {id} has no such option: {mend}")
-    if errors:
+    if not isinstance(found, Definition) and (
+        errors := contexts.option_errors(id, found, options, ("max_episode_steps",))
+    ):
         raise InputError(*errors)
     limit = options.pop("max_episode_steps", None)
     try:
         made = found if isinstance(found, Definition) else found(**options)
-    except TypeError as e:
-        raise InputError(f"env {id} cannot be made with options {options}: {e}") from e
+    except BaseException as e:
+        if not step_faults.own(e):
+            raise
+        raise InputError(f"env.id {id}: it cannot be made with options {options}: {step_faults.line(e)}") from e
     if not isinstance(made, Definition):
         raise InputError(
             f"env.id {id}: the graph backend takes a function that returns a jrl.envs.graph.Definition, and this one "
@@ -226,6 +224,19 @@ def _graph(id: str, num_envs: int, options: dict[str, Any], horizon: int | None,
         return limits.soften(env, horizon)
     own = env.spec.max_episode_steps
     return env if own is not None and own <= horizon else made(max_episode_steps=horizon)
+
+
+def _check_sizes(id: str, spec: EnvSpec) -> None:
+    """Raises InputError: an array of observations or actions has no elements, so that nothing can be read or chosen."""
+    errors = []
+    for what, space in (("observation", spec.observation), ("action", spec.action)):
+        for path, leaf in leaves(space):
+            if math.prod(leaf.shape) == 0:
+                where = f"{what}{''.join(f'[{name!r}]' for name in path.split('/')) if path else ''}"
+                mend = "leave it out" if path else "give it one, such as a constant 0"
+                errors.append(f"env.id {id}: {where} has shape {leaf.shape}, no elements: {mend}")
+    if errors:
+        raise InputError(*errors)
 
 
 def seed_range(seed: int, role: str = "train", index: int = 0) -> int:
@@ -281,6 +292,7 @@ def make(
     use_prev_reward: bool = False,
     worker_index: int = 0,
     num_workers: int = 0,
+    check_steps: int = step_faults.FIRST_STEPS,
 ) -> GraphEnv | Env | AsyncEnv:
     """B environments under one contract (see `jrl.types.StepResult`).
 
@@ -308,6 +320,7 @@ def make(
       frame_stack, use_prev_action, use_prev_reward: what observations tell of earlier steps; see `jrl.envs.history`.
       horizon, soft_horizon, no_done_at_end: where episodes end and what that means; see `jrl.envs.limits`.
       worker_index, num_workers: which env runner of how many this is; for `jrl.envs.context.EnvContext`.
+      check_steps: Gymnasium only: how many of the first steps of each are looked at: see `jrl.envs.step_faults`.
     Returns:
       An AsyncEnv with `batch_wait_ms`, or a `batch_size` below `num_envs`; else a GraphEnv where the environment can be
       stepped inside a program, and an Env where it cannot. Gymnasium's have two members more, `foreach_env(fn)` and
@@ -356,6 +369,7 @@ def make(
 
         pool |= {"restart_failed": restart_failed, "step_timeout_s": step_timeout_s}
         pool |= {"horizon": horizon, "soft_horizon": soft_horizon, "mask_info": action_mask_info}
+        pool["check_steps"] = check_steps
         pool["context"] = EnvContext(
             options,
             worker_index=worker_index,
@@ -370,6 +384,11 @@ def make(
             env = gym_env.AsyncGymnasiumEnv(id, batch_wait_ms=batch_wait_ms, **pool)
         else:
             env = gym_env.GymnasiumEnv(id, remote=remote_worker_envs, **pool)
+    try:
+        _check_sizes(id, env.spec)
+    except InputError:
+        env.close()
+        raise
     env = wrap(env, normalize=normalize_actions, clip=clip_actions, no_done_at_end=no_done_at_end)
     try:
         return history.remember(env, frame_stack=frame_stack, prev_action=use_prev_action, prev_reward=use_prev_reward)

@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from jrl.envs.worker_process import Block, MaskError, masked, row, shapes
-from jrl.errors import InputError
+from jrl.envs import spec as spaces
+from jrl.envs.masked import put_around, shapes
+from jrl.envs.step_faults import FIRST_STEPS, Breach, line, of_making, own, seeded, stack
+from jrl.envs.worker_process import Block, row
+from jrl.errors import EnvironmentFailed, InputError
 
 ATTEMPTS = 10  # to make and reset an environment anew, until the run ends
 _RESTARTED = 2**30  # seeds from here on belong to no pool's first reset (see `make.seed_range`)
@@ -68,8 +71,8 @@ class PoolInfos(Mapping[int, dict[str, Any]]):
 class Restarts:
     """Seeds of environments that are made anew, and how many were."""
 
-    def __init__(self, id: str, num_envs: int, seed: int):
-        self.id, self.num_envs, self.count = id, num_envs, 0
+    def __init__(self, id: str, num_envs: int, seed: int, options: Mapping[str, Any] | None = None):
+        self.id, self.num_envs, self.count, self._options = id, num_envs, 0, dict(options or {})
         self._seed, self._tries, self._used = seed, [0] * num_envs, set[int]()
 
     def next_seed(self, i: int) -> int:
@@ -91,41 +94,107 @@ class Restarts:
         if self.count & (self.count - 1) == 0:
             _log.warning("%s failed and was made anew, %d so far:\n%s", self.name(i), self.count, cause)
 
-    def exhausted(self, i: int) -> str:
-        return f"{self.name(i)} failed {ATTEMPTS + 1} times in a row, also when it was made anew"
+    # ------------------------------------------------------------ what a run ends with
+
+    def breach(self, i: int, lines: Sequence[str]) -> InputError:
+        """The environment does not keep to its interface: a line for each fault."""
+        return InputError(*(f"{self._before(i, text)} {text}" for text in lines))
+
+    def _before(self, i: int, text: str) -> str:
+        # of a key of the config, the text begins with that
+        return self.name(i) if text.startswith("env.") else f"env.id {self.id}: environment {i}:"
+
+    def not_made(self, fault: tuple[str, str] | None, said: tuple[str, str, str]) -> InputError:
+        """The first environments cannot be made; `fault` as `step_faults.of_making` says, `said` as in `failure`."""
+        what, text = fault or ("id", said[0])
+        if what == "options":
+            return InputError(f"env.options: {self.id} cannot be made with options {self._options}: {text}")
+        given = f" with options {self._options}" if self._options else ""
+        found = InputError(f"env.id {self.id}: it cannot be made{given}: {text}")
+        found.details = said[2]
+        return found
+
+    def failure(self, i: int, said: tuple[str, str, str], where: str = "") -> EnvironmentFailed:
+        """The environment raised. `said`: the user's line, the user's frames, the traceback."""
+        line, frames, details = said
+        mend = "env_runners.restart_failed_sub_environments=true makes one that fails anew"
+        found = EnvironmentFailed(f"{line}{frames}\n{self.name(i)} failed{where}; {mend}")
+        found.details = details
+        return found
+
+    def ended(self, i: int, cause: str) -> EnvironmentFailed:
+        """The process of the environment is gone."""
+        return EnvironmentFailed(f"{self.name(i)} failed: {cause}")
+
+    def exhausted(self, i: int, cause: str, details: str = "") -> EnvironmentFailed:
+        found = EnvironmentFailed(
+            f"{self.name(i)} failed {ATTEMPTS + 1} times in a row, also when it was made anew: {cause}"
+        )
+        found.details = details
+        return found
 
 
 class Vector:
     """B environments, one after the other; rows as `jrl.types.StepResult` says, actions and observations unconverted.
 
-    `first` is the first of them, whose spaces all must have; `make(i)` makes the others, and those that take the place
-    of one that failed.
+    Args:
+      make: makes environment i, at first and in the place of one that failed; all must have the spaces of the first.
+      id, options: for errors.
+      num_envs, seed: environment i is seeded with seed + i at the first reset.
+      restart_failed: an environment that raises is made anew.
+      check_steps: how many of the first steps of each are looked at: see `step_faults`.
+    Raises:
+      InputError: an environment cannot be made, or does not keep to its interface; here and in all methods.
+      EnvironmentFailed: one raised, in all methods; with restart_failed, one that fails again and again.
     """
 
     def __init__(
-        self, make: Callable[[int], Any], first: Any, *, id: str, num_envs: int, seed: int, restart_failed: bool
+        self,
+        make: Callable[[int], Any],
+        *,
+        id: str,
+        options: Mapping[str, Any],
+        num_envs: int,
+        seed: int,
+        restart_failed: bool,
+        check_steps: int = FIRST_STEPS,
     ):
-        self.observation_space, self.action_space = first.observation_space, first.action_space
-        self.max_episode_steps = getattr(first.spec, "max_episode_steps", None)
-        self.metadata, self.restarts = first.metadata, Restarts(id, num_envs, seed)
+        self.restarts = Restarts(id, num_envs, seed, options)
         self._make, self._restart_failed, self._num_envs = make, restart_failed, num_envs
+        self._check_steps = check_steps
         self._seed: int | None = seed
         self._ended = [False] * num_envs
-        self._spaces = self.observation_space, self.action_space  # of those that are made
         self._mask: tuple[str, tuple[int, ...], bool] | None = None
         self._begun: Any = None  # the result of a first reset of the first, which nobody has seen yet
-        self.block, self.infos = Block(*self._spaces, num_envs), Infos(num_envs)
-        self._told: list[Any] = [None] * num_envs
+        self._envs: list[Any] = []
+        try:
+            first = make(0)
+        except BaseException as error:
+            if not own(error):
+                raise
+            raise self.restarts.not_made(of_making(error), _said(error)) from error
         self._envs = [first, *[None] * (num_envs - 1)]
         try:
+            spaces.observations(first.observation_space), spaces.actions(first.action_space)
+            self.observation_space, self.action_space = first.observation_space, first.action_space
+            self.max_episode_steps = getattr(first.spec, "max_episode_steps", None)
+            self.metadata = first.metadata
+            self._spaces = self.observation_space, self.action_space  # of those that are made
+            self._allocate()
+            self.infos, self._told = Infos(num_envs), [None] * num_envs
             for i in range(1, num_envs):
                 try:
                     self._envs[i] = self._made(i)
-                except Exception as error:
+                except BaseException as error:
+                    if not self._restart_failed and own(error):
+                        raise self.restarts.not_made(of_making(error), _said(error)) from error
                     self._made_anew(i, error)
         except BaseException:
             self.close()
             raise
+
+    def _allocate(self) -> None:
+        self.block = Block(self.observation_space, self.action_space, self._num_envs, check_steps=self._check_steps)
 
     def look(self) -> dict[str, tuple[int, ...]] | None:
         """Shapes of what the first environment says at its first reset, by name; None where that fails.
@@ -135,21 +204,23 @@ class Vector:
         try:
             begun = self._envs[0].reset(seed=self._seed)
             found = shapes(begun[1])
-        except Exception as error:  # of which `reset` will tell
+        except BaseException as error:  # of which `reset` will tell
+            if not own(error):
+                raise
             _log.debug("%s cannot be reset: %s", self.restarts.name(0), error)
             return None
         self._begun = begun
         return found
 
     def mask(self, name: str, shape: tuple[int, ...], *, limited: bool) -> None:
-        """Observations have the mask that infos bring; see `worker_process.masked`. Before the first reset."""
+        """Observations have the mask that infos bring; see `masked.put_around`. Before the first reset."""
         self._mask = (name, shape, limited)
-        first, around = masked(self._envs[0], self._mask)
-        self._envs = [first, *(masked(env, self._mask)[0] for env in self._envs[1:])]
+        first, around = put_around(self._envs[0], self._mask)
+        self._envs = [first, *(put_around(env, self._mask)[0] for env in self._envs[1:])]
         if self._begun is not None:
             self._begun = around.joined(*self._begun), self._begun[1]
         self.observation_space = first.observation_space
-        self.block = Block(self.observation_space, self.action_space, self._num_envs)
+        self._allocate()
 
     def reset(self) -> None:
         """New episodes; the first call seeds the environments, i with seed + i."""
@@ -158,11 +229,11 @@ class Vector:
         for i, env in enumerate(self._envs):
             try:
                 if i == 0 and begun is not None:
-                    obs, self._told[i] = begun
+                    result = begun
                 else:
-                    obs, self._told[i] = env.reset() if self._seed is None else env.reset(seed=self._seed + i)
-                self.block.put(i, obs, 0.0, False, False)
-            except Exception as error:
+                    result = env.reset() if self._seed is None else seeded(env, self._seed + i)
+                self._told[i] = self.block.take(i, result, reset=True)
+            except BaseException as error:
                 self._made_anew(i, error)
         self._tell()
         self._seed, self._ended = None, [False] * self._num_envs
@@ -176,12 +247,10 @@ class Vector:
         for i, env in enumerate(self._envs):
             try:
                 if ended[i]:
-                    obs, told[i] = env.reset()
-                    block.put(i, obs, 0.0, False, False)
+                    told[i] = block.take(i, env.reset(), reset=True)
                 else:
-                    obs, reward, terminated, truncated, told[i] = env.step(action[i])
-                    block.put(i, obs, reward, terminated, truncated)
-            except Exception as error:
+                    told[i] = block.take(i, env.step(action[i]))
+            except BaseException as error:
                 self._made_anew(i, error)
                 failed[i] = not ended[i]
         self._ended = (block.terminated | block.truncated).tolist()
@@ -190,35 +259,42 @@ class Vector:
 
     def _tell(self) -> None:
         if self.infos.wanted:  # copies: an environment may go on writing to its dict
-            self.infos.latest = [dict(info) for info in self._told]
+            self.infos.latest = [dict(info) for info in self._told]  # type: ignore[call-overload]
 
     def _made(self, i: int) -> Any:
         env = self._make(i)
         if (env.observation_space, env.action_space) != self._spaces:
             env.close()
             raise ValueError(f"spaces {env.observation_space}, {env.action_space} unlike those of the others")
-        return env if self._mask is None else masked(env, self._mask)[0]
+        return env if self._mask is None else put_around(env, self._mask)[0]
 
-    def _made_anew(self, i: int, error: Exception) -> None:
-        if isinstance(error, MaskError):
-            raise InputError(f"{self.restarts.name(i)} {error}") from error
+    def _made_anew(self, i: int, error: BaseException) -> None:
+        """Makes environment i again, which raised; or raises what the run ends with."""
+        self._own(i, error)
         if not self._restart_failed:
-            error.add_note(f"in {self.restarts.name(i)}")
-            raise error
+            raise self.restarts.failure(i, _said(error)) from error
         first = error
         for _ in range(ATTEMPTS):
             _close(self._envs[i])
             self._envs[i] = None
             try:
                 self._envs[i] = self._made(i)
-                obs, self._told[i] = self._envs[i].reset(seed=self.restarts.next_seed(i))
-                self.block.put(i, obs, 0.0, False, False)
-            except Exception as another:
+                result = seeded(self._envs[i], self.restarts.next_seed(i))
+                self._told[i] = self.block.take(i, result, reset=True)
+            except BaseException as another:
+                self._own(i, another)
                 error = another
             else:
                 self.restarts.done(i, "".join(traceback.format_exception(first)))
                 return
-        raise RuntimeError(self.restarts.exhausted(i)) from error
+        raise self.restarts.exhausted(i, line(error), _said(error)[2]) from error
+
+    def _own(self, i: int, error: BaseException) -> None:
+        """Raises what no restart mends: a Ctrl-C as it is, and a breach of the interface."""
+        if not own(error):
+            raise error
+        if isinstance(error, Breach):
+            raise self.restarts.breach(i, error.args) from error
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
         self._begun = None  # what `fn` does to the environments may show in the reset
@@ -233,9 +309,15 @@ class Vector:
         self._envs = []
 
 
+def _said(error: BaseException) -> tuple[str, str, str]:
+    return line(error), stack(error), "".join(traceback.format_exception(error))
+
+
 def _close(env: Any) -> None:
     try:
         if env is not None:
             env.close()
-    except Exception as e:  # it is not needed any more
+    except BaseException as e:  # it is not needed any more
+        if not own(e):
+            raise
         _log.debug("%s cannot be closed: %s", env, e)

@@ -8,7 +8,7 @@ thread, so that a fork is safe. It ends with the process that started it, and ta
 import contextlib
 import ctypes
 import faulthandler
-import math
+import importlib.util
 import mmap
 import os
 import pickle
@@ -19,11 +19,28 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+
+def _beside(name: str) -> Any:
+    """The module of a file beside this one, which imports neither jrl nor jax."""
+    spec: Any = importlib.util.spec_from_file_location(
+        f"jrl.envs.{name}", os.path.join(os.path.dirname(__file__), f"{name}.py")
+    )
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if TYPE_CHECKING or __name__ != "__main__":
+    from jrl.envs import masked, step_faults
+else:
+    step_faults, masked = _beside("step_faults"), _beside("masked")
+
+kind = step_faults.kind
 # what a worker is asked; all from SEED on bring a pickled argument. In capitals: and to tell its info
 STEP, RESET, MAKE, SEED, LOOK, MASK, CALL = b"s", b"r", b"m", b"i", b"l", b"k", b"c"
 # what it answers; VALUE, ERROR and INFO, which is DONE with an info, bring a pickled one
@@ -35,14 +52,6 @@ _GRACE_S = 2.0  # for workers to close their environments
 
 
 # ---------------------------------------------------------------- spaces of Gymnasium's and their elements
-
-_KINDS = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple")
-
-
-def kind(space: Any) -> str:
-    """The name of the class of a space, or of the first known one that it extends."""
-    names = [cls.__name__ for cls in type(space).__mro__]
-    return next((name for name in names if name in _KINDS), names[0])
 
 
 def leaves(space: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Any]]:
@@ -80,9 +89,15 @@ class Block:
 
     Observations and actions are arrays [B, *] in the environment's own dtype, one for each leaf of its space, `reward`
     [B] f64, `terminated` and `truncated` [B] bool.
+
+    Args:
+      observation, action: spaces of Gymnasium's.
+      num_envs: B.
+      buffer: gives so many bytes of memory; None: memory of its own.
+      check_steps: how many of the first steps of each environment are looked at before they are taken.
     """
 
-    def __init__(self, observation: Any, action: Any, num_envs: int, buffer: Any = None):
+    def __init__(self, observation: Any, action: Any, num_envs: int, buffer: Any = None, *, check_steps: int = 0):
         seen, taken = leaves(observation), leaves(action)
         fields = [(space.shape, space.dtype) for _, space in (*seen, *taken)]
         fields += [((), np.dtype(dtype)) for dtype in (np.float64, bool, bool)]
@@ -99,22 +114,47 @@ class Block:
         self._taken = list(zip([path for path, _ in taken], arrays[len(seen) :]))
         self._plain = arrays[0] if len(seen) == 1 and not seen[0][0] else None
         self._actions = element(action, iter(arrays[len(seen) :]))
+        self._unseen = [check_steps] * num_envs  # steps of each that are still to be looked at
+        self._check_steps = check_steps
 
-    def put(self, i: int, obs: Any, reward: Any, terminated: Any, truncated: Any) -> None:
-        """A step of environment i. Raises ValueError for an observation of another shape than its space."""
-        if self._plain is not None:
-            value = np.asarray(obs)
-            if value.shape != self._shape:  # numpy would repeat a smaller one
-                raise ValueError(f"observation of shape {value.shape}, but the space has {self._shape}")
-            self._plain[i] = value
-        else:
-            for path, array in self._seen:
-                value = np.asarray(_at(obs, path))
-                if value.shape != array.shape[1:]:
-                    where = "".join(f"[{key!r}]" for key in path)
-                    raise ValueError(f"observation{where} of shape {value.shape}, but its space has {array.shape[1:]}")
-                array[i] = value
-        self.reward[i], self.terminated[i], self.truncated[i] = reward, terminated, truncated
+    def take(self, i: int, result: Any, *, reset: bool = False) -> Any:
+        """Keeps what a step or a reset of environment i returned; its info.
+
+        Raises:
+          Breach: it is not what Gymnasium's interface says, in one of the first steps.
+          ValueError: it cannot be kept.
+        """
+        if self._unseen[i] > 0:
+            self._look(i, result, reset)
+        try:
+            if reset:
+                (obs, info), reward, terminated, truncated = result, 0.0, False, False
+            else:
+                obs, reward, terminated, truncated, info = result
+            if self._plain is not None:
+                value = np.asarray(obs)
+                if value.shape != self._shape:  # numpy would repeat a smaller one
+                    raise ValueError(f"observation of shape {value.shape}, but the space has {self._shape}")
+                self._plain[i] = value
+            else:
+                for path, array in self._seen:
+                    value = np.asarray(_at(obs, path))
+                    if value.shape != array.shape[1:]:
+                        raise ValueError(f"observation of shape {value.shape}, but its space has {array.shape[1:]}")
+                    array[i] = value
+            self.reward[i], self.terminated[i], self.truncated[i] = reward, terminated, truncated
+        except Exception:
+            lines = step_faults.refused(self._observation, result, reset=reset)
+            if not lines:
+                raise
+            raise ValueError("; ".join(lines)) from None
+        return info
+
+    def _look(self, i: int, result: Any, reset: bool) -> None:
+        self._unseen[i] -= not reset
+        where = step_faults.place_in_time(self._check_steps - self._unseen[i], reset=reset)
+        if lines := step_faults.refused(self._observation, result, reset=reset, where=where):
+            raise step_faults.Breach(*lines)
 
     def observations(self, rows: Any = None) -> Any:
         """A copy: arrays [n, *] as an element has them, of all environments or those of `rows` [n]."""
@@ -137,97 +177,6 @@ def _copied(action: Any) -> Any:
     if isinstance(action, dict):
         return {key: _copied(part) for key, part in action.items()}
     return tuple(map(_copied, action)) if isinstance(action, tuple) else action.copy()
-
-
-# ---------------------------------------------------------------- masks
-
-
-class MaskError(ValueError):
-    """An environment's infos lack the action mask, or have one of another size. Restarting it would not help."""
-
-
-def shapes(info: Any) -> dict[str, tuple[int, ...]]:
-    """Of the entries of an info that are numbers, or dicts and tuples of them; those are one after the other."""
-    found = {}
-    for name, value in info.items():
-        with contextlib.suppress(Exception):
-            array = _array(value)
-            if array.dtype.kind in "biuf":
-                found[str(name)] = array.shape
-    return found
-
-
-def _array(value: Any) -> np.ndarray:
-    """Parts of a dict are in the order of their names."""
-    if isinstance(value, Mapping):
-        return np.concatenate([_array(value[name]).reshape(-1) for name in sorted(value)])
-    if isinstance(value, tuple):
-        return np.concatenate([_array(part).reshape(-1) for part in value])
-    return np.asarray(value)
-
-
-class Masked:
-    """One Gymnasium environment with the action mask of its infos in its observations; all else is its own.
-
-    Args:
-      env: the environment.
-      name: of the entry in its infos.
-      shape: of the mask.
-    """
-
-    def __init__(self, env: Any, name: str, shape: tuple[int, ...]):
-        from gymnasium import spaces
-
-        self.env, self._name, self._shape = env, name, tuple(shape)
-        yes_or_no: Any = np.bool_
-        seen, mask = env.observation_space, spaces.Box(0, 1, self._shape, yes_or_no)
-        self._named = kind(seen) == "Dict"
-        named = {**seen.spaces, "action_mask": mask} if self._named else {"obs": seen, "action_mask": mask}
-        self.observation_space = spaces.Dict(list(named.items()))  # a list keeps its order
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "env" or name.startswith("__"):  # of one that is only half there
-            raise AttributeError(name)
-        return getattr(self.env, name)
-
-    def reset(self, **how: Any) -> tuple[Any, dict[str, Any]]:
-        obs, info = self.env.reset(**how)
-        return self.joined(obs, info), info
-
-    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        return self.joined(obs, info), reward, terminated, truncated, info
-
-    def joined(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:
-        """Raises MaskError: there is no mask, or one of another size."""
-        if self._name not in info:
-            raise MaskError(
-                f"env.action_mask_info {self._name}: the infos of a step or reset have no such entry: they have "
-                f"{', '.join(map(str, info)) or 'nothing'}: put it into all of them, the last of an episode too"
-            )
-        mask = _array(info[self._name])
-        if mask.size != math.prod(self._shape):
-            raise MaskError(
-                f"env.action_mask_info {self._name}: the infos have {mask.size} entries, but the first had "
-                f"{math.prod(self._shape)}: give one for each choice of the action space"
-            )
-        mask = (mask != 0).reshape(self._shape)
-        return {**obs, "action_mask": mask} if self._named else {"obs": obs, "action_mask": mask}
-
-
-def masked(env: Any, mask: Any) -> tuple[Any, Any]:
-    """(what is stepped, its `Masked`).
-
-    Args:
-      env: the environment.
-      mask: name, shape, and whether `env` is in `jrl.envs.limits.Limited`, which repeats observations without an info.
-    """
-    name, shape, limited = mask
-    if limited:
-        env.env = Masked(env.env, name, shape)
-        return env, env.env
-    env = Masked(env, name, shape)
-    return env, env
 
 
 # ---------------------------------------------------------------- messages
@@ -271,21 +220,17 @@ class _Worker:
     def answer(self, kind: bytes, argument: bytes) -> Any:
         """Does what it is asked, and returns what goes back."""
         if kind == STEP:
-            obs, reward, terminated, truncated, info = self._env.step(self._block.action(self._index))
-            self._block.put(self._index, obs, reward, terminated, truncated)
-            return info
+            return self._block.take(self._index, self._env.step(self._block.action(self._index)))
         if kind == RESET:
-            obs, info = self._env.reset()
-            self._block.put(self._index, obs, 0.0, False, False)
-            return info
+            return self._block.take(self._index, self._env.reset(), reset=True)
         if kind == SEED:
             return self._seeded(*pickle.loads(argument))
         if kind == LOOK:
             seed = pickle.loads(argument)
-            self._begun = (seed, self._env.reset(seed=seed))
-            return shapes(self._begun[1][1])
+            self._begun = (seed, step_faults.seeded(self._env, seed))
+            return masked.shapes(self._begun[1][1])
         if kind == MASK:
-            self._env, self._around = masked(self._env, pickle.loads(argument))
+            self._env, self._around = masked.put_around(self._env, pickle.loads(argument))
         if kind == MAKE:
             self.close()
             self._make = self._make or pickle.loads(self._setup["make"])
@@ -301,17 +246,18 @@ class _Worker:
         """The first reset of an environment that was just made; its info."""
         begun, self._begun = self._begun, None
         if mask is not None and self._around is None:
-            self._env, self._around = masked(self._env, mask)
+            self._env, self._around = masked.put_around(self._env, mask)
         if self._block is None:
-            spaces = self._env.observation_space, self._env.action_space
-            self._block = Block(*spaces, self._setup["num_envs"], lambda size: mmap.mmap(self._memory, size))
+            spaces, setup = (self._env.observation_space, self._env.action_space), self._setup
+            buffer = lambda size: mmap.mmap(self._memory, size)
+            self._block = Block(*spaces, setup["num_envs"], buffer, check_steps=setup["check_steps"])
         if begun is not None and begun[0] == seed:
-            obs, info = begun[1]
-            obs = obs if self._around is None else self._around.joined(obs, info)
+            result = begun[1]
+            if self._around is not None:
+                result = self._around.joined(*result), result[1]
         else:
-            obs, info = self._env.reset(seed=seed)
-        self._block.put(self._index, obs, 0.0, False, False)
-        return info
+            result = step_faults.seeded(self._env, seed)
+        return self._block.take(self._index, result, reset=True)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # it may have failed already
@@ -331,12 +277,9 @@ def _work(source: socket.socket, worker: _Worker) -> None:
             else:
                 answer = DONE if asked == kind else message(INFO, _sendable(value))
         except BaseException as e:  # SystemExit, too: an environment has no say in when its process ends
-            import gymnasium
-
-            # of the user's making, rather than a fault
-            wrong = kind == MAKE and isinstance(e, TypeError | ImportError | gymnasium.error.Error)
-            wrong, said = (True, str(e)) if isinstance(e, MaskError) else (wrong, f"{type(e).__name__}: {e}")
-            answer = message(ERROR, (wrong, said, traceback.format_exc()))
+            breach = e.args if isinstance(e, step_faults.Breach) else ()
+            said = step_faults.line(e), step_faults.stack(e), traceback.format_exc()
+            answer = message(ERROR, (breach, step_faults.of_making(e) if kind == MAKE else None, said))
         source.sendall(answer)
 
 

@@ -16,14 +16,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from jrl.envs import masked
 from jrl.envs import worker_process as process
+from jrl.envs.step_faults import FIRST_STEPS
 from jrl.envs.vector import ATTEMPTS, Infos, Restarts
-from jrl.errors import InputError
+from jrl.errors import EnvironmentFailed
 
 _NEVER_S = 1e6
 _MAKE_S = 60.0  # at least, to make an environment where steps have a time limit
@@ -101,46 +103,48 @@ class Workers:
 
     Args:
       make: pickled, what makes environment i when called with i.
-      described: how the errors of making one begin.
-      id, num_envs, seed: environment i is seeded with seed + i at the first reset.
+      id, options: for errors.
+      num_envs, seed: environment i is seeded with seed + i at the first reset.
       restart_failed: an environment that raises, whose process ends, or that exceeds the time limit is made anew, by
         the same process if that can go on.
       step_timeout_s: the time limit of a step and of a reset, in seconds; None: none.
+      check_steps: how many of the first steps of each are looked at: see `step_faults`.
     Raises:
-      InputError: an environment cannot be made with these options.
-      RuntimeError: one failed, here and in all methods; with restart_failed, one that fails again and again.
+      InputError: an environment cannot be made, or does not keep to its interface; here and in all methods.
+      EnvironmentFailed: one failed, here and in all methods; with restart_failed, one that fails again and again.
     """
 
     def __init__(
         self,
         make: bytes,
         *,
-        described: str,
         id: str,
+        options: Mapping[str, Any],
         num_envs: int,
         seed: int,
         restart_failed: bool = False,
         step_timeout_s: float | None = None,
+        check_steps: int = FIRST_STEPS,
     ):
-        self.restarts = Restarts(id, num_envs, seed)
+        self.restarts = Restarts(id, num_envs, seed, options)
         self.ready: set[int] = set()  # environments whose results have come
         self.busy: set[int] = set()  # those under way
         self.failed = np.zeros(num_envs, bool)  # of those that are ready: they failed in the middle of an episode
         self.block: process.Block
         self.infos = Infos(num_envs)
         self._told: list[Any] = [None] * num_envs
-        self._described, self._restart_failed, self._limit = described, restart_failed, step_timeout_s
+        self._restart_failed, self._limit = restart_failed, step_timeout_s
         self._seed: int | None = seed
         self.observation_space: Any = None
         self.action_space: Any = None
         self.max_episode_steps: int | None = None
         self._spaces: Any = None  # of those that are made
-        self._mask: Any = None  # see `worker_process.masked`
+        self._mask: Any = None  # see `masked.put_around`
         self._poller = select.poll()
         self._owner: dict[int, int] = {}  # file descriptor -> environment
         self._workers = [_Worker() for _ in range(num_envs)]
         self._memory = _anonymous_file()
-        self._nursery = Nursery({"path": sys.path, "num_envs": num_envs, "make": make})
+        self._nursery = Nursery({"path": sys.path, "num_envs": num_envs, "make": make, "check_steps": check_steps})
         self._closed = False
         try:
             for i in range(num_envs):
@@ -168,9 +172,9 @@ class Workers:
         return self._workers[0].answer
 
     def mask(self, name: str, shape: tuple[int, ...], *, limited: bool) -> None:
-        """Observations have the mask that infos bring; see `worker_process.masked`. Before the first reset."""
+        """Observations have the mask that infos bring; see `masked.put_around`. Before the first reset."""
         self._mask = (name, shape, limited)
-        self.observation_space = process.Masked(_Seen(self.observation_space), name, shape).observation_space
+        self.observation_space = masked.Masked(_Seen(self.observation_space), name, shape).observation_space
         for i in range(len(self._workers)):
             self._ask(i, process.MASK, self._mask)
         self.wait()
@@ -294,7 +298,9 @@ class Workers:
                 if self._workers[i].asked == process.LOOK:
                     self._blind(i)
                     continue
-                self._fail(i, f"no answer in time (env_step_timeout_s {self._limit:g}): its process was ended by {how}")
+                self._ended(
+                    i, f"no answer in time (env_step_timeout_s {self._limit:g}): its process was ended by {how}"
+                )
 
     def _answered(self, i: int) -> None:
         worker = self._workers[i]
@@ -310,23 +316,25 @@ class Workers:
             self._told[i] = value
             return self._done(i)
         if worker.asked == process.CALL:
-            worker.answer = (kind == process.VALUE, value if kind == process.VALUE else value[2])
+            worker.answer = (kind == process.VALUE, value if kind == process.VALUE else value[2][2])
             return self._settled(i)
         if worker.asked == process.LOOK:
             worker.answer = value if kind == process.VALUE else None
             return self._settled(i)
         if kind == process.ERROR:
-            wrong, summary, traceback = value
-            if wrong and worker.asked != process.MAKE:
-                raise InputError(f"{self.restarts.name(i)} {summary}")
-            if wrong and self._spaces is None:
-                raise InputError(f"{self._described}: {summary}")
-            return self._fail(i, f"in its worker process {worker.pid}:\n{traceback}")
+            breach, fault, said = value
+            if breach:
+                raise self.restarts.breach(i, breach)
+            first = worker.asked == process.MAKE and self._seed is not None
+            if first and (fault or not self._restart_failed):
+                raise self.restarts.not_made(fault, said)
+            where = f" in its worker process {worker.pid}"
+            return self._fail(i, said[2], self.restarts.failure(i, said, where), said[0])
         if self._spaces is None:
             self.observation_space, self.action_space, self.max_episode_steps = value
             self._spaces = value[:2]
         if value[:2] != self._spaces:
-            return self._fail(i, f"its spaces {value[:2]} are unlike the others' {self._spaces}")
+            return self._ended(i, f"its spaces {value[:2]} are unlike the others' {self._spaces}")
         if self._seed is None:  # it has been reset before
             return self._ask(i, process.SEED, (self.restarts.next_seed(i), self._mask))
         return self._done(i)
@@ -365,7 +373,7 @@ class Workers:
         elif worker.asked == process.LOOK:
             self._blind(i)
         elif worker.asked:
-            self._fail(i, cause)
+            self._ended(i, cause)
         # else it is noticed by the next step
 
     def _bury(self, i: int) -> str:
@@ -379,22 +387,32 @@ class Workers:
         worker.link, worker.how = None, self._nursery.kill(worker.pid)
         return worker.how
 
-    def _fail(self, i: int, cause: str) -> None:
+    def _ended(self, i: int, cause: str) -> None:
+        self._fail(i, cause, self.restarts.ended(i, cause), cause)
+
+    def _fail(self, i: int, cause: str, error: EnvironmentFailed, line: str) -> None:
+        """Makes environment i anew, or raises.
+
+        Args:
+          cause: for the log.
+          error: what a run without restarts ends with.
+          line: the cause in one.
+        """
         worker = self._workers[i]
         if not self._restart_failed:
-            raise RuntimeError(f"{self.restarts.name(i)} failed: {cause}")
+            raise error
         worker.failures += 1
         if worker.failures == 1:
             worker.cause = cause
         if worker.failures > ATTEMPTS:
-            raise RuntimeError(f"{self.restarts.exhausted(i)}: {cause}")
+            raise self.restarts.exhausted(i, line, error.details)
         if worker.link is None:
             self._start(i)
         self._ask(i, process.MAKE)
 
 
 class _Seen:
-    """What `worker_process.Masked` reads of an environment that lives elsewhere."""
+    """What `masked.Masked` reads of an environment that lives elsewhere."""
 
     def __init__(self, observation_space: Any):
         self.observation_space = observation_space

@@ -240,7 +240,7 @@ PROBLEMS = {
     Shared: "the same seed and actions gave another stream, from the first reset on: draw from self.np_random",
     Raising: "environment 0 raises in step 50: ZeroDivisionError: no wind (test_checker.py:",
     RaisingReset: "environment 0 raises in the reset after step 10: KeyError: 'level 2' (test_checker.py:",
-    Unmade: "cannot be made: FileNotFoundError: maze.txt (test_checker.py:",
+    Unmade: "test_checker.py:185: FileNotFoundError: maze.txt",
     Unsupported: "observation space Text(1, 5",
 }
 NOTES = {
@@ -328,7 +328,7 @@ def test_what_is_no_environment_is_refused(env, numbers):
 
 
 def test_options_reach_the_environment():
-    assert "options {'nothing': 1}" in check_env(Sound, options={"nothing": 1}).problems[0]
+    assert "env.options.nothing: test_checker:Sound has no" in check_env(Sound, options={"nothing": 1}).problems[0]
 
 
 def test_the_name_is_callable_beside_the_command_of_that_name():

@@ -132,7 +132,7 @@ ERRORS = [
     (f"{HERE}:small", "gymnasium", {}, ["the gymnasium backend does not have it", "env.backend graph"]),
     (f"{HERE}:unannotated", "auto", {}, ["unannotated gave a Definition", "set env.backend graph"]),
     (f"{HERE}:fails", "auto", {"a": 1}, ["cannot be made with options {'a': 1}", "a wrong word"]),
-    (f"{HERE}:with_context", "graph", {}, ["with_context", "missing 1 required"]),
+    (f"{HERE}:with_context", "graph", {}, ["env.options.context: ", "with_context needs it"]),
     (f"{HERE}:small", "auto", {"x": 1}, ["env.options.x", "no such option", "max_episode_steps"]),
     ("my-levl", "auto", {}, ["no backend has it", "did you mean my-level"]),
     ("local:gone", "auto", {}, ["env.id", "another process", "package.module:name"]),

@@ -159,7 +159,7 @@ def test_options_that_only_the_constructor_knows():
     """Gymnasium's options are the constructor's own: known only when it is called."""
     for id, settings in itertools.product(("CartPole-v1", "env_helpers:Countdown"), ({}, remote)):
         (error,) = make_error(id, backend="gymnasium", options={"strat": 2}, **settings)
-        assert id in error and "strat" in error and "cannot be made" in error
+        assert error.startswith("env.options") and id in error and "strat" in error
 
 
 @pytest.mark.parametrize(

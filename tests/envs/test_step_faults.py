@@ -1,0 +1,164 @@
+"""Environments that break Gymnasium's interface, or try to end the run: one clear error, in the words of check_env."""
+
+import signal
+
+import numpy as np
+import pytest
+
+from jrl import envs, faults
+from jrl.envs import step_faults
+from jrl.envs.checker import check_env
+from jrl.errors import EnvironmentFailed, InputError
+
+ID = "faulty_envs:Breaching"
+HERE_AND_THERE = pytest.mark.parametrize("remote", [False, True], ids=["here", "worker"])
+BREACHES = {
+    "reward": "step 3: reward None is no number: return a float",
+    "array": "step 3: reward of shape (1,): return one number",
+    "four": "step 3 returned 4 values: return (observation, reward, terminated, truncated, info)",
+    "flag": "step 3: terminated is 0, a int: return bool(terminated)",
+    "info": "step 3: info is None, a NoneType: return a dict",
+    "Discrete": "step 3: observation is 3, outside [0, 2]: widen the space, or clip it",
+    "dtype": "step 3: observation of float32, but the space has uint8, which cuts fractions off",
+    "shape": "step 3: observation of shape (3,), but the space has (2,)",
+    "no info": "the first reset returned no pair: return (observation, info)",
+}
+
+
+def made(id=ID, what=None, remote=False, num_envs=1, **settings):
+    options = {} if what is None else {"what": what}
+    options |= settings.pop("options", {})
+    return envs.make(id, num_envs=num_envs, options=options, remote_worker_envs=remote, **settings)
+
+
+def stepped(env, steps=40):
+    try:
+        env.reset()
+        for _ in range(steps):
+            env.step(np.zeros(env.spec.num_envs, np.int32))
+    finally:
+        env.close()
+
+
+@HERE_AND_THERE
+def test_a_breach_has_the_words_of_check_env(remote):
+    for what, words in BREACHES.items():
+        if remote and what not in ("four", "Discrete", "no info"):
+            continue  # a process each
+        with pytest.raises(InputError) as e:
+            stepped(made(what=what, remote=remote, restart_failed=what == "four"))
+        assert str(e.value).startswith(f"env.id {ID}: environment 0: {words}")
+        if not remote:
+            (line,) = check_env(ID, options={"what": what}, num_envs=1, steps=5).problems
+            assert str(e.value).endswith(line)
+
+
+@HERE_AND_THERE
+def test_a_breach_below_a_horizon_is_the_same(remote):
+    with pytest.raises(InputError, match="step 3 returned 4 values"):
+        stepped(made(what="four", remote=remote, horizon=10))
+
+
+@HERE_AND_THERE
+def test_a_reset_without_seed(remote):
+    with pytest.raises(InputError, match=r"env.id faulty_envs:Unseeded: environment 0: reset takes no seed: declare"):
+        stepped(made("faulty_envs:Unseeded", remote=remote))
+
+
+@HERE_AND_THERE
+def test_a_breach_in_later_steps_is_a_failure_in_the_same_words(remote):
+    late = {"at": step_faults.FIRST_STEPS + 3}
+    with pytest.raises(EnvironmentFailed, match=r"^ValueError: a step returned 4 values: return \(observation, reward"):
+        stepped(made(what="four", remote=remote, options=late))
+    env = made(what="four", remote=remote, options=late, restart_failed=True)
+    stepped(env)
+    assert env.num_restarts == 1
+
+
+def test_only_the_first_steps_are_looked_at(monkeypatch):
+    """And floats a little out of their bounds, or not finite, are no reason to end a run."""
+    looked, real = [], step_faults.refused
+    monkeypatch.setattr(step_faults, "refused", lambda *a, **k: looked.append(k["where"]) or real(*a, **k))
+    stepped(made(what="bounds"), steps=100)
+    assert looked[0] == "the first reset" and looked[-1] == f"step {step_faults.FIRST_STEPS}"
+    assert len(looked) == 1 + step_faults.FIRST_STEPS + 1  # with the reset after the first episode
+    looked.clear()
+    stepped(made(what="bounds", check_steps=0))
+    assert looked == []
+
+
+@pytest.mark.parametrize(
+    ("what", "remote"),
+    [("SystemExit", False), ("KeyboardInterrupt", False), ("Panic", False), ("SystemExit", True)],
+)
+def test_an_environment_has_no_say_in_when_the_run_ends(what, remote):
+    words = rf"^\S*faulty_envs.py:\d+: {what}"
+    for at in ("reset", 5):
+        with pytest.raises(
+            EnvironmentFailed, match=words + r"(?s:.*)environment 0 of 1, faulty_envs:Breaching, failed"
+        ):
+            stepped(made(what=what, remote=remote, options={"at": at}))
+    with pytest.raises(InputError, match=rf"^env.id {ID}: it cannot be made with .*faulty_envs.py:\d+: {what}"):
+        made(what=what, remote=remote, options={"at": "constructor"})
+    env = made(what=what, remote=remote, options={"at": 5}, num_envs=2, restart_failed=True)
+    stepped(env)
+    assert env.num_restarts > 2
+
+
+def test_check_env_tells_of_an_environment_that_would_end_it():
+    for at, where in (
+        ("constructor", "it cannot be made"),
+        ("reset", "raises in the first reset"),
+        (5, "raises in step 5"),
+    ):
+        (line,) = check_env(ID, options={"what": "SystemExit", "at": at}, num_envs=1).problems
+        assert where in line and "SystemExit: bye" in line
+
+
+def test_ctrl_c_is_the_users():
+    """Python's own handler, one of the program's, and that of a run, which waits for the second."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def handler(number, frame):
+        raise KeyboardInterrupt
+
+    try:
+        for one in (signal.default_int_handler, handler):
+            signal.signal(signal.SIGINT, one)
+            with pytest.raises(KeyboardInterrupt):
+                stepped(made("faulty_envs:Interrupted"))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with faults.signals() as interrupted:
+        stepped(made("faulty_envs:Interrupted"))
+    assert interrupted.name == "SIGINT"
+
+
+@HERE_AND_THERE
+def test_a_type_error_of_the_constructors_body_is_none_of_its_options(remote):
+    with pytest.raises(InputError) as e:
+        made(what="TypeError", remote=remote)
+    assert "faulty_envs.py:" in str(e.value) and "TypeError: object of type 'int' has no len()" in str(e.value)
+    assert str(e.value).startswith(f"env.id {ID}: ")
+    with pytest.raises(InputError, match=rf"^env.options.whta: {ID} has no such option: did you mean what\?$"):
+        made(options={"whta": "TypeError"}, remote=remote)
+
+
+def test_arrays_without_elements_are_refused(tmp_path):
+    for remote in (False, True):
+        with pytest.raises(InputError, match=rf"env.id {ID}: observation has shape \(0,\), no elements: give it one"):
+            made(what="empty", remote=remote)
+    (line,) = check_env(ID, options={"what": "empty"}).problems
+    assert "observation has shape (0,), no elements" in line
+
+
+def test_a_module_that_fails_is_told_with_its_line(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, text, words in (
+        ("needs_other", "import no_such.part", r"needs_other.py:1: ModuleNotFoundError: .*pip install no_such$"),
+        ("has_typo", "\nx = 1 +", r"has_typo.py:2: SyntaxError: invalid syntax"),
+        ("ends", "import sys\nsys.exit('no licence')", r"ends.py:2: SystemExit: no licence"),
+    ):  # fmt: skip
+        (tmp_path / f"{name}.py").write_text(text)
+        with pytest.raises(InputError, match=rf"env.id {name}:Env: cannot import {name}: \S*{words}"):
+            made(f"{name}:Env")

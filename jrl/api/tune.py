@@ -23,7 +23,7 @@ from jrl.api import algorithm_class
 from jrl.api.algorithm import Algorithm
 from jrl.api.config import AlgorithmConfig
 from jrl.config import RunConfig as _RunConfig
-from jrl.errors import InputError
+from jrl.errors import InputError, cannot_import
 from jrl.rollout import ray_cluster
 from jrl.rollout.runner_health import RunnerOptions
 
@@ -34,7 +34,7 @@ def _ray_tune() -> Any:
     try:
         from ray import tune
     except ImportError as e:
-        raise InputError(f'jrl.api.tune: Ray Tune cannot be imported ({e}): pip install "ray[tune]"') from e
+        raise InputError(f"jrl.api.tune: {cannot_import('ray.tune', e, '"ray[tune]"')}") from e
     return tune
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from jrl.envs import spec as spaces
 from jrl.envs.graph import select, time_limit, under_contract
+from jrl.errors import cannot_import
 from jrl.spaces import map_leaves
 from jrl.types import Array, Box, Dict, Discrete, EnvSpec, GraphEnv, InputError, Key, PyTree, Space, Tuple
 
@@ -32,7 +33,7 @@ def _import(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as e:
         package = module.partition(".")[0]
-        raise InputError(f"env.id {package}:...: {package} cannot be imported ({e}): pip install {package}") from e
+        raise InputError(f"env.id {package}:...: {cannot_import(package, e)}") from e
 
 
 def make(id: str, num_envs: int, options: dict[str, Any]) -> GraphEnv:

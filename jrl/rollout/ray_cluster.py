@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,11 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl import runtime
+from jrl.errors import EnvironmentFailed, InputError, RunnersLost
 from jrl.metrics import episodes
 from jrl.rollout import compression
+from jrl.rollout.ray_health import Lifeline, in_words
 from jrl.rollout.runner_health import RunnerOptions, check_fits
-from jrl.types import InputError, Key, PyTree
+from jrl.types import Key, PyTree
 
+_LOOK = 5.0  # seconds between two looks at whether Ray lives
 _GOODBYE = 1.0  # seconds for idle runners to close their environments
 
 
@@ -84,9 +88,9 @@ def foreach_env(source, fn: Callable[[Any], Any]) -> list[Any]:
 class Failure(Exception):
     """A call to a runner had no result: the cause as text, and what its code raised, if that was it."""
 
-    def __init__(self, cause: str, raised: Exception | None = None):
+    def __init__(self, cause: str, raised: Exception | None = None, details: str = ""):
         super().__init__(cause)
-        self.raised = raised
+        self.raised, self.details = raised, details
 
 
 def answers(
@@ -123,10 +127,13 @@ class Cluster:
         self._ray, self._options, self._codec = ray, options, codec
         self._group: Any = None
         self._shared = False  # the group is that of this process, and stays
+        self._lost = False  # Ray itself is gone
+        self._life: Lifeline | None = None
         self._begun = not ray.is_initialized()
         if self._begun:
             self._connect(store)
         try:
+            self._life = Lifeline(ray, begun=self._begun)
             nodes = [node for node in ray.nodes() if node["Alive"]]
             check_fits(options, [node["Resources"] for node in nodes])
             here = len(nodes) == 1 and nodes[0]["NodeManagerAddress"] == ray.util.get_node_ip_address()
@@ -163,8 +170,12 @@ class Cluster:
             warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
             try:
                 self._ray.init(address=address, namespace="jrl", **quiet, **own)
-            except (ConnectionError, ValueError) as e:
-                raise InputError(f"env_runners.address: no Ray cluster at {address}: {e}") from e
+            except (ConnectionError, ValueError, RuntimeError, self._ray.exceptions.RayError) as e:
+                if address == "local":
+                    raise
+                mend = "`ray start --head` starts one, and without the key the run begins its own"
+                told = "none is running on this machine" if address == "auto" else " ".join(str(e).split())[:300]
+                raise InputError(f"env_runners.address: no Ray cluster at {address}: {told}: {mend}") from e
 
     def _place(self) -> None:
         """Reserves the resources of all runners."""
@@ -211,22 +222,48 @@ class Cluster:
         actor = self._host.options(**settings).remote(make, index, restarts, columns, self._codec)
         return actor, actor.started.remote()
 
+    def check(self) -> None:
+        """Raises RunnersLost: Ray itself is gone."""
+        if self._life is None:
+            return
+        try:
+            self._life.check()
+        except RunnersLost:
+            self._lost = True
+            raise
+
     def put(self, value: Any) -> Any:
+        self.check()
         return self._ray.put(value)
 
     def wait(self, refs: Sequence[Any], seconds: float) -> int | None:
-        """Position of the first that is there, in the order given; None if none is in time."""
-        found, _ = self._ray.wait(list(refs), num_returns=1, timeout=seconds) if refs else ([], [])
-        return refs.index(found[0]) if found else None
+        """Position of the first that is there, in the order given; None if none is in time. Raises RunnersLost."""
+        end = time.monotonic() + seconds
+        while refs:
+            self.check()
+            left = end - time.monotonic()
+            found, _ = self._ray.wait(list(refs), num_returns=1, timeout=max(0.0, min(left, _LOOK)))
+            if found:
+                return refs.index(found[0])
+            if left <= _LOOK:
+                break
+        return None
 
     def get(self, ref: Any) -> Any:
-        """What a call returned. Raises Failure."""
+        """What a call returned. Raises Failure, or the InputError that it raised."""
         errors = self._ray.exceptions
         try:
             return self._ray.get(ref)
+        except errors.RayTaskError as e:
+            text, cause = re.sub(r"\x1b\[[0-9;]*m", "", str(e)), e.cause
+            if isinstance(cause, InputError):  # no other runner would do better
+                raise InputError(*cause.errors) from None
+            if isinstance(cause, EnvironmentFailed):  # its message has the user's lines
+                raise Failure(str(cause), e, details=text) from None
+            raise Failure(text, e) from None
         except errors.RayError as e:
-            text = re.sub(r"\x1b\[[0-9;]*m", "", str(e))
-            raise Failure(text, e if isinstance(e, errors.RayTaskError) else None) from None
+            self.check()
+            raise Failure(in_words(str(e)), details=str(e)) from None
 
     def kill(self, actor: Any) -> None:
         self._ray.kill(actor)
@@ -235,7 +272,7 @@ class Cluster:
         """Ends the actors, the `idle` among them after they have closed their source, and Ray if it was begun here."""
         ray = self._ray
         try:
-            if not ray.is_initialized():
+            if not ray.is_initialized() or self._lost:
                 return
             with contextlib.suppress(Exception):
                 if idle:
@@ -247,6 +284,8 @@ class Cluster:
                 with contextlib.suppress(Exception):
                     ray.util.remove_placement_group(self._group)
         finally:
+            if self._life is not None:
+                self._life.close()
             if self._begun:
                 with _signals_kept():
                     ray.shutdown()

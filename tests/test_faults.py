@@ -313,17 +313,6 @@ def test_a_closed_stream_does_not_end_the_watchdog():
     assert watched.after(11) == 1
 
 
-def test_a_beat_costs_next_to_nothing():
-    dog = faults.Watchdog(300.0)
-    costs = []
-    for _ in range(7):
-        start = time.perf_counter()
-        for _ in range(1000):
-            dog.beat("update", hint=faults.IN_A_PROGRAM)
-        costs.append((time.perf_counter() - start) / 1000)
-    assert min(costs) < 5e-6
-
-
 def test_its_thread_looks_by_itself_and_ends_with_the_block(capfd):
     with faults.Watchdog(0.2) as dog:
         dog.beat("a nap")

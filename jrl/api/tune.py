@@ -34,7 +34,7 @@ def _ray_tune() -> Any:
     try:
         from ray import tune
     except ImportError as e:
-        raise InputError(f"jrl.api.tune: {cannot_import('ray.tune', e, '"ray[tune]"')}") from e
+        raise InputError("jrl.api.tune: " + cannot_import("ray.tune", e, '"ray[tune]"')) from e
     return tune
 
 

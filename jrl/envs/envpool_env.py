@@ -17,6 +17,7 @@ from jax.interpreters import mlir
 from jrl.envs import envpool_import, masks
 from jrl.envs import spec as spaces
 from jrl.envs.vector import Infos
+from jrl.errors import cannot_import
 from jrl.types import Array, EnvSpec, GraphEnv, InputError, PyTree, Space, StepResult, element
 
 _RESERVED = ("num_envs", "seed", "env_seed", "batch_size", "max_num_players", "base_path", "gym_reset_return_info")
@@ -119,7 +120,8 @@ def _pool(id: str, num_envs: int, seed: int, options: dict[str, Any], batch_size
         try:
             return envpool.make(id, env_type="gymnasium", num_envs=num_envs, seed=seed, **settings)
         except (TypeError, ValueError, ImportError) as e:
-            raise InputError(f"env {id}: EnvPool cannot make it with options {options}: {e}") from e
+            said = cannot_import("envpool", e) if isinstance(e, ModuleNotFoundError) else e
+            raise InputError(f"env.id {id}: EnvPool cannot make it with options {options}: {said}") from e
 
 
 def _actions(pool: Any) -> spaces.Actions:

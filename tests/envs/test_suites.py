@@ -1,5 +1,7 @@
 """gymnax and brax under the contract, where they are installed."""
 
+import sys
+
 import jax
 import numpy as np
 import pytest
@@ -129,3 +131,23 @@ def test_a_package_that_is_not_installed(id, monkeypatch):
     assert id in error and "not installed" in error and f"pip install {package}" in error
     with pytest.raises(InputError, match=f"pip install {package}"):
         envs.make(id, num_envs=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "mend"),
+    [
+        ("import no_such_six", "gymnax needs no_such_six, which is not installed: pip install no_such_six"),
+        ("from jax import no_such_name", "cannot import name 'no_such_name' from 'jax'"),
+        ("import gymnax.no_such_part", "gymnax is not installed: pip install gymnax"),
+    ],
+)
+def test_what_is_missing_is_named(text, mend, tmp_path, monkeypatch):
+    """A package that is there may need another one that is not, or another version of one."""
+    (tmp_path / "gymnax").mkdir()
+    (tmp_path / "gymnax" / "__init__.py").write_text(text)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "gymnax"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError) as e:
+        envs.make("gymnax:CartPole-v1", num_envs=1)
+    assert str(e.value).startswith("env.id gymnax:...: ") and mend in str(e.value)

@@ -97,6 +97,22 @@ def test_the_training_run_of_functions(compiled):
     assert not compiled or (names["returns"][1, :, -1] > 2 * names["returns"][0, :, -1]).all()  # the larger rate
 
 
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_functions_of_the_readme(compiled):
+    """As written; without compilation, only the shapes."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    snippet = next(block for block in blocks if "unroll" in block)
+    assert snippet.count("\nreturns = jax.jit(") == 2
+    snippet = snippet.replace("\nreturns = ", "\none = ", 1)  # both are looked at
+    if not compiled:
+        snippet = snippet.replace("= jax.jit(train)(", "= jax.eval_shape(train, ")
+        snippet = snippet.replace("= jax.jit(jax.vmap(train))(", "= jax.eval_shape(jax.vmap(train), ")
+    names: dict = {}
+    exec(snippet, names)
+    assert names["one"].shape == (40,) and names["returns"].shape == (8, 40)
+    assert not compiled or min(names["one"][-1], *names["returns"][:, -1]) > 60  # 20 at random
+
+
 def test_the_snippets_of_your_own_algorithm(capsys):
     names: dict = {}
     for block in _snippets("own-algorithm.md"):

@@ -5,6 +5,7 @@ state = unroll.init(key)
 state, rollout, episodes = jax.jit(unroll.step)(state, actor, key)
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -63,10 +64,14 @@ def make(
     """
     num_envs = env.spec.num_envs
 
+    @functools.partial(jax.jit, inline=True)  # from the host: a program in the place of ten
+    def at_start() -> tuple[Array, Array, PyTree, episodes.Columns]:
+        done, started = (jnp.zeros((num_envs,), bool) for _ in range(2))  # two buffers: each is donated
+        return done, started, carry(num_envs), episodes.init(num_envs, window)
+
     def init(key: Key) -> UnrollState:
         env_state, obs = env.reset(key)
-        done, started = (jnp.zeros((num_envs,), bool) for _ in range(2))  # two buffers: each is donated
-        return UnrollState(env_state, obs, done, started, carry(num_envs), episodes.init(num_envs, window))
+        return UnrollState(env_state, obs, *at_start())
 
     def step(state: UnrollState, actor: PyTree, key: Key):
         initial_carry = carry(num_envs)

@@ -281,5 +281,18 @@ def test_an_algorithm_loads_no_environment_library():
     assert found & {"envpool", "gymnasium", "orbax", "ray", "matplotlib", "tensorboardX"} == set()
 
 
-def test_environments_load_no_environment_library():
-    assert loaded("import jrl.envs, jrl.build, jrl.hooks") & {"envpool", "gymnasium", "orbax", "ray"} == set()
+def test_environments_load_no_environment_library_and_of_envpool_one_family():
+    code = """
+import sys
+import jrl.envs, jrl.build, jrl.hooks
+assert not {name.partition(".")[0] for name in sys.modules} & {"envpool", "gymnasium", "orbax", "ray"}
+from jrl.envs import envpool_env
+compiled = lambda: {n for n in sys.modules if n.endswith("_envpool") and not n.startswith("envpool.python")}
+assert len(envpool_env.ids()) > 1000 and compiled() == set()
+assert envpool_env.check("CartPole-v1", {}) == []
+assert compiled() == {"envpool.classic_control.classic_control_envpool"}
+import envpool
+assert not hasattr(envpool.toy_text, "NoSuchEnvSpec") and envpool.toy_text.CatchEnvSpec
+assert len(compiled()) == 2 and envpool.toy_text.__loader__ is envpool.toy_text.__spec__.loader
+"""
+    assert loaded(code) & {"matplotlib", "ray", "orbax"} == set()

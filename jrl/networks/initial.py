@@ -9,6 +9,7 @@ Which of them an algorithm begins with, unless told, is its DEFAULT_NETWORK's ma
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -81,7 +82,7 @@ def parameter(module: nn.Module, name: str, init: Init, shape: tuple[int, ...]) 
     """
     if not module.has_variable("params", name):
         return module.param(name, init, shape, jnp.float32)
-    found = module.get_variable("params", name)
+    found: Any = module.get_variable("params", name)
     if jnp.shape(found) != tuple(shape):
         raise ScopeParamShapeError(name, "/".join(module.path), jnp.shape(found), tuple(shape))
     return found

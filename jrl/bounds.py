@@ -45,6 +45,8 @@ DeviceSteps = Annotated[int, Interval(ge=0, le=UINT32)]  # counted in programs
 Processes = Annotated[int, Interval(ge=0, le=10_000)]
 Few = Annotated[int, Interval(ge=1, le=1000)]  # of what costs a program or a network each
 Width = Annotated[int, Interval(ge=1, le=MOST_STEPS)]
+Name = Annotated[str, Len(0, 200)]  # of a thing, a class or a module
+_LONGEST = 4096  # characters of any other text
 Widths = Annotated[tuple[Width, ...], Len(0, 100)]
 
 
@@ -148,7 +150,7 @@ def _each(value: Any, hint: Any, within: Range | None = None) -> Iterator[tuple[
 def _in_float32(x: Any) -> float:
     """`x` as programs compute with it."""
     try:
-        return struct.unpack("f", struct.pack("f", x))[0]
+        return struct.unpack("f", struct.pack("f", float(x)))[0]
     except OverflowError:
         return math.copysign(math.inf, x if x < 0 else 1)
 
@@ -173,13 +175,17 @@ def fault(value: Any, hint: Any, key: str, default: Any = dataclasses.MISSING) -
             continue
         number = "whole number" if kind is int else "number"
         rounded = _in_float32(x)
-        of = "a finite" if math.isinf(rounded) or math.isnan(rounded) else "a"
+        of = "a" if isinstance(x, int) or math.isfinite(rounded) else "a finite"
         expected = " ".join(filter(None, [of, number, within.words(x)]))
         got = short(x) + (f", which is {rounded:g} in float32" if kind is float and x in within else "")
         return f"{key}: expected {expected}{_or_null(hint)}, got {got}{_offer(default)}"
     most = next((n for one in _arms(hint) if (n := _longest(typing.get_args(one)[1:])) is not None), None)
     if most is not None and isinstance(value, tuple | list) and len(value) > most:
         return f"{key}: expected a list of at most {most} entries, got {len(value):,}{_offer(default)}"
+    longest = most if isinstance(value, str) and most is not None else _LONGEST
+    for text in () if hint is Any else (value,) if isinstance(value, str) else value if type(value) is tuple else ():
+        if isinstance(text, str) and len(text) > longest:
+            return f"{key}: expected text of at most {longest:,} characters, got {short(text)}"
     return ""
 
 
@@ -301,7 +307,7 @@ def short(value: Any, most: int = 80) -> str:
 
 
 __all__ = [
-    "INT32", "INT64", "MOST_STEPS", "UINT32", "Amount", "Clip", "Count", "DeviceSteps", "Few", "NonNegative",
+    "INT32", "INT64", "MOST_STEPS", "UINT32", "Amount", "Clip", "Count", "DeviceSteps", "Few", "Name", "NonNegative",
     "NonNegativeSchedule", "Points", "Positive", "Processes", "Range", "Schedule", "Seconds", "Share", "Steps", "Unit",
     "UnitSchedule", "Width", "Widths", "bounded", "check", "describe", "fault", "hints", "is_number", "range_words",
     "short",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jrl import registry
+from jrl.bounds import short
 from jrl.errors import InputError
 
 _KEY = "exploration_config"
@@ -63,7 +64,7 @@ def from_rllib(config: Mapping[str, Any], algo: str | None = None) -> dict[str, 
       InputError: an unknown type or option, or a value of another kind; names it and its mend.
     """
     if not isinstance(config, Mapping):
-        raise InputError(f"{_KEY}: expected a mapping such as {{type: EpsilonGreedy}}, got {config!r}")
+        raise InputError(f"{_KEY}: expected a mapping such as {{type: EpsilonGreedy}}, got {short(config)}")
     own = _OF_ALGO.get((algo or "").lower(), {"type": "StochasticSampling"})
     given = dict(config)
     kind, path = _type(given.pop("type", own["type"]))
@@ -89,7 +90,9 @@ def _type(given: Any) -> tuple[str | None, str]:
         module = getattr(given, "__module__", "")
         path = f"{module}.{given.__name__}" if f"{module}.".startswith(_FROM_RLLIB) else registry.reference(given)
     if not isinstance(path, str) or not path:
-        raise InputError(f"{_KEY}.type: expected a name such as EpsilonGreedy, or the path of a class, got {given!r}")
+        raise InputError(
+            f"{_KEY}.type: expected a name such as EpsilonGreedy, or the path of a class, got {short(given)}"
+        )
     last = path.replace(":", ".").rpartition(".")[2]
     theirs = path == last or path.startswith(_FROM_RLLIB)
     if theirs and last in _OPTIONS:
@@ -103,7 +106,7 @@ def _type(given: Any) -> tuple[str | None, str]:
 
 def _number(kind: str, name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f"{_KEY}: {name} of {kind} must be a number, not {value!r}")
+        raise InputError(f"{_KEY}: {name} of {kind} must be a number, not {short(value)}")
 
 
 def _anneal(first: float, last: float, timesteps: float, warmup: float = 0) -> Any:
@@ -118,7 +121,7 @@ def _points(name: str, schedule: Any, scale: float = 1.0) -> list[list[float]]:
     """A schedule that was given as [[timestep, value], ...]."""
     pairs = isinstance(schedule, list | tuple) and all(isinstance(p, list | tuple) and len(p) == 2 for p in schedule)
     if not pairs or not all(isinstance(x, int | float) for p in schedule for x in p):
-        raise InputError(f"{_KEY}: {name} must be [[timestep, value], ...], not {schedule!r}")
+        raise InputError(f"{_KEY}: {name} must be [[timestep, value], ...], not {short(schedule)}")
     return [[int(step), scale * value] for step, value in schedule]
 
 
@@ -160,7 +163,9 @@ def _parameter_noise(options: Mapping[str, Any]) -> dict[str, Any]:
     if beside is None:
         return section
     if not isinstance(beside, Mapping):
-        raise InputError(f"{_KEY}: sub_exploration must be a mapping such as {{type: EpsilonGreedy}}, not {beside!r}")
+        raise InputError(
+            f"{_KEY}: sub_exploration must be a mapping such as {{type: EpsilonGreedy}}, not {short(beside)}"
+        )
     converted = from_rllib(beside)
     # it says how far the noise is to take the policy
     match converted["name"]:
@@ -171,7 +176,7 @@ def _parameter_noise(options: Mapping[str, Any]) -> dict[str, Any]:
         case "gaussian":
             return section | {"target_std": beside.get("stddev", _OPTIONS["GaussianNoise"]["stddev"])}
     raise InputError(
-        f"{_KEY}: sub_exploration {beside.get('type')!r} does not say how far noise on the parameters may go: "
+        f"{_KEY}: sub_exploration {short(beside.get('type'))} does not say how far noise on the parameters may go: "
         "use EpsilonGreedy, OrnsteinUhlenbeckNoise or GaussianNoise"
     )
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
-from jrl.bounds import Count, Few, Positive, Schedule, Unit, Width, Widths, bounded
+from jrl.bounds import Count, Few, Name, Positive, Schedule, Unit, Width, Widths, bounded
 
 __all__ = ["NO_OPTIONS", "Core", "Gru", "Gtrxl", "Lru", "Lstm", "NetworkConfig", "NoCore", "Options", "Schedule"]
 
@@ -92,7 +92,7 @@ class NetworkConfig:
 
     # auto, mlp: dense layers, behind a CNN for each image; nature_cnn, impala, small_cnn: that CNN;
     # package.module:name: the user's own (docs/networks.md)
-    torso: str = "auto"
+    torso: Name = "auto"
     torso_options: dict[str, Any] = NO_OPTIONS  # keyword arguments of the user's own torso
     hidden: Widths = (64, 64)  # widths of the dense layers, first to last
     activation: Literal["tanh", "relu", "gelu", "silu", "elu"] = "tanh"  # after each dense layer
@@ -111,7 +111,7 @@ class NetworkConfig:
     encoder_hidden: Widths = (64,)  # widths of the encoder mlp, and of embeddings (the last one)
     flatten: bool = False  # all of an observation as one vector, images too
     image_max: Positive = 255.0  # images of uint8 are divided by it
-    transform: str | None = None  # pure function of one observation, package.module:name, in front of the network
+    transform: Name | None = None  # pure function of one observation, package.module:name, in front of the network
     core: Core = NoCore()  # memory, behind the torso
     max_seq_len: Count | None = None  # steps that a gradient goes back through; null: a rollout's, and 20 with replay
     use_prev_action: bool = False  # the previous action is part of what the network reads

@@ -71,12 +71,8 @@ def install(found: Mapping[str, Any]) -> None:
     _registered.update(found)
 
 
-def module(name: str, key: str) -> Any:
-    """The module of a dotted name. Raises InputError that names the key, whatever happens while it is imported."""
-    return _imported(name, f"{key} {short(name)[1:-1]}")
-
-
-def _imported(name: str, what: str) -> Any:
+def imported(name: str, what: str) -> Any:
+    """The module of a dotted name. Raises InputError that begins with `what`, whatever happens while it is imported."""
     if not all(part.isidentifier() for part in name.split(".")):
         raise InputError(f"{what}: {short(name)} is no name of a module: expected package.module, letters and dots")
     try:
@@ -114,7 +110,7 @@ def load(path: str, key: str) -> Any:
         near = difflib.get_close_matches(path[:80], _registered, 1)
         mend = f": did you mean {near[0]}?" if near else ""
         raise InputError(f"{key}: expected package.module:name, such as my_project.mine:fn, got {short(path)}{mend}")
-    module = _imported(module_name, f"{key} {short(path)[1:-1]}")
+    module = imported(module_name, f"{key} {short(path)[1:-1]}")
     found = getattr(module, name, None)
     if not callable(found):
         names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]

@@ -14,6 +14,7 @@ from jrl.bounds import (
     Amount,
     Count,
     Few,
+    Name,
     NonNegative,
     Positive,
     Processes,
@@ -33,7 +34,7 @@ Index = Annotated[int, Interval(ge=0, le=65_535)]  # of a device
 class EnvConfig:
     """The vector of environments."""
 
-    id: str  # as its library names it: CartPole-v1, Pong-v5, HalfCheetah-v4
+    id: Name  # as its library names it: CartPole-v1, Pong-v5, HalfCheetah-v4
     backend: Literal["auto", "envpool", "gymnasium", "graph"] = "auto"  # who steps it; auto: the first that has the id
     num_envs: Annotated[int, Interval(ge=1, le=MOST_STEPS)] = 8  # environments in all, over all devices
     options: dict[str, Any] = dataclasses.field(default_factory=dict)  # passed to the environment as they are
@@ -45,7 +46,7 @@ class EnvConfig:
     frame_stack: Few = 1  # observations are the latest so many, from the first of an episode on
     # entry of the infos that says which actions can be taken; it joins the observation as action_mask. null: the entry
     # action_mask, where the environments have it
-    action_mask_info: str | None = None
+    action_mask_info: Name | None = None
     # EnvPool, from the host: environments per step; fewer than a pool has: act on those that are ready first
     batch_size: Count | None = None
     remote_worker_envs: bool = False  # Gymnasium: each environment in a process of its own
@@ -220,14 +221,14 @@ class RuntimeConfig:
 class CustomConfig:
     """The user's own classes and functions, as package.module:name."""
 
-    callbacks: tuple[str, ...] = ()  # classes of jrl.callbacks.Callbacks, called in this order
-    transforms: tuple[str, ...] = ()  # pure functions Rollout -> Rollout between collecting and learning
-    reward: str | None = None  # pure function of rewards [T, B] that the learner sees, after env.reward_scale
-    batch: tuple[str, ...] = ()  # pure functions of what an update learns from: a Batch, or a Rollout
-    loss: str | None = None  # pure function in the place of the algorithm's loss
-    training_step: str | None = None  # what an iteration does: a function of jrl.loop.Step
-    env_task: str | None = None  # curriculum: (result, env, context) -> the next task of an environment
-    evaluation: str | None = None  # (algorithm, evaluation workers) -> metrics, in the place of playing episodes
+    callbacks: tuple[Name, ...] = ()  # classes of jrl.callbacks.Callbacks, called in this order
+    transforms: tuple[Name, ...] = ()  # pure functions Rollout -> Rollout between collecting and learning
+    reward: Name | None = None  # pure function of rewards [T, B] that the learner sees, after env.reward_scale
+    batch: tuple[Name, ...] = ()  # pure functions of what an update learns from: a Batch, or a Rollout
+    loss: Name | None = None  # pure function in the place of the algorithm's loss
+    training_step: Name | None = None  # what an iteration does: a function of jrl.loop.Step
+    env_task: Name | None = None  # curriculum: (result, env, context) -> the next task of an environment
+    evaluation: Name | None = None  # (algorithm, evaluation workers) -> metrics, in the place of playing episodes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ ARROWS = {
     "plain_yaml": {"bounds", "errors", "shipped"},
     "hyper": {"bounds"},
     "registry": {"bounds", "errors"},
-    "exploration_names": {"errors", "registry"},
+    "exploration_names": {"bounds", "errors", "registry"},
     "sections": {"bounds", "hyper"},
     "types": {"bounds", "errors"},
     "spaces": {"types", "errors"},

@@ -28,7 +28,7 @@ from annotated_types import Ge, Interval
 
 from jrl import registry, spaces
 from jrl.algos import uniform
-from jrl.bounds import UINT32, DeviceSteps, NonNegative, NonNegativeSchedule, Unit, UnitSchedule
+from jrl.bounds import UINT32, DeviceSteps, Name, NonNegative, NonNegativeSchedule, Unit, UnitSchedule
 from jrl.hyper import Options
 from jrl.ops import exploration as ops
 from jrl.ops import schedules
@@ -143,7 +143,7 @@ class Custom:
     """
 
     name: Literal["custom"] = "custom"
-    path: str = ""  # where it is: package.module:name, or a registered name
+    path: Name = ""  # where it is: package.module:name, or a registered name
     options: dict[str, Any] = Options()  # keyword arguments of the function or the class
     random_timesteps: DeviceSteps = 0  # environment steps at the start with uniformly random actions
 

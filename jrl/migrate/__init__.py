@@ -125,7 +125,7 @@ def _algorithm(given: str | None) -> str:
     for suffix in ("", "trainer", "config"):
         if name.removesuffix(suffix) in ALGORITHMS:
             return name.removesuffix(suffix)
-    raise InputError(f"the algorithm {given!r} is not part of jrl: there are {known}")
+    raise InputError(f"the algorithm {short(given)} is not part of jrl: there are {known}")
 
 
 def _first_choices(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

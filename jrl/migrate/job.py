@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from jrl import schema, sections
+from jrl.bounds import INT64, is_number, short
 from jrl.hyper import NetworkConfig
 from jrl.migrate.tables import KEYS
 
@@ -154,7 +155,7 @@ class Job:
         self.lacking.append(f"{self.prefix}{key}: {reason}")
 
     def wrong(self, key: str, expected: str, value: Any) -> None:
-        self.faults.append(f"{self.prefix}{key}: expected {expected}, got {value!r}")
+        self.faults.append(f"{self.prefix}{key}: expected {expected}, got {short(value)}")
 
     def number(self, key: str, *, least: float = -math.inf, whole: bool = True) -> Any:
         """The number given for a key; None where there is none, or what there is was reported as a fault."""
@@ -162,10 +163,10 @@ class Job:
         value, key = self.given.get(name), self.spelled.get(name, key)
         if value is None or value == "auto":
             return None
-        good = isinstance(value, int | float) and not isinstance(value, bool) and value >= least
+        good = is_number(value) and value >= least and abs(value) <= INT64
         if not good or (whole and value != int(value)):
             bound = f" of at least {least}" if least > -math.inf else ""
-            fault = f"{self.prefix}{key}: expected a {'whole ' * whole}number{bound}, got {value!r}"
+            fault = f"{self.prefix}{key}: expected a {'whole ' * whole}number{bound}, got {short(value)}"
             self.faults += [fault] if fault not in self.faults else []
             return None
         return int(value) if whole else value

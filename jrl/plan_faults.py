@@ -238,7 +238,7 @@ def _runtime_faults(runtime: Any) -> Iterator[Fault]:
         elif name.startswith("JAX_"):
             yield (
                 ("runtime.env",),
-                f"runtime.env: {short(name)} is read when jax is imported, before any config is: set it before the "
+                f"runtime.env: {name[:80]} is read when jax is imported, before any config is: set it before the "
                 "command",
             )
 

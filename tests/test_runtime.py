@@ -109,9 +109,9 @@ def test_env_runners_have_the_variables(environ):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"mem_fraction": 0}, "runtime.mem_fraction: expected above 0 and at most 1, got 0.0"),
-        ({"mem_fraction": 1.5}, "runtime.mem_fraction: expected above 0"),
-        ({"cpu_threads": 0}, "runtime.cpu_threads: expected at least 1, got 0"),
+        ({"mem_fraction": 0}, "runtime.mem_fraction: expected a number in (0, 1] or null, got 0.0"),
+        ({"mem_fraction": 1.5}, "runtime.mem_fraction: expected a number in (0, 1] or null, got 1.5"),
+        ({"cpu_threads": 0}, "runtime.cpu_threads: expected a whole number in [1, 4096] or null, got 0"),
         ({"xla_flags": "--a b=1"}, "runtime.xla_flags: expected --name=value, separated by spaces, got 'b=1'"),
         ({"env": {"A B": 1}}, "runtime.env: 'A B' is no name"),
         ({"env": {"A": True}}, "runtime.env.A: expected"),

@@ -8,8 +8,9 @@ import jax
 
 from jrl import envs, learner, parallel, plan, spaces, watch
 from jrl.config import RunConfig
+from jrl.envs import envpool_env
 from jrl.errors import InputError
-from jrl.replay import memory, prioritized, ring, sequences
+from jrl.replay import memory, prioritized, ring, sequences, storage
 from jrl.rollout import unroll
 from jrl.types import Algo, Buffer, EnvSpec, PyTree, element
 
@@ -43,12 +44,13 @@ def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> 
     """
     replay = cfg.replay
     assert replay is not None
+    stack = _frame_stack(cfg, spec)
     options: dict[str, Any] = {
         "num_envs": cfg.env.num_envs // devices,
         "batch_size": replay.batch_size // devices,
         "gamma": cfg.algo.gamma,
         "n_step": replay.n_step,
-        "frame_stack": _frame_stack(cfg, spec),
+        "frame_stack": stack,
         "in_step": plan.in_step(cfg),
     }
     if replay.prioritized:
@@ -73,6 +75,7 @@ def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> 
         updates=plan.batch_plan(cfg).updates or 1,
         learning_starts=min(replay.learning_starts, _most_held(cfg, spec)),
         axis_name=parallel.AXIS,
+        broken=None if stack is None else functools.partial(storage.broken_stacks, stack=stack),
     )
     return _watched(cfg, algo, like, make_learner), size
 
@@ -99,14 +102,19 @@ def _most_held(cfg: RunConfig, spec: EnvSpec) -> int:
 
 
 def _frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
-    """How many images of an observation are frames of a stack: as told, or what EnvPool makes of Atari."""
+    """How many images of an observation are frames of a stack: what is known of EnvPool's Atari, or as told.
+
+    Raises:
+      InputError: replay could not put such stacks together again.
+    """
     assert cfg.replay is not None
     size, shapes = cfg.replay.frame_stack, [leaf.shape for _, leaf in spaces.leaves(spec.observation)]
+    atari = envs.is_atari(cfg.env.id) and envs.resolve(cfg.env.id, cfg.env.backend) == "envpool"
+    known = _atari_stack(cfg) if atari else None
     if size is None:
-        atari = envs.is_atari(cfg.env.id) and envs.resolve(cfg.env.id, cfg.env.backend) == "envpool"
-        size = shapes[0][0] if atari and len(shapes) == 1 and len(shapes[0]) == 3 else 1
-    if cfg.env.batch_size is not None and cfg.replay.frame_stack is None:
-        size = 1  # rows that a rollout leaves empty hold no frame: stacks around them could not be put together again
+        # rows that a rollout leaves empty hold no frame: stacks around them could not be put together again
+        whole = not atari or len(shapes) > 1 or cfg.env.batch_size is not None
+        size = 1 if known is None or whole else known.size
     if size == 1:
         return None
     if cfg.env.soft_horizon:
@@ -119,9 +127,26 @@ def _frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
             f"replay.frame_stack {size}: environments that do not wait for each other leave rows empty, and frames are "
             "missing there: use 1, or leave env.batch_size and env.batch_wait_ms out"
         )
+    if atari and (known is None or known.size != size):
+        raise InputError(
+            f"replay.frame_stack {size}: with these options {cfg.env.id} observes "
+            + (f"stacks of {known.size} frames: use null" if known else "no stack of single images: use 1, or null")
+        )
     ends: tuple[Literal[0], Literal[-1]] = (0, -1)
     axes = [axis for axis in ends if any(len(shape) == 3 and shape[axis] == size for shape in shapes)]
     if not axes:
         given = ", ".join(map(str, shapes))
         raise InputError(f"replay.frame_stack {size}: observations {given} are no stacks of {size} images: use 1")
-    return ring.FrameStack(size, axes[0])
+    return known or ring.FrameStack(size, axes[0])
+
+
+def _atari_stack(cfg: RunConfig) -> ring.FrameStack | None:
+    """The stacks of single gray frames that EnvPool's Atari observes, or `env.frame_stack` makes of its frames; None:
+    observations are others, which replay stores whole."""
+    found = envpool_env.frames(cfg.env.id, cfg.env.options)
+    if found.channels > 1 or min(found.size, cfg.env.frame_stack) > 1:  # colours, or stacks of stacks
+        return None
+    if cfg.env.frame_stack > 1:
+        return ring.FrameStack(cfg.env.frame_stack)  # which begins anew with each episode, whatever EnvPool's do
+    # a curriculum may change the options
+    return ring.FrameStack(found.size, restarts=found.restarts and not cfg.custom.env_task) if found.size > 1 else None

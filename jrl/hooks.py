@@ -15,7 +15,7 @@ import numpy as np
 
 from jrl.metrics import criteria
 from jrl.metrics import episodes as episode_metrics
-from jrl.types import NO_CHOICE, NOT_FINITE, InputError, StepInfo
+from jrl.types import BROKEN_STACKS, NO_CHOICE, NOT_FINITE, InputError, StepInfo
 
 Hook = Callable[[StepInfo], str | None]  # returns why the run should end, or None
 Sink = Callable[[dict[str, Any]], str | None]  # takes a result row
@@ -139,7 +139,13 @@ class Reporter:
                 "the environment's action_mask allowed no action on a step that was not the last of its episode: "
                 "`python -m jrl.check_env` shows where; an episode in which nothing can be done has to end"
             )
-        metrics = {name: value for name, value in last.metrics.items() if name not in (NOT_FINITE, NO_CHOICE)}
+        if any(np.asarray(info.metrics.get(BROKEN_STACKS, 0.0)).max() > 0 for info in self._pending):
+            raise InputError(
+                "replay.frame_stack: an observation was not the one before it with one more frame: it is no stack of "
+                "the latest frames, and replay could not put it together again: use 1, which stores it whole"
+            )
+        silent = (NOT_FINITE, NO_CHOICE, BROKEN_STACKS)
+        metrics = {name: value for name, value in last.metrics.items() if name not in silent}
         metrics.pop("train/updates", None)
         self.count += 1
         updates = self._updates_after(last)

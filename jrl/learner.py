@@ -10,7 +10,20 @@ from flax import struct
 
 from jrl import spaces
 from jrl.ops import random
-from jrl.types import NO_CHOICE, VALID_SHARE, Algo, Array, Buffer, EnvSpec, Key, Metrics, PyTree, Rollout
+from jrl.types import (
+    BROKEN_STACKS,
+    NO_CHOICE,
+    VALID_SHARE,
+    Algo,
+    Array,
+    Buffer,
+    EnvSpec,
+    Key,
+    Metrics,
+    PyTree,
+    Rollout,
+    seen_anew,
+)
 
 
 class Learner(NamedTuple):
@@ -102,6 +115,7 @@ def transformed(learner: Learner, transforms: Sequence[Callable[[Rollout], Rollo
         for transform in transforms:
             like, rollout = rollout, transform(rollout)
             _same_shapes(transform, like, rollout)
+            rollout = seen_anew(like, rollout)
         return learner.step(state, replay, rollout, key)
 
     return learner._replace(step=step)
@@ -140,7 +154,9 @@ def batches_transformed(
         added: Metrics = {}
         for transform in transforms:
             out = transform(batch)
-            batch, metrics = out if type(out) is tuple else (out, {})
+            before, (batch, metrics) = batch, out if type(out) is tuple else (out, {})
+            if isinstance(before, Rollout) and isinstance(batch, Rollout):
+                batch = seen_anew(before, batch)
             added |= metrics
         if axis_name is not None:
             added = jax.tree.map(lambda x: jax.lax.pmean(x, axis_name), added)
@@ -159,7 +175,13 @@ def _same_shapes(transform: Callable, before: Rollout, after: Rollout) -> None:
 
 
 def off_policy(
-    algo: Algo, buffer: Buffer, *, updates: int, learning_starts: int, axis_name: str | None = None
+    algo: Algo,
+    buffer: Buffer,
+    *,
+    updates: int,
+    learning_starts: int,
+    axis_name: str | None = None,
+    broken: Callable[[Rollout], Array] | None = None,
 ) -> Learner:
     """Adds each rollout to replay, then makes `updates` gradient steps on samples of it.
 
@@ -169,6 +191,8 @@ def off_policy(
       updates: gradient steps per rollout.
       learning_starts: rows that replay must hold, over all devices, before the first.
       axis_name: of the mapped axis over devices; None outside of one.
+      broken: the share of a rollout's rows, [] f32, that this replay cannot give back as they were; the metric
+        BROKEN_STACKS says it until the first gradient step. None: there are none.
     Returns:
       A Learner. Metrics are means over the gradient steps, NaN where there were none; `train/updates` counts them all.
       `replay/valid_share` is the share of the rows held that are not void.
@@ -183,6 +207,7 @@ def off_policy(
         return buffer.sample(replay, key)
 
     def step(state: PyTree, replay: PyTree, rollout: Rollout, key: Key):
+        before = state.updates
         state, replay = ingest(state, rollout), buffer.add(replay, rollout)
         held, ready = buffer.size(replay), buffer.can_sample(replay)
         live = None if buffer.live is None else buffer.live(replay)
@@ -214,6 +239,9 @@ def off_policy(
         metrics |= {"replay/size": held, "train/updates": state.updates}
         if live is not None:
             metrics[VALID_SHARE] = live / jnp.maximum(held, 1)
+        if broken is not None:
+            lost = jax.lax.cond(before == 0, broken, lambda rollout: jnp.zeros(()), rollout)
+            metrics[BROKEN_STACKS] = lost if axis_name is None else jax.lax.pmax(lost, axis_name)
         return state, changing or replay, metrics
 
     return Learner(algo.init, buffer.init, algo.actor, step)

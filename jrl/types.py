@@ -247,6 +247,23 @@ class Rollout:
     count: Array | None = None
 
 
+# in a rollout's extras, where observations are normalised: what acting saw. {"obs": [T, B, *], the normalised arrays,
+# "valid": [T, B] bool, False where there were no statistics yet}
+SEEN = "seen"
+
+
+def seen_anew(before: Rollout, after: Rollout) -> Rollout:
+    """`after`, in which learning normalises the observations itself unless they are the very arrays of `before`.
+
+    Whoever changes observations between acting and learning has made void what acting saw of them.
+    """
+    pairs = zip(jax.tree.leaves(before.obs), jax.tree.leaves(after.obs), strict=True)
+    if SEEN not in after.extras or all(a is b for a, b in pairs):
+        return after
+    seen = {**after.extras[SEEN], "valid": after.extras[SEEN]["valid"] & False}
+    return dataclasses.replace(after, extras={**after.extras, SEEN: seen})
+
+
 @struct.dataclass
 class Window:
     """Observations of L consecutive steps and the memory before the first: what a network with a core learns from.
@@ -317,6 +334,7 @@ class ActOut(NamedTuple):
 
 NO_CHOICE = "env/no_valid_action"  # metric: the share of rows whose action mask allows nothing; absent without masks
 VALID_SHARE = "replay/valid_share"  # metric: the share of the rows in replay that are transitions
+BROKEN_STACKS = "replay/broken_stacks"  # metric: the share of rows whose frame stacks replay cannot rebuild
 NOT_FINITE = "train/not_finite"  # metric: the share of updates that were refused; absent where nobody looks
 
 

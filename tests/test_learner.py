@@ -7,7 +7,7 @@ import pytest
 from flax import struct
 
 from jrl import learner, parallel
-from jrl.types import Algo, Batch, Buffer, Rollout, UpdateAux
+from jrl.types import BROKEN_STACKS, Algo, Batch, Buffer, Rollout, UpdateAux
 
 ROWS = 4
 
@@ -79,6 +79,12 @@ def test_learning_starts_when_enough_is_held_and_updates_are_counted():
     losses = [float(metrics["loss/value"]) for _, _, metrics in found]
     np.testing.assert_equal(losses, [np.nan, np.nan, 12, 16])  # a mean over the updates; what is added is learned from
     assert float(found[-1][0].seen) == 3 * 12 + 3 * 16
+
+
+def test_what_replay_cannot_give_back_is_asked_until_something_was_learned():
+    broken = lambda rollout: jnp.mean(rollout.reward) + 0.5
+    made = learner.off_policy(make_algo(), make_buffer(), updates=3, learning_starts=10, broken=broken)
+    assert [float(metrics[BROKEN_STACKS]) for _, _, metrics in steps(made, 5)] == [0.5, 0.5, 0.5, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("prioritized", [False, True])

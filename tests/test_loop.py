@@ -18,7 +18,7 @@ from jrl.networks import NetworkConfig
 from jrl.replay import prioritized, ring
 from jrl.rollout import unroll
 from jrl.rollout.sources import GraphSource
-from jrl.types import Episodes, StepInfo, element
+from jrl.types import BROKEN_STACKS, Episodes, InputError, StepInfo, element
 
 T, B, SEED = 16, 8, 5
 CONFIG = ppo.Config(num_epochs=2, num_minibatches=2, lr=1e-2, normalize_obs=True)
@@ -394,6 +394,18 @@ def test_a_sink_ends_the_run():
     reporter = hooks.Reporter([lambda row: None, lambda row: "enough"], every=100, updates_per_iteration=1)
     assert reporter(info_of(0, 100, 1)) is None
     assert reporter(info_of(100, 100, 2)) == "enough"
+
+
+def test_stacks_that_replay_cannot_rebuild_end_the_run():
+    reporter = hooks.Reporter([], every=100, updates_per_iteration=1)
+    info = info_of(0, 100, 1)
+    for share in (0.0, 0.25):
+        reporter(info._replace(metrics={**info.metrics, BROKEN_STACKS: np.float32(share)}))
+        if share == 0:
+            reporter.flush()
+            assert BROKEN_STACKS not in reporter.row
+    with pytest.raises(InputError, match=r"replay\.frame_stack: .* use 1"):
+        reporter.flush()
 
 
 def test_stop_at_waits_for_a_full_window():

@@ -6,7 +6,7 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend
@@ -65,6 +65,22 @@ def check(id: str, options: dict[str, Any]) -> list[str]:
             mend = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
             errors.append(f"env.options.{key}: EnvPool's {id} has no such option: {mend}")
     return errors
+
+
+class Frames(NamedTuple):
+    """What EnvPool's Atari makes of images: [size * channels, H, W], the newest frame last."""
+
+    size: int  # frames of a stack
+    channels: int  # of a frame: 3 of a coloured one
+    restarts: bool  # a stack begins anew with each episode; with episodic_life it goes on behind a lost life
+
+
+def frames(id: str, options: dict[str, Any]) -> Frames:
+    """The stacks that an Atari game observes with these options."""
+    with _quiet():
+        config = envpool_import.load().make_spec(id).config
+    value = lambda name: options.get(name, getattr(config, name))
+    return Frames(int(value("stack_num")), 1 if value("gray_scale") else 3, not value("episodic_life"))
 
 
 def limited(id: str, options: dict[str, Any], horizon: int | None) -> dict[str, Any]:

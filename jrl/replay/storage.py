@@ -37,10 +37,13 @@ class FrameStack:
     """Observations are stacks of the last `size` frames, the newest last; a first observation is stacked of itself.
 
     So do EnvPool and Gymnasium's FrameStackObservation by default. Only images are meant: leaves of three or more axes.
+    Without `restarts` some episodes go on with the frames of the one before, as EnvPool's do behind a lost life: which,
+    the observations say.
     """
 
     size: int
     axis: Literal[0, -1] = 0  # of one environment's observation: 0 for [S, H, W], -1 for [H, W, S]
+    restarts: bool = True
 
 
 @struct.dataclass
@@ -178,7 +181,10 @@ def make(
         lost = (tail & _MASK) * (wide(after(0, most)) < lost)
         cut = False if came is None else came & (count < steps) & (jnp.arange(steps)[:, None] == count - 1)
         age = jnp.where(seam, lead, hole >> _AGE).reshape(-1)
-        flags = _flags(rollout, cut, jnp.broadcast_to(age, (num_envs,)), lead)
+        begun = ~rollout.mask  # an episode begins after a reset row
+        if not stack.restarts:
+            begun &= _stacked_of_itself(rollout, stack)
+        flags = _flags(rollout, cut, jnp.broadcast_to(age, (num_envs,)), lead, begun)
         if not in_step:  # the observation after the rows, where it is not that after the padding
             flags = flags.at[-1].set(jnp.take_along_axis(flags, count, 0)[0] | jnp.uint8(_MASK))
         flags = jnp.concatenate([(hole >> _AGE << _AGE | _SEAM)[None], jnp.zeros((lead, num_envs), jnp.uint8), flags])
@@ -359,6 +365,36 @@ def _is_stack(x, stack: FrameStack) -> bool:
     return stack.size > 1 and len(x.shape) >= 3 and x.shape[stack.axis] == stack.size
 
 
+def broken_stacks(rollout: Rollout, stack: FrameStack) -> Array:
+    """The share of a rollout's rows, [] f32, behind which comes an observation that is no such stack: replay could not
+    put it together again."""
+    follows, alone = _joined(rollout, stack)
+    begins = ~rollout.mask[:-1] & rollout.mask[1:]  # of padding nobody knows what stands there
+    begins = jnp.concatenate([begins, jnp.zeros_like(begins[:1])])
+    first = alone if stack.restarts else alone | follows
+    return jnp.mean(((rollout.mask & ~follows) | (begins & ~first)).astype(jnp.float32))
+
+
+def _stacked_of_itself(rollout: Rollout, stack: FrameStack) -> Array:
+    """[T, B] bool: the observation after a row is so many times the same frame."""
+    return _joined(rollout, stack)[1]
+
+
+def _joined(rollout: Rollout, stack: FrameStack) -> tuple[Array, Array]:
+    """Of the observation after each row [T, B]: whether its stack goes on with one more frame, and whether it is of one
+    frame alone."""
+    follows = alone = jnp.ones(rollout.mask.shape, bool)
+    for x, last in zip(jax.tree.leaves(rollout.obs), jax.tree.leaves(rollout.last_obs), strict=True):
+        if not _is_stack(last[0], stack):
+            continue
+        frames = lambda x: jnp.moveaxis(x, 2 if stack.axis == 0 else -1, 2)  # [T, B, S, H, W]
+        before, after = frames(x), frames(jnp.concatenate([x[1:], last[None]]))
+        same = lambda a, b: (a == b).reshape(*a.shape[:2], -1).all(-1)
+        follows &= same(after[:, :, :-1], before[:, :, 1:])
+        alone &= same(after[:, :, :-1], after[:, :, 1:])
+    return follows, alone
+
+
 def _newest(x, stack: FrameStack):
     """The last frame of stacks [..., S, H, W] or [..., H, W, S]."""
     return x[..., -1, :, :] if stack.axis == 0 else x[..., -1]
@@ -381,13 +417,14 @@ def _stored(x, stack: FrameStack):
     return jax.eval_shape(lambda: _newest(jnp.zeros(x.shape, x.dtype), stack))
 
 
-def _flags(rollout: Rollout, cut, age, oldest: int):
+def _flags(rollout: Rollout, cut, age, oldest: int, begun):
     """What `State.flags` says of the rows of a rollout and of the observation after them, [T + 1, B] u8.
 
     Args:
       cut: bool or [T, B], rows whose `truncated` says no more than that no row came after them.
       age: [B], of row 0.
       oldest: the age from which on one is as good as another.
+      begun: [T, B] bool, rows behind which stacks begin anew.
     """
     bit = lambda x, value: jnp.where(rollout.mask & x, jnp.uint8(value), jnp.uint8(0))
     flags = (
@@ -397,9 +434,7 @@ def _flags(rollout: Rollout, cut, age, oldest: int):
     )
     flags = jnp.concatenate([flags, jnp.full_like(flags[:1], _MASK)])  # until the next row comes
     if oldest:
-        first = jnp.concatenate(
-            [jnp.zeros_like(rollout.mask[:1]), ~rollout.mask]
-        )  # an episode begins after a reset row
+        first = jnp.concatenate([jnp.zeros_like(begun[:1]), begun])
         row = jnp.arange(first.shape[0], dtype=jnp.int32)[:, None]
         begin = jax.lax.cummax(jnp.where(first, row, -1))
         age = jnp.where(begin >= 0, row - begin, age[None].astype(jnp.int32) + row)

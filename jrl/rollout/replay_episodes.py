@@ -15,7 +15,7 @@ import numpy as np
 from jrl.rollout.episode import Block, Episode
 from jrl.rollout.unroll import RECORD
 from jrl.rollout.wrapper import Wrapper
-from jrl.types import Episodes, Key, PyTree, Rollout
+from jrl.types import Episodes, Key, PyTree, Rollout, seen_anew
 
 
 class Moments(NamedTuple):
@@ -284,4 +284,4 @@ def placed(changed: Any, like: Rollout, name: str) -> Rollout:
     if kind(changed) != kind(like):
         raise TypeError(f"{name} returned a Rollout of other shapes or dtypes: {kind(changed)} instead of {kind(like)}")
     put = lambda x, old: jax.device_put(x, old.sharding) if isinstance(old, jax.Array) else np.asarray(x)
-    return jax.tree.map(put, changed, like)
+    return jax.tree.map(put, seen_anew(like, changed), like)

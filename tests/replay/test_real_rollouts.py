@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import envs
+from jrl import build_learner, config, envs
+from jrl.errors import InputError
 from jrl.replay import ring, storage
 from jrl.rollout import unroll
 from jrl.types import ActOut
@@ -87,3 +88,46 @@ def test_cartpole_bootstraps_at_time_limits_only(backend):
     fallen = (np.abs(batch.next_obs[live][:, [0, 2]]) > [2.4, 12 * 2 * np.pi / 360]).any(1)
     assert fallen[at("terminated")].all()
     assert not fallen[~(at("terminated") | at("truncated"))].any()  # EnvPool calls an end on the last step a truncation
+
+
+SMALL = {"img_height": 24, "img_width": 24}
+
+
+@pytest.mark.parametrize(
+    ("options", "on_top", "want"),
+    [
+        ({"episodic_life": True}, 1, ring.FrameStack(4, restarts=False)),
+        ({"episodic_life": True, "stack_num": 1}, 3, ring.FrameStack(3)),
+        ({"stack_num": 2}, 1, ring.FrameStack(2)),
+        ({"gray_scale": False}, 1, None),
+        ({"gray_scale": False, "stack_num": 1}, 4, None),
+        ({}, 2, None),
+    ],
+)
+def test_what_replay_gives_is_what_was_observed_whatever_the_options(options, on_top, want):
+    """The frames of EnvPool's Atari go on behind a lost life, are of three colours, or are stacked once more."""
+    cfg = {"algo": {"name": "dqn"}, "env": {"id": "Breakout-v5", "options": options, "frame_stack": on_top}}
+    cfg = config.from_dict(cfg)
+    env = envs.make(
+        "Breakout-v5", num_envs=3, options={**options, **SMALL, "max_episode_steps": 40}, frame_stack=on_top
+    )
+    stack = build_learner._frame_stack(cfg, env.spec)
+    assert stack == want
+    parts = list(rollouts(env, length=10, count=25))
+    env.close()
+    batch, obs, flags, t, column = replayed(env.spec, parts, slots=100, frame_stack=stack)
+    live = flags["mask"][t, column]
+    assert (flags["terminated"] | flags["truncated"]).sum() > 8
+    np.testing.assert_array_equal(batch.obs, obs[t, column])
+    np.testing.assert_array_equal(batch.next_obs[live], obs[t + 1, column][live])
+    broken = lambda stack: sum(float(storage.broken_stacks(part, stack)) for part in parts)
+    if stack is None:  # what such a guess would cost
+        stack, wrong = ring.FrameStack(1), ring.FrameStack(env.spec.observation.shape[0])
+        assert broken(wrong) > 0.5
+    assert broken(stack) == 0
+    if not stack.restarts:
+        assert broken(ring.FrameStack(4)) > 0
+        with pytest.raises(InputError, match=r"replay\.frame_stack 3: .* observes stacks of 4 frames: use null"):
+            build_learner._frame_stack(
+                config.from_dict({**config.to_dict(cfg), "replay": {"frame_stack": 3}}), env.spec
+            )

@@ -348,7 +348,7 @@ def _is_whole(checkpoint: Path) -> bool:
 
 
 # what rounding has lost of a sum (`ops.sums`) -> the sum
-_BESIDE = {"mean_rest": "mean", "m2_rest": "m2", "return_rest": "episode_return"}
+BESIDE = {"mean_rest": "mean", "m2_rest": "m2", "return_rest": "episode_return"}
 
 
 def _in_structure(checkpoint: Path, part: str, found: PyTree, like: PyTree) -> PyTree:
@@ -361,7 +361,7 @@ def _in_structure(checkpoint: Path, part: str, found: PyTree, like: PyTree) -> P
     """
     there, wanted = _named(found), _named(like)
     for name in wanted:
-        beside = ".".join(_BESIDE.get(part, part) for part in name.split("."))
+        beside = ".".join(BESIDE.get(part, part) for part in name.split("."))
         if name not in there and beside in there:
             there[name] = np.zeros_like(there[beside])
         if name not in there:

@@ -160,7 +160,7 @@ def weights(saved: Path, state: PyTree) -> tuple[PyTree, list[str]]:
       InputError: nothing in it fits.
     """
     found = _named(checkpoint.read(saved, "learner"))
-    mine = {name: x for name, x in _named(state).items() if not name.startswith(NOT_WEIGHTS)}
+    mine = {name: x for name, x in _named(state).items() if _is_weight(name)}
     fits = {n for n, x in mine.items() if n in found and (found[n].shape, found[n].dtype) == (x.shape, x.dtype)}
     if not any(mine[name].ndim > 1 for name in fits):  # a bias of an output is no likeness
         raise InputError(f"--init-from: {saved} holds no weights that fit: the network must have the same layers")
@@ -169,7 +169,7 @@ def weights(saved: Path, state: PyTree) -> tuple[PyTree, list[str]]:
         if name not in fits:
             there = f"{list(found[name].shape)} there" if name in found else "not there"
             lines.append(f"not taken: {name} ({list(x.shape)} here, {there})")
-    unused = [n for n in found if n not in mine and not n.startswith(NOT_WEIGHTS)]
+    unused = [n for n in found if n not in mine and _is_weight(n)]
     lines += [f"not used: {name} ({list(found[name].shape)})" for name in unused]
 
     def take(path: Any, x):
@@ -177,6 +177,11 @@ def weights(saved: Path, state: PyTree) -> tuple[PyTree, list[str]]:
         return found[name] if name in fits else x
 
     return jax.tree.map_with_path(take, state), lines
+
+
+def _is_weight(name: str) -> bool:
+    """Also no weight is what rounding has lost of a sum, which statistics begin without."""
+    return not name.startswith(NOT_WEIGHTS) and checkpoint.BESIDE.keys().isdisjoint(name.split("."))
 
 
 def _named(tree: PyTree) -> dict[str, Any]:

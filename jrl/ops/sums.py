@@ -1,11 +1,13 @@
 """Sums of many float32 numbers that keep what rounding loses (Kahan 1965, with the exact error of Knuth's 2Sum)."""
 
+from typing import Any
+
 import jax
 
 __all__ = ["add"]
 
 
-def add(total: jax.Array, rest: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def add(total: Any, rest: Any, x: Any) -> tuple[jax.Array, jax.Array]:
     """Adds `x` to a sum that is kept as two numbers.
 
     Args:

@@ -138,6 +138,11 @@ def lines(cfg: Any) -> Iterator[str]:
     lag = policy_lag(cfg)
     if lag is not None:
         yield f"collected while learning, by weights that are {lag} update{'s'[: lag > 1]} old at most"
+        if getattr(cfg.algo, "uncorrected", False):
+            yield (
+                "warning: this algorithm takes each rollout for its own policy's and degrades with the age of weights: "
+                "use rollout.mode sync, or what corrects for it, impala or appo"
+            )
     if cfg.replay is not None:
         yield (
             f"{plan.updates} updates per iteration on {plan.minibatch} {_rows(cfg)} from replay, "

@@ -267,6 +267,7 @@ def _evaluation_faults(cfg: Any) -> Iterator[Fault]:
 def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
     envs, length = cfg.env.num_envs, rollout_length(cfg)
     minibatches = getattr(cfg.algo, "num_minibatches", 1)
+    padded = cfg.rollout.batch_mode != "truncate_episodes"  # whole episodes are, to what divides
     if min(envs, length) < 1:
         return
     if envs % devices:
@@ -280,11 +281,16 @@ def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
         what = "env_runners" if cfg.env_runners.num else "devices that act"
         message = f"env.num_envs {envs} is not divisible by {pools} {what}: {near}"
         yield ("env.num_envs", "env_runners.num", "devices.actors"), message
+    if envs * length == 1 and not padded and getattr(cfg.algo, "normalize_advantage", False):
+        yield (
+            ("algo.normalize_advantage", "env.num_envs", "rollout.length"),
+            "algo.normalize_advantage: of the one row of a rollout the advantage is its own mean, and 0: nothing would "
+            "be learned: use a rollout.length of 2 or more, more env.num_envs, or turn it off",
+        )
     if not isinstance(minibatches, int):
         return
     keys = ("algo.num_minibatches", "env.num_envs", "rollout.length", "devices.learners", "devices.fake")
     rows, limit = envs // devices * length, sequence_length(cfg)
-    padded = cfg.rollout.batch_mode != "truncate_episodes"  # whole episodes are, to what divides
     if limit > 1 and length % limit == 0 and not getattr(cfg.algo, "whole_sequences", False):
         if not padded or cfg.network.max_seq_len is None:
             yield from _sequence_faults(minibatches, length // limit, envs // devices, limit, keys)

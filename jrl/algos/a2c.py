@@ -13,6 +13,7 @@ with `rollout.mode=async`: IMPALA is A2C with that correction. Gradients and sta
 
 import math
 from dataclasses import replace
+from typing import ClassVar
 
 from jrl.algos import actor_critic, custom_loss, exploration, parts
 from jrl.algos.actor_critic import Rows, State
@@ -29,6 +30,8 @@ DEFAULT_NETWORK = NetworkConfig()
 @hyperparams
 class Config:
     """Hyper-parameters of A2C; a Schedule is a number or `[[env_steps, value], ...]`."""
+
+    uncorrected: ClassVar[bool] = True  # rollouts count as the policy's own, which with rollout.mode async they are not
 
     lr: NonNegativeSchedule = 1e-3  # Adam's step size
     gamma: Unit = 0.99  # discount per step
@@ -70,7 +73,7 @@ def make(
         advantage, target = returns.gae(
             reward, rollout.terminated, done, value, gamma=cfg.gamma, gae_lambda=cfg.gae_lambda
         )
-        obs, normalize = agent.see(state.obs_stats, rollout.obs), cfg.normalize_advantage
+        obs, normalize = agent.recall(state.obs_stats, rollout), cfg.normalize_advantage
         rows, metrics = actor_critic.make_rows(
             obs, rollout, advantage, target, value[:-1], normalize_advantage=normalize, axis_name=axis_name
         )
@@ -78,7 +81,7 @@ def make(
 
     def update(state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
         state = replace(state, return_stats=parts.observe_returns(state.return_stats, rollout, axis_name))
-        rows, value_metrics = rows_of(state, rollout)
+        rows, value_metrics = rows_of(agent.begun(state, rollout), rollout)
         lr, ent_coef = (schedules.value(schedule, state.env_steps) for schedule in (cfg.lr, cfg.ent_coef))
 
         def own_loss(params, rows: Rows):

@@ -1,5 +1,6 @@
 """What A2C, PPO, IMPALA and APPO share: policy and value on one set of parameters, running statistics, rows."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -135,6 +136,8 @@ class Agent(NamedTuple):
     init: Callable[[Key], State]
     mask: Callable[[PyTree], Array | None]  # of what the network reads: the actions that can be taken [..., K]
     see: Callable[[PyTree, PyTree], PyTree]  # (obs_stats, obs [..., *]) -> obs as the network reads it
+    begun: Callable[[Any, Rollout], Any]  # (state, rollout) -> the state to read the rollout by: see `observer.begun`
+    recall: Callable[[PyTree, Rollout], PyTree]  # (obs_stats, rollout) -> its obs [T, B, *], as acting saw them
     # (fn, tree [T, B, ...]) -> [T, B, ...]: `fn` of rows [N, ...], in chunks that fit the cache
     map_rows: Callable[[Callable[[PyTree], PyTree], PyTree], PyTree]
     # (state, rollout) -> V(obs_0) .. V(obs_T) [T + 1, B] by the parameters that acted, and the memory before each
@@ -155,14 +158,12 @@ def agent(
     *,
     axis_name: str | None,
     record_value: bool = False,
-    record_dist: bool = False,
 ) -> Agent:
     """Network, optimizer, acting and running statistics of an actor-critic algorithm.
 
     Args:
       cfg, spec, network, axis_name: as of the algorithm's `make`.
       record_value: acting leaves extras["value"], which `values` then reads.
-      record_dist: acting leaves extras["dist"], the acting policy's distribution.
     Raises:
       InputError: a space, torso or exploration that cannot be handled.
     """
@@ -195,11 +196,9 @@ def agent(
         else:
             action = dist.mode()
             log_prob = dist.log_prob(action)
-        extras = {"log_prob": log_prob}
+        extras = {"log_prob": log_prob, **watch.record(actor.obs_stats, obs)}
         if record_value:
             extras["value"] = value
-        if record_dist:
-            extras["dist"] = distributions.batched(dist)
         return ActOut(action, parts.join_carry(memory, own), extras)
 
     def map_rows(fn, tree):
@@ -218,13 +217,14 @@ def agent(
 
     def values(state: State, rollout: Rollout) -> tuple[Array, PyTree]:
         if not recurrent:
-            value = lambda obs: net.value(state.params, see(state.obs_stats, obs))
+            value = lambda obs: net.value(state.params, obs)
             # where it was not recorded: one pass in large batches, not a second tower in each of T small steps
-            before = rollout.extras["value"] if record_value else map_rows(value, rollout.obs)
-            return jnp.concatenate([before, value(rollout.last_obs)[None]]), ()
+            anew = lambda: map_rows(value, watch.recall(state.obs_stats, rollout))
+            before = observer.values_seen(rollout, rollout.extras["value"], anew) if record_value else anew()
+            return jnp.concatenate([before, value(see(state.obs_stats, rollout.last_obs))[None]]), ()
         value, starts, memory = sequences.along(
             lambda window: net.unroll(state.params, window),
-            see(state.obs_stats, rollout.obs),
+            watch.recall(state.obs_stats, rollout),
             rollout.mask,
             parts.split_carry(rollout.carry)[0],
             sequences.length_of(network, rollout.reward.shape[0]),
@@ -254,7 +254,23 @@ def agent(
             **options,
         )
 
-    return Agent(net, optimizer, row_bytes, init, watch.mask, see, map_rows, values, cut, grid, observe, algo)
+    begun = functools.partial(observer.begun, watch)
+    return Agent(
+        net,
+        optimizer,
+        row_bytes,
+        init,
+        watch.mask,
+        see,
+        begun,
+        watch.recall,
+        map_rows,
+        values,
+        cut,
+        grid,
+        observe,
+        algo,
+    )
 
 
 def make_rows(

@@ -57,7 +57,8 @@ class Config:
     ent_coef: NonNegativeSchedule = 0.0  # weight of the entropy bonus
     # weight of a penalty on the KL from the target policy (at the start, if kl_target is set)
     kl_coef: NonNegative = 0.0
-    kl_target: Positive | None = None  # adapts the weight: x 1.5 above twice this KL, x 0.5 below half of it
+    # adapts the weight: x 1.5 above twice this KL, x 0.5 below half of it, to a thousandth and a thousand times at most
+    kl_target: Positive | None = None
     # no more gradient steps in an update once the KL from the target policy exceeds it
     target_kl: Positive | None = None
     normalize_advantage: bool = True  # to mean 0 and deviation 1 over the rollout's unmasked rows
@@ -72,7 +73,8 @@ class Config:
 
     def validate(self) -> list[str]:
         """What is wrong with the combination of values, each with its mend."""
-        return ppo.kl_faults(self) + exploration.validate(self.exploration)
+        moving = self.target_update_every > 1 or self.tau < 1
+        return ppo.kl_faults(self, moving=moving) + exploration.validate(self.exploration)
 
 
 @struct.dataclass
@@ -128,7 +130,8 @@ def make(
 
     def rows_of(state: State, rollout: Rollout):
         """V-trace by the target network, and weights: Rows [T, B], the memory before each sequence, and metrics."""
-        obs, last_obs = (agent.see(state.obs_stats, x) for x in (rollout.obs, rollout.last_obs))
+        obs = agent.recall(state.obs_stats, rollout)
+        last_obs = agent.see(state.obs_stats, rollout.last_obs)
         action, acting_log_prob = parts.cleared(rollout.mask, (rollout.action, rollout.extras["log_prob"]))
         log_prob, value, dist, last_value, memory = of_target(state, obs, last_obs, action, rollout)
         log_prob = jnp.where(rollout.mask, log_prob, 0.0)
@@ -149,7 +152,9 @@ def make(
         # pi / target with acting / target bounded is pi / max(target, acting / bound) (section 3.1)
         reference = jnp.maximum(log_prob, acting_log_prob - jnp.log(cfg.clip_target_ratio))
         old_value = value if cfg.value_clip_eps is not None else ()
-        return ppo.Rows(**vars(rows), log_prob=reference, value=old_value, dist=dist), memory, metrics
+        kl_log_prob = log_prob if cfg.target_kl is not None else ()
+        rows = ppo.Rows(**vars(rows), log_prob=reference, value=old_value, dist=dist, kl_log_prob=kl_log_prob)
+        return rows, memory, metrics
 
     def update(state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
         rows, memory, value_metrics = rows_of(state, rollout)

@@ -98,11 +98,10 @@ def make(
     custom_loss.check(loss)
 
     def columns_of(state: State, rollout: Rollout) -> Columns:
-        see = lambda obs: agent.see(state.obs_stats, obs)
         action, log_prob = parts.cleared(rollout.mask, (rollout.action, rollout.extras["log_prob"]))
         return Columns(
-            obs=see(rollout.obs),
-            last_obs=jax.tree.map(lambda x: x[None], see(rollout.last_obs)),
+            obs=agent.recall(state.obs_stats, rollout),
+            last_obs=jax.tree.map(lambda x: x[None], agent.see(state.obs_stats, rollout.last_obs)),
             action=action,
             log_prob=log_prob,
             reward=parts.scaled_reward(cfg, state.return_stats, rollout.reward),
@@ -143,7 +142,7 @@ def make(
         if num_envs % cfg.num_minibatches:
             raise InputError(_does_not_divide(cfg.num_minibatches, num_envs))
         state = replace(state, return_stats=parts.observe_returns(state.return_stats, rollout, axis_name))
-        columns = columns_of(state, rollout)
+        columns = columns_of(agent.begun(state, rollout), rollout)
         lr, ent_coef = (schedules.value(schedule, state.env_steps) for schedule in (cfg.lr, cfg.ent_coef))
         columns_loss = custom_loss.over_rows(loss, lambda params, columns: own_loss(params, columns, ent_coef), net)
 

@@ -1,7 +1,10 @@
 """Between an observation as the environment gives it and what networks read: the user's transform, then statistics.
 
-Rollouts and replay hold observations as they came. What acts and what learns looks at them through `see`, so that both
-see the same, whatever the statistics were when a row was stored.
+Rollouts and replay hold observations as they came, and what acts and what learns looks at them through `see`. Of a
+sample from replay learning sees what the statistics of today make of it. Of a rollout it sees what acting saw
+(`recall`), however old the actor was: the statistics of then are part of the policy that acted, and with others the
+importance weights would tell of their change. Only what was acted on before there were any statistics is seen by those
+of the first rollout.
 """
 
 from collections.abc import Callable
@@ -16,7 +19,21 @@ from jrl import registry, spaces
 from jrl.algos import parts
 from jrl.networks import NetworkConfig, is_image
 from jrl.ops import normalize
-from jrl.types import Array, Box, Dict, EnvSpec, InputError, Leaf, PyTree, Rollout, Space, Tuple, Window, element
+from jrl.types import (
+    SEEN,
+    Array,
+    Box,
+    Dict,
+    EnvSpec,
+    InputError,
+    Leaf,
+    PyTree,
+    Rollout,
+    Space,
+    Tuple,
+    Window,
+    element,
+)
 
 
 class Observer(NamedTuple):
@@ -26,6 +43,9 @@ class Observer(NamedTuple):
     # (statistics, obs [T, B, *], mask [T, B]) -> statistics with the unmasked rows
     observe: Callable[[PyTree, PyTree, Array], PyTree]
     mask: Callable[[PyTree], Array | None]  # of what networks read, also a Window: actions that can be taken [..., K]
+    # (statistics, what networks read [B, *]) -> extras of acting, for `recall`; {} where nothing is normalised
+    record: Callable[[PyTree, PyTree], dict[str, PyTree]]
+    recall: Callable[[PyTree, Rollout], PyTree]  # (statistics, rollout) -> obs [T, B, *] as networks read it
 
 
 def make(spec: EnvSpec, network: NetworkConfig, *, normalize_obs: bool, axis_name: str | None) -> Observer:
@@ -64,33 +84,53 @@ def make(spec: EnvSpec, network: NetworkConfig, *, normalize_obs: bool, axis_nam
         x = _cast(fn(x), read)
         return x if mask is None else {spaces.ACTION_MASK: obs[spaces.ACTION_MASK], "obs": x}
 
-    def see(stats: PyTree, obs: PyTree) -> PyTree:
-        obs = transformed(obs)
-        if not floats:
-            return obs
+    def picked(obs: PyTree) -> PyTree:
+        """The arrays that are normalised, in the structure of the statistics, of what `transformed` gives."""
         if whole:
-            return normalize.normalize(stats, obs)
+            return obs
+        leaves = jax.tree.leaves(spaces.split_mask(space, obs)[0])
+        return {arrays[i][0]: leaves[i] for i in floats}
+
+    def put(obs: PyTree, found: PyTree) -> PyTree:
+        """`obs` with those arrays in the places of its own."""
+        if whole:
+            return found
         x, mask = spaces.split_mask(space, obs)
         leaves = jax.tree.leaves(x)
-        picked = normalize.normalize(stats, {arrays[i][0]: leaves[i] for i in floats})
         for i in floats:
-            leaves[i] = picked[arrays[i][0]]
+            leaves[i] = found[arrays[i][0]]
         x = jax.tree.unflatten(jax.tree.structure(x), leaves)
         return x if mask is None else _join(space, x, obs[spaces.ACTION_MASK])
+
+    def see(stats: PyTree, obs: PyTree) -> PyTree:
+        obs = transformed(obs)
+        return put(obs, normalize.normalize(stats, picked(obs))) if floats else obs
 
     def observe(stats: PyTree, obs: PyTree, mask: Array) -> PyTree:
         if not floats:
             return stats
-        obs, weight = transformed(obs), mask.astype(jnp.float32)
-        if not whole:
-            leaves = jax.tree.leaves(spaces.split_mask(space, obs)[0])
-            obs = {arrays[i][0]: leaves[i] for i in floats}
-        return normalize.update(stats, obs, weight, axis_name=axis_name)
+        return normalize.update(stats, picked(transformed(obs)), mask.astype(jnp.float32), axis_name=axis_name)
+
+    def record(stats: PyTree, seen: PyTree) -> dict[str, PyTree]:
+        if not floats:
+            return {}
+        found = picked(seen)
+        x, mean = jax.tree.leaves(found)[0], jax.tree.leaves(stats.mean)[0]
+        return {SEEN: {"obs": found, "valid": jnp.broadcast_to(stats.count > 0, x.shape[: x.ndim - mean.ndim])}}
+
+    def recall(stats: PyTree, rollout: Rollout) -> PyTree:
+        obs = see(stats, rollout.obs)
+        if not floats or SEEN not in rollout.extras:
+            return obs
+        found = rollout.extras[SEEN]
+        valid = found["valid"] & rollout.mask  # on a masked row another observation may stand by now: an episode's last
+        pick = lambda old, new: jnp.where(jnp.expand_dims(valid, tuple(range(valid.ndim, new.ndim))), old, new)
+        return put(obs, jax.tree.map(pick, found["obs"], picked(obs)))
 
     def mask_of(obs: PyTree) -> Array | None:
         return spaces.split_mask(space, obs.obs if isinstance(obs, Window) else obs)[1] if masks else None
 
-    return Observer(spec._replace(observation=space), init, see, observe, mask_of)
+    return Observer(spec._replace(observation=space), init, see, observe, mask_of, record, recall)
 
 
 def ingested(watch: Observer, state: Any, rollout: Rollout, axis_name: str | None) -> Any:
@@ -101,6 +141,22 @@ def ingested(watch: Observer, state: Any, rollout: Rollout, axis_name: str | Non
         return_stats=parts.observe_returns(state.return_stats, rollout, axis_name),
         env_steps=parts.count_steps(state.env_steps, rollout.mask, axis_name),
     )
+
+
+def begun(watch: Observer, state: Any, rollout: Rollout) -> Any:
+    """A State with `obs_stats` to read a rollout by: before the first one there are none, and its own are taken."""
+    if not isinstance(state.obs_stats, normalize.RunningStats):
+        return state
+    own = lambda: watch.observe(state.obs_stats, rollout.obs, rollout.mask)
+    return replace(state, obs_stats=jax.lax.cond(state.obs_stats.count > 0, lambda: state.obs_stats, own))
+
+
+def values_seen(rollout: Rollout, recorded: Array, anew: Callable[[], Array]) -> Array:
+    """Values that acting has `recorded`, unless some are of observations that were not normalised: then all `anew`."""
+    if SEEN not in rollout.extras:
+        return recorded
+    unseen = rollout.mask & ~rollout.extras[SEEN]["valid"]
+    return jax.lax.cond(unseen.any(), anew, lambda: recorded)
 
 
 def _is_normalised(leaf: Leaf) -> bool:
@@ -153,4 +209,4 @@ def _cast(x: PyTree, space: Space) -> PyTree:
     return spaces.of_leaves(space, jax.tree.leaves(x))
 
 
-__all__ = ["Observer", "ingested", "make"]
+__all__ = ["Observer", "begun", "ingested", "make", "values_seen"]

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jrl import distributions
 from jrl.algos import actor_critic, custom_loss, exploration, parts
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import OverDistributions, Stochastic
@@ -26,6 +27,7 @@ from jrl.ops import losses, minibatch, returns, schedules
 from jrl.types import Algo, Array, EnvSpec, Key, PyTree, Rollout, UpdateAux, hyperparams
 
 DEFAULT_NETWORK = NetworkConfig()
+_KL_COEF_RANGE = 1_000.0  # how far an adaptive weight goes from the one that it starts with, either way
 
 
 @hyperparams
@@ -49,11 +51,12 @@ class Config:
     max_leaf_norm: Positive | None = None  # clips the norm of each parameter array's gradient
     max_grad_value: Positive | None = None  # clips each element of the gradient
     adam_eps: Positive = 1e-5  # added to Adam's denominator
-    # no more gradient steps on a rollout once the KL from the acting policy exceeds it
+    # no more gradient steps on a rollout once the KL from before the first exceeds it
     target_kl: Positive | None = None
-    # weight of a penalty on the KL from the acting policy (at the start, if kl_target is set)
+    # weight of a penalty on the KL from before the update (at the start, if kl_target is set)
     kl_coef: NonNegative = 0.0
-    kl_target: Positive | None = None  # adapts the weight: x 1.5 above twice this KL, x 0.5 below half of it
+    # adapts the weight: x 1.5 above twice this KL, x 0.5 below half of it, to a thousandth and a thousand times at most
+    kl_target: Positive | None = None
     microbatch_size: Count | None = None  # rows whose gradient is computed at once; null: chosen for the device
     exploration: OverDistributions = Stochastic()  # how it acts while it learns
 
@@ -71,7 +74,8 @@ class State(actor_critic.State):
 class Rows(actor_critic.Rows):
     log_prob: Array  # f32, of the policy that the ratio is clipped against
     value: PyTree  # f32, when the rollout was made; () unless values are clipped
-    dist: PyTree  # that policy's distribution; () without a KL penalty
+    dist: PyTree  # the distribution that a KL penalty is from; () without one
+    kl_log_prob: PyTree  # f32, of the policy that target_kl is measured from; () without it
 
 
 def make(
@@ -95,11 +99,8 @@ def make(
     Raises:
       InputError: a space or torso that PPO cannot handle.
     """
-    penalise_kl = penalises_kl(cfg)
     # a value recorded while acting costs no more than its head where the torso is shared; otherwise later is cheaper
-    agent = actor_critic.agent(
-        cfg, spec, network, axis_name=axis_name, record_value=network.shared, record_dist=penalise_kl
-    )
+    agent = actor_critic.agent(cfg, spec, network, axis_name=axis_name, record_value=network.shared)
     improve = clipped_steps(cfg, agent, axis_name=axis_name, loss=loss)
 
     def init(key: Key) -> State:
@@ -114,7 +115,7 @@ def make(
             reward, rollout.terminated, done, value, gamma=cfg.gamma, gae_lambda=cfg.gae_lambda
         )
         rows, metrics = actor_critic.make_rows(
-            agent.see(state.obs_stats, rollout.obs),
+            agent.recall(state.obs_stats, rollout),
             rollout,
             advantage,
             target,
@@ -128,7 +129,8 @@ def make(
                 **vars(rows),
                 log_prob=log_prob,
                 value=old_value if cfg.value_clip_eps is not None else (),
-                dist=rollout.extras["dist"] if penalise_kl else (),
+                dist=(),
+                kl_log_prob=(),
             ),
             memory,
             metrics,
@@ -136,7 +138,7 @@ def make(
 
     def update(state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
         state = replace(state, return_stats=parts.observe_returns(state.return_stats, rollout, axis_name))
-        rows, memory, value_metrics = rows_of(state, rollout)
+        rows, memory, value_metrics = rows_of(agent.begun(state, rollout), rollout)
         state, metrics = improve(state, rows, memory, key)
         return agent.observe(state, rollout), UpdateAux(metrics | value_metrics)
 
@@ -159,11 +161,24 @@ class ClippedSteps(Protocol):
     microbatch_size: Count | None
 
 
-def kl_faults(cfg: ClippedSteps) -> list[str]:
-    """What is wrong with the penalty's values."""
-    if cfg.kl_target is None or cfg.kl_coef > 0:
-        return []
-    return ["kl_target adapts kl_coef, which must then start above 0: try 0.2"]
+def kl_faults(cfg: ClippedSteps, *, moving: bool = False) -> list[str]:
+    """What is wrong with what KL decides.
+
+    Args:
+      cfg: the hyper-parameters.
+      moving: the policy that it is measured from may be older than the update.
+    """
+    faults = []
+    if cfg.kl_target is not None and not cfg.kl_coef > 0:
+        faults.append("kl_target adapts kl_coef, which must then start above 0: try 0.2")
+    if cfg.num_epochs * cfg.num_minibatches == 1 and not moving:
+        faults += [
+            f"{name} can never act: with num_epochs 1 and num_minibatches 1 the policy makes one step from each "
+            "rollout, and is where it was before it: set one of them to 2 or more, or leave this out"
+            for name in ("target_kl", "kl_target")
+            if getattr(cfg, name) is not None
+        ]
+    return faults
 
 
 def penalises_kl(cfg: ClippedSteps) -> bool:
@@ -176,7 +191,9 @@ def clipped_steps(
 ) -> Callable[..., Any]:
     """PPO's loss, or another, and its epochs of minibatches: (state, Rows [T, B], memory, key) -> (state, metrics).
 
-    The state is a State, or one with its fields; parameters, optimizer and kl_coef move.
+    The state is a State, or one with its fields; parameters, optimizer and kl_coef move. KL is measured from the
+    policies in the rows, or where there are none from that of the state: the acting policy may be older (`rollout.mode`
+    async), and how far the parameters have gone since is nothing that this update could do less of.
     """
     net, penalise_kl = agent.net, penalises_kl(cfg)
     custom_loss.check(loss)
@@ -189,6 +206,7 @@ def clipped_steps(
         log_prob = jnp.where(rows.weight > 0, dist.log_prob(rows.action), rows.log_prob)
         mean = lambda x: jnp.mean(rows.weight * x)
         surrogate, clipped = losses.clipped_surrogate(log_prob, rows.log_prob, rows.advantage, clip_eps=clip_eps)
+        kl_log_prob = rows.log_prob if cfg.target_kl is None else rows.kl_log_prob
         old_value = rows.value if cfg.value_clip_eps is not None else value
         policy_loss = mean(surrogate)
         value_loss = mean(losses.clipped_value_loss(value, old_value, rows.target, clip_eps=cfg.value_clip_eps))
@@ -198,7 +216,7 @@ def clipped_steps(
             "loss/policy": policy_loss,
             "loss/value": value_loss,
             "policy/entropy": entropy,
-            "policy/approx_kl": mean(losses.approx_kl(log_prob, rows.log_prob)),
+            "policy/approx_kl": mean(losses.approx_kl(log_prob, kl_log_prob)),
             "policy/clip_fraction": mean(clipped),
         }
         if penalise_kl:
@@ -206,9 +224,25 @@ def clipped_steps(
             total = total + kl_coef * metrics["policy/kl"]
         return total, metrics
 
+    def measured(params, rows: Rows) -> Rows:
+        """`rows` [N], of which those that say no policy to measure KL from say that of `params`."""
+
+        def before(rows: Rows):
+            dist, _ = net.apply(params, rows.obs)
+            log_prob = jnp.where(rows.weight > 0, dist.log_prob(rows.action), rows.log_prob)
+            return log_prob if measures else (), distributions.batched(dist) if penalise_kl else ()
+
+        measures = cfg.target_kl is not None
+        if (not measures or rows.kl_log_prob != ()) and (not penalise_kl or rows.dist != ()):
+            return rows
+        length = rows.weight[0].size
+        chunk = minibatch.chunk_rows(len(rows.weight), agent.row_bytes, cfg.microbatch_size, length=length)
+        log_prob, dist = minibatch.map_rows(before, rows, chunk)
+        return replace(rows, kl_log_prob=log_prob, dist=dist)
+
     def improve(state, rows: Rows, memory: PyTree, key: Key):
         num_steps, num_envs = agent.grid(*rows.weight.shape)  # with a core the steps are sequences
-        take = minibatch.row_taker(agent.cut(rows, memory))
+        take = minibatch.row_taker(measured(state.params, agent.cut(rows, memory)))
         size = num_steps * num_envs // cfg.num_minibatches
         length = rows.weight.shape[0] // num_steps
         chunk = minibatch.chunk_rows(size, agent.row_bytes, cfg.microbatch_size, length=length)
@@ -244,6 +278,8 @@ def clipped_steps(
             kl = last["policy/kl"]
             kl_coef = jnp.where(kl > 2.0 * cfg.kl_target, 1.5 * kl_coef, kl_coef)
             kl_coef = jnp.where(kl < 0.5 * cfg.kl_target, 0.5 * kl_coef, kl_coef)
+            # within bounds: halved for long enough it would be 0, and what is 0 does not grow
+            kl_coef = jnp.clip(kl_coef, cfg.kl_coef / _KL_COEF_RANGE, cfg.kl_coef * _KL_COEF_RANGE)
             metrics["policy/kl_coef"] = kl_coef
         return replace(state, params=params, opt_state=opt_state, kl_coef=kl_coef), metrics | {"train/lr": lr}
 

@@ -16,7 +16,7 @@ had there.
 """
 
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,8 @@ DEFAULT_NETWORK = NetworkConfig(hidden=(128, 128), activation="relu", layer_norm
 @hyperparams
 class Config:
     """Hyper-parameters of PQN; a Schedule is a number or `[[env_steps, value], ...]`."""
+
+    uncorrected: ClassVar[bool] = True  # rollouts count as the policy's own, which with rollout.mode async they are not
 
     lr: NonNegativeSchedule = 5e-4  # step size
     gamma: Unit = 0.99  # discount per step
@@ -150,7 +152,7 @@ def make(
         obs = watch.see(actor.obs_stats, obs)
         mask = watch.mask(obs)
         (q,), memory = net.step(actor.params, obs, memory, "q")
-        extras = {"value": best(q, mask)}
+        extras = {"value": best(q, mask), **watch.record(actor.obs_stats, obs)}
         if explore:
             # values are those of the parameters that learn, whatever acts
             q = q if actor.noisy == () else q_values(actor.noisy, obs)
@@ -168,18 +170,34 @@ def make(
         _, starts, after = sequences.along(unroll, obs, rollout.mask, parts.split_carry(rollout.carry)[0], length)
         return starts, after
 
+    def values(state: State, obs, rollout: Rollout) -> Array:
+        """max_a Q(obs_t) [T, B]: Q does not change while a rollout is collected, so that acting has computed it."""
+
+        def anew():
+            if not network.recurrent:
+                return jax.lax.map(lambda x: best(q_values(state.params, x), watch.mask(x)), obs)
+            length, memory = sequences.length_of(network, len(rollout.reward)), parts.split_carry(rollout.carry)[0]
+
+            def unroll(window):
+                (q,), after = net.unroll(state.params, window, "q")
+                return best(q, watch.mask(window)), after
+
+            return sequences.along(unroll, obs, rollout.mask, memory, length)[0]
+
+        return observer.values_seen(rollout, rollout.extras["value"], anew)
+
     def rows_of(state: State, rollout: Rollout) -> tuple[Rows, PyTree, PyTree]:
         """Q(lambda) targets and weights: rows [T, B], memory before each sequence, and updated return statistics."""
         return_stats = parts.observe_returns(state.return_stats, rollout, axis_name)
-        obs, last_obs = (watch.see(state.obs_stats, x) for x in (rollout.obs, rollout.last_obs))
+        state = observer.begun(watch, state, rollout)
+        obs, last_obs = watch.recall(state.obs_stats, rollout), watch.see(state.obs_stats, rollout.last_obs)
         starts, memory = memories(state, obs, rollout)
-        # Q does not change while a rollout is collected, so that what acting computed is what a second pass would
         last = best(net.step(state.params, last_obs, memory, "q")[0][0], watch.mask(last_obs))
         target = returns.lambda_returns(
             parts.scaled_reward(cfg, return_stats, rollout.reward),
             rollout.terminated,
             rollout.terminated | rollout.truncated,
-            jnp.concatenate([rollout.extras["value"], last[None]]),
+            jnp.concatenate([values(state, obs, rollout), last[None]]),
             gamma=cfg.gamma,
             lambda_=cfg.q_lambda,
         )

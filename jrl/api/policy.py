@@ -11,7 +11,7 @@ from jrl import spaces
 from jrl.config import RunConfig
 from jrl.envs.history import PREV_ACTION, PREV_REWARD
 from jrl.policy import Inputs, Past
-from jrl.types import Algo, Box, Dict, EnvSpec, PyTree, Tuple, element
+from jrl.types import SEEN, Algo, Box, Dict, EnvSpec, PyTree, Tuple, element
 
 if TYPE_CHECKING:
     from jrl.session import Session
@@ -57,7 +57,8 @@ class ActionPolicy:
         def step(actor, obs, carry, key, calls):
             out = self._algo.act(actor, obs, carry, jax.random.fold_in(key, calls), explore)
             action = out.action if transform is None else transform(out.action)
-            return action, out.carry, out.extras, out.action if self._inputs.remembers else None
+            extras = {name: x for name, x in out.extras.items() if name != SEEN}  # that is for learning
+            return action, out.carry, extras, out.action if self._inputs.remembers else None
 
         return jax.jit(step)
 

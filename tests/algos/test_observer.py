@@ -1,5 +1,8 @@
 """What networks read of observations: statistics leaf by leaf, the user's transform, masks left alone."""
 
+import dataclasses
+
+import fakes
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +11,8 @@ import pytest
 from jrl import registry
 from jrl.algos import observer
 from jrl.networks import NetworkConfig
-from jrl.types import Box, Dict, Discrete, EnvSpec, InputError, MultiBinary, Tuple, Window
+from jrl.ops import normalize
+from jrl.types import SEEN, Box, Dict, Discrete, EnvSpec, InputError, MultiBinary, Tuple, Window, seen_anew
 
 SPACE = Dict(
     (
@@ -103,3 +107,57 @@ def test_transforms_that_cannot_be(function, message):
     registry.register("wrong", function)
     with pytest.raises(InputError, match=rf"network\.transform wrong: .*{message}"):
         make(transform="wrong")
+
+
+STILL = {"normalize_obs": True, "lr": 0.0}  # nothing moves but the statistics
+WEIGHTS = {"ppo": ("policy/clip_fraction", 0), "appo": ("policy/rho", 1), "impala": ("policy/rho", 1)}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_statistics_alone_change_no_importance_weight(name):
+    """Rollouts by actors of up to two updates before, whose statistics were others: what they saw is learned from."""
+    algo, spec = fakes.make(name, **STILL), fakes.spec(name=name)
+    state, update = fakes.perturbed(algo.init(jax.random.key(0))), jax.jit(fakes.learn(algo))
+    state = state.replace(**({"target_params": jax.tree.map(jnp.copy, state.params)} if name == "appo" else {}))
+    metric, want = WEIGHTS[name]
+    actors, stats = [algo.actor(state)], []
+    for i in range(5):
+        rollout = fakes.rollout(algo, spec, actors[max(0, i - 2)], seed=i)
+        state, aux = update(state, rollout, jax.random.key(1))
+        actors.append(algo.actor(state))
+        stats.append(np.asarray(state.obs_stats.mean))
+        if i > 2:  # its actor had statistics
+            np.testing.assert_allclose(aux.metrics["policy/approx_kl"], 0.0, atol=1e-6)
+            np.testing.assert_allclose(aux.metrics[metric], want, atol=1e-6)
+    assert np.abs(stats[-1] - stats[0]).max() > 0.1
+    # observations that somebody has changed since are normalised anew
+    changed = seen_anew(rollout, rollout.replace(obs=rollout.obs + 1.0))
+    metrics = update(state, changed, jax.random.key(1))[1].metrics
+    assert metrics["policy/approx_kl"] > 1e-4 or abs(metrics[metric] - want) > 1e-4
+    assert seen_anew(rollout, rollout.replace(reward=-rollout.reward)).extras is rollout.extras
+
+
+@pytest.mark.parametrize(
+    ("name", "shared"), [("ppo", True), ("ppo", False), ("a2c", False), ("impala", False), ("pqn", False)]
+)
+def test_the_first_rollout_is_read_by_its_own_statistics(name, shared):
+    """As one whose statistics were there before; what acting has recorded of raw observations is computed anew."""
+    network = dataclasses.replace(fakes.NETWORK, shared=shared)
+    algo, spec = fakes.make(name, network=network, normalize_obs=True), fakes.spec(name=name)
+    state, update = fakes.perturbed(algo.init(jax.random.key(0))), jax.jit(algo.update)
+    rollout = fakes.rollout(algo, spec, algo.actor(state))
+    far = rollout.replace(obs=100.0 + 10.0 * rollout.obs, last_obs=100.0 + 10.0 * rollout.last_obs)
+    got, aux = update(state, far, jax.random.key(1))
+    known = state.replace(obs_stats=got.obs_stats)
+    extras = {**far.extras, SEEN: {"obs": normalize.normalize(got.obs_stats, far.obs), "valid": jnp.ones((8, 8), bool)}}
+    if "value" in extras:
+        net = algo.outputs
+        value = jnp.stack([net(known, x)["q"].max(-1) if name == "pqn" else net(known, x)["value"] for x in far.obs])
+        extras["value"] = value
+    want, want_aux = update(known, far.replace(extras=extras), jax.random.key(1))
+    fakes.assert_close(got.params, want.params, atol=1e-5)
+    for metric, x in want_aux.metrics.items():
+        np.testing.assert_allclose(aux.metrics[metric], x, rtol=1e-3, atol=1e-5, err_msg=metric)
+    as_it_is = normalize.init((4,)).replace(count=jnp.float32(1), m2=jnp.ones(4))
+    raw, _ = update(state.replace(obs_stats=as_it_is), far, jax.random.key(1))
+    assert fakes.differ(raw.params, got.params)

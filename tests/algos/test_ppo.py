@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from fakes import assert_close, assert_same, differ
 
-from jrl import networks
-from jrl.algos import actor_critic, parts, ppo
+from jrl import distributions, networks
+from jrl.algos import actor_critic, appo, parts, ppo
 from jrl.envs import classic
 from jrl.envs.graph import build
 from jrl.networks import NetworkConfig
@@ -28,7 +28,7 @@ def _jitted(env_spec, network, penalise_kl):
     """PPO's update with the config as an argument: one compilation for all values of the floats."""
 
     def run(cfg, state, rollout, key):
-        # a traced coefficient might be any, and the penalty needs the distributions of a rollout that was made for it
+        # a traced coefficient might be any, and the penalty costs a pass over the rollout
         cfg = cfg if penalise_kl else dataclasses.replace(cfg, kl_coef=0.0)
         return ppo.make(cfg, env_spec, network).update(state, rollout, key)
 
@@ -84,8 +84,10 @@ def reference_update(cfg, env_spec, network, state, rollout, key):
         "old_value": flat(np.float32(value[:-1])),
         "mask": flat(mask),
     }
-    if "dist" in rollout.extras:
-        old = rollout.extras["dist"]
+    before, _ = net.apply(state.params, rollout.obs)  # KL is measured from the policy before the update
+    rows["kl_log_prob"] = flat(before.log_prob(rollout.action))
+    if ppo.penalises_kl(cfg):
+        old = distributions.batched(before)
         rows["old_dist"] = jax.tree.map(
             flat, vars(old) if isinstance(env_spec.action, Discrete) else (old.mean, old.log_std)
         )
@@ -116,6 +118,7 @@ def reference_update(cfg, env_spec, network, state, rollout, key):
     def gradient(params, rows, kl_coef):
         log_prob, entropy, kl, value = log_prob_entropy_kl(params, rows)
         ratio = jnp.exp(log_prob - rows["old_log_prob"])
+        reference = rows["old_log_prob" if cfg.target_kl is None else "kl_log_prob"]
         clipped = jnp.clip(ratio, 1 - cfg.clip_eps, 1 + cfg.clip_eps)
         policy = -jnp.minimum(ratio * rows["advantage"], clipped * rows["advantage"])
         value_loss = 0.5 * (value - rows["target"]) ** 2
@@ -128,7 +131,7 @@ def reference_update(cfg, env_spec, network, state, rollout, key):
             "loss/policy": mean(policy),
             "loss/value": mean(value_loss),
             "policy/entropy": mean(entropy),
-            "policy/approx_kl": mean(ratio - 1 - (log_prob - rows["old_log_prob"])),
+            "policy/approx_kl": mean(jnp.exp(log_prob - reference) - 1 - (log_prob - reference)),
             "policy/clip_fraction": mean((ratio < 1 - cfg.clip_eps) | (ratio > 1 + cfg.clip_eps)),
         }
         total = metrics["loss/policy"] + cfg.vf_coef * metrics["loss/value"] - cfg.ent_coef * metrics["policy/entropy"]
@@ -247,6 +250,43 @@ def test_adaptive_kl_coefficient():
         assert float(metrics["policy/kl_coef"]) == float(after.kl_coef)
 
 
+def test_the_weight_of_the_penalty_stays_within_bounds():
+    cfg = dataclasses.replace(BASE, kl_coef=0.2, kl_target=100.0)
+    env_spec, state, rollout = setting(cfg)
+    for kl_coef, target, want in ((0.0, 100.0, 2e-4), (3e-4, 100.0, 2e-4), (150.0, 1e-12, 200.0)):
+        state = state.replace(kl_coef=jnp.float32(kl_coef))
+        after, _ = update(dataclasses.replace(cfg, kl_target=target), env_spec, SEPARATE, state, rollout)
+        assert float(after.kl_coef) == pytest.approx(want)
+
+
+def test_a_lag_alone_stops_no_gradient_step():
+    """The rollout is of parameters that are far away: KL from there is no news, KL from here is 0 at first."""
+    cfg = dataclasses.replace(BASE, target_kl=0.01, num_epochs=2, lr=1e-5, kl_coef=0.2, kl_target=0.01)
+    env_spec, state, _ = setting(cfg)
+    algo = ppo.make(cfg, env_spec, SEPARATE)
+    rollout = fakes.rollout(algo, env_spec, algo.actor(fakes.perturbed(state, 0.5)), T=T)
+    _, free = update(dataclasses.replace(cfg, target_kl=None), env_spec, SEPARATE, state, rollout)
+    assert free["policy/approx_kl"] > 0.05  # from the acting policy
+    got, metrics = update(cfg, env_spec, SEPARATE, state, rollout)
+    assert metrics["policy/stopped_early"] == 0
+    assert [int(x) for x in jax.tree.leaves(got.opt_state) if x.dtype == jnp.int32] == [8]
+    assert metrics["policy/approx_kl"] < 0.01 and metrics["policy/kl"] < 0.01
+    assert got.kl_coef == pytest.approx(0.1)  # nor does the weight of the penalty grow by it
+    want, _, steps = reference_update(cfg, env_spec, SEPARATE, state, rollout, KEY)
+    assert steps == 8
+    assert_close(got.params, want, atol=1e-5)
+
+
+def test_kl_that_can_never_act_is_refused():
+    one = {"num_epochs": 1, "num_minibatches": 1}
+    for cfg in (ppo.Config(**one, target_kl=0.01), ppo.Config(**one, kl_coef=0.2, kl_target=0.01)):
+        assert "can never act" in cfg.validate()[0]
+        assert dataclasses.replace(cfg, num_epochs=2).validate() == []
+    assert ppo.Config(**one, kl_coef=0.2).validate() == []
+    assert "target_kl can never act" in appo.Config(**one, target_kl=0.01).validate()[0]
+    assert appo.Config(**one, target_kl=0.01, target_update_every=2).validate() == []  # from a target of before
+
+
 # ---------------------------------------------------------------- clipping of gradients
 
 
@@ -349,10 +389,11 @@ def test_observation_statistics():
     seen = []
     for seed in range(3):
         rollout = fakes.rollout(algo, env_spec, algo.actor(state), T=T, seed=seed)
-        # the statistics that acted are those that learn: without a step, the policy is the one that acted
+        # the statistics that acted are those that learn: without a step, the policy is the one that acted; but for the
+        # first rollout, which was acted on raw observations and is weighted by that policy
         _, metrics = update(dataclasses.replace(cfg, lr=0.0), env_spec, SEPARATE, state, rollout)
-        assert abs(float(metrics["policy/approx_kl"])) < 1e-9
-        assert float(metrics["policy/clip_fraction"]) == 0.0
+        assert (abs(float(metrics["policy/approx_kl"])) < 1e-9) == (seed > 0)
+        assert seed == 0 or float(metrics["policy/clip_fraction"]) == 0.0
         assert_same(state.return_stats, ())
         state, _ = update(cfg, env_spec, SEPARATE, state, rollout)
         seen.append(np.asarray(rollout.obs)[np.asarray(rollout.mask)])

@@ -60,6 +60,7 @@ class Reporter:
         self.extra: dict[str, Any] = {}  # keys that other hooks put into the next rows
         self.row: dict[str, Any] | None = None  # the latest
         self.count = 0  # rows so far
+        self.episodes = 0  # that have ended in them
 
     def __call__(self, info: StepInfo) -> str | None:
         reason = self.flush() if self.due_before(info) else None
@@ -107,6 +108,7 @@ class Reporter:
                 "episodes": {name: np.asarray(x).tolist() for name, x in vars(merged).items()},
             }
         found = {"env_steps": self._marks[-1][1], "count": self.count, "trained": self._trained_then}
+        found["episodes"] = self.episodes
         return {**found, "extra": dict(self.extra), "pending": pending}
 
     def restore(self, state: Mapping[str, Any], timers: Any) -> None:
@@ -114,6 +116,7 @@ class Reporter:
         number = lambda x: float(x) if isinstance(x, str) else x  # numbers that are not finite
         self._marks = collections.deque([(self._clock(), state["env_steps"])], maxlen=2)
         self.count, self._trained_then = state.get("count", 0), state.get("trained", 0)
+        self.episodes = state.get("episodes", 0)
         self.extra.update({name: number(x) for name, x in state["extra"].items()})
         if state["pending"] is not None:
             p = state["pending"]
@@ -163,6 +166,7 @@ class Reporter:
             **last.timers.drain(),
             **self.extra,
         }
+        self.episodes += int(self.row["episode/count"])
         self._marks.append((now, env_steps))
         self._pending = []
         reasons = [sink(self.row) for sink in self._sinks]

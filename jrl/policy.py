@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jrl import build, checkpoint, config, spaces
+from jrl import build, checkpoint, config, elsewhere, spaces
 from jrl.config import RunConfig
 from jrl.envs import action_transform
 from jrl.envs.history import PREV_ACTION, PREV_REWARD, history
@@ -103,6 +103,22 @@ class Policy:
         """Acts with other weights of the same algorithm from now on, and begins new episodes."""
         self._actor = jax.device_put(actor)
         self.reset()
+
+    def predict(
+        self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
+    ) -> tuple[Any, None]:
+        """(actions, None) of one observation or of many, with SB3's arguments; `act` with another signature.
+
+        Args:
+          observation: as `act`.
+          state: is not looked at: the policy keeps what goes on through an episode itself.
+          episode_start: [N] bool, as `reset` of `act`.
+          deterministic: the best action; otherwise one that is drawn as in training.
+        """
+        return self.act(observation, explore=not deterministic, reset=episode_start), None
+
+    def __getattr__(self, name: str) -> Any:
+        raise elsewhere.missing(self, name, "policy")
 
     def reset(self) -> None:
         """The next call begins new episodes."""

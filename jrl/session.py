@@ -288,7 +288,9 @@ class Session:
         _log.info("row %d: %d steps, return %s", self.reporter.count, row["env_steps"], row["episode/return"])
         _log.debug("%s", row)
         trained = self.reporter.trained(row["env_steps"], row["updates"])
-        self.result = results.result(row, iteration=self.reporter.count, trained=trained, before=self._row)
+        counts = {"iteration": self.reporter.count, "trained": trained, "episodes": self.reporter.episodes}
+        then = (self.result or {}).get("num_env_steps_trained_lifetime", 0)
+        self.result = results.result(row, **counts, before=self._row, trained_before=then)
         self._row = dict(row)
         if self.hooks:
             before = results.flat(self.result)

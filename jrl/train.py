@@ -239,8 +239,8 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
     """Trains until a criterion, the step budget, a signal or an update that is not finite."""
     import jax
 
-    from jrl import build, checkpoint, hooks, parallel
-    from jrl.metrics import loggers, progress, report, timers
+    from jrl import build, checkpoint, hooks, parallel, run_directory
+    from jrl.metrics import progress, timers
     from jrl.session import Session
 
     directory, transcript = options.directory, options.transcript
@@ -269,19 +269,18 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         for note in session.start(start.saved, start.weights):
             print(note)
         # not before the checkpoint was found to fit: nothing in the directory changes until then
-        config.write(cfg, directory)
         transcript.open(directory / "log.txt")
-        report.write_env_json(directory, devices=[str(d) for d in jax.devices()])
         if not checkpoints.reserve(session.parts()):
             print("the disk has no room to spare for a last checkpoint, should it become full", file=sys.stderr)
         rows_until = meta["rows"]["env_steps"] if meta else start.rows_until
-        log = loggers.open_loggers(directory, cfg.run.log, rows_until, checkpoints.make_room)
-        stack.callback(log.close)
+        write_row = stack.enter_context(
+            run_directory.opened(session, directory, rows_until, make_room=checkpoints.make_room)
+        )
         for stream in (transcript.screen, transcript.file):
             display = progress.open_progress(cfg.stop, stream, window=cfg.run.smoothing_episodes)
             stack.callback(display.close)
             sinks.append(display.update)
-        sinks += [log.write, hooks.stop_at(cfg.stop, cfg.run.smoothing_episodes)]
+        sinks += [write_row, hooks.stop_at(cfg.stop, cfg.run.smoothing_episodes)]
         if options.verbose:
             sinks.append(_print_stages)
         session.decides = lambda found: hooks.evaluation_ends(cfg.stop, found) or checkpoints.improves(found)
@@ -341,8 +340,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
             checkpoints.save(info.iteration, session.parts(), session.description())
         checkpoints.wait()
     try:
-        title = f"{config.algo_name(cfg)} on {cfg.env.id}"
-        report.plot_learning_curve(directory, directory / "learning_curve.png", stop=cfg.stop, title=title)
+        run_directory.plot(session, directory)
     except OSError as e:  # the run itself is whole
         print(f"learning_curve.png was not drawn: {e.strerror or e}", file=sys.stderr)
     return _End(reason)

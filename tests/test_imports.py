@@ -17,6 +17,7 @@ ARROWS = {
     "": {"policy", "envs"},
     "ops": set(),
     "errors": set(),
+    "elsewhere": set(),
     "command": {"errors"},
     "__main__": {"command"},  # and the module of the command that was typed
     "shipped": set(),
@@ -57,7 +58,7 @@ ARROWS = {
         "replay",
         "schema",
     },
-    "policy": {"build", "checkpoint", "config", "envs", "rollout", "spaces", "types"},
+    "policy": {"elsewhere", "build", "checkpoint", "config", "envs", "rollout", "spaces", "types"},
     "hooks": {"types", "metrics", "checkpoint", "rollout"},
     "schema": {"bounds", "errors", "plain_yaml"},
     "plan": set(),
@@ -77,6 +78,7 @@ ARROWS = {
         "command",
     },
     "migrate": {
+        "plan",
         "bounds",
         "schema",
         "errors",
@@ -98,6 +100,7 @@ ARROWS = {
     "check_env": {"envs", "errors", "schema", "command"},
     "memory_tracking": {"callbacks"},
     "session": {"*", "-api", "-train"},
+    "run_directory": {"session", "config", "metrics"},
     "workers": {"rollout", "errors", "session"},
     "train": {"*", "-api"},
     "export": {"*", "-api", "-train"},

@@ -3,18 +3,22 @@
 The object drives `jrl.session.Session`, as `python -m jrl.train` does; there is no second loop.
 """
 
-import contextlib
+import argparse
 import copy
 import dataclasses
 import datetime
+import functools
+import os
+import socket
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from jrl import build, checkpoint, config, envs, files, hooks, migrate, registry, runtime
+from jrl import build, checkpoint, config, elsewhere, envs, hooks, migrate, registry, runtime
 from jrl.api.config import AlgorithmConfig
 from jrl.api.policy import ActionPolicy
+from jrl.api.records import Records, Saved, hold, path_of
 from jrl.errors import InputError
 from jrl.metrics import results
 from jrl.session import Session
@@ -56,9 +60,8 @@ class Algorithm:
         self.config = made
         self._begun = False
         self._policy: ActionPolicy | None = None
-        self._directory: Path | None = None
-        self._at_end: list[Callable[[], None]] = []  # closes loggers, then releases the directory
-        self._open(None if checkpoint is None else Path(checkpoint))
+        self._records: Records | None = None
+        self._open(None if checkpoint is None else path_of(checkpoint))
 
     @classmethod
     def read_config(cls, given: AlgorithmConfig | Mapping[str, Any] | None, env: Any = None) -> AlgorithmConfig:
@@ -112,22 +115,31 @@ class Algorithm:
             build.enable_compile_cache()
         found = checkpoint.locate(saved) if saved else None
         restarts = checkpoint.read_meta(found)["iteration"] if found else 0
-        if cfg.run.out:
-            self._hold(Path(cfg.run.out), continued=found is not None)
+        held = hold(cfg.run.out, continued=found is not None)
         try:
             self.session = Session(cfg, restarts=restarts, face=self, endless=True, training_step=own_step)
         except BaseException:
-            self._release()
+            held.close()
             raise
         self._stopped = False
         try:
             self.workers = self.env_runner_group = self.session.workers
             self.session.start(found, begin=not self._begun)
             self._begun = True
-            if cfg.run.out:
-                self._log_to(Path(cfg.run.out))
+            count, time_s = self.session.reporter.count, self.session.reporter.seconds()
+            counts = {"training_iteration": count, "timesteps_total": self.session.env_steps, "time_total_s": time_s}
+            self._restored: dict[str, float] = counts if found else dict.fromkeys(counts, 0)
+            self._records = Records(
+                self.session,
+                self.config.algo_name,
+                writes=bool(cfg.run.log or cfg.run.out),
+                continued=found is not None,
+                files=held,
+                directory=None if self._records is None else self._records.made,
+            )
         except BaseException:
-            self._close()
+            self.session.close()
+            held.close()
             raise
 
     def training_step(self, step: Any) -> None:
@@ -139,37 +151,26 @@ class Algorithm:
         """(scalar, metrics) of a batch. Subclasses may return another; `default(params, batch)` is the algorithm's."""
         return default(params, batch)
 
-    def _hold(self, directory: Path, *, continued: bool) -> None:
-        """Keeps other runs out of a directory until `stop`."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(files.held(directory))
-            if not continued and (directory / "config.yaml").exists():
-                raise InputError(f"run.out: {directory} holds a run already: name another, or go on from a checkpoint")
-            self._at_end.append(stack.pop_all().close)
-
-    def _log_to(self, directory: Path) -> None:
-        from jrl.metrics import loggers
-
-        config.write(self.session.config, directory)
-        log = loggers.open_loggers(directory, self.session.config.run.log, self.session.env_steps or None)
-        self.session.sinks.append(log.write)
-        self._at_end.append(log.close)
-
     # ------------------------------------------------------------ training
 
     def train(self) -> dict[str, Any]:
         """One iteration: at least one rollout and its updates, and as many as `reporting` asks for.
 
+        The first one makes the run directory, `logdir`, unless `debugging(log=[])` says that nothing is written.
+
         Returns:
           The result: training_iteration, episode_return_mean, _min, _max, episode_len_mean (NaN until an episode has
           ended), num_env_steps_sampled_lifetime, time_total_s, `learners`, `timers`, `env_runners`, `evaluation`,
-          `custom_metrics`; and `done`, whether a criterion of `stop` is met.
+          `custom_metrics`; `done`, whether a criterion of `stop` is met; the same under RLlib's former names, such as
+          episode_reward_mean and timesteps_total; config, hostname, node_ip, pid, date, trial_id.
         Raises:
           FloatingPointError: an update was not finite; names what `python -m jrl.debug` repeats.
         """
         if self._stopped:
             raise RuntimeError("this Algorithm was stopped: build another, or restore a checkpoint")
-        session = self.session
+        session, records = self.session, self._records
+        assert records is not None
+        records.begin()
         while True:
             info = session.advance()
             assert info is not None  # a session without an end
@@ -178,13 +179,30 @@ class Algorithm:
                 break
         if session.config.run.on_nonfinite != "ignore" and hooks.not_finite(info):
             path = session.write_fault(self.logdir, info)
+            records.close(ended=False)
             raise FloatingPointError(f"an update was not finite; python -m jrl.debug {path} tells why")
         session.reporter.flush()
+        records.after()
         assert session.result is not None
         met = hooks.stop_at(session.config.stop, session.config.run.smoothing_episodes)(session.reporter.row or {})
         total = session.config.stop.get("env_steps")
         done = met is not None or (total is not None and session.counted() >= total)
-        return {**copy.deepcopy(session.result), "done": done}
+        return {**copy.deepcopy(session.result), "done": done, **self._about()}
+
+    def _about(self) -> dict[str, Any]:
+        """What a result says of this process and of the run, beside numbers."""
+        result, since = self.session.result or {}, self._restored
+        return {
+            "config": self.config.to_dict(),
+            "hostname": socket.gethostname(),
+            "node_ip": _node_ip(),
+            "pid": os.getpid(),
+            "date": f"{datetime.datetime.now():%Y-%m-%d_%H-%M-%S}",
+            "trial_id": "default",
+            "iterations_since_restore": result["training_iteration"] - since["training_iteration"],
+            "timesteps_since_restore": result["timesteps_total"] - since["timesteps_total"],
+            "time_since_restore": result["time_total_s"] - since["time_total_s"],
+        }
 
     @property
     def iteration(self) -> int:
@@ -309,31 +327,55 @@ class Algorithm:
 
     @property
     def logdir(self) -> Path:
-        """Where this run puts what it writes; made when it is asked for."""
-        if self._directory is None:
-            own = self.session.config.run.out
-            name = f"{self.config.algo_name}_{datetime.datetime.now():%Y%m%d-%H%M%S}-"
-            Path("runs").mkdir(exist_ok=True) if own is None else None
-            self._directory = Path(own) if own else Path(tempfile.mkdtemp(prefix=name, dir="runs"))
-        return self._directory
+        """The run directory, with what the command's has: `run.out`, or runs/<algorithm>_<env>_<time>; made when it is
+        asked for.
+        """
+        assert self._records is not None
+        return self._records.directory
 
-    def save(self, path: str | Path | None = None) -> str:
+    def save(self, path: str | Path | None = None) -> Saved:
         """Writes a checkpoint that `restore`, `from_checkpoint` and `jrl.load` take.
 
         Args:
           path: a directory that does not exist, or is empty; None: one of its own under `logdir`.
         Returns:
-          The path.
+          The path, a str; as in RLlib also `.checkpoint.path`, and `.metrics`.
         """
-        session = self.session
-        target = Path(path) if path is not None else self.logdir / "checkpoints" / str(session.iteration)
-        target, again = target.resolve(), 1
-        while path is None and target.exists():
-            target, again = target.with_name(f"{session.iteration}-{again + 1}"), again + 1
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise InputError(f"save: {target} exists already: name another, or leave the path out")
-        checkpoint.write(target, checkpoint.on_host(session.parts()), session.description())
-        return str(target)
+        assert self._records is not None
+        return self._records.save(path)
+
+    save_to_path = save_checkpoint = save
+
+    def export_policy_model(
+        self, export_dir: str | Path, policy_id: str = "default_policy", onnx: int | None = None, *, format: str = "npz"
+    ) -> dict[str, Any]:
+        """Writes the policy as files that run without jrl: see `jrl.export`.
+
+        Args:
+          export_dir: made; an earlier export in it is replaced.
+          policy_id: of the one policy.
+          onnx: RLlib's; a number: as ONNX.
+          format: npz, stablehlo or onnx.
+        Returns:
+          What was written.
+        Raises:
+          InputError: what the format cannot express, or a library that is not there.
+        """
+        self.get_policy(policy_id)
+        from jrl.export.__main__ import export
+
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch) / "checkpoint"
+            checkpoint.write(path, checkpoint.on_host(self.session.parts()), self.session.description())
+            given = {"format": "onnx" if onnx else format, "best": False, "out": str(export_dir)}
+            return export(argparse.Namespace(checkpoint=str(path), **given))
+
+    export_model = export_policy_model
+
+    def export_policy_checkpoint(self, export_dir: str | Path, policy_id: str = "default_policy") -> Saved:
+        """As `save(export_dir)`: a checkpoint is that of the one policy, too."""
+        self.get_policy(policy_id)
+        return self.save(export_dir)
 
     def restore(self, path: str | Path) -> None:
         """Goes on from a checkpoint of a run with this config: parameters, optimizer, counters, replay.
@@ -341,37 +383,52 @@ class Algorithm:
         Raises:
           InputError: there is none, or it does not fit.
         """
-        found = checkpoint.locate(Path(path))
-        self._close()
+        found = checkpoint.locate(path_of(path))
+        self._close(ended=False)
         self._open(found)
+
+    load_checkpoint = restore_from_path = restore
 
     @classmethod
     def from_checkpoint(cls, path: str | Path) -> "Algorithm":
         """The Algorithm of a checkpoint, with the config that is stored there. Raises InputError."""
         from jrl import api
 
-        found = checkpoint.locate(Path(path))
+        found = checkpoint.locate(path_of(path))
         made = AlgorithmConfig.from_dict(checkpoint.read_meta(found)["config"])
         own = cls if cls.algo_name else api.algorithm_class(made.algo_name)
         return own(made, checkpoint=found)
 
     def stop(self) -> None:
-        """Ends environments, processes and threads of the run; may be called again."""
-        self._close()
+        """Ends environments, processes and threads of the run; may be called again. In the run directory, if `train`
+        made one, are the last checkpoint and the learning curve then.
+        """
+        self._close(ended=True)
 
     cleanup = stop
 
-    def _close(self) -> None:
+    def _close(self, *, ended: bool) -> None:
         self._policy, self._stopped = None, True
-        self.session.close()
-        self._release()
+        try:
+            if self._records is not None:
+                self._records.close(ended=ended)
+        finally:
+            self.session.close()
 
-    def _release(self) -> None:
-        while self._at_end:
-            self._at_end.pop()()
+    def __getattr__(self, name: str) -> Any:
+        raise elsewhere.missing(self, name, "algorithm")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.stop()
+
+
+@functools.cache
+def _node_ip() -> str:
+    """The address of this machine; that of the loopback where its name has none."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
-from jrl import config, exploration_names, registry, schema
+from jrl import config, elsewhere, exploration_names, registry, schema
 from jrl.api import groups, translation
 from jrl.config import RunConfig
 from jrl.errors import InputError
@@ -135,6 +135,8 @@ class AlgorithmConfig:
             return value
         if _is_search(value):
             return {"grid_search": [self._plain(key, v) for v in value["grid_search"]]}
+        if key == "env.id":
+            translation.install_environment(value)
         if key in _OBJECTS:
             return None if value is None else registry.reference(value)
         if key in _LISTS_OF_OBJECTS:
@@ -293,7 +295,9 @@ class AlgorithmConfig:
         Raises:
           InputError: all that is wrong.
         """
-        return config.from_dict(self._resolved(defaults=True))
+        tree = self._resolved(defaults=True)
+        translation.install_environment((tree.get("env") or {}).get("id"))
+        return config.from_dict(tree)
 
     def to_yaml(self, path: str | Path | None = None) -> str:
         """The whole tree as YAML, for `python -m jrl.train`; written to `path`, if given."""
@@ -381,6 +385,18 @@ class AlgorithmConfig:
         else:
             self.update_from_dict({name: value})
 
+    def keys(self) -> list[str]:
+        """The names that `config[name]` takes."""
+        return list(self.names())
+
+    def values(self) -> list[Any]:
+        """What they are, in that order."""
+        return [self[name] for name in self.names()]
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Both."""
+        return [(name, self[name]) for name in self.names()]
+
     def get(self, name: str, default: Any = None) -> Any:
         """As `config[name]`; `default` where there is no such name."""
         try:
@@ -389,8 +405,8 @@ class AlgorithmConfig:
             return default
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
+        if name.startswith("_") or name in elsewhere.NAMES["config"]:
+            raise elsewhere.missing(self, name, "config")
         try:
             return self[name]
         except KeyError as e:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jrl import spaces
+from jrl import elsewhere, spaces
 from jrl.config import RunConfig
 from jrl.envs.history import PREV_ACTION, PREV_REWARD
 from jrl.policy import Inputs, Past
@@ -190,6 +190,35 @@ class ActionPolicy:
         given = self._observations(observations, prev_action, prev_reward)
         action, after, extras = self._act(given, state, explore, None, None)
         return (action, after, extras) if self._gives_state(state) else action
+
+    def predict(
+        self, observation: Any, state: PyTree = None, episode_start: Any = None, deterministic: bool = False
+    ) -> tuple[Any, PyTree]:
+        """(actions, state) of one observation or of many, with SB3's arguments.
+
+        Args:
+          observation: [*] or [N, *], in the environment's own units.
+          state: from the call before; None: episodes begin.
+          episode_start: [N] bool, or one: where an episode begins with this observation, whatever the state.
+          deterministic: the best action; otherwise one that is drawn as in training.
+        """
+        alone = self._inputs.batch(observation, name="observation")[2]
+        state = None if _is_empty(state) else state
+        if state is not None and episode_start is not None:
+            start = self.get_initial_state()
+            begins = lambda x: np.reshape(np.asarray(episode_start, bool), (-1,) + (1,) * (np.ndim(x) - 1))
+            fresh = lambda x, first: np.where(np.any(episode_start) if alone else begins(x), first, x)
+            state = jax.tree.map(fresh, state, start)
+        act = self.compute_single_action if alone else self.compute_actions
+        found = act(observation, state, explore=not deterministic)
+        return (found[0], found[1]) if self._gives_state(state) else (found, None)
+
+    def compute_log_likelihoods(self, actions: PyTree, obs_batch: Any) -> np.ndarray:
+        """log pi(a | s) [N] f32 of actions [N, *] as the policy chose them. Raises ValueError: it has none."""
+        return np.asarray(self.distribution(obs_batch).log_prob(actions))
+
+    def __getattr__(self, name: str) -> Any:
+        raise elsewhere.missing(self, name, "policy")
 
     def _gives_state(self, state: PyTree) -> bool:
         return self.recurrent or not _is_empty(state)

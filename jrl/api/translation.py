@@ -2,10 +2,11 @@
 
 import dataclasses
 import difflib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from jrl import sections
+from jrl import registry, sections
 from jrl.hyper import NetworkConfig
 from jrl.migrate import KEYS, memory
 from jrl.migrate.job import Job, canonical, translate
@@ -77,6 +78,16 @@ def _with_sizes(theirs: Mapping[str, Any], given: Mapping[str, Any], config_clas
         yield "num_env_runners", runners
     if not getattr(config_class, "uses_replay", False) and isinstance(length := at("rollout", "length"), int):
         yield "rollout_fragment_length", length
+
+
+def install_environment(name: Any) -> None:
+    """Registers an environment that is known to Ray Tune only: `ray.tune.register_env(name, creator)`."""
+    if not isinstance(name, str) or registry.registered(name) is not None or "ray.tune.registry" not in sys.modules:
+        return
+    from ray.tune.registry import ENV_CREATOR, _global_registry
+
+    if _global_registry.contains(ENV_CREATOR, name):
+        registry.register(name, _global_registry.get(ENV_CREATOR, name))
 
 
 def near(name: str, among: Iterable[str]) -> str | None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from jrl import algos, registry
-from jrl.api import algorithm_class
+from jrl.api import algorithm_class, translation
 from jrl.api.algorithm import Algorithm
 from jrl.api.config import AlgorithmConfig
 from jrl.config import RunConfig as _RunConfig
@@ -27,6 +27,11 @@ from jrl.errors import InputError, cannot_import
 from jrl.rollout import ray_cluster
 from jrl.rollout.runner_health import RunnerOptions
 
+# of a result, what Tune says of its own trials
+_TUNES = {
+    "config", "hostname", "node_ip", "pid", "date", "trial_id", "iterations_since_restore", "timesteps_since_restore",
+    "time_since_restore",
+}  # fmt: skip
 _CHECKED = 100  # variants of a search space that are checked before the first trial starts
 
 
@@ -61,7 +66,7 @@ class _Trial:
                 f"run.out: all trials would write to {out}: leave it out, Tune has a directory for each; a relative "
                 "one lies in there"
             )
-        self._settings = made
+        self._settings = made if out else made.debugging(log=[])  # Tune writes rows itself
 
     @property
     def algorithm(self) -> Algorithm:
@@ -72,14 +77,11 @@ class _Trial:
 
     def step(self) -> dict[str, Any]:
         found = self.algorithm.train()
-        # Tune's tables show what they know by these names, and the first four others
+        # Tune has its own
+        found = {name: value for name, value in found.items() if name not in _TUNES}
+        # its tables show what they know by these names, and the first four others
         first = ("episode_return_mean", "episode_return_min", "episode_return_max", "episode_len_mean")
-        return {
-            **{name: found[name] for name in first},
-            "timesteps_total": found["num_env_steps_sampled_lifetime"],
-            "episode_reward_mean": found["episode_return_mean"],
-            **found,
-        }
+        return {**{name: found[name] for name in first}, **found}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         self.algorithm.save(checkpoint_dir)
@@ -128,6 +130,8 @@ def trainable(algorithm: "str | type[Algorithm]", space: Any = None) -> Any:
 
 
 def _objects(space: Any) -> dict[str, Any]:
+    if isinstance(space, Mapping):
+        translation.install_environment(space.get("env"))
     return registry.everything() if space is None else registry.needed(space)
 
 

@@ -24,19 +24,33 @@ _MEND = "give it get_task() and set_task(task), as jrl.envs.task.TaskSettableEnv
 TaskFn = Callable[[dict[str, Any], Any, Any], Any]  # (result, env, EnvContext) -> task; None: as it is
 
 
-class TaskSettableEnv:
-    """Mixin of Gymnasium environments with a task, kept as `self.task`: `class Mine(TaskSettableEnv, gymnasium.Env)`.
+@functools.cache
+def _task_settable_env() -> type:
+    import gymnasium
 
-    Any environment with these two methods will do. A module that imports this class makes worker processes import jax.
-    """
+    class TaskSettableEnv(gymnasium.Env):
+        """A Gymnasium environment with a task, kept as `self.task`: `class Mine(TaskSettableEnv)`.
 
-    task: Any = None
+        Any environment with these two methods will do. A module that imports this class makes worker processes import
+        jax.
+        """
 
-    def get_task(self) -> Any:
-        return self.task
+        task: Any = None
 
-    def set_task(self, task: Any) -> None:
-        self.task = task
+        def get_task(self) -> Any:
+            return self.task
+
+        def set_task(self, task: Any) -> None:
+            self.task = task
+
+    TaskSettableEnv.__module__, TaskSettableEnv.__qualname__ = __name__, "TaskSettableEnv"
+    return TaskSettableEnv
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TaskSettableEnv":  # made when it is asked for: Gymnasium is not imported before
+        return _task_settable_env()
+    raise AttributeError(f"module {__name__} has no attribute {name}")
 
 
 class Handle:

@@ -43,19 +43,48 @@ _EVALUATION = {
 }
 
 
-def result(row: Mapping[str, Any], *, iteration: int, trained: int, before: Mapping[str, Any] | None) -> dict[str, Any]:
+# names that numbers had in RLlib before -> those that they have now
+_FORMER = {
+    "episode_reward_mean": "episode_return_mean",
+    "episode_reward_min": "episode_return_min",
+    "episode_reward_max": "episode_return_max",
+    "timesteps_total": "num_env_steps_sampled_lifetime",
+    "agent_timesteps_total": "num_env_steps_sampled_lifetime",
+    "num_agent_steps_sampled_lifetime": "num_env_steps_sampled_lifetime",
+    "num_agent_steps_sampled": "num_env_steps_sampled",
+    "num_env_steps_sampled_this_iter": "num_env_steps_sampled",
+    "timesteps_this_iter": "num_env_steps_sampled",
+    "num_env_steps_trained_this_iter": "num_env_steps_trained",
+    "num_agent_steps_trained": "num_env_steps_trained",
+    "num_agent_steps_trained_lifetime": "num_env_steps_trained_lifetime",
+}
+
+
+def result(
+    row: Mapping[str, Any],
+    *,
+    iteration: int,
+    trained: int,
+    episodes: int = 0,
+    before: Mapping[str, Any] | None,
+    trained_before: int = 0,
+) -> dict[str, Any]:
     """The dict that `Algorithm.train` returns.
 
     Args:
       row: of the loggers.
       iteration: number of the row.
       trained: environment steps learned from so far.
+      episodes: that have ended so far.
       before: the row before, None for the first.
+      trained_before: environment steps learned from until then.
     """
     learner: dict[str, Any] = {}
     found: dict[str, Any] = {
         "training_iteration": iteration,
         "num_env_steps_trained_lifetime": trained,
+        "num_env_steps_trained": trained - trained_before,
+        "episodes_total": episodes,
         "num_env_steps_sampled": row["env_steps"] - (before["env_steps"] if before else 0),
         "time_this_iter_s": row["time_s"] - (before["time_s"] if before else 0.0),
         "env_runners": {},
@@ -75,12 +104,20 @@ def result(row: Mapping[str, Any], *, iteration: int, trained: int, before: Mapp
             found.setdefault(_PLACES[first], {})[rest] = value
         elif name not in ("iteration", "episode/window"):
             learner[name.removeprefix("learner/")] = value
-    return found
+    if "evaluation" in found:
+        found["evaluation"] = _with_former(found["evaluation"])
+    return _with_former(found)
+
+
+def _with_former(found: dict[str, Any]) -> dict[str, Any]:
+    """Numbers under their former names, too."""
+    return found | {former: found[name] for former, name in _FORMER.items() if name in found}
 
 
 def evaluation(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics of an evaluation under those names."""
-    return {_EVALUATION.get(name, name): value for name, value in found.items()}
+    """The metrics of an evaluation under those names, at the top and under `env_runners`."""
+    named = _with_former({_EVALUATION.get(name, name): value for name, value in found.items()})
+    return {**named, "env_runners": dict(named)}
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

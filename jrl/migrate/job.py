@@ -13,13 +13,14 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from jrl import schema, sections
+from jrl import plan, schema, sections
 from jrl.bounds import INT64, is_number, short
 from jrl.hyper import NetworkConfig
 from jrl.migrate.tables import KEYS
 
 # environment steps of a train() of RLlib's algorithms with replay, where the file does not say
 _ITERATION = {"dqn": 1_000, "sac": 100, "td3": 1_000}
+_MOST_DEVICES = 65_537  # more than there can be
 _DEFAULT_ENVS = sections.EnvConfig(id="").num_envs
 _DEFAULT_LENGTH = 128  # of rollout.length
 _SEQUENCE = 20  # steps of a sequence, by default: of RLlib, and of replay here
@@ -210,7 +211,8 @@ class Sizes:
         learners = number("num_learners", least=0) or 1
         gpus = number("num_gpus", least=0, whole=False) or 0
         settled = job.settled("devices.learners") or ()
-        self.devices = int(max(gpus, learners, len(settled) if isinstance(settled, list | tuple) else 1, 1))
+        most = len(settled) if isinstance(settled, list | tuple) else 1
+        self.devices = int(min(max(gpus, learners, most, 1), _MOST_DEVICES))
         self.shared = self.num_envs % self.devices == 0
         self.batch = number("train_batch_size", least=1)
         if self.batch is None and (share := number("train_batch_size_per_learner", least=1)):
@@ -249,8 +251,7 @@ class Sizes:
             return (given or _SEQUENCE) if job.core else None
         if given is None or getattr(job.config_class, "whole_sequences", False):
             return given or self.steps
-        parts = (n for n in range(1, self.steps + 1) if self.steps % n == 0)
-        return min(parts, key=lambda n: abs(math.log(n / given)))
+        return min(plan.divisors(self.steps), key=lambda n: abs(math.log(n / given)))
 
     def _counts(self, job: Job) -> list[int]:
         """The numbers of minibatches into which the rows of a device can be cut."""
@@ -259,8 +260,8 @@ class Sizes:
         parts = self.steps if self.sequence is None else self.steps // self.sequence
         if whole or self.sequence is None:
             rows = envs if whole else envs * parts
-            return [n for n in range(1, rows + 1) if rows % n == 0]
-        return [n for n in range(1, envs * parts + 1) if envs % (n // math.gcd(parts, n)) == 0]
+            return plan.divisors(rows)
+        return [n for n in plan.divisors(envs * parts) if envs % (n // math.gcd(parts, n)) == 0]
 
     def _replay(self, job: Job) -> None:
         """RLlib samples a fragment from every environment, then learns once; or as training_intensity says."""

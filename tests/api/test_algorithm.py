@@ -1,22 +1,31 @@
 """A run as an object: what `train` returns and never changes, weights, checkpoints, own steps, and its end."""
 
 import math
+import os
+import re
 import threading
+import types
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 import jrl
-from jrl import config, evaluate, registry
+from jrl import config, elsewhere, evaluate, registry
 from jrl.api import PPO, Algorithm, DQNConfig, PPOConfig
+from jrl.api.records import path_of
 from jrl.errors import InputError
+from jrl.metrics import loggers
+from jrl.migrate import KEYS
 from jrl.session import Session
+
+RLLIB = Path(__file__).parent.parent / "fixtures" / "rllib"
 
 
 def small(**reporting):
     made = PPOConfig().environment("CartPole-v1", backend="graph").env_runners(num_envs=4, rollout_fragment_length=16)
-    return made.training(num_epochs=1, model={"hidden": [8]}).reporting(**reporting).debugging(seed=5)
+    return made.training(num_epochs=1, model={"hidden": [8]}).reporting(**reporting).debugging(seed=5, log=[])
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +50,71 @@ def test_a_result_has_the_names_that_rllib_users_know(algo):
     assert second["num_env_steps_sampled_lifetime"] == algo.env_steps == second["num_env_steps_trained_lifetime"]
     assert second["time_total_s"] >= first["time_total_s"] > 0
     assert not second["done"]
+
+
+def test_a_result_has_what_it_had_before_and_what_tune_adds(algo):
+    first, found = algo.train(), algo.train()
+    returns = [found[f"episode_return_{x}"] for x in ("mean", "min", "max")]
+    assert [found[f"episode_reward_{x}"] for x in ("mean", "min", "max")] == returns
+    new, total = found["num_env_steps_sampled"], found["num_env_steps_sampled_lifetime"]
+    for former in ("num_env_steps_sampled_this_iter", "timesteps_this_iter", "num_env_steps_trained_this_iter"):
+        assert found[former] == new, former
+    for former in ("timesteps_total", "agent_timesteps_total", "num_agent_steps_sampled_lifetime"):
+        assert found[former] == total, former
+    assert found["episodes_total"] == first["episodes_total"] + found["episodes_this_iter"] > 0
+    assert found["config"] == algo.config.to_dict() and found["pid"] == os.getpid()
+    assert {"hostname", "node_ip", "date", "trial_id", "timestamp", "time_this_iter_s"} <= set(found)
+    assert found["iterations_since_restore"] == found["training_iteration"] == algo.iteration
+    assert found["timesteps_since_restore"] == total
+
+
+METHODS = {words[0]: words[1:] for words in map(str.split, (RLLIB / "methods.txt").read_text().split("\n\n"))}
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_every_method_of_rllibs_is_here_or_has_a_word_that_says_what_is(kind, algo):
+    owner = {"algorithm": algo, "policy": algo.get_policy(), "config": algo.config}[kind]
+    assert len(METHODS[kind]) > 50
+    for name in METHODS[kind]:
+        if name in elsewhere.NAMES[kind]:
+            assert not hasattr(owner, name)
+            with pytest.raises(AttributeError, match=re.escape(f"has no {name}: {elsewhere.NAMES[kind][name]}")):
+                getattr(owner, name)
+        else:
+            assert hasattr(owner, name) or name in KEYS, name
+    with pytest.raises(AttributeError, match="did you mean|has no argument|docs/api.md"):
+        owner.get_weightz  # noqa: B018
+
+
+def test_predict_has_the_arguments_of_sb3(algo, tmp_path):
+    obs = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    best = algo.compute_actions(obs, explore=False)
+    actions, state = algo.get_policy().predict(obs, deterministic=True)
+    np.testing.assert_array_equal(actions, best)
+    assert state is None and algo.get_policy().predict(obs[0], deterministic=True) == (best[0], None)
+    assert {int(algo.get_policy().predict(obs[0])[0]) for _ in range(50)} == {0, 1}
+    said = algo.get_policy().compute_log_likelihoods(best, obs)
+    np.testing.assert_allclose(said, algo.get_policy().distribution(obs).log_prob(best))
+    loaded = jrl.load(algo.save(tmp_path / "c"))
+    np.testing.assert_array_equal(loaded.predict(obs, deterministic=True)[0], best)
+    with pytest.raises(AttributeError, match=r"Policy has no model: distribution\(obs\)"):
+        loaded.model  # noqa: B018
+
+
+def test_what_save_returns_is_a_path_and_has_rllibs_attributes(algo, tmp_path):
+    saved = algo.save(tmp_path / "c")
+    assert isinstance(saved, str) and saved == str(tmp_path / "c") == saved.checkpoint.path == saved.path
+    assert Path(saved).is_dir() and os.path.join(saved, "x") == f"{tmp_path}/c/x"
+    assert saved.metrics["training_iteration"] == algo.iteration
+    with saved.checkpoint.as_directory() as path:
+        assert path == saved
+    assert jrl.load(saved.checkpoint.to_directory(tmp_path / "copy")).act(np.zeros(4, np.float32)) in (0, 1)
+    assert path_of(saved.checkpoint) == path_of(types.SimpleNamespace(path=str(saved))) == Path(saved)
+
+
+def test_the_policy_is_exported(algo, tmp_path):
+    found = algo.export_policy_model(tmp_path / "out")
+    assert found["format"] == "npz" and found["agreement"] == 1.0 and (tmp_path / "out" / "policy.json").exists()
 
 
 def test_it_is_the_run_that_the_command_makes():
@@ -262,15 +336,49 @@ def test_bad_input_is_found_before_anything_is_made():
         Algorithm({})
 
 
+RUN_DIRECTORY = {"config.yaml", "params.json", "result.jsonl", "progress.csv", "tb", "env.json", "checkpoints"}
+
+
+def test_a_run_directory_as_the_command_writes_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    made = small(min_sample_timesteps_per_iteration=1).debugging(log=["jsonl", "csv", "tensorboard"])
+    with made.checkpointing(checkpoint_every=100, keep_last=1).build() as algo:
+        assert not (tmp_path / "runs").exists()  # who only acts leaves nothing
+        first = algo.train()
+        assert capsys.readouterr().out == f"run: {algo.logdir}\n"
+        kept = algo.save()
+        results = [first, *(algo.train() for _ in range(3))]
+    assert algo.logdir.parent == tmp_path / "runs" and algo.logdir.name.startswith("ppo_CartPole-v1_")
+    assert {p.name for p in algo.logdir.iterdir()} == {*RUN_DIRECTORY, "learning_curve.png"}
+    rows = loggers.read_rows(algo.logdir / "result.jsonl")
+    assert [row["env_steps"] for row in rows] == [r["num_env_steps_sampled_lifetime"] for r in results]
+    assert jrl.load(algo.logdir).env_steps == rows[-1]["env_steps"]  # the end has a checkpoint
+    assert jrl.load(kept).env_steps == rows[0]["env_steps"]
+    with Algorithm.from_checkpoint(algo.logdir) as other:
+        found = other.train()
+        assert (found["training_iteration"], found["iterations_since_restore"]) == (5, 1)
+        assert found["episodes_total"] == results[-1]["episodes_total"] + found["episodes_this_iter"]
+        assert other.logdir != algo.logdir
+
+
+def test_nothing_is_written_where_nothing_is_logged(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with small().build() as algo:
+        algo.train()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_rows_go_to_files_where_out_is_set(tmp_path):
     with small().debugging(out=str(tmp_path / "run"), log=["jsonl"]).build() as algo:
         result = algo.train()
         with pytest.raises(InputError, match=r"run\.out: .*/run is in use by process"):
             Algorithm.from_checkpoint(algo.save())
-    rows = [line for line in (tmp_path / "run" / "result.jsonl").read_text().splitlines() if line]
+        algo.restore(algo.save())
+        again = algo.train()
+    rows = loggers.read_rows(tmp_path / "run" / "result.jsonl")
     with pytest.raises(InputError, match="holds a run already"):
         small().debugging(out=str(tmp_path / "run")).build()
-    assert len(rows) == 1 and f'"env_steps": {result["num_env_steps_sampled_lifetime"]}' in rows[0]
+    assert [row["env_steps"] for row in rows] == [x["timesteps_total"] for x in (result, again)]
     assert config.load(tmp_path / "run" / "config.yaml", ["stop.env_steps=1"]).run.seed == 5
 
 

@@ -1,0 +1,178 @@
+"""What an Algorithm leaves on disk: its run directory, as the command writes it, and what `save` returns."""
+
+import contextlib
+import datetime
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jrl import checkpoint, files, run_directory
+from jrl.errors import InputError
+from jrl.session import Session
+
+
+class Saved(str):
+    """The path of a checkpoint, with the attributes of RLlib's results: `algo.save().checkpoint.path`.
+
+    Attributes:
+      metrics: the result of the iteration before, if there was one.
+    """
+
+    metrics: dict[str, Any]
+
+    def __new__(cls, path: str, metrics: Mapping[str, Any] | None = None) -> "Saved":
+        made = super().__new__(cls, path)
+        made.metrics = dict(metrics or {})
+        return made
+
+    @property
+    def path(self) -> str:
+        return str(self)
+
+    @property
+    def checkpoint(self) -> "Saved":
+        return self
+
+    def to_directory(self, path: str | Path | None = None) -> str:
+        """The path; of a copy at `path`, if that is given."""
+        if path is None:
+            return self.path
+        import shutil
+
+        return str(shutil.copytree(self, path, dirs_exist_ok=True))
+
+    @contextlib.contextmanager
+    def as_directory(self) -> Any:
+        """The path, for a `with`."""
+        yield self.path
+
+
+def path_of(given: Any) -> Path:
+    """The path of what `save` returned, of a Ray checkpoint, or of a path."""
+    given = getattr(given, "checkpoint", given)
+    return Path(given if isinstance(given, str) else getattr(given, "path", given))
+
+
+def hold(out: str | None, *, continued: bool) -> contextlib.ExitStack:
+    """Keeps other runs out of the directory that a config names, until the stack is closed.
+
+    Raises:
+      InputError: another run writes to it, or it holds one that is not continued.
+    """
+    with contextlib.ExitStack() as stack:
+        if out:
+            stack.enter_context(files.held(Path(out)))
+            if not continued and (Path(out) / "config.yaml").exists():
+                raise InputError(f"run.out: {out} holds a run already: name another, or go on from a checkpoint")
+        return stack.pop_all()
+
+
+class Records:
+    """The run directory of one Algorithm. Nothing is made before the first result row, or the first `save`.
+
+    Args:
+      session: of the run.
+      name: of the algorithm.
+      writes: whether rows are written; what is saved always is.
+      continued: from a checkpoint.
+      files: what `hold` gave; closed at the end.
+      directory: that of the Algorithm before a restore, which goes on with it; None: as `run.out` says.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        name: str,
+        *,
+        writes: bool,
+        continued: bool,
+        files: contextlib.ExitStack,
+        directory: Path | None,
+    ):
+        self._session, self._name = session, name
+        self.writes = writes
+        self._continued = continued
+        self._directory = directory
+        self._files = files
+        self._write: Any = None  # of a row, while the files are open
+        self._saved: int | None = session.iteration if continued else None
+        every = session.config.checkpoint.every
+        self._due = None if every is None else session.env_steps - session.env_steps % every + every
+        self._checkpoints: checkpoint.Checkpointer | None = None
+        if session.config.run.out:
+            self.begin()
+
+    @property
+    def made(self) -> Path | None:
+        """The directory, if there is one yet."""
+        return self._directory
+
+    @property
+    def directory(self) -> Path:
+        """Where this run puts what it writes; made when it is asked for."""
+        if self._directory is None:
+            cfg = self._session.config
+            if cfg.run.out:
+                self._directory = Path(cfg.run.out).absolute()
+            else:
+                name = f"{self._name}_{cfg.env.id}_{datetime.datetime.now():%Y%m%d-%H%M%S}"
+                self._directory = files.new(Path("runs") / name.replace("/", "-").replace(":", "-")).absolute()
+        return self._directory
+
+    def begin(self) -> None:
+        """Opens the files for result rows, if they are wanted and not open."""
+        if not self.writes or self._write is not None:
+            return
+        session = self._session
+        fresh = self._directory is None and not session.config.run.out
+        rows_until = session.env_steps if self._continued else None
+        if not session.config.run.out:
+            self._files.enter_context(files.held(self.directory, made=True))
+        self._write = self._files.enter_context(run_directory.opened(session, self.directory, rows_until))
+        session.sinks.append(self._write)
+        if fresh:
+            print(f"run: {self.directory}")
+
+    def after(self) -> None:
+        """Writes the checkpoint that `checkpoint.every` asks for after a call."""
+        session, every = self._session, self._session.config.checkpoint.every
+        if every is None or self._due is None or not self.writes or (steps := session.counted()) < self._due:
+            return
+        self._due = steps - steps % every + every
+        if self._checkpoints is None:
+            keeper = checkpoint.Checkpointer(self.directory / "checkpoints", session.config.checkpoint)
+            self._checkpoints = self._files.enter_context(keeper)
+        self._checkpoints.save(session.iteration, session.parts(), session.description())
+        self._saved = session.iteration
+        if session.config.checkpoint.exact and session.run.program.restart:
+            session.run.program.restart(session.iteration)
+
+    def save(self, path: str | Path | None) -> Saved:
+        """See `Algorithm.save`."""
+        session = self._session
+        target = path_of(path) if path is not None else self.directory / "checkpoints" / str(session.iteration)
+        target, again = target.absolute(), 1
+        while path is None and target.exists():
+            target, again = target.with_name(f"{session.iteration}-{again + 1}"), again + 1
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise InputError(f"save: {target} exists already: name another, or leave the path out")
+        checkpoint.write(target, checkpoint.on_host(session.parts()), {**session.description(), "keep": True})
+        if path is None:
+            self._saved = session.iteration
+        return Saved(str(target), session.result)
+
+    def close(self, *, ended: bool) -> None:
+        """Closes the files. A run that has ended leaves a last checkpoint and its learning curve, as the command's."""
+        session, opened = self._session, self._write is not None
+        try:
+            alive = ended and opened and not any(x.is_deleted() for x in jax.tree.leaves(session.state.learner))
+            if alive and session.iteration and self._saved != session.iteration:
+                self.save(None)
+        finally:
+            self._files.close()
+            session.sinks[:] = [sink for sink in session.sinks if sink is not self._write]
+            self._write = None
+        if ended and opened and "jsonl" in session.config.run.log:
+            run_directory.plot(session, self.directory)

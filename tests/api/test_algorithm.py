@@ -74,7 +74,7 @@ METHODS = {words[0]: words[1:] for words in map(str.split, (RLLIB / "methods.txt
 @pytest.mark.parametrize("kind", METHODS)
 def test_every_method_of_rllibs_is_here_or_has_a_word_that_says_what_is(kind, algo):
     owner = {"algorithm": algo, "policy": algo.get_policy(), "config": algo.config}[kind]
-    assert len(METHODS[kind]) > 50
+    assert len(METHODS[kind]) > 40
     for name in METHODS[kind]:
         if name in elsewhere.NAMES[kind]:
             assert not hasattr(owner, name)
@@ -82,7 +82,7 @@ def test_every_method_of_rllibs_is_here_or_has_a_word_that_says_what_is(kind, al
                 getattr(owner, name)
         else:
             assert hasattr(owner, name) or name in KEYS, name
-    with pytest.raises(AttributeError, match="did you mean|has no argument|docs/api.md"):
+    with pytest.raises(AttributeError, match=r"did you mean|has no argument|docs/api\.md"):
         owner.get_weightz  # noqa: B018
 
 

@@ -3,9 +3,10 @@
 import dataclasses
 import inspect
 
+import gymnasium
 import pytest
 
-from jrl import algos, api, config, schema
+from jrl import algos, api, config, registry, schema
 from jrl.api import Algorithm, AlgorithmConfig, DQNConfig, PPOConfig, SACConfig
 from jrl.api.groups import GROUPS
 from jrl.errors import InputError
@@ -191,6 +192,26 @@ def test_names_of_the_api():
     assert issubclass(api.PPO, Algorithm) and api.PPO is api.algorithm_class("ppo")
     with pytest.raises(AttributeError, match=r"jrl\.api has no PPPO"):
         api.PPPO  # noqa: B018
+
+
+class Corridor(gymnasium.Env):
+    """Stands for an environment of the user's own."""
+
+    observation_space, action_space = gymnasium.spaces.Discrete(3), gymnasium.spaces.Discrete(2)
+
+
+def test_environments_by_their_names(monkeypatch):
+    monkeypatch.setattr(registry, "_registered", {})
+    for given in (f"{__name__}.Corridor", f"{__name__}:Corridor", Corridor):
+        cfg = PPOConfig().environment(given, backend="gymnasium").validate().to_run_config()
+        assert cfg.env.id == f"{__name__}:Corridor"
+    theirs = pytest.importorskip("ray.tune")
+    made = PPOConfig().environment("jrl-test-corridor")
+    with pytest.raises(InputError, match="no backend has it"):
+        made.validate()
+    theirs.register_env("jrl-test-corridor", lambda config: Corridor())
+    made.environment("jrl-test-corridor", backend="gymnasium").validate()
+    assert isinstance(registry.load("jrl-test-corridor", "env.id")({}), Corridor)
 
 
 # ---------------------------------------------------------------- RLlib's names

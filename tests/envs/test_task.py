@@ -3,6 +3,7 @@
 import functools
 import sys
 
+import cloudpickle
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from counter_env import Taskless
 from env_helpers import Stepper
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jrl import envs, parallel
+from jrl import envs, parallel, registry
 from jrl.envs import task
 from jrl.envs.context import EnvContext
 from jrl.envs.graph import Definition, build
@@ -190,6 +191,32 @@ def test_behind_wrappers():
         source.close()
     finally:
         del gymnasium.registry["Mine-v0"]
+
+
+def test_a_class_of_ones_own_needs_no_other_base():
+    class Mine(task.TaskSettableEnv):
+        observation_space, action_space = gymnasium.spaces.Discrete(3), gymnasium.spaces.Discrete(2)
+
+        def __init__(self, config):
+            self.task = config["task"]
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return self.np_random.integers(3), {}
+
+        def step(self, action):
+            return self.np_random.integers(3), float(self.get_task()), False, False, {}
+
+    assert issubclass(Mine, gymnasium.Env) and Mine.__mro__[1] is task.TaskSettableEnv
+    assert cloudpickle.loads(cloudpickle.dumps(task.TaskSettableEnv)) is task.TaskSettableEnv
+    registry.register("mine", Mine)
+    env = envs.make("mine", num_envs=2, options={"task": 3})
+    task.check(env)
+    env.foreach_env(task.setter(5))
+    assert env.foreach_env(lambda env: env.unwrapped.get_task()) == [5, 5]
+    env.close()
+    with pytest.raises(AttributeError, match="has no attribute TaskSetableEnv"):
+        task.TaskSetableEnv  # noqa: B018
 
 
 def test_what_has_no_task_says_so():

@@ -112,6 +112,12 @@ class Transcript:
             self._kept.insert(0, f"{head}# {now}\n")
             self._save()
 
+    def listen(self) -> None:
+        """Goes on where somebody, such as a live bar, has put streams of their own in the place of these."""
+        for name in ("stdout", "stderr"):
+            if not isinstance(stream := getattr(sys, name), Lasting):
+                setattr(sys, name, Lasting(stream, self.write))
+
     def _save(self) -> None:
         if self._open is None or not self._kept:
             return

@@ -280,6 +280,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
             display = progress.open_progress(cfg.stop, stream, window=cfg.run.smoothing_episodes)
             stack.callback(display.close)
             sinks.append(display.update)
+        transcript.listen()
         sinks += [write_row, hooks.stop_at(cfg.stop, cfg.run.smoothing_episodes)]
         if options.verbose:
             sinks.append(_print_stages)
@@ -296,10 +297,11 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         else:
             due = hooks.reached(cfg.checkpoint.every, most=session.steps_per_call, env_steps=done)
 
+        # the weights that were evaluated as the best so far are those that are kept
+        is_best = lambda: session.evaluated and checkpoints.improves(session.reporter.row or {})
+
         def save_if_due(info: "StepInfo") -> None:
-            # the weights that were evaluated as the best so far are those that are kept
-            best = session.evaluated and checkpoints.improves(session.reporter.row or {})
-            if due(info) or best:
+            if due(info) or is_best():
                 save(info)
 
         # in this order: a checkpoint knows of what the others did before it
@@ -336,7 +338,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
             raise RuntimeError(f"the devices learned different things: {', '.join(apart)}: a reduction is missing")
         if not interrupted:  # a row of its own would be one that an uninterrupted run does not have
             reason = session.reporter.flush() or reason
-        if checkpoints.last_saved != info.iteration and not (interrupted and cfg.checkpoint.exact):
+        if (checkpoints.last_saved != info.iteration or is_best()) and not (interrupted and cfg.checkpoint.exact):
             checkpoints.save(info.iteration, session.parts(), session.description())
         checkpoints.wait()
     try:

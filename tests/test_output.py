@@ -66,6 +66,31 @@ def test_a_transcript_has_what_was_printed_without_control_characters(tmp_path, 
     assert out == "before\tthe file\n10%\r20%\r30%\na bar\nno end" and err.startswith("\x1b[1mbold")
 
 
+def test_a_transcript_has_what_a_bar_prints_above_itself(tmp_path):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    screen, before = Terminal(), sys.stdout
+    sys.stdout = screen
+    try:
+        with recorded() as transcript:
+            transcript.open(tmp_path / "log.txt")
+            with Progress(console=Console(file=transcript.screen, force_terminal=True), auto_refresh=False) as bar:
+                transcript.listen()
+                task = bar.add_task("training", total=2)
+                print("above the bar")
+                bar.update(task, completed=1, refresh=True)
+            print("below the bar")
+    finally:
+        sys.stdout = before
+    assert (tmp_path / "log.txt").read_text().splitlines()[1:] == ["above the bar", "below the bar"]
+    assert all(text in screen.getvalue() for text in ("above the bar", "training", "below the bar"))
+
+
 def test_loggers_are_heard_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's
     logger = logging.getLogger("jrl.somewhere")

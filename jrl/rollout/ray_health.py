@@ -9,9 +9,10 @@ import os
 import re
 import select
 import socket
-import struct
 import time
 from typing import Any
+
+import psutil
 
 from jrl.errors import RunnersLost
 
@@ -68,12 +69,11 @@ class Lifeline:
 
 
 def _process(path: str) -> int | None:
-    """A file descriptor that is readable once the process that listens at a Unix socket has ended; None without."""
-    if not hasattr(os, "pidfd_open") or not hasattr(socket, "SO_PEERCRED"):
-        return None
-    with socket.socket(socket.AF_UNIX) as link:
-        link.connect(path)
-        return os.pidfd_open(struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
+    """A file descriptor that is readable once the process with a Unix socket has ended; None where there is no such."""
+    for process in psutil.process_iter(["name", "cmdline"]):
+        if process.info["name"] == "raylet" and any(word.endswith(path) for word in process.info["cmdline"] or ()):
+            return os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
+    return None
 
 
 def _listens(host: str, port: int) -> bool:

@@ -11,7 +11,7 @@ import jax
 
 from jrl import build_learner, callbacks, envs, learner, loop, parallel, plan, plan_faults, registry
 from jrl.build_collect import algorithm as algorithm
-from jrl.build_collect import close_all, collecting, completed, make_source, make_vectors, whole_episodes
+from jrl.build_collect import close_all, collecting, completed, ladder, make_source, make_vectors, whole_episodes
 from jrl.build_collect import collector as collector
 from jrl.build_collect import environment as environment
 from jrl.build_collect import runner_source as runner_source
@@ -107,7 +107,8 @@ def run(
     env = vectors[0]
     if here and isinstance(env, GraphEnv) and (env.pure or short):
         iterations = plan.iterations_per_call(cfg)
-        collect = unroll.make(env, algo.act, **collecting(cfg, algo, pools))
+        place = cfg.env.num_envs if ladder(cfg) else None
+        collect = unroll.make(env, algo.act, place=place, **collecting(cfg, algo, pools))
         program = loop.fused(learn, collect, mesh, iterations=iterations, rows=rows, close=lambda: close_all(vectors))
         backend = f"{backend}, {iterations} iterations per call"
         guarantee = "refilled" if refilled else "bitwise" if env.pure else "learner"

@@ -148,6 +148,16 @@ def collecting(cfg: RunConfig, algo: Algo, pools: int) -> dict[str, Any]:
     }
 
 
+def ladder(cfg: RunConfig) -> bool:
+    """Whether the environments of the run explore each in its own way."""
+    return getattr(getattr(cfg.algo, "exploration", None), "ladder", False)
+
+
+def placed(cfg: RunConfig, algo: Algo, first: int) -> Callable[..., PyTree]:
+    """`algo.carry` of environments from the run's number `first` on."""
+    return functools.partial(algo.carry, first=first, total=cfg.env.num_envs) if ladder(cfg) else algo.carry
+
+
 def make_source(
     cfg: RunConfig,
     algo: Algo,
@@ -169,7 +179,14 @@ def make_source(
     if hooks:
         how |= hooks.collecting(vectors[0])[0]
     parts = [
-        sources.make(env, algo.act, key=jax.random.fold_in(key, i), timers=timers, device=d, **how)
+        sources.make(
+            env,
+            algo.act,
+            key=jax.random.fold_in(key, i),
+            timers=timers,
+            device=d,
+            **how | {"carry": placed(cfg, algo, i * env.spec.num_envs)},
+        )
         for i, (env, d) in enumerate(zip(vectors, devices.actors, strict=True))
     ]
     if hooks:
@@ -212,6 +229,7 @@ def _env_runners(
         timers=timers,
         window=episodes.window_of(cfg.env_runners.num, cfg.run.smoothing_episodes),
         compress=cfg.env_runners.compress_observations,
+        stand_in=cfg.replay is None,
     )
 
 
@@ -236,7 +254,8 @@ def runner_source(
     key = jax.random.key(cfg.run.seed)
     for number in (loop.Role.ENV, count, index, restarts):
         key = jax.random.fold_in(key, number)
-    made = sources.make(env, algo.act, key=key, record=record, **collecting(cfg, algo, cfg.env_runners.num))
+    how = collecting(cfg, algo, cfg.env_runners.num) | {"carry": placed(cfg, algo, index * share)}
+    made = sources.make(env, algo.act, key=key, record=record, **how)
     source: Any = completed(cfg, made, env.spec, algo)
     source.worker_index = index + 1
     if loaded := callbacks.load(cfg.custom.callbacks):

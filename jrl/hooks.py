@@ -8,6 +8,7 @@ for info in run(...):
 
 import collections
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from jrl.metrics import criteria
 from jrl.metrics import episodes as episode_metrics
-from jrl.types import BROKEN_STACKS, NO_CHOICE, NOT_FINITE, InputError, StepInfo
+from jrl.types import BROKEN_STACKS, NO_CHOICE, NOT_FINITE, VALID_SHARE, InputError, StepInfo
 
 Hook = Callable[[StepInfo], str | None]  # returns why the run should end, or None
 Sink = Callable[[dict[str, Any]], str | None]  # takes a result row
@@ -61,6 +62,7 @@ class Reporter:
         self.row: dict[str, Any] | None = None  # the latest
         self.count = 0  # rows so far
         self.episodes = 0  # that have ended in them
+        self._warned = False  # of a replay of little but void rows
 
     def __call__(self, info: StepInfo) -> str | None:
         reason = self.flush() if self.due_before(info) else None
@@ -150,6 +152,7 @@ class Reporter:
         silent = (NOT_FINITE, NO_CHOICE, BROKEN_STACKS)
         metrics = {name: value for name, value in last.metrics.items() if name not in silent}
         metrics.pop("train/updates", None)
+        self._watch_replay(metrics)
         self.count += 1
         updates = self._updates_after(last)
         self._trained_then = self.trained(env_steps, updates)
@@ -172,6 +175,24 @@ class Reporter:
         reasons = [sink(self.row) for sink in self._sinks]
         last.timers.add("log", time.perf_counter() - log_start)
         return next(filter(None, reasons), None)
+
+
+    def _watch_replay(self, metrics: Mapping[str, Any]) -> None:
+        """Says once that replay holds little to learn from."""
+        share = float(np.asarray(metrics.get(VALID_SHARE, 1.0)))
+        if share < _LEAST_VALID and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{VALID_SHARE} {share:.2f}: of what replay holds less than {_LEAST_VALID:.0%} can be learned from; the "
+                "rest is ends of episodes, and places where an environment did not go on: longer rollouts "
+                "(replay.train_every, rollout.length) leave fewer, and so do environments that fail less often",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+# an episode of one step is a row and the row that resets it, which is as it should be: a half
+_LEAST_VALID = 0.45
 
 
 def not_finite(info: StepInfo) -> bool:

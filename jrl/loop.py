@@ -105,7 +105,7 @@ def fused(
 
     def environments(root):
         keys = jax.random.split(role_key(root, Role.ENV), devices)
-        return jax.tree.map(lambda *x: jnp.stack(x), *map(unroll.init, keys))
+        return jax.tree.map(lambda *x: jnp.stack(x), *map(unroll.init, keys, range(devices)))
 
     def init(seed: int) -> LoopState:
         def start(root, source):
@@ -125,8 +125,9 @@ def fused(
         return state
 
     def one(state: LoopState, seed, iteration):
-        collect_key = jax.random.fold_in(role_key(seed, Role.COLLECT, iteration), jax.lax.axis_index(parallel.AXIS))
-        source, rollout, report = unroll.step(state.source, learner.actor(state.learner), collect_key)
+        device = jax.lax.axis_index(parallel.AXIS)
+        collect_key = jax.random.fold_in(role_key(seed, Role.COLLECT, iteration), device)
+        source, rollout, report = unroll.step(state.source, learner.actor(state.learner), collect_key, device)
         update_key = role_key(seed, Role.UPDATE, iteration)
         learned, replay, metrics = learner.step(state.learner, state.replay, rollout, update_key)
         return LoopState(learned, replay, source), (metrics, report)

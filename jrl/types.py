@@ -348,7 +348,9 @@ class Algo(NamedTuple):
 
     init: Callable[[Key], PyTree]  # -> State
     actor: Callable[[PyTree], PyTree]  # State -> Actor, what acting needs
-    carry: Callable[[int], PyTree]  # batch_size -> recurrent state [B, ...]; () if none
+    # batch_size -> recurrent state [B, ...]; () if none. Those of jrl take `first` and `total`, too: which environments
+    # of a run they are, where exploration goes by that
+    carry: Callable[..., PyTree]
     act: Callable[..., ActOut]  # (actor, obs[B, *], carry, key, explore=True)
     update: Callable[[PyTree, Any, Key], tuple[PyTree, UpdateAux]]  # (state, Rollout | Batch | SequenceBatch, key)
     on_policy: bool

@@ -2,6 +2,7 @@
 
 import itertools
 import types
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from jrl.networks import NetworkConfig
 from jrl.replay import prioritized, ring
 from jrl.rollout import unroll
 from jrl.rollout.sources import GraphSource
-from jrl.types import BROKEN_STACKS, Episodes, InputError, StepInfo, element
+from jrl.types import BROKEN_STACKS, VALID_SHARE, Episodes, InputError, StepInfo, element
 
 T, B, SEED = 16, 8, 5
 CONFIG = ppo.Config(num_epochs=2, num_minibatches=2, lr=1e-2, normalize_obs=True)
@@ -388,6 +389,20 @@ def test_reporter_keys_before_the_first_episode():
     reporter.flush()
     assert set(reporter.row) >= KEYS - {"evaluation/return"}
     assert np.isnan(reporter.row["episode/return"])
+
+
+def test_a_replay_of_little_but_void_rows_is_told_of_once():
+    reporter = hooks.Reporter([], every=1, updates_per_iteration=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        reporter(info_of(0, 100, 1, metrics={VALID_SHARE: jnp.float32(0.5)}))
+        reporter.flush()
+        assert reporter.row["replay/valid_share"] == 0.5
+    with pytest.warns(RuntimeWarning, match=r"replay/valid_share 0.31: .*longer rollouts \(replay.train_every") as told:
+        for i in range(3):
+            reporter(info_of(100 + 100 * i, 100, 2 + i, metrics={VALID_SHARE: jnp.float32(0.31)}))
+        reporter.flush()
+    assert len(told) == 1
 
 
 def test_a_sink_ends_the_run():

@@ -41,7 +41,7 @@ class EpsilonGreedy:
 
     name: Literal["epsilon_greedy"] = "epsilon_greedy"
     epsilon: UnitSchedule = ((0, 1.0), (10_000, 0.05))  # probability of a random action
-    # instead of epsilon: environment i of N (on its device) has ladder_base ** (1 + ladder_alpha i / (N - 1)), as Ape-X
+    # instead of epsilon: environment i of the run's N has ladder_base ** (1 + ladder_alpha i / (N - 1)), as Ape-X
     ladder: bool = False
     ladder_base: UnitSchedule = 0.4  # epsilon of the ladder's first environment
     ladder_alpha: NonNegative = 7.0  # how far the ladder reaches down
@@ -171,7 +171,9 @@ _KINDS: dict[type, str] = {
 
 
 class Explorer(NamedTuple):
-    carry: Callable[[int], PyTree]  # batch_size -> its state [B, *] at the start of an episode; () if none
+    # (batch_size, first=0, total=None) -> its state [B, *] at the start of an episode; () if none. Of environments
+    # first .. first + B - 1 of `total`, where that makes a difference
+    carry: Callable[..., PyTree]
     # (output of `kind`, key, env_steps [] u32, carry, mask=None | [B, K] bool) -> (action [B, *], carry)
     sample: Callable[..., tuple[PyTree, PyTree]]
     kind: str  # what `sample` is to be fed
@@ -251,17 +253,20 @@ def _explorer(cfg: Exploration, space: Space, kind: str) -> tuple[Callable, Call
 
     choose: (output, key, env_steps, carry, mask) -> (action, log_prob or None for that of the policy, carry).
     """
-    stateless = lambda batch_size: ()
+    stateless = lambda batch_size, first=0, total=None: ()
     match cfg:
         case EpsilonGreedy():
 
             def epsilon_greedy(q, key, env_steps, carry, mask):
-                if cfg.ladder:
+                if cfg.ladder:  # the state is which environment it is: rows may be those of any
                     base = schedules.value(cfg.ladder_base, env_steps)
-                    epsilon = ops.epsilon_ladder(base, cfg.ladder_alpha, q.shape[0])
+                    epsilon = ops.epsilon_ladder(base, cfg.ladder_alpha, carry)
                     return ops.epsilon_greedy(q, key, epsilon, mask), None, carry
                 return ops.epsilon_greedy(q, key, schedules.value(cfg.epsilon, env_steps), mask), None, carry
 
+            if cfg.ladder:
+                rung = lambda batch_size, first=0, total=None: ops.ladder_rung(batch_size, first=first, total=total)
+                return rung, epsilon_greedy
             return stateless, epsilon_greedy
         case SoftQ():
 
@@ -283,7 +288,8 @@ def _explorer(cfg: Exploration, space: Space, kind: str) -> tuple[Callable, Call
                 return jnp.clip(action + noise, -1.0, 1.0), None, noise
 
             assert isinstance(space, Box)
-            return lambda batch_size: jnp.zeros((batch_size, *space.shape), jnp.float32), ornstein_uhlenbeck
+            zeros = lambda batch_size, first=0, total=None: jnp.zeros((batch_size, *space.shape), jnp.float32)
+            return zeros, ornstein_uhlenbeck
         case Stochastic():
             return stateless, lambda dist, key, env_steps, carry, mask: (dist.sample(key), None, carry)
         case ParameterNoiseQ():  # the output comes from perturbed parameters
@@ -300,7 +306,8 @@ def _explorer(cfg: Exploration, space: Space, kind: str) -> tuple[Callable, Call
                 return action, jnp.full((batch,), uniform.log_prob(space, mask), jnp.float32), carry
 
             return stateless, anything
-    return _custom(cfg, space, kind)
+    carry, choose = _custom(cfg, space, kind)
+    return lambda batch_size, first=0, total=None: carry(batch_size), choose
 
 
 def _custom(cfg: Custom, space: Space, kind: str) -> tuple[Callable, Callable]:

@@ -126,6 +126,11 @@ def join_carry(memory: PyTree, exploration: PyTree) -> PyTree:
     return Carry(memory, exploration) if jax.tree.leaves(memory) else exploration
 
 
+def carry_of(memory: Callable[[int], PyTree], exploration: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """`Algo.carry` of a network's and an `Explorer`'s."""
+    return lambda batch_size, first=0, total=None: join_carry(memory(batch_size), exploration(batch_size, first, total))
+
+
 def cleared(valid: Array, tree: PyTree) -> PyTree:
     """Zeros where `valid`, with the leading axes of each leaf, is False, whatever stood there: 0 * nan is not 0."""
     clear = lambda x: jnp.where(jnp.expand_dims(valid, tuple(range(valid.ndim, x.ndim))), x, jnp.zeros_like(x))

@@ -272,7 +272,7 @@ def make(
     return Algo(
         init=init,
         actor=actor,
-        carry=lambda batch_size: parts.join_carry(policy.carry(batch_size), explorer.carry(batch_size)),
+        carry=parts.carry_of(policy.carry, explorer.carry),
         act=act,
         update=update,
         on_policy=False,

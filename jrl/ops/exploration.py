@@ -18,6 +18,7 @@ __all__ = [
     "epsilon_greedy",
     "epsilon_kl",
     "epsilon_ladder",
+    "ladder_rung",
     "gaussian",
     "masked_argmax",
     "masked_logits",
@@ -83,18 +84,28 @@ def epsilon_greedy(q, key, epsilon, mask=None) -> jax.Array:
     return jnp.where(coin < epsilon, anything, masked_argmax(q, mask))
 
 
-def epsilon_ladder(base, alpha, num_envs: int) -> jax.Array:
+def ladder_rung(num_envs: int, *, first=0, total: int | None = None) -> jax.Array:
+    """i / (N - 1) of `num_envs` neighbouring environments i of N, [num_envs] f32.
+
+    Args:
+      num_envs: how many.
+      first:    i of the first of them; may be traced.
+      total:    N; None: there are no others.
+    """
+    return (first + jnp.arange(num_envs, dtype=jnp.float32)) / max((total or num_envs) - 1, 1)
+
+
+def epsilon_ladder(base, alpha, rung) -> jax.Array:
     """base ** (1 + alpha i / (N - 1)), one epsilon per environment i of N (arXiv:1803.00933, section 4.1).
 
     Args:
-      base:     scalar in [0, 1], epsilon of environment 0.
-      alpha:    scalar, at least 0.
-      num_envs: N; of a single environment epsilon is `base`.
+      base:  scalar in [0, 1], epsilon of environment 0.
+      alpha: scalar, at least 0.
+      rung:  [B] f32, see `ladder_rung`.
     Returns:
-      [N] f32.
+      [B] f32.
     """
-    steps = jnp.arange(num_envs, dtype=jnp.float32) / max(num_envs - 1, 1)
-    return jnp.asarray(base, jnp.float32) ** (1.0 + alpha * steps)
+    return jnp.asarray(base, jnp.float32) ** (1.0 + alpha * rung)
 
 
 def soft_q(q, key, temperature, mask=None) -> jax.Array:

@@ -187,7 +187,8 @@ def make(
         flags = _flags(rollout, cut, jnp.broadcast_to(age, (num_envs,)), lead, begun)
         if not in_step:  # the observation after the rows, where it is not that after the padding
             flags = flags.at[-1].set(jnp.take_along_axis(flags, count, 0)[0] | jnp.uint8(_MASK))
-        flags = jnp.concatenate([(hole >> _AGE << _AGE | _SEAM)[None], jnp.zeros((lead, num_envs), jnp.uint8), flags])
+        older = jnp.full((lead, num_envs), _SEAM, jnp.uint8)
+        flags = jnp.concatenate([(hole >> _AGE << _AGE | _SEAM)[None], older, flags])
         where = [state.head[None] if in_step else state.head, lead_at, rows_at, last_at]
         real = [gap > 0, seam, True if came is None else came, True if any_came is None else any_came]
         real = [jnp.broadcast_to(r, x.shape) for r, x in zip(real, where)]

@@ -110,7 +110,7 @@ class AsyncCollector:
         out = self._act(actor, obs, before, jax.random.fold_in(key, count), self._explore)
         row = (obs, out.action, out.extras)
         buffer = jax.tree.map(lambda b, x: b.at[t, column].set(x, mode="drop"), buffer, row)
-        after = reset_where(reset > 0, self._initial_of_batch, out.carry)
+        after = reset_where(reset > 0, _gather(self._initial_carry, column), out.carry)
         return buffer, _scatter(carry, column, after), _scatter(carry_before, column, before), out.action
 
     def _pad_buffer(self, buffer, last, count):

@@ -89,6 +89,8 @@ class EnvRunners:
         synchronous.
       timers: where stages are timed.
       window: the latest so many episodes each runner's source reports on.
+      stand_in: whether a quick runner stands in for a slow one, whose columns then do not go on. For replay, which needs
+        consecutive steps, none does, unless the other is gone.
       compress: observations on their way from the runners, without loss: see `rollout.compression`.
     Raises:
       InputError: the cluster has no place for them, or cannot be reached.
@@ -107,6 +109,7 @@ class EnvRunners:
         timers: Timers | None = None,
         window: int = episodes.WINDOW,
         compress: bool = False,
+        stand_in: bool = True,
     ):
         import ray
 
@@ -115,7 +118,7 @@ class EnvRunners:
         if num_envs != options.num * size:
             raise ValueError(f"{num_envs} environments over {options.num} runners are not {size} each")
         self._make, self._options, self._join = make, options, join
-        self._lag, self._timers = lag or 0, timers or Timers()
+        self._lag, self._timers, self._stand_in = lag or 0, timers or Timers(), stand_in
         self._in_flight = min(options.max_requests_in_flight, self._lag) if self._lag else 1
         self._void = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like.replace(count=None))
         # rows of each column: all, unless the runner's source says otherwise; of a block that nobody has filled none
@@ -213,7 +216,8 @@ class EnvRunners:
             # one of each, so that columns go on; a runner stands in for another only when it has nothing left to do
             due = [r for r in heads if r.index not in taken]
             spare = [r for r in heads if r.index in taken]
-            if (part := self._event(due, spare) if due else self._event(spare)) is not None:
+            wanted = (due, spare if self._stand_in else ()) if due else (spare,)
+            if (part := self._event(*wanted)) is not None:
                 parts.append(part)
         fill()
         return parts

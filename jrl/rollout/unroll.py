@@ -32,8 +32,9 @@ class UnrollState:
 
 
 class Unroll(NamedTuple):
-    init: Callable[[Key], UnrollState]
-    step: Callable[[UnrollState, PyTree, Key], tuple[UnrollState, Rollout, Episodes]]  # (state, actor, key)
+    # `vector`: which of several such vectors this is, where `make` was told of `place`
+    init: Callable[..., UnrollState]  # (key, vector=0)
+    step: Callable[..., tuple[UnrollState, Rollout, Episodes]]  # (state, actor, key, vector=0)
     pure: bool = True  # as GraphEnv.pure
 
 
@@ -42,7 +43,8 @@ def make(
     act: Callable[..., ActOut],
     *,
     length: int,
-    carry: Callable[[int], PyTree] = lambda batch_size: (),
+    carry: Callable[..., PyTree] = lambda batch_size: (),
+    place: int | None = None,
     reward_transform: Callable[[Array], Array] | None = None,
     running_return_gamma=None,
     explore: bool = True,
@@ -56,6 +58,7 @@ def make(
       act: `Algo.act`.
       length: T, steps per rollout.
       carry: `Algo.carry`, the recurrent state at an episode's start.
+      place: environments of all vectors, where `carry` is to know which of them these are; None: it is not.
       reward_transform: what the learner sees of a reward [T, B]; episode statistics keep the raw one.
       running_return_gamma: `Algo.running_return_gamma`.
       explore: passed to `act`.
@@ -64,17 +67,20 @@ def make(
     """
     num_envs = env.spec.num_envs
 
+    def initial(vector) -> PyTree:
+        return carry(num_envs) if place is None else carry(num_envs, first=vector * num_envs, total=place)
+
     @functools.partial(jax.jit, inline=True)  # from the host: a program in the place of ten
-    def at_start() -> tuple[Array, Array, PyTree, episodes.Columns]:
+    def at_start(vector) -> tuple[Array, Array, PyTree, episodes.Columns]:
         done, started = (jnp.zeros((num_envs,), bool) for _ in range(2))  # two buffers: each is donated
-        return done, started, carry(num_envs), episodes.init(num_envs, window)
+        return done, started, initial(vector), episodes.init(num_envs, window)
 
-    def init(key: Key) -> UnrollState:
+    def init(key: Key, vector=0) -> UnrollState:
         env_state, obs = env.reset(key)
-        return UnrollState(env_state, obs, *at_start())
+        return UnrollState(env_state, obs, *at_start(vector))
 
-    def step(state: UnrollState, actor: PyTree, key: Key):
-        initial_carry = carry(num_envs)
+    def step(state: UnrollState, actor: PyTree, key: Key, vector=0):
+        initial_carry = initial(vector)
 
         def body(loop, keys):
             env_state, obs, reset, memory = loop

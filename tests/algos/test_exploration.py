@@ -125,14 +125,18 @@ def test_temperature_and_deviation_follow_their_schedules():
 def test_the_ladder_gives_each_environment_its_epsilon():
     explorer = exploration.make(EpsilonGreedy(ladder=True), Discrete(3), kinds=("q",))
     keys = jax.random.split(KEY, 4000)
-    actions = jax.vmap(lambda key: explorer.sample(Q[:4], key, jnp.uint32(0), ())[0])(keys)
+    act = lambda q, carry: jax.vmap(lambda key: explorer.sample(q, key, jnp.uint32(0), carry)[0])(keys)
+    actions = act(Q[:4], explorer.carry(4))
     # 0.4 ** (1 + 7 i / 3)
     epsilon = np.asarray([0.4, 0.4 ** (10 / 3), 0.4 ** (17 / 3), 0.4**8])
     np.testing.assert_allclose((np.asarray(actions) != 1).mean(0), epsilon * 2 / 3, atol=0.02)
+    # two of them elsewhere, in another order: each is who it is
+    elsewhere = explorer.carry(2, first=2, total=4)[::-1]
+    np.testing.assert_allclose((np.asarray(act(Q[:2], elsewhere)) != 1).mean(0), epsilon[:1:-1] * 2 / 3, atol=0.02)
     # another base, which may be a schedule
     cfg = EpsilonGreedy(ladder=True, ladder_base=((0, 1.0), (100, 0.0)), ladder_alpha=0.0)
     explorer = exploration.make(cfg, Discrete(3), kinds=("q",))
-    greedy = explorer.sample(Q, KEY, jnp.uint32(100), ())[0]
+    greedy = explorer.sample(Q, KEY, jnp.uint32(100), explorer.carry(N))[0]
     np.testing.assert_array_equal(greedy, np.ones(N))
 
 

@@ -112,7 +112,7 @@ class Oracle:
             if not (rollout.contiguous.all() if self.in_step else rollout.contiguous[b]):
                 if rows:
                     rows.append({**rows[-1], "obs": rows[-1]["next_obs"], "mask": False, "seam": True})
-                rows += [{"mask": False, "frames": True}] * (self.stack - 1)
+                rows += [{"mask": False, "seam": True, "frames": True}] * (self.stack - 1)
             for t in range(count):
                 row = {
                     name: take(getattr(rollout, name), t, b)

@@ -11,7 +11,7 @@ from jrl.ops import returns
 from jrl.replay import ring, storage
 from jrl.rollout.collect import HostCollector
 from jrl.rollout.collect_async import AsyncCollector
-from jrl.types import InputError, element
+from jrl.types import ActOut, InputError, element
 
 T, B, GAMMA, ROLLOUTS = 7, 6, 0.9, 6
 
@@ -246,3 +246,18 @@ class _Bare:
 
     def reset(self):
         return np.zeros((1, 3), np.float32)
+
+
+def test_each_environment_explores_in_its_own_way():
+    """What an exploration starts an episode with is that of the environment, in whatever row of a batch it is."""
+    env_scripts = scripts(B, seed=1, events="....ell")
+    env = AsyncStreams(env_scripts, batch_size=2, least=2, delay=random_order())
+
+    def act(actor, obs, carry, key, explore=True):
+        return ActOut(jax.random.randint(key, carry.shape, 0, 2), carry, {"who": carry})
+
+    collector = AsyncCollector(env, act, length=T, carry=lambda batch_size: jnp.arange(batch_size, dtype=jnp.float32))
+    for i in range(6):
+        rollout, _ = collector.next((), jax.random.key(i))
+        there = np.arange(T)[:, None] < np.asarray(rollout.count)
+        np.testing.assert_array_equal(np.asarray(rollout.extras["who"])[there], np.broadcast_to(np.arange(B), (T, B))[there])

@@ -8,6 +8,7 @@ from tasks import ACTOR, INITIAL, act, carry, drift
 
 from jrl.envs.graph import build
 from jrl.rollout import unroll
+from jrl.types import ActOut
 
 T, B, GAMMA, ROLLOUTS = 9, 5, 0.9, 3
 
@@ -136,3 +137,20 @@ def test_vmap_over_seeds():
     np.testing.assert_array_equal(together.action[2], alone.action)
     np.testing.assert_allclose(together.obs[2], alone.obs, atol=1e-5)
     assert not np.array_equal(together.obs[0], together.obs[1])
+
+
+def test_each_of_several_vectors_knows_which_environments_are_its_own():
+    """What an exploration starts an episode with, at first and after each reset."""
+
+    def which(batch_size, first=0, total=None):
+        return (first + jnp.arange(batch_size, dtype=jnp.float32)) / total
+
+    def act(actor, obs, carry, key, explore=True):
+        return ActOut(jax.random.randint(key, carry.shape, 0, 2), carry, {"who": carry})
+
+    second = unroll.make(build(drift(), B), act, length=2 * T, carry=which, place=3 * B)
+    state, rollout, _ = jax.jit(second.step)(second.init(jax.random.key(0), 1), (), jax.random.key(1), 1)
+    assert not rollout.mask.all()
+    who = np.broadcast_to((B + np.arange(B)) / (3 * B), (2 * T, B))
+    np.testing.assert_allclose(rollout.extras["who"], who, rtol=1e-6)
+    np.testing.assert_allclose(state.carry, who[0], rtol=1e-6)

@@ -176,15 +176,14 @@ class Reporter:
         last.timers.add("log", time.perf_counter() - log_start)
         return next(filter(None, reasons), None)
 
-
     def _watch_replay(self, metrics: Mapping[str, Any]) -> None:
         """Says once that replay holds little to learn from."""
         share = float(np.asarray(metrics.get(VALID_SHARE, 1.0)))
         if share < _LEAST_VALID and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{VALID_SHARE} {share:.2f}: of what replay holds less than {_LEAST_VALID:.0%} can be learned from; the "
-                "rest is ends of episodes, and places where an environment did not go on: longer rollouts "
+                f"{VALID_SHARE} {share:.2f}: of what replay holds less than {_LEAST_VALID:.0%} can be learned from; "
+                "the rest is ends of episodes, and places where an environment did not go on: longer rollouts "
                 "(replay.train_every, rollout.length) leave fewer, and so do environments that fail less often",
                 RuntimeWarning,
                 stacklevel=2,

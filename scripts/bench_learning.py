@@ -36,6 +36,15 @@ _CRASHING = (
     "stop.env_steps=100000",
     "stop.episode/return=150",
 )
+_RUNNERS = ("rollout.mode=async", "env_runners.num=2")
+# what `python -m jrl.config migrate` makes of RLlib's tuned example cartpole-apex-dqn, of two workers
+_APEX = (
+    "algo={target_update_every: 500, exploration: {name: epsilon_greedy, ladder: true}}",
+    "env.num_envs=2",
+    "replay={capacity: 50000, batch_size: 64, n_step: 3, prioritized: true, train_every: 2, updates_per_step: 1}",
+    "stop.env_steps=100000",
+    "stop.episode/return=150",
+)
 TASKS = (
     Task("cartpole", "configs/ppo.yaml"),
     Task("cartpole-graph", "configs/ppo.yaml", ("env.backend=graph",)),
@@ -54,12 +63,17 @@ TASKS = (
     Task("cartpole-runners", "configs/ppo.yaml", ("env_runners.num=2",)),
     Task("cartpole-crashing", "configs/ppo.yaml", _CRASHING),
     Task("dqn-cartpole", "configs/dqn.yaml"),
+    Task("dqn-cartpole-runners", "configs/dqn.yaml", _RUNNERS),
+    Task("apex-cartpole", "configs/dqn.yaml", _APEX),
+    Task("apex-cartpole-runners", "configs/dqn.yaml", (*_APEX, *_RUNNERS)),
     Task("c51-cartpole", "configs/c51.yaml"),
     Task("qrdqn-cartpole", "configs/qrdqn.yaml"),
     Task("softq-cartpole", "configs/softq.yaml"),
     Task("rainbow-cartpole", "configs/rainbow.yaml"),
     Task("pqn-cartpole", "configs/pqn.yaml"),
     Task("sac-pendulum", "configs/sac.yaml"),
+    Task("sac-pendulum-two", "configs/sac.yaml", ("env.num_envs=2",)),
+    Task("sac-pendulum-runners", "configs/sac.yaml", ("env.num_envs=2", *_RUNNERS)),
     Task("td3-pendulum", "configs/td3.yaml"),
     Task("ddpg-pendulum", "configs/ddpg.yaml"),
     Task("sac-cartpole", "configs/sac_discrete.yaml"),

@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 
-from jrl.replay.prioritized import Priorities
 from jrl.replay import storage
+from jrl.replay.prioritized import Priorities
 from jrl.replay.storage import State
 from jrl.types import PyTree
 

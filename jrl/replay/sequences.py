@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from jrl.replay import prioritized, ring, storage
+from jrl.replay import prioritized, storage
 from jrl.replay.storage import FrameStack as FrameStack
 from jrl.types import Buffer, Key, PyTree, SequenceBatch
 

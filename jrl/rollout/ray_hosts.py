@@ -65,9 +65,9 @@ class EnvRunners:
 
     Synchronous: every call orders one rollout of each runner with the weights of this call and waits for all of them;
     the result does not depend on which comes first. Asynchronous: every runner always has rollouts on order, with the
-    newest weights there were; a call takes K parts, one of each runner, if need be two of a quick one that would have to
-    wait in place of one of a slow one, but never one that is more than `lag` updates old: before that it waits for the
-    slow one.
+    newest weights there were; a call takes K parts, one of each runner, if need be two of a quick one that would have
+    to wait in place of one of a slow one, but never one that is more than `lag` updates old: before that it waits for
+    the slow one.
 
     A runner fails when it raises, when its process ends, or when it does not answer in time (it is killed). By the
     options this ends the run, or its columns are void (mask False) from then on, or until another has started in its
@@ -89,8 +89,8 @@ class EnvRunners:
         synchronous.
       timers: where stages are timed.
       window: the latest so many episodes each runner's source reports on.
-      stand_in: whether a quick runner stands in for a slow one, whose columns then do not go on. For replay, which needs
-        consecutive steps, none does, unless the other is gone.
+      stand_in: whether a quick runner stands in for a slow one, whose columns then do not go on. For replay, which
+        needs consecutive steps, none does, unless the other is gone.
       compress: observations on their way from the runners, without loss: see `rollout.compression`.
     Raises:
       InputError: the cluster has no place for them, or cannot be reached.

@@ -49,7 +49,9 @@ def test_epsilon_ladder_by_hand():
     # 0.4 ** (1 + 7 i / 7), i = 0 .. 7
     by_hand = [0.4, 0.16, 0.064, 0.0256, 0.01024, 0.004096, 0.0016384, 0.00065536]
     np.testing.assert_allclose(exploration.epsilon_ladder(0.4, 7.0, exploration.ladder_rung(8)), by_hand, rtol=1e-5)
-    np.testing.assert_allclose(exploration.epsilon_ladder(0.4, 7.0, exploration.ladder_rung(3)), [0.4, 0.4**4.5, 0.4**8], rtol=1e-5)
+    np.testing.assert_allclose(
+        exploration.epsilon_ladder(0.4, 7.0, exploration.ladder_rung(3)), [0.4, 0.4**4.5, 0.4**8], rtol=1e-5
+    )
     np.testing.assert_allclose(exploration.epsilon_ladder(0.4, 7.0, exploration.ladder_rung(1)), [0.4])
     last = exploration.ladder_rung(3, first=5, total=8)  # the last three of eight
     np.testing.assert_allclose(exploration.epsilon_ladder(0.4, 7.0, last), by_hand[5:], rtol=1e-5)
@@ -145,7 +147,9 @@ def test_scalars_can_be_traced_and_vmapped():
     action = jnp.zeros((1000, 2))
     for explore in (
         lambda x: exploration.epsilon_greedy(q, KEY, x),
-        lambda x: exploration.epsilon_greedy(q, KEY, exploration.epsilon_ladder(x, 7.0 * x, exploration.ladder_rung(1000))),
+        lambda x: exploration.epsilon_greedy(
+            q, KEY, exploration.epsilon_ladder(x, 7.0 * x, exploration.ladder_rung(1000))
+        ),
         lambda x: exploration.soft_q(q, KEY, x),
         lambda x: exploration.gaussian(action, KEY, x),
         lambda x: exploration.ornstein_uhlenbeck(action, KEY, theta=x, sigma=x, dt=x),

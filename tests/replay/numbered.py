@@ -102,8 +102,13 @@ def checked_transitions(record, batch, gamma, n_step):
         obs, after = take(batch.obs), take(batch.next_obs)
         (env, episode, step), (env_after, episode_after, step_after) = (o["id"].astype(int) for o in (obs, after))
         assert (env, episode) == (env_after, episode_after)
-        assert 1 <= (steps := step_after - step) <= n_step
-        jax.tree.map(np.testing.assert_array_equal, (obs, after), (observe(env, episode, step), observe(*after["id"].astype(int))))
+        steps = step_after - step
+        assert 1 <= steps <= n_step
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            (obs, after),
+            (observe(env, episode, step), observe(*after["id"].astype(int))),
+        )
         rows = [record[env, episode, step + k] for k in range(steps)]
         assert batch.action[i] == rows[0][0]
         np.testing.assert_allclose(batch.reward[i], sum(gamma**k * row[1] for k, row in enumerate(rows)), rtol=1e-5)
@@ -161,7 +166,7 @@ class Cluster:
             if restarts == 0 and self.dies.get(index) == made:
                 self.answers[ref] = Failure("it was killed")
             else:
-                self.answers[ref] = host._source.next(None, None) + (host._source.columns, {})
+                self.answers[ref] = (*host._source.next(None, None), host._source.columns, {})
             return ref
 
         return types.SimpleNamespace(next=types.SimpleNamespace(remote=next)), ref

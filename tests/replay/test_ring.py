@@ -199,7 +199,10 @@ def test_what_does_not_continue_costs_a_slot_and_no_transition(in_step):
     state = buffer.add(buffer.init(), plain(3))
     state = buffer.add(state, plain(2, 100, contiguous=np.array([True, False])))
     batch = jax.device_get(buffer.sample(state, jax.random.key(0)))
-    got = {int(batch.index[i]): (batch.reward[i], batch.discount[i], batch.next_obs[i, 0]) for i in np.flatnonzero(batch.weight)}
+    got = {
+        int(batch.index[i]): (batch.reward[i], batch.discount[i], batch.next_obs[i, 0])
+        for i in np.flatnonzero(batch.weight)
+    }
     assert got[2 * 2 + 1] == (2.0, 0.5, 3.0)
     assert got[1 * 2 + 1] == (1.0 + 1.0, 0.25, 3.0)
     assert got[4 * 2 + 1] == (100 + 50.5, 0.25, 102.0)

@@ -99,7 +99,9 @@ def test_every_sequence_is_as_in_a_list(alpha, stack, in_step):
         if alpha is not None:
             leaf = np.asarray(sum_tree.get(state.priorities.tree, jnp.asarray(sample.index)))
             importance = (leaf.min() / leaf) ** 0.5
-        np.testing.assert_allclose(sample.weight, live * importance[:, None] / max(live.mean(), 1 / live.size), rtol=1e-5)
+        np.testing.assert_allclose(
+            sample.weight, live * importance[:, None] / max(live.mean(), 1 / live.size), rtol=1e-5
+        )
         if alpha is not None:
             leaf = np.asarray(sum_tree.get(state.priorities.tree, jnp.arange(SLOTS * 3))).reshape(SLOTS, 3)
             drawn = np.zeros((SLOTS, 3), bool)

@@ -260,4 +260,6 @@ def test_each_environment_explores_in_its_own_way():
     for i in range(6):
         rollout, _ = collector.next((), jax.random.key(i))
         there = np.arange(T)[:, None] < np.asarray(rollout.count)
-        np.testing.assert_array_equal(np.asarray(rollout.extras["who"])[there], np.broadcast_to(np.arange(B), (T, B))[there])
+        np.testing.assert_array_equal(
+            np.asarray(rollout.extras["who"])[there], np.broadcast_to(np.arange(B), (T, B))[there]
+        )

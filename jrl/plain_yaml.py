@@ -175,13 +175,16 @@ def _named(path: Path) -> str:
     return str(path) if len(str(path)) <= 200 else short(str(path))
 
 
-def dump(data: Mapping[str, Any], comments: Mapping[str, str] | None = None, *, prefix: str = "") -> str:
+def dump(
+    data: Mapping[str, Any], comments: Mapping[str, str] | None = None, *, prefix: str = "", level: int = 0
+) -> str:
     """Nested mappings as YAML, one leaf per line, with `comments[dotted key]` behind it."""
     lines = []
     for name, value in data.items():
-        key, indent = prefix + name, "  " * prefix.count(".")
+        key, indent = f"{prefix}{name}", "  " * level
         if isinstance(value, Mapping) and value:
-            lines += [f"{indent}{_flow(name)}:", dump(value, comments, prefix=key + ".").rstrip("\n")]
+            inner = dump(value, comments, prefix=key + ".", level=level + 1)
+            lines += [f"{indent}{_flow(name)}:", inner.rstrip("\n")]
         else:
             line = f"{indent}{_flow(name)}: {_flow(value)}"
             lines.append(f"{line:<38}  # {comments[key]}" if comments and key in comments else line)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jrl import config, schema
+from jrl import config, migrate, schema
 from jrl.errors import InputError
 
 CASES = schema.parse((Path(__file__).parent / "errors.yaml").read_text())
@@ -106,6 +106,19 @@ def test_dates_are_text_and_aliases_stay(tmp_path):
     cfg = config.load(write(tmp_path / "x.yaml", text))
     assert cfg.env.options == {"when": "2020-01-01", "a": [1], "b": [1], "c": {"d": 1}}
     assert config.load(write(tmp_path / "y.yaml", config.to_yaml(cfg))) == cfg
+
+
+def test_keys_of_any_kind_survive_being_written(tmp_path):
+    odd = {"a": {1: {"x": 2}, "b.c": {"d.e": [1]}, False: 3, 2.5: {"": None}, "x: y": {}}}
+    cfg = config.from_dict(schema.merge(BASE, {"env": {"options": odd}}))
+    assert config.load(write(tmp_path / "x.yaml", config.to_yaml(cfg))) == cfg
+
+
+def test_a_stop_of_rllib_that_is_no_number():
+    for value in (float("nan"), float("inf"), 10**400):
+        given = {"run": "PPO", "env": "CartPole-v1", "stop": {"timesteps_total": value}, "config": {"lr": 1e-3}}
+        with pytest.raises(InputError, match=r"stop\.timesteps_total: expected a number, got"):
+            migrate.migrate(given)
 
 
 def test_a_module_that_fails_is_named_with_its_line(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jrl.bounds import short
+from jrl.bounds import INT64, is_number, short
 from jrl.errors import InputError
 from jrl.migrate.job import Job, shown
 from jrl.migrate.tables import GROUPS
@@ -122,7 +122,7 @@ def _stop(job: Job, criteria: Mapping[str, Any]) -> None:
     steps: dict[str, int] = {}
     for name, value in criteria.items():
         key, ours = f"stop.{name}", metric(str(name))
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if not is_number(value) or not -INT64 <= value <= INT64:
             job.wrong(key, "a number", value)
         elif name == "training_iteration":
             each = job.sizes.iteration(job)

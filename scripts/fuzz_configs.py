@@ -115,8 +115,6 @@ def change(tree: dict, rng: random.Random) -> str:
     if kind == "scale" and isinstance(value, int | float) and not isinstance(value, bool):
         value = min(max(value, -(10**100)), 10**100)
         new = value * rng.choice([-1, 0, 0.5, 3, 10, 1e3, 1e6, 1e9, 1e300]) + rng.choice([0, 0, 1, 0.5])
-            [0, 0, 1, 0.5]
-        )
         replaced(tree, path, int(new) if isinstance(value, int) and abs(new) < 1e300 else new)
     elif kind == "type":
         replaced(tree, path, rng.choice([[value], {"value": value}, str(value), [value, value], {key: value}]))

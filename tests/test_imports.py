@@ -100,7 +100,7 @@ ARROWS = {
     "check_env": {"envs", "errors", "schema", "command"},
     "memory_tracking": {"callbacks"},
     "session": {"*", "-api", "-train"},
-    "run_directory": {"session", "config", "metrics"},
+    "run_directory": {"session", "config", "hooks", "metrics"},
     "workers": {"rollout", "errors", "session"},
     "train": {"*", "-api"},
     "export": {"*", "-api", "-train"},

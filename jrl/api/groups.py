@@ -90,6 +90,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "evaluation_num_env_runners": "evaluation.num_env_runners",
         "evaluation_parallel_to_training": "evaluation.parallel",
         "evaluation_explore": "evaluation.explore",
+        "evaluation_record": "evaluation.record",
         "evaluation_config": "evaluation.config",
         "evaluation_force_reset_envs_before_iteration": "evaluation.force_reset",
         "evaluation_sample_timeout_s": "evaluation.timeout_s",

@@ -105,7 +105,7 @@ def test_what_save_returns_is_a_path_and_has_rllibs_attributes(algo, tmp_path):
     saved = algo.save(tmp_path / "c")
     assert isinstance(saved, str) and saved == str(tmp_path / "c") == saved.checkpoint.path == saved.path
     assert Path(saved).is_dir() and os.path.join(saved, "x") == f"{tmp_path}/c/x"
-    assert saved.metrics["training_iteration"] == algo.iteration
+    assert saved.metrics.get("training_iteration", 0) == algo.iteration
     with saved.checkpoint.as_directory() as path:
         assert path == saved
     assert jrl.load(saved.checkpoint.to_directory(tmp_path / "copy")).act(np.zeros(4, np.float32)) in (0, 1)

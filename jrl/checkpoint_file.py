@@ -287,7 +287,8 @@ def _shape(shape: list[Any]) -> tuple[int, ...]:
 def _dtype(name: Any) -> str:
     if not isinstance(name, str):
         raise TypeError(f"spec: expected the name of a dtype, got {str(name)[:40]}")
-    np.dtype(name)
+    if np.dtype(name).kind in "OMmSU":
+        raise TypeError(f"spec: {name} is no dtype of numbers")
     return name
 
 

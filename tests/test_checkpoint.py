@@ -281,6 +281,7 @@ ABSURD = [
     (lambda m: m["spec"]["observation"].update(shape=[100_000, 1_000_000]), "spec: expected a size"),
     (lambda m: m["spec"]["observation"].update(shape=[-1]), "spec: expected a size"),
     (lambda m: m["spec"]["observation"].update(dtype="float33"), "float33"),
+    (lambda m: m["spec"]["observation"].update(dtype="O"), "spec: O is no dtype of numbers"),
     (lambda m: m["spec"]["observation"].update(low=[0.0]), "a bound does not have the elements of its space"),
     (lambda m: m["spec"]["action"].update(n=10**30), "spec: expected a size of 1"),
     (lambda m: m["spec"]["action"].update(kind="Sphere"), "spec: unknown space"),

@@ -161,7 +161,7 @@ def make(
         # of each head: how many rows come, whether they continue what is there, where they begin, where the next will
         count = jnp.full(clock, steps, jnp.int32)
         if not in_step and rollout.count is not None:
-            count = rollout.count[None].astype(jnp.int32)
+            count = jnp.asarray(rollout.count, jnp.int32)[None]
         broken = ~rollout.contiguous
         seam = broken.any() if in_step else broken[None] & (count > 0)
         gap = (seam & (state.length > 0)).astype(jnp.int32)
@@ -196,8 +196,8 @@ def make(
 
         def write_obs(ring, rows, last, like):
             if _is_stack(like, stack):
-                older = _older(rows[0], stack)
-                put = lambda ring: write(ring, older, lead_at, jnp.broadcast_to(seam, lead_at.shape))
+                frames, there = rows, jnp.broadcast_to(seam, lead_at.shape)
+                put = lambda ring: write(ring, _older(frames[0], stack), lead_at, there)
                 ring = jax.lax.cond(jnp.any(seam), put, lambda ring: ring, ring)
                 rows, last = _newest(rows, stack), _newest(last, stack)
             return write(write(ring, rows, rows_at, came), last[None], last_at, any_came)

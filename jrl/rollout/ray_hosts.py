@@ -120,9 +120,9 @@ class EnvRunners:
         self._make, self._options, self._join = make, options, join
         self._lag, self._timers, self._stand_in = lag or 0, timers or Timers(), stand_in
         self._in_flight = min(options.max_requests_in_flight, self._lag) if self._lag else 1
-        self._void = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like.replace(count=None))
         # rows of each column: all, unless the runner's source says otherwise; of a block that nobody has filled none
-        self._void = self._void.replace(count=np.zeros(size, np.int32))
+        like = dataclasses.replace(like, count=np.zeros(size, np.int32))
+        self._void: Rollout = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
         self._all = np.full(size, len(self._void.mask), np.int32)
         fresh = jax.device_get(episodes.init(size, window))
         self._columns: list[episodes.Columns] = [fresh] * options.num

@@ -15,7 +15,7 @@ import pytest
 from jrl import algos, checkpoint, config, resume, train
 from jrl.metrics import loggers
 from jrl.replay import prioritized, ring, sum_tree
-from jrl.replay.regroup import regroup
+from jrl.replay.regroup import regroup, renewed
 from jrl.types import Rollout
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "prove_resume.py"
@@ -63,19 +63,20 @@ def rollout(start, num_envs):
     no = jnp.zeros(rows.shape, bool)
     last = rows[0, :, None] + 100
     actions = jnp.zeros(rows.shape, jnp.int32)
-    return Rollout(rows[..., None], last, actions, rows, no, no, ~no, jnp.ones(num_envs, bool), {}, ())
+    count = jnp.arange(num_envs, dtype=jnp.int32) % (start + 1) % 2  # of those that have a clock of their own
+    return Rollout(rows[..., None], last, actions, rows, no, no, ~no, jnp.ones(num_envs, bool), {}, (), count)
 
 
 def part_of(rollout, columns):
-    by_column = {"last_obs": rollout.last_obs[columns], "contiguous": rollout.contiguous[columns]}
+    by_column = {name: getattr(rollout, name)[columns] for name in ("last_obs", "contiguous", "count")}
     rows = {n: getattr(rollout, n)[:, columns] for n in ("obs", "action", "reward", "terminated", "truncated", "mask")}
     return rollout.replace(**rows, **by_column)
 
 
-def filled(make, devices, num_envs=8, steps=7, slots=5):
+def filled(make, devices, num_envs=8, steps=7, slots=5, in_step=True):
     """The states of a replay over so many devices, one behind the other; the columns in order."""
     per_device = num_envs // devices
-    options = {"alpha": 1.0, "beta": 0.4} if make is prioritized.make else {}
+    options = {"in_step": in_step} | ({"alpha": 1.0, "beta": 0.4} if make is prioritized.make else {})
     args = (jax.ShapeDtypeStruct((1,), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32))
     buffer = make(*args, capacity=slots * per_device, num_envs=per_device, batch_size=4, gamma=0.9, **options)
     states = []
@@ -93,10 +94,12 @@ def filled(make, devices, num_envs=8, steps=7, slots=5):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [ring.make, prioritized.make])
+@pytest.mark.parametrize(
+    ("make", "in_step"), [(ring.make, True), (prioritized.make, True), (ring.make, False), (prioritized.make, False)]
+)
 @pytest.mark.parametrize(("old", "new"), [(4, 2), (4, 1), (2, 4)])
-def test_a_replay_is_dealt_out_anew(make, old, new):
-    found, expected = regroup(filled(make, old), old, new), filled(make, new)
+def test_a_replay_is_dealt_out_anew(make, old, new, in_step):
+    found, expected = regroup(filled(make, old, in_step=in_step), old, new), filled(make, new, in_step=in_step)
     for (path, a), b in zip(jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True):
         if "highest" in jax.tree_util.keystr(path):
             assert (a >= b).all()  # the highest that any device has seen
@@ -106,6 +109,16 @@ def test_a_replay_is_dealt_out_anew(make, old, new):
         tree = jnp.asarray(found.priorities.tree.reshape(new, -1)[0])
         leaves = tree[tree.size // 2 :]
         np.testing.assert_allclose(sum_tree.total(tree), leaves.sum(), rtol=1e-6)
+
+
+def test_a_replay_of_an_earlier_version_goes_on():
+    """It counted no rows that are not void, and had one head for all columns."""
+    state = filled(ring.make, 2, steps=3)
+    saved = {**vars(state), "stale": np.zeros(2, np.int32)}
+    assert saved.pop("live").tolist() == [12, 12]
+    assert jax.tree.all(jax.tree.map(np.array_equal, renewed(saved, state, 2), vars(state)))
+    own = renewed({"rows": saved, "other": np.zeros(3)}, filled(ring.make, 2, steps=3, in_step=False), 2)["rows"]
+    assert own["head"].tolist() == own["length"].tolist() == [[3] * 4] * 2
 
 
 # ---------------------------------------------------------------- from other weights

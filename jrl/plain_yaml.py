@@ -20,6 +20,7 @@ from jrl.errors import InputError
 
 _MOST_BYTES = 4 * 2**20  # of a file
 _MOST_VALUES = 20_000  # keys and values of a config, those behind aliases counted wherever they stand
+_LONGEST_KEY = 200  # characters: YAML itself takes no key beyond 1024
 _MOST_LEVELS = 60  # of nesting
 # libyaml's parser, ten times as fast, where there is one: it only splits text into events
 if yaml.__with_libyaml__:
@@ -121,6 +122,10 @@ def limited(data: Any) -> None:
         for name, part in parts:
             if not isinstance(name, str | int | float | None):
                 raise InputError(f"{key or 'the config'}: expected text for keys, got {short(name)}")
+            if isinstance(name, str) and len(name) > _LONGEST_KEY:
+                raise InputError(
+                    f"{key or 'the config'}: expected keys of at most {_LONGEST_KEY} characters, got {short(name)}"
+                )
             count += 1
             if isinstance(part, Mapping | list | tuple):
                 rest.append((part, f"{key}.{name}"[:200].removeprefix("."), level + 1))

@@ -1,8 +1,10 @@
 """`jrl COMMAND ...`, the same as `python -m jrl COMMAND ...` and `python -m jrl.COMMAND ...`."""
 
+import contextlib
 import difflib
 import importlib
 import importlib.metadata
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def script() -> int:
-    """The entry point of the installed `jrl`."""
+    """The entry point of the installed `jrl`. The user's own modules are found where it is typed, as by `python -m`."""
+    if not sys.flags.safe_path:
+        with contextlib.suppress(FileNotFoundError):  # a directory that was deleted: the command tells
+            sys.path.insert(0, os.getcwd())
     return command.run(main)
 
 

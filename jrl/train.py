@@ -140,7 +140,9 @@ def _tell_end(
     criteria = [name for name in cfg.stop if name != "env_steps"]
     kept = checkpoint.exists(directory)
     if end.fault:
-        print(f"ended by an update that was not finite; python -m jrl.debug {end.fault} tells why", file=sys.stderr)
+        print(
+            f"ended by an update that was not finite; {command.typed('debug')} {end.fault} tells why", file=sys.stderr
+        )
     elif interrupted and kept:
         print("interrupted: continue with --resume", directory)
     elif interrupted:
@@ -149,7 +151,9 @@ def _tell_end(
         print("stopped:", end.reason or f"env_steps reached {cfg.stop['env_steps']:,}")
         if args.as_test and not end.reason:
             print(f"not met within the step budget: {', '.join(f'{c} {cfg.stop[c]:g}' for c in criteria)}")
-    print(f"run: {directory}" + (f"    evaluate: python -m jrl.evaluate {directory} --episodes 100" if kept else ""))
+    print(
+        f"run: {directory}" + (f"    evaluate: {command.typed('evaluate')} {directory} --episodes 100" if kept else "")
+    )
     if interrupted:
         return interrupted.exit_status or 1
     return 1 if end.fault or (args.as_test and not end.reason) else 0
@@ -165,7 +169,7 @@ def _rllib(text: str | None) -> dict[str, Any] | None:
         found = e.msg
     if isinstance(found, dict):
         return found
-    mend = f"a file goes without --config: python -m jrl.train {text}" if Path(text).suffix else "mind the quotes"
+    mend = f"a file goes without --config: {command.typed('train')} {text}" if Path(text).suffix else "mind the quotes"
     raise InputError(f"--config: expected JSON such as '{{\"num_env_runners\": 8}}', got {text[:60]!r}: {mend}")
 
 
@@ -337,7 +341,8 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         if apart := parallel.diverged(session.state.learner):
             raise RuntimeError(f"the devices learned different things: {', '.join(apart)}: a reduction is missing")
         if not interrupted:  # a row of its own would be one that an uninterrupted run does not have
-            reason = session.reporter.flush() or reason
+            last = session.reporter.flush()
+            reason = reason or last
         if (checkpoints.last_saved != info.iteration or is_best()) and not (interrupted and cfg.checkpoint.exact):
             checkpoints.save(info.iteration, session.parts(), session.description())
         checkpoints.wait()

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -39,6 +40,15 @@ def test_a_command_that_there_is_not(capsys):
     assert "trian: there is no such command: did you mean train?" in capsys.readouterr().err
     assert __main__.main(["zzz"]) == 2
     assert "expected one of train, evaluate" in capsys.readouterr().err
+
+
+def test_the_installed_command_finds_modules_where_it_is_typed(tmp_path, monkeypatch):
+    (tmp_path / "only_here_walk.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["jrl", "--version"])
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
+    assert __main__.script() == 0
+    assert importlib.util.find_spec("only_here_walk") is not None
 
 
 @pytest.mark.parametrize("folder", ["jrl", "scripts", "examples"])

@@ -55,7 +55,7 @@ _CONNECT = "a function of the rollout is custom.transforms"
 _RESTART = "see env_runners.max_restarts and health_check_timeout_s"
 _QUEUES = "of RLlib's queues: see rollout.max_policy_lag"
 _SPACES = "spaces come from the environment"
-_RECORD = "films are made from a checkpoint: python -m jrl.record"
+_RECORD = "videos: evaluation.record while training, jrl record from a checkpoint"
 _INSIDE = "its keys have rows of their own"
 _ENV_VARS = "runtime.env goes to env runners, too"
 

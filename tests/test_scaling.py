@@ -133,7 +133,8 @@ def test_nothing_is_kept_of_the_states_before(algo):
 def test_ctrl_c_ends_a_run_with_threads_after_a_checkpoint(tmp_path):
     """First rows, then the interruption, a checkpoint that is not behind them, and the end: no thread keeps it."""
     out = tmp_path / "run"
-    process = started(ASYNC, "--set=env.backend=envpool", "--stop=env_steps=1000000000", out=out)
+    endless = ("--stop=env_steps=1000000000", "--set=run.report_every=2000")
+    process = started(ASYNC, "--set=env.backend=envpool", *endless, out=out)
     while process.poll() is None and not ((out / "result.jsonl").exists() and rows(out)):
         time.sleep(0.1)
     before = rows(out)[-1]["env_steps"]

@@ -9,8 +9,9 @@ from pathlib import Path
 import jax
 import pytest
 
-from jrl import algos, sections
+from jrl import algos, envs, sections
 from jrl.hyper import NetworkConfig
+from jrl.rollout import unroll
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "examples" / "README.md"])
@@ -140,6 +141,22 @@ def test_the_quick_start_as_written(tmp_path):
     run = subprocess.run([sys.executable, "-c", played], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert run.returncode == 0 and float(run.stdout) == -0.01, run.stderr
     compile(objects, "quickstart.md", "exec")
+
+
+def test_the_algorithm_of_your_own_is_one():
+    """examples/reinforce.py: an iteration of it has the shapes of any other's."""
+    reinforce = algos.get("examples.reinforce")
+    env = envs.make("CartPole-v1", backend="graph", num_envs=4)
+    algo = reinforce.make(reinforce.Config(), env.spec)
+    collect = unroll.make(env, algo.act, length=8)
+
+    def iteration(key):
+        state = algo.init(key)
+        _, rollout, _ = collect.step(collect.init(key), algo.actor(state), key)
+        return state, *algo.update(state, rollout, key)
+
+    before, after, aux = jax.eval_shape(iteration, jax.random.key(0))
+    assert before == after and {"loss/policy", "loss/value", "value/target"} <= set(aux.metrics)
 
 
 @pytest.mark.slow

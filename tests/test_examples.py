@@ -169,7 +169,7 @@ SLOW = {
     "curriculum_callback",
     "replay",
 }
-ELSEWHERE = "tune_"  # tests/api/test_tune.py runs those
+ELSEWHERE = ("tune_", "reinforce")  # tests/api/test_tune.py and tests/test_docs.py run those
 
 
 @pytest.fixture(autouse=True)

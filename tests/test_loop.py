@@ -228,12 +228,14 @@ def test_every_device_and_iteration_has_a_key_of_its_own(four_devices):
     def note(state, key):
         return {"keys": state["keys"].at[state["at"]].set(jax.random.key_data(key)), "at": state["at"] + 1}
 
-    def start(key):
+    def start(key, *vector):
         return note({"keys": jnp.zeros((calls + 1, 2), jnp.uint32), "at": jnp.zeros((), jnp.int32)}, key)
 
     nothing = lambda *args: ()
     learn = learner.Learner(start, nothing, nothing, lambda state, replay, rollout, key: (note(state, key), (), {}))
-    collect = unroll.Unroll(start, lambda state, actor, key: (note(state, key), (), jax.tree.map(jnp.asarray, report)))
+    collect = unroll.Unroll(
+        start, lambda state, actor, key, *vector: (note(state, key), (), jax.tree.map(jnp.asarray, report))
+    )
     program = loop.fused(learn, collect, four_devices, iterations=2, rows=1)
     state = program.init(SEED)
     for call in range(calls // 2):

@@ -342,8 +342,7 @@ def test_of_a_run_the_best_checkpoint_acts(tmp_path):
     save(tmp_path, "ppo", EnvSpec(VECTOR, Discrete(3), 1))
     first = tmp_path / "checkpoints" / "3"
     for iteration, found in ((1, 20.0), (2, 90.0), (3, 40.0)):
-        content = json.loads((first / "checkpoint.json").read_text())
-        meta = {**content, "env_steps": iteration, "metrics": {"evaluation/return": found}}
+        meta = {**checkpoint.read_meta(first), "env_steps": iteration, "metrics": {"evaluation/return": found}}
         state = checkpoint.read(first, "learner")
         checkpoint.write(tmp_path / "checkpoints" / str(iteration), {"learner": state}, meta)
     assert jrl.load(tmp_path).env_steps == jrl.load(tmp_path, best=True).env_steps == 2

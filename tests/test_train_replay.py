@@ -132,12 +132,12 @@ def test_without_the_replay_a_resumed_run_fills_it_anew(tmp_path, capsys):
     assert said[3].startswith(f"return {mean:.2f} ± ") and said[3].endswith(", 3 episodes")
     assert said[4].endswith("steps of training") and len(said) == 5
     # and one that is asked for where there is none is told of
-    assert run("dqn", "--stop=env_steps=900", "--resume=auto", out=tmp_path / "a") == 2
+    assert run("dqn", "--stop=env_steps=900", "--set=checkpoint.replay=full", "--resume=auto", out=tmp_path / "a") == 2
     assert "checkpoint.replay=none" in capsys.readouterr().err
 
 
 def test_a_replay_that_does_not_fit_is_refused_before_anything_is_made(tmp_path, capsys):
-    assert run("dqn", "--stop=env_steps=900", "--set=replay.capacity=1000000000000", out=tmp_path / "a") == 2
+    assert run("dqn", "--stop=env_steps=900", "--set=replay.capacity=2000000000", out=tmp_path / "a") == 2
     assert "would fit" in capsys.readouterr().err
     assert not (tmp_path / "a" / "config.yaml").exists()
 

@@ -11,7 +11,7 @@ import pytest
 from fakes import assert_close, assert_same, differ
 from jax.sharding import PartitionSpec as P
 
-from jrl import algos, checkpoint, parallel
+from jrl import algos, checkpoint, config, parallel
 from jrl.errors import InputError
 from jrl.networks import NetworkConfig
 from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete, Rollout, UpdateAux
@@ -134,7 +134,7 @@ def equations(jaxpr):
 @each
 def test_vmapped_initialisation_has_no_batched_decomposition(name):
     """LAPACK's QR of a batch hangs now and then on two cores; a hang that happens seldom is found by reading."""
-    init = jax.vmap(fakes.make(name).init)
+    init = jax.vmap(fakes.make(name, network=dataclasses.replace(fakes.NETWORK, init="orthogonal")).init)
     found = list(equations(jax.make_jaxpr(init)(jax.random.split(KEY, 3)).jaxpr))
     decompositions = [e for e in found if any(word in e.primitive.name for word in ("geqrf", "householder", "qr"))]
     assert decompositions, sorted({e.primitive.name for e in found})
@@ -302,10 +302,12 @@ def test_void_actions_of_a_box_change_nothing(name):
 def test_save_restore_continue(name, loaded, tmp_path):
     m = made(name, loaded)
     straight, batches = m.state, m.batches(4)
+    run = config.load(None, algo=name, env="CartPole-v1", stop=["env_steps=1e5"])
     for i, data in enumerate(batches):
         if i == 2:
+            meta = checkpoint.meta(run, m.spec, counters={"iteration": i, "env_steps": i, "time_s": 0.0})
             with checkpoint.Checkpointer(tmp_path / "checkpoints") as checkpoints:
-                checkpoints.save(i, {"learner": straight}, {"format": checkpoint.FORMAT, "env_steps": i})
+                checkpoints.save(i, {"learner": straight}, meta)
         straight, _ = m.update(straight, data, jax.random.fold_in(KEY, i))
     template = jax.eval_shape(m.algo.init, KEY)
     resumed = checkpoint.restore(checkpoint.locate(tmp_path), "learner", template)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import Mesh
 
 from jrl import build_learner, callbacks, envs, learner, loop, parallel, plan, plan_faults, registry
 from jrl.build_collect import algorithm as algorithm
@@ -43,6 +44,9 @@ class Run(NamedTuple):
     guarantee: str  # what a resumed run has in common with one that was never interrupted: a key of GUARANTEES
     learners: int  # devices that learn
     num_params: int  # of the networks that learn
+    learn: learner.Learner  # of one device
+    mesh: Mesh  # the devices that learn
+    unroll: unroll.Unroll | None  # of one device, where the program that learns collects, too
     note: str  # what callbacks cannot have in this run, in words; "" for nothing
     # (state, curriculum function, result row, a number that differs from call to call) -> state: see `jrl.envs.task`
     apply_task: Callable[[loop.LoopState, tasks.TaskFn, dict[str, Any], int], loop.LoopState]
@@ -92,7 +96,7 @@ def run(
             hooks.check(on_policy=algo.on_policy)
         length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
         learn, replay = build_learner.make(cfg, algo, spec, devices=learners, length=length)
-        learn = learner.transformed(learn, _transforms(cfg, hooks))
+        learn = learner.transformed(learn, transforms(cfg, hooks))
         learn = learner.checked(learn, spec, axis_name=parallel.AXIS)
     except InputError:
         close_all(vectors)
@@ -122,7 +126,10 @@ def run(
             context = EnvContext(cfg.env.options)
             return dataclasses.replace(state, source=tasks.apply_in(state.source, env, fn, result, context)[0])
 
-        return Run(spec, algo, program, backend, True, replay, guarantee, learners, num_params, "", task_in_program)
+        parts = (learn, mesh, collect)
+        return Run(
+            spec, algo, program, backend, True, replay, guarantee, learners, num_params, *parts, "", task_in_program
+        )
     timers = timers or Timers()
     latest = [cfg]  # a task of EnvPool is other options of the environment
     given: list[Any] = []  # the task of the others
@@ -178,12 +185,12 @@ def run(
     if cfg.env_runners.num:
         how, graph = f"in {cfg.env_runners.num} env runners", False
     guarantee = "refilled" if refilled else "restarted" if exact else "learner"
-    return Run(
-        spec, algo, program, f"{backend}, {how}", graph, replay, guarantee, learners, num_params, note, apply_task
-    )
+    how = f"{backend}, {how}"
+    parts = (learn, mesh, None)
+    return Run(spec, algo, program, how, graph, replay, guarantee, learners, num_params, *parts, note, apply_task)
 
 
-def _transforms(cfg: RunConfig, hooks: callbacks.Hooks | None) -> tuple[Callable[[Rollout], Rollout], ...]:
+def transforms(cfg: RunConfig, hooks: callbacks.Hooks | None) -> tuple[Callable[[Rollout], Rollout], ...]:
     """What becomes of a rollout between collecting and learning: the config's, then those of callbacks."""
     given = [registry.load(path, "custom.transforms") for path in cfg.custom.transforms]
     return (*given, *(hooks.program_transforms() if hooks else ()))

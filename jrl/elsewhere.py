@@ -9,7 +9,7 @@ _STEP = "train() is one iteration; what it does is a method training_step(self, 
 _RUNNERS = "env runners are restarted by themselves: fault_tolerance(recreate_failed_env_runners=True)"
 _OFFLINE = "jrl does not read data from files yet"
 _OUTPUTS = "distribution(obs), value_function(obs) and q_values(obs) are what its networks say, summary() what they are"
-_GRADIENTS = "train() updates; the pure functions are those of jrl.algos: make(...).update(state, rollout, key)"
+_GRADIENTS = "learn_on_batch(samples) is an update, compute_gradients and apply_gradients are its halves"
 _LOSS = "a loss of your own is training(loss_fn=fn), or a static method `loss` of an Algorithm"
 _MODULE = "a network of your own is training(model={'torso': ...}): docs/networks.md"
 _STATELESS = "environments give what policies take: there is nothing in between that has a state"
@@ -29,13 +29,11 @@ NAMES: dict[str, dict[str, str]] = {
                          "train_exec_impl"), _STEP),
         **dict.fromkeys(("restore_workers", "restore_env_runners", "restore_offline_eval_runners"), _RUNNERS),
         "evaluate_offline": _OFFLINE,
-        "get_config": "algo.config, and algo.config.to_dict()",
-        "log_result": "on_train_result of jrl.api.Callbacks, or debugging(log=[...]) with a logger of your own",
         "env_runner": "workers.local_worker(), or workers.foreach_worker(fn)",
         "eval_env_runner": "evaluation_workers",
         "trial_id": "train() has trial_id; jrl.api.tune makes trials of Algorithms",
         **dict.fromkeys(("learner_group", "learner", "optimizer"), _LEARNER),
-        **dict.fromkeys(("local_replay_buffer", "replay_buffer"), "it lies on the devices: algo.session.state.replay"),
+        **dict.fromkeys(("local_replay_buffer", "replay_buffer"), "sample_replay() draws a batch; it lies on the devices"),
         "get_default_policy_class": _LOSS,
         "validate_env": "python -m jrl.check_env ID, jrl.check_env(...)",
         "validate_config": "config.validate()",
@@ -49,8 +47,8 @@ NAMES: dict[str, dict[str, str]] = {
         "is_actor": "jrl.api.tune makes trials of Algorithms",
         "trial_name": "train() has trial_id; jrl.api.tune makes trials of Algorithms",
         "trial_resources": _PLACED,
-        "import_policy_model_from_h5": "set_weights(...), or restore(path)",
-        "import_model": "set_weights(...), or restore(path)",
+        "import_policy_model_from_h5": "import_weights(path) of npz or safetensors",
+        "import_model": "import_weights(path) of npz or safetensors",
         "model": _OUTPUTS.replace("distribution", "get_policy().distribution", 1),
         "optimizers": _LEARNER,
         "learn": "train() is one iteration: call it until its result says what you want, or use `python -m jrl.train`",
@@ -74,7 +72,6 @@ NAMES: dict[str, dict[str, str]] = {
         **dict.fromkeys(("learn_on_batch_from_replay_buffer", "load_batch_into_buffer", "learn_on_loaded_batch",
                          "get_num_samples_loaded_into_buffer", "extra_grad_process", "extra_compute_grad_fetches",
                          "get_batch_divisibility_req", "optimizer", "get_tower_stats", "stats_fn"), _GRADIENTS),
-        **dict.fromkeys(("learn_on_batch", "compute_gradients", "apply_gradients"), _GRADIENTS),
         "export_model": "Algorithm.export_policy_model(directory), or python -m jrl.export",
         **dict.fromkeys(("loss", "loss_initialized"), _LOSS),
         "postprocess_trajectory": "training(learner_connector=[fn]), a pure function of the rollout",
@@ -86,7 +83,7 @@ NAMES: dict[str, dict[str, str]] = {
                          "action_connectors", "preprocessor", "view_requirements", "init_view_requirements",
                          "maybe_remove_time_dimension"), _STATELESS),
         **dict.fromkeys(("on_global_var_update", "global_timestep"), "schedules read env_steps, which acting has"),
-        "import_model_from_h5": "set_weights(...)",
+        "import_model_from_h5": "Algorithm.import_weights(path) of npz or safetensors",
         **dict.fromkeys(("get_session", "device", "devices", "framework"), _FRAMEWORK),
         "get_host": "train() has hostname",
         "num_state_tensors": "get_initial_state() is the state",

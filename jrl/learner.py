@@ -22,6 +22,7 @@ from jrl.types import (
     Metrics,
     PyTree,
     Rollout,
+    UpdateAux,
     seen_anew,
 )
 
@@ -40,6 +41,10 @@ class Learner(NamedTuple):
     # what of the state outlives the process, and a state from it; the rest begins anew
     keep: Callable[[PyTree], PyTree] = lambda state: state
     resume: Callable[[PyTree], PyTree] = lambda kept: kept
+    # one update on what the algorithm learns from: (state, batch, key) -> (state, UpdateAux)
+    update: Callable[[PyTree, PyTree, Key], tuple[PyTree, UpdateAux]] | None = None
+    sample: Callable[[PyTree, Key], PyTree] | None = None  # (replay, key) -> such a batch; None without replay
+    can_sample: Callable[[PyTree], Array] | None = None  # replay -> [] bool
 
 
 @struct.dataclass
@@ -100,7 +105,7 @@ def on_policy(algo: Algo, like: Rollout | None = None) -> Learner:
         state, metrics = jax.lax.scan(one, state, jax.random.split(key, updates))
         return state, replay, jax.tree.map(lambda x: x.mean(0), metrics)
 
-    return Learner(algo.init, init_replay, algo.actor, step)
+    return Learner(algo.init, init_replay, algo.actor, step, update=algo.update)
 
 
 def transformed(learner: Learner, transforms: Sequence[Callable[[Rollout], Rollout]]) -> Learner:
@@ -244,4 +249,6 @@ def off_policy(
             metrics[BROKEN_STACKS] = lost if axis_name is None else jax.lax.pmax(lost, axis_name)
         return state, changing or replay, metrics
 
-    return Learner(algo.init, buffer.init, algo.actor, step)
+    return Learner(
+        algo.init, buffer.init, algo.actor, step, update=algo.update, sample=sample, can_sample=buffer.can_sample
+    )

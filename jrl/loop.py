@@ -64,6 +64,7 @@ class Parts(NamedTuple):
     collect: Callable[[LoopState, int, int, int], tuple[Rollout, Episodes]]  # (state, seed, iteration, call)
     # (state, rollout, seed, iteration, call); takes over the state's buffers, not the rollout's
     learn: Callable[[LoopState, Rollout, int, int, int], tuple[LoopState, Metrics]]
+    apart: Callable[[], None]  # what is collected next does not continue the latest rollout, which nobody may learn
 
 
 class Program(NamedTuple):
@@ -133,7 +134,7 @@ def fused(
         return LoopState(learned, replay, source), (metrics, report)
 
     def body(state: LoopState, root, iteration, count):
-        state = LoopState(state.learner, _own_replay(state.replay, learner), _mine(state.source))
+        state = LoopState(state.learner, own_replay(state.replay, learner), _mine(state.source))
         state, (metrics, reports) = _repeat(lambda s, i: one(s, root, iteration + i), state, iterations, count)
         state = LoopState(state.learner, _joined_replay(state.replay), _stacked(state.source))
         reports = episode_metrics.add_up_stacked(reports, count)
@@ -193,7 +194,7 @@ def staged(
     """
 
     def body(state, replay, rollout, key):
-        state, replay, metrics = learner.step(state, _own_replay(replay, learner), rollout, key)
+        state, replay, metrics = learner.step(state, own_replay(replay, learner), rollout, key)
         return state, _joined_replay(replay), metrics
 
     specs = (parallel.REPLICATED, parallel.PER_DEVICE, parallel.ROLLOUT, parallel.REPLICATED)
@@ -201,6 +202,7 @@ def staged(
     step = parallel.pmap(body, mesh, specs, out_specs, donate_argnums=(0, 1))
     keys = jax.jit(lambda root, i: (role_key(root, Role.COLLECT, i), role_key(root, Role.UPDATE, i)))
     source: list[Source] = []
+    seams: list[None] = []  # one before a rollout that continues nothing
     keys_made: list[Key] = []  # of the source
     root: dict[int, Key] = {}
     later = jax.jit(jax.random.fold_in)
@@ -228,6 +230,9 @@ def staged(
             jax.block_until_ready(actor)
         start = time.perf_counter()
         rollout, report = source[0].next(actor, later(key, np.uint32(call)) if call else key)
+        if seams:
+            seams.clear()
+            rollout = dataclasses.replace(rollout, contiguous=jnp.zeros_like(rollout.contiguous))
         if mesh.devices.size > 1:
             rollout = parallel.shard(rollout, mesh, parallel.ROLLOUT)
         if timed:
@@ -274,7 +279,7 @@ def staged(
     actor = lambda s: parallel.first(learner.actor(s.learner))
     assign = lambda s, kept: s.replace(learner=parallel.replicate(learner.resume(kept), mesh))
     again = restart if remake else None
-    parts = Parts(collect, learn)
+    parts = Parts(collect, learn, lambda: seams.append(None))
     return Program(init, advance, keep, place, assign, actor, 1, rows, close, again, lambda: source[0], parts)
 
 
@@ -391,7 +396,7 @@ def _empty_replay(learner: Learner, devices: int) -> PyTree:
     return jax.tree.map(repeat, learner.init_replay())
 
 
-def _own_replay(replay: PyTree, learner: Learner) -> PyTree:
+def own_replay(replay: PyTree, learner: Learner) -> PyTree:
     """This device's part inside a mapped program, as the learner knows it."""
     return jax.tree.map(lambda x, like: x.reshape(like.shape), replay, jax.eval_shape(learner.init_replay))
 

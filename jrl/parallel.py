@@ -209,6 +209,11 @@ def deal(parts: Sequence[Rollout], mesh: Mesh) -> Rollout:
     return _by_columns(whole, *placed)
 
 
+def side_by_side(parts: Sequence[Rollout]) -> Rollout:
+    """Rollouts [T, b] of neighbouring columns as one, [T, B], in numpy."""
+    return _by_columns(lambda axis, *x: np.concatenate(x, axis), *parts)
+
+
 def _by_columns(fn: Callable, *rollouts: Rollout) -> Any:
     """`fn(axis, *leaves)` over the leaves of rollouts, with the axis of their columns."""
     inner = lambda spec, *trees: jax.tree.map(functools.partial(fn, 1 if spec == _TIME_MAJOR else 0), *trees)

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from jrl import build, callbacks, checkpoint, evaluation, hooks, loop, plan, registry, resume, runtime, video
+from jrl.by_hand import ByHand
 from jrl.config import RunConfig
 from jrl.errors import InputError
 from jrl.metrics import results
@@ -49,6 +50,7 @@ class Session:
       decides: whether a result of an evaluation, by the names of result rows, has consequences. One that was played
         beside training is played again then, with the weights as they are.
       workers, evaluation_workers: who collects and who evaluates.
+      by_hand: samples, updates and gradients beside the iterations.
     Raises:
       InputError: what cannot be run.
     """
@@ -78,7 +80,7 @@ class Session:
         self._videos = _videos(self.evaluations.config, cfg, directory)
         self._recompiles = runtime.Recompiles(cfg.run.max_recompiles)
         self.run = build.run(cfg, timers=self.timers, restarts=restarts, hooks=self.hooks, training_step=training_step)
-        self.workers = Workers(self)
+        self.workers, self.by_hand = Workers(self), ByHand(self)
         self.state: loop.LoopState
         self.iteration = self.env_steps = 0
         self.result: dict[str, Any] | None = None  # the latest, as callbacks left it
@@ -241,9 +243,9 @@ class Session:
         """Environment steps so far, the latest call's included. Waits for it."""
         return self._latest.env_steps_after() if self._latest else self.env_steps
 
-    def _replace(self, state: loop.LoopState) -> None:
-        """Goes on from another state, at the present counts."""
-        self.env_steps, self.state, self._infos = self.counted(), state, None
+    def replace_state(self, state: loop.LoopState, steps: int = 0) -> None:
+        """Goes on from another state, which has learned from so many more environment steps."""
+        self.env_steps, self.state, self._infos = self.counted() + steps, state, None
         self._latest = None
         self.version += 1
 
@@ -382,7 +384,7 @@ class Session:
                 raise ValueError(f"set_weights: {name} has the shapes {wanted}, not {found}")
             taken = jax.tree.map(lambda x, old: np.asarray(x, old.dtype), given, like)
             state = dataclasses.replace(state, **{name: taken})
-        self._replace(self.run.program.assign(self.state, state))
+        self.replace_state(self.run.program.assign(self.state, state))
 
     def set_task(self, given: Any) -> None:
         """Gives all environments a task, at once: see `jrl.envs.task`. EnvPool's are made anew with other options."""
@@ -392,7 +394,7 @@ class Session:
         self._tasks += 1
         state = self.run.apply_task(self.state, fn, result, self.iteration + self._tasks)
         if state is not self.state:
-            self._replace(state)
+            self.replace_state(state)
 
     def description(self) -> dict[str, Any]:
         """What stands beside the arrays of a checkpoint."""

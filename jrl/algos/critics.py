@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from flax import struct
 
-from jrl.algos import custom_loss, parts, sequences
+from jrl.algos import custom_loss, gradients, parts, sequences
 from jrl.algos.custom_loss import Loss
 from jrl.networks import Network, NetworkConfig
 from jrl.networks.critics import Critics
@@ -57,7 +57,7 @@ def adam(cfg: Optimization) -> optax.GradientTransformation:
     longer than their update (on two CPU cores 8 ms beside 4 ms).
     """
     clip = [] if cfg.max_grad_norm is None else [optax.clip_by_global_norm(cfg.max_grad_norm)]
-    return optax.chain(*clip, optax.scale_by_adam(eps=cfg.adam_eps))
+    return gradients.optimizer(optax.chain(*clip, optax.scale_by_adam(eps=cfg.adam_eps)))
 
 
 def check_action(name: str, space: Space, *, discrete: bool = False) -> None:

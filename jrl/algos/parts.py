@@ -11,6 +11,7 @@ import optax
 from flax import struct
 from jax.flatten_util import ravel_pytree
 
+from jrl.algos import gradients
 from jrl.hyper import NetworkConfig
 from jrl.ops import normalize
 from jrl.types import Array, Batch, Box, Discrete, Key, Metrics, PyTree, Rollout, Space
@@ -44,7 +45,8 @@ def adam(cfg: Clipping) -> optax.GradientTransformation:
         per_leaf.append(optax.stateless(lambda updates, params: jax.tree.map(clip, updates)))
     whole = [] if cfg.max_grad_norm is None else [optax.clip_by_global_norm(cfg.max_grad_norm)]
     # one flat vector: ten small arrays cost ten times the overhead of one
-    return optax.chain(*per_leaf, optax.flatten(optax.chain(*whole, optax.scale_by_adam(eps=cfg.adam_eps))))
+    own = optax.chain(*per_leaf, optax.flatten(optax.chain(*whole, optax.scale_by_adam(eps=cfg.adam_eps))))
+    return gradients.optimizer(own)
 
 
 def initialised(network: NetworkConfig, default: NetworkConfig) -> NetworkConfig:

@@ -26,6 +26,7 @@ _HOMES = {
     "DefaultCallbacks": "jrl.callbacks:Callbacks",
     "Episode": "jrl.rollout.replay_episodes",
     "in_program": "jrl.callbacks",
+    "concat_samples": "jrl.by_hand",
     "make_multi_callbacks": "jrl.callbacks",
     "EnvContext": "jrl.envs.context",
     "TaskSettableEnv": "jrl.envs.task",

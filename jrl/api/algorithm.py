@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from jrl import build, checkpoint, config, elsewhere, envs, hooks, migrate, registry, runtime
+from jrl.api.by_hand import ByHand
 from jrl.api.config import AlgorithmConfig
 from jrl.api.policy import ActionPolicy
 from jrl.api.records import Records, Saved, hold, path_of
@@ -25,7 +26,7 @@ from jrl.session import Session
 from jrl.types import PyTree
 
 
-class Algorithm:
+class Algorithm(ByHand):
     """A run that goes on as long as it is asked to.
 
     Subclasses may replace steps of it by methods: `training_step(self, step)`, of a jrl.loop.Step, and
@@ -37,7 +38,8 @@ class Algorithm:
       checkpoint: to continue from.
     Attributes:
       config: the frozen AlgorithmConfig.
-      workers, evaluation_workers: who collects and who evaluates: `foreach_worker(fn)`, `foreach_env(fn)`.
+      workers, evaluation_workers: who collects and who evaluates: `foreach_worker(fn)`, `foreach_env(fn)`; of those
+        that collect also `local_worker()`, which samples and learns by hand.
     Raises:
       InputError: all that is wrong.
     """
@@ -187,7 +189,9 @@ class Algorithm:
         met = hooks.stop_at(session.config.stop, session.config.run.smoothing_episodes)(session.reporter.row or {})
         total = session.config.stop.get("env_steps")
         done = met is not None or (total is not None and session.counted() >= total)
-        return {**copy.deepcopy(session.result), "done": done, **self._about()}
+        result = {**copy.deepcopy(session.result), "done": done, **self._about()}
+        self.log_result(result)
+        return result
 
     def _about(self) -> dict[str, Any]:
         """What a result says of this process and of the run, beside numbers."""
@@ -312,16 +316,6 @@ class Algorithm:
         policy = self.get_policy()
         past = {"prev_action": prev_action, "prev_reward": prev_reward}
         return policy.compute_actions(observations, state, **past, explore=explore)
-
-    def get_weights(self) -> dict[str, Any]:
-        """{"default_policy": the fields of the algorithm's State that are weights}, numpy arrays."""
-        return {"default_policy": self.session.get_weights()}
-
-    def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Takes over what `get_weights` gave. Raises ValueError where shapes differ."""
-        if set(weights) != {"default_policy"}:
-            raise ValueError(f"set_weights: expected {{'default_policy': ...}}, got {', '.join(map(str, weights))}")
-        self.session.set_weights(weights["default_policy"])
 
     # ------------------------------------------------------------ checkpoints and end
 

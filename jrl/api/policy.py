@@ -288,6 +288,18 @@ class ActionPolicy:
         """Takes over what `get_weights` gave. Raises ValueError where shapes differ."""
         self._session.set_weights(weights)
 
+    def learn_on_batch(self, samples: Any) -> dict[str, float]:
+        """See `Algorithm.learn_on_batch`."""
+        return self._session.by_hand.learn(samples)
+
+    def compute_gradients(self, samples: Any) -> tuple[PyTree, dict[str, float]]:
+        """See `Algorithm.compute_gradients`."""
+        return self._session.by_hand.gradients(samples)
+
+    def apply_gradients(self, gradients: PyTree) -> None:
+        """See `Algorithm.apply_gradients`."""
+        self._session.by_hand.apply(gradients)
+
     def parameters(self) -> list[tuple[str, tuple[int, ...], int]]:
         """(name, shape, count) of every array of the networks that learn."""
         params = self._session.learner_state().params

@@ -138,6 +138,10 @@ class HostCollector:
         self._done, self._started = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
         self.columns = episodes.init(num_envs, self._window)
 
+    def discontinue(self) -> None:
+        """What comes next does not continue the latest rollout."""
+        self._started = np.zeros_like(self._started)
+
     def close(self) -> None:
         self._env.close()
 

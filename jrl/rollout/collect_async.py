@@ -240,6 +240,10 @@ class AsyncCollector:
         self._row = self._last = None
         self.columns = episodes.init(num_envs, self._window)
 
+    def discontinue(self) -> None:
+        """What comes next does not continue the latest rollout."""
+        self._started = np.zeros_like(self._started)
+
     def close(self) -> None:
         self._env.close()
 

@@ -188,6 +188,9 @@ class Complete(Wrapper):
         shardings = (Waiting(rows, lies.contiguous), lies.replace(carry=None, count=lies.contiguous), None)
         self._pack = jax.jit(pack, donate_argnums=0, out_shardings=shardings)
 
+    def discontinue(self) -> None:
+        """None of its rollouts continues another."""
+
     def reset(self, key: Key) -> None:
         """All environments to the start of an episode; the rows that wait are dropped."""
         self._pack = None

@@ -60,7 +60,7 @@ class GraphSource:
         step = jax.jit(functions.step, donate_argnums=0)
         self._step = step if env.pure else outside_compile_cache(step)
         self._init = functions.init
-        self._device = device or jax.local_devices()[0]
+        self.device = device or jax.local_devices()[0]
         self.metrics: dict[str, float] = {}
         self._state: unroll.UnrollState
         self.reset(key)
@@ -71,7 +71,7 @@ class GraphSource:
 
     @columns.setter
     def columns(self, columns: episodes.Columns) -> None:
-        self._state = dataclasses.replace(self._state, columns=jax.device_put(columns, self._device))
+        self._state = dataclasses.replace(self._state, columns=jax.device_put(columns, self.device))
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
         self._state, rollout, report = self._step(self._state, actor, key)
@@ -79,9 +79,13 @@ class GraphSource:
 
     def reset(self, key: Key) -> None:
         # committed to the device, as the outputs of a step will be: another kind of input is another compilation
-        self._state = jax.device_put(self._init(key), self._device)
+        self._state = jax.device_put(self._init(key), self.device)
         if self._task is not None:
             self.set_task(self._task)
+
+    def discontinue(self) -> None:
+        """What comes next does not continue the latest rollout."""
+        self._state = dataclasses.replace(self._state, started=jnp.zeros_like(self._state.started))
 
     def get_task(self) -> PyTree:
         """Of all environments. Raises InputError where there is none."""

@@ -1,0 +1,99 @@
+"""The gradients of an algorithm apart from its update: other optimizers stand in for its own.
+
+    with gradients.taken():
+        algo = dqn.make(cfg, spec)      # update moves nothing: state.opt_state holds the mean gradient
+    with gradients.given():
+        algo = dqn.make(cfg, spec)      # update makes one step by the gradient that state.opt_state holds
+
+So nothing is said twice: loss, targets and clipping, step size and target networks are those of `Algo.update`. An
+algorithm takes part whose optimizer is that of `parts.adam` or `critics.adam` and whose steps are `parts.descend`.
+"""
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from jrl.types import Array, PyTree
+
+_Wrap = Callable[[optax.GradientTransformation], optax.GradientTransformation]
+_wrap: contextvars.ContextVar[_Wrap | None] = contextvars.ContextVar("gradients", default=None)
+
+
+@struct.dataclass
+class Taken:
+    """In the place of an optimizer's state: the gradients that came."""
+
+    total: PyTree  # as the parameters
+    count: Array  # [] f32, how many were added up
+
+    def mean(self) -> PyTree:
+        """As the parameters; 0 where none came."""
+        return jax.tree.map(lambda x: x / jnp.maximum(self.count, 1.0), self.total)
+
+
+@struct.dataclass
+class Given:
+    """An optimizer's state, and the gradient of its next step."""
+
+    state: PyTree
+    gradient: PyTree  # as the parameters
+    done: Array  # [] bool: the step was made
+
+
+def is_node(x: Any) -> bool:
+    """Whether this part of a State's `opt_state` is one of these."""
+    return isinstance(x, Taken | Given)
+
+
+def optimizer(own: optax.GradientTransformation) -> optax.GradientTransformation:
+    """An algorithm's optimizer, or what stands in for it."""
+    wrap = _wrap.get()
+    return own if wrap is None else wrap(own)
+
+
+@contextlib.contextmanager
+def _standing_in(wrap: _Wrap) -> Iterator[None]:
+    token = _wrap.set(wrap)
+    try:
+        yield
+    finally:
+        _wrap.reset(token)
+
+
+def taken() -> contextlib.AbstractContextManager[None]:
+    """Algorithms that are made meanwhile stay where they are: their `opt_state` is Taken."""
+
+    def wrap(own: optax.GradientTransformation) -> optax.GradientTransformation:
+        zeros: Callable[[PyTree], PyTree] = lambda tree: jax.tree.map(jnp.zeros_like, tree)
+        add = lambda gradient, state: Taken(jax.tree.map(jnp.add, state.total, gradient), state.count + 1.0)
+        return optax.GradientTransformation(
+            lambda params: Taken(zeros(params), jnp.zeros(())),
+            lambda gradient, state, params=None: (zeros(gradient), add(gradient, state)),
+        )
+
+    return _standing_in(wrap)
+
+
+def given() -> contextlib.AbstractContextManager[None]:
+    """Algorithms that are made meanwhile make one step per update, by the gradient that their `opt_state`, Given, has."""
+
+    def wrap(own: optax.GradientTransformation) -> optax.GradientTransformation:
+        def update(gradient: PyTree, state: Given, params: PyTree = None):
+            steps, after = own.update(state.gradient, state.state, params)
+            pick = lambda old, new: jax.tree.map(lambda o, n: jnp.where(state.done, o, n), old, new)
+            none = jax.tree.map(jnp.zeros_like, steps)
+            return pick(none, steps), Given(pick(state.state, after), state.gradient, jnp.ones((), bool))
+
+        start = lambda params: Given(own.init(params), jax.tree.map(jnp.zeros_like, params), jnp.zeros((), bool))
+        return optax.GradientTransformation(start, update)
+
+    return _standing_in(wrap)
+
+
+__all__ = ["Given", "Taken", "given", "is_node", "optimizer", "taken"]

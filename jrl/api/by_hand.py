@@ -1,0 +1,124 @@
+"""What an Algorithm does beside its iterations: weights in and out, samples, updates and gradients by hand."""
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jrl import checkpoint
+from jrl.api.config import AlgorithmConfig
+from jrl.api.weights_file import read_weights
+from jrl.session import Session
+from jrl.types import Batch, PyTree, Rollout, SequenceBatch
+
+_POLICY = "default_policy"
+
+
+class ByHand:
+    """Methods of an Algorithm, of its `session` and `config`."""
+
+    session: Session
+    config: AlgorithmConfig
+    restore: Callable[[Any], None]
+
+    # ------------------------------------------------------------ weights
+
+    def get_weights(self) -> dict[str, Any]:
+        """{"default_policy": the fields of the algorithm's State that are weights}, numpy arrays."""
+        return {_POLICY: self.session.get_weights()}
+
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
+        """Takes over what `get_weights` gave. Raises ValueError where shapes differ."""
+        if set(weights) != {_POLICY}:
+            raise ValueError(f"set_weights: expected {{'{_POLICY}': ...}}, got {', '.join(map(str, weights))}")
+        self.session.set_weights(weights[_POLICY])
+
+    def import_weights(self, path: str | Path, mapping: Mapping[str, str] | None = None) -> list[str]:
+        """Takes over arrays of an npz or safetensors file as parameters; target networks get the same.
+
+        Args:
+          path: `*.npz` or `*.safetensors`; nothing in it is executed.
+          mapping: a parameter's name, as `get_policy().parameters()` has it, to the array's name in the file; with
+            `.T` behind it the array is transposed, as the matrices of torch have to be. None: the names are the same.
+        Returns:
+          The names of the parameters that were replaced; the others stay.
+        Raises:
+          InputError: the file cannot be read, names that there are not, or other shapes.
+        """
+        weights, names = read_weights(Path(path), mapping, self.session.get_weights())
+        self.session.set_weights(weights)
+        return names
+
+    # ------------------------------------------------------------ samples, updates, gradients
+
+    def sample_replay(self) -> Batch | SequenceBatch:
+        """A batch as the next gradient step would draw one, in numpy. Raises InputError: there is no replay, or none in
+        it yet.
+        """
+        return self.session.by_hand.sample_replay()
+
+    def learn_on_batch(self, samples: Rollout | Batch | SequenceBatch) -> dict[str, float]:
+        """One update of the run on what is given, beside the iterations of `train`.
+
+        Args:
+          samples: a rollout, as `workers.local_worker().sample()` gives one: all epochs on it, or with replay it is
+            added, and then learned from if there is enough. A batch, as `sample_replay` gives one: a gradient step.
+        Returns:
+          The update's metrics.
+        Raises:
+          InputError: the algorithm does not learn from such a thing, or not of that size.
+          FloatingPointError: the update was not finite, and was not made.
+        """
+        return self.session.by_hand.learn(samples)
+
+    def compute_gradients(self, samples: Rollout | Batch | SequenceBatch) -> tuple[PyTree, dict[str, float]]:
+        """The gradient of the algorithm's loss at the present parameters; nothing is changed.
+
+        What an update does in several steps is taken at the same parameters: PPO's minibatches give the gradient over
+        the whole rollout, SAC's actor that by the critics as they are.
+
+        Args:
+          samples: on-policy a rollout, with replay a batch, as `learn_on_batch`.
+        Returns:
+          Gradients as the parameters, before clipping, in numpy; the metrics of the loss.
+        Raises:
+          InputError: the algorithm does not learn from such a thing, or has an optimizer of its own.
+        """
+        return self.session.by_hand.gradients(samples)
+
+    def apply_gradients(self, grads: PyTree) -> None:
+        """One step of the run's optimizer, with its clipping and step size, by gradients as `compute_gradients` gives
+        them. Target networks move as after an update. Raises ValueError: other shapes, or not finite.
+        """
+        self.session.by_hand.apply(grads)
+
+    # ------------------------------------------------------------ as RLlib's Trainable
+
+    def get_config(self) -> AlgorithmConfig:
+        """`config`, by RLlib's name."""
+        return self.config
+
+    def log_result(self, result: dict[str, Any]) -> None:
+        """Is called with each result before `train` returns it, after its row was written: a subclass may note, send or
+        change it. By itself it does nothing.
+        """
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All of the run, as a checkpoint has it: `config`, the arrays, and counters and spaces in `meta`."""
+        session = self.session
+        arrays = checkpoint.on_host(session.parts())
+        return {"config": self.config.to_dict(), "arrays": arrays, "meta": session.description()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Goes on from what `__getstate__` gave. Raises InputError: it does not fit this Algorithm's config."""
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch) / "checkpoint"
+            checkpoint.write(path, state["arrays"], state["meta"])
+            if "session" in vars(self):
+                self.restore(path)
+            else:  # a copy that is being made
+                made: Any = self
+                made.__init__(AlgorithmConfig.from_dict(state["config"]), checkpoint=path)
+
+
+__all__ = ["ByHand"]

@@ -288,8 +288,8 @@ class ByHand:
             shape, wanted = tuple(batch.reward.shape), (self._length, self._columns)
             if shape != wanted:
                 raise InputError(
-                    f"{what}: expected a rollout of {wanted[0]} steps of {wanted[1]} environments, got {shape}: those of "
-                    "all workers side by side are concat_samples(rollouts)"
+                    f"{what}: expected a rollout of {wanted[0]} steps of {wanted[1]} environments, got {shape}: those "
+                    "of all workers side by side are concat_samples(rollouts)"
                 )
             return
         if session.run.algo.on_policy:

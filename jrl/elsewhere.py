@@ -33,7 +33,7 @@ NAMES: dict[str, dict[str, str]] = {
         "eval_env_runner": "evaluation_workers",
         "trial_id": "train() has trial_id; jrl.api.tune makes trials of Algorithms",
         **dict.fromkeys(("learner_group", "learner", "optimizer"), _LEARNER),
-        **dict.fromkeys(("local_replay_buffer", "replay_buffer"), "sample_replay() draws a batch; it lies on the devices"),
+        **dict.fromkeys(("local_replay_buffer", "replay_buffer"), "sample_replay() draws a batch of it"),
         "get_default_policy_class": _LOSS,
         "validate_env": "python -m jrl.check_env ID, jrl.check_env(...)",
         "validate_config": "config.validate()",

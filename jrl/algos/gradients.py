@@ -81,7 +81,7 @@ def taken() -> contextlib.AbstractContextManager[None]:
 
 
 def given() -> contextlib.AbstractContextManager[None]:
-    """Algorithms that are made meanwhile make one step per update, by the gradient that their `opt_state`, Given, has."""
+    """Algorithms that are made meanwhile make one step per update, by the gradient in their `opt_state`, Given."""
 
     def wrap(own: optax.GradientTransformation) -> optax.GradientTransformation:
         def update(gradient: PyTree, state: Given, params: PyTree = None):

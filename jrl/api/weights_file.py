@@ -47,7 +47,8 @@ def read_weights(
         elif found.shape != np.shape(named[name]):
             turned = f': "{source}.T" transposes it' if found.T.shape == np.shape(named[name]) else ""
             faults.append(
-                f"import_weights: {name}: expected the shape {np.shape(named[name])}, got {found.shape} of {source}{turned}"
+                f"import_weights: {name}: expected the shape {np.shape(named[name])}, "
+                f"got {found.shape} of {source}{turned}"
             )
         elif not (np.issubdtype(found.dtype, np.number) and np.isfinite(found).all()):
             faults.append(f"import_weights: {source} of {path} is not finite numbers: it cannot be {name}")

@@ -9,7 +9,6 @@ The table is scripts/rllib_feature_list.py. A check that raises is a failure, an
 """
 
 import argparse
-import importlib.util
 import os
 import subprocess
 import sys
@@ -208,12 +207,9 @@ def there(path: str) -> Callable[[], None]:
 
 def table() -> dict[str, list[Feature]]:
     """heading -> features, in the order of the page."""
-    found = importlib.util.spec_from_file_location("rllib_feature_list", ROOT / "scripts" / "rllib_feature_list.py")
-    assert found is not None and found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules.setdefault("rllib_features", sys.modules[__name__])
-    found.loader.exec_module(module)
-    return module.FEATURES
+    from rllib_feature_list import FEATURES
+
+    return FEATURES
 
 
 def page(features: dict[str, list[Feature]]) -> str:

@@ -126,10 +126,8 @@ def run(
             context = EnvContext(cfg.env.options)
             return dataclasses.replace(state, source=tasks.apply_in(state.source, env, fn, result, context)[0])
 
-        parts = (learn, mesh, collect)
-        return Run(
-            spec, algo, program, backend, True, replay, guarantee, learners, num_params, *parts, "", task_in_program
-        )
+        so_far = (spec, algo, program, backend, True, replay, guarantee, learners, num_params)
+        return Run(*so_far, learn, mesh, collect, "", task_in_program)
     timers = timers or Timers()
     latest = [cfg]  # a task of EnvPool is other options of the environment
     given: list[Any] = []  # the task of the others
@@ -185,9 +183,8 @@ def run(
     if cfg.env_runners.num:
         how, graph = f"in {cfg.env_runners.num} env runners", False
     guarantee = "refilled" if refilled else "restarted" if exact else "learner"
-    how = f"{backend}, {how}"
-    parts = (learn, mesh, None)
-    return Run(spec, algo, program, how, graph, replay, guarantee, learners, num_params, *parts, note, apply_task)
+    so_far = (spec, algo, program, f"{backend}, {how}", graph, replay, guarantee, learners, num_params)
+    return Run(*so_far, learn, mesh, None, note, apply_task)
 
 
 def transforms(cfg: RunConfig, hooks: callbacks.Hooks | None) -> tuple[Callable[[Rollout], Rollout], ...]:

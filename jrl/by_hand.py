@@ -75,7 +75,7 @@ class ByHand:
             )
         step = self._program("sample", lambda: self._collecting(collect))
         source, rollout, report = step(state.learner, state.source, self.key(loop.Role.COLLECT))
-        session.replace_state(state.replace(source=source))
+        session.replace_state(dataclasses.replace(state, source=source))
         return jax.device_get((rollout, report))
 
     def _collecting(self, collect: unroll.Unroll) -> Callable[..., Any]:
@@ -173,7 +173,7 @@ class ByHand:
         make = lambda: parallel.pmap(body, run.mesh, (same, parallel.PER_DEVICE, same), (same, same))
         placed = parallel.shard(batch, run.mesh)
         learned, metrics = self._program("update", make)(state.learner, placed, self.key(loop.Role.UPDATE))
-        return state.replace(learner=learned), metrics
+        return dataclasses.replace(state, learner=learned), metrics
 
     # ------------------------------------------------------------ gradients
 

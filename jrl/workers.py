@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jrl import loop
@@ -77,7 +78,7 @@ class Worker:
             key = self._session.by_hand.key(loop.Role.COLLECT)
         else:
             self._calls += 1
-            key = jax.random.fold_in(jax.random.wrap_key_data(np.asarray(self._key)), self._calls)
+            key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(self._key)), self._calls)
         rollout, _ = self.source.next(*jax.device_put((self._actor(), key), device))
         self.source.discontinue()
         return jax.device_get(rollout)
@@ -284,5 +285,5 @@ class Workers:
 
 def _in_runner(fn: Callable[[Worker, int], Any], weights: Any, key: np.ndarray, source: Any) -> Any:
     index = getattr(source, "worker_index", 0)
-    own = np.asarray(jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key), index)))
+    own = np.asarray(jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(key)), index)))
     return fn(Worker(source, index, weights, key=own), index)

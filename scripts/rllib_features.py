@@ -98,7 +98,9 @@ def migrates(given: dict[str, Any], key: str, expected: Any, algo: str = "PPO") 
     def check() -> None:
         from jrl import config, migrate
 
-        found: Any = config.to_dict(config.from_dict(migrate.migrate({"env": "CartPole-v1", **given}, algo=algo).config))
+        found: Any = config.to_dict(
+            config.from_dict(migrate.migrate({"env": "CartPole-v1", **given}, algo=algo).config)
+        )
         for name in key.split("."):
             found = found[name]
         equal(found, expected)

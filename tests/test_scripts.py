@@ -1,5 +1,6 @@
 """The benchmark scripts, without the benchmarks."""
 
+import importlib
 import importlib.util
 import json
 from pathlib import Path
@@ -50,3 +51,21 @@ def test_the_figure_shows_ours_beside_the_peers(tmp_path):
     ]
     load("bench_speed").plot(json.loads(json.dumps(rows)), tmp_path / "figures" / "speed.png")
     assert (tmp_path / "figures" / "speed.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_page_of_rllibs_features_is_what_the_script_tries(monkeypatch):
+    """The page and the table agree, and what can be tried without training is true."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    script = importlib.import_module("rllib_features")
+    features = script.table()
+    assert script.page(features) == (ROOT / script.PAGE).read_text()
+    cheap = [feature for several in features.values() for feature in several if not feature.slow]
+    assert len(cheap) > 100
+    assert {feature.name: wrong for feature in cheap if (wrong := script.attempt(feature))} == {}
+    # a check that is not true is found
+    assert "expected 1, got 2" in script.attempt(cheap[0]._replace(check=lambda: script.equal(2, 1)))
+    assert "algorithm lacks no_such_method" in script.attempt(
+        cheap[0]._replace(check=script.has("algorithm", "no_such_method"))
+    )
+    assert "was taken" in script.attempt(cheap[0]._replace(check=script.refuses("training", gamma=0.9)))
+    assert "was taken" in script.attempt(cheap[0]._replace(check=script.unmigrated({"gamma": 0.9})))

@@ -148,6 +148,7 @@ def test_a_rollout_by_hand_stands_behind_a_seam_in_replay(q):
     assert gap < 3  # one step of CartPole, never the way between two rollouts
 
 
+@pytest.mark.slow
 def test_sacs_parts_have_their_gradients():
     made = SACConfig().environment("Pendulum-v1", backend="graph").env_runners(num_envs=2, rollout_fragment_length=4)
     made = made.training(model={"hidden": [8]}, train_batch_size=8, learning_starts=8).debugging(seed=0, log=[])
@@ -167,6 +168,7 @@ def test_sacs_parts_have_their_gradients():
         assert differ(after.target_critic, before.target_critic)
 
 
+@pytest.mark.slow
 def test_ppos_gradient_is_that_over_the_whole_rollout():
     found = []
     for parts in ({"num_epochs": 1, "num_minibatches": 1}, {"num_epochs": 3, "num_minibatches": 2}):
@@ -309,3 +311,22 @@ def test_files_that_are_no_weights_are_refused(q, tmp_path):
         with pytest.raises(InputError, match=said.replace("*", r"\*").replace(".", r"\.")):
             q.import_weights(tmp_path / name)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.slow
+def test_env_runners_sample_by_hand():
+    made = on_policy().environment(backend="gymnasium").env_runners(num_env_runners=2)
+    with made.build() as algo:
+        algo.train()
+        found = algo.workers.foreach_worker(lambda w: (w.worker_index, *w.sample_with_count(), w.get_metrics()))
+        assert [index for index, *_ in found] == [1, 2]
+        rollouts = [rollout for _, rollout, *_ in found]
+        assert all(rollout.reward.shape == (T, B // 2) for rollout in rollouts)
+        assert (rollouts[0].action != rollouts[1].action).any()
+        assert np.isfinite(algo.learn_on_batch(concat_samples(rollouts))["loss/policy"])
+        assert algo.workers.local_worker().sample().reward.shape == (T, B)
+        for call in (lambda w: w.set_weights({}), lambda w: w.sync_filters({}), lambda w: w.learn_on_batch(None)):
+            with pytest.raises(Exception, match="an environment runner acts with what comes with each request"):
+                algo.workers.foreach_worker(call)
+        same(*[f["default_policy"] for f in algo.workers.foreach_worker(lambda w: w.get_filters())])
+        assert algo.train()["training_iteration"] == 2

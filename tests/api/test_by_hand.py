@@ -316,6 +316,7 @@ def test_files_that_are_no_weights_are_refused(q, tmp_path):
 @pytest.mark.slow
 def test_env_runners_sample_by_hand():
     made = on_policy().environment(backend="gymnasium").env_runners(num_env_runners=2)
+    made.fault_tolerance(env_runner_health_probe_timeout_s=300)
     with made.build() as algo:
         algo.train()
         found = algo.workers.foreach_worker(lambda w: (w.worker_index, *w.sample_with_count(), w.get_metrics()))

@@ -130,22 +130,14 @@ def test_a_rollout_by_hand_stands_behind_a_seam_in_replay(q):
     q.workers.local_worker().sample()  # nobody learns from this one
     q.learn_on_batch(first)
     q.train()
-    rows = {}
-    for _ in range(40):
+    seen = set()
+    for _ in range(60):
         batch = q.sample_replay()
-        rows |= {obs.tobytes(): after for obs, after in zip(batch.obs, batch.next_obs, strict=True)}
-    known = {
-        o.tobytes(): n
-        for t in range(T - 1)
-        for o, n, live in zip(first.obs[t], first.obs[t + 1], first.mask[t], strict=True)
-        if live
-    }
-    found = [name for name in known if name in rows]
-    assert found
-    for name in found:
-        np.testing.assert_array_equal(rows[name], known[name])
-    gap = max(np.abs(after - np.frombuffer(obs, np.float32)).max() for obs, after in rows.items())
-    assert gap < 3  # one step of CartPole, never the way between two rollouts
+        live = batch.weight > 0
+        seen |= {obs.tobytes() for obs in batch.obs[live]}
+        # CartPole's own: the position moves by the velocity, which it does not from one rollout to another
+        np.testing.assert_allclose(batch.next_obs[live, 0], (batch.obs[:, 0] + 0.02 * batch.obs[:, 1])[live], atol=1e-5)
+    assert seen & {obs.tobytes() for obs in first.obs.reshape(-1, 4)}
 
 
 @pytest.mark.slow

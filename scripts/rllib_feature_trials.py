@@ -45,7 +45,7 @@ def by_hand() -> None:
         gradients, _ = worker.compute_gradients(rollout)
         worker.apply_gradients(gradients)
         worker.learn_on_batch(rollout)
-        assert count == 64 and worker.get_metrics()["num_episodes"] >= 0
+        assert 0 < count <= 64 and worker.get_metrics()["num_episodes"] >= 0
         assert worker.get_filters() == {"default_policy": ()}
         assert worker.foreach_policy(lambda policy, name: name) == ["default_policy"]
 

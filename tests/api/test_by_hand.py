@@ -233,7 +233,7 @@ def test_an_algorithm_gives_and_takes_its_state(a2c, tmp_path):
     with pickle.loads(pickle.dumps(a2c)) as twin:
         assert isinstance(twin, Algorithm) and twin.iteration == a2c.iteration and twin.env_steps == a2c.env_steps
         same(twin.session.learner_state(), a2c.session.learner_state())
-        twin.train()
+        twin.set_weights(jax.tree.map(np.zeros_like, twin.get_weights()))
         assert differ(twin.get_weights(), a2c.get_weights())
         twin.__setstate__(state)
         same(twin.get_weights(), a2c.get_weights())
@@ -323,3 +323,26 @@ def test_env_runners_sample_by_hand():
                 algo.workers.foreach_worker(call)
         same(*[f["default_policy"] for f in algo.workers.foreach_worker(lambda w: w.get_filters())])
         assert algo.train()["training_iteration"] == 2
+
+
+@pytest.mark.slow
+def test_two_devices_do_what_one_does():
+    rollout, found = None, []
+    for learners in ([0], [0, 1]):
+        with on_policy().learners(learners=learners).build() as algo:
+            sampled = algo.workers.local_worker().sample()
+            assert sampled.reward.shape == (T, B)
+            rollout = rollout or sampled
+            gradients, _ = algo.compute_gradients(rollout)
+            algo.apply_gradients(gradients)
+            algo.learn_on_batch(rollout)
+            found.append((gradients, algo.get_weights()))
+    same(*found, rtol=1e-4, atol=1e-6)
+    with dqn().learners(learners=[0, 1]).build() as algo:
+        for _ in range(3):
+            algo.train()
+        batch = algo.sample_replay()
+        assert batch.weight.shape == (16,) and np.isfinite(algo.learn_on_batch(batch)["loss/value"])
+        algo.apply_gradients(algo.compute_gradients(batch)[0])
+        algo.learn_on_batch(algo.workers.local_worker().sample())
+        algo.train()

@@ -25,6 +25,23 @@ from jrl.plan import (
 
 Fault = tuple[tuple[str, ...], str]  # the keys that were read, the message
 
+# what result rows have to tell of returns; first what a criterion most often names
+_SCORES = {
+    "episode": ("return", "length", "return_min", "return_max", "return_p10", "return_p90", "count", "window"),
+    "evaluation": (
+        "return", "length", "return_min", "return_max", "return_std", "length_std", "episodes", "timesteps",
+        "weights_version", "timed_out", "time_s", "num_healthy_workers",
+    ),
+}  # fmt: skip
+_METRICS = (
+    "env_steps",
+    "iteration",
+    "updates",
+    "time_s",
+    "timestamp",
+    *(f"{k}/{n}" for k in _SCORES for n in _SCORES[k]),
+)
+
 
 def faults(cfg: Any) -> Iterator[Fault]:
     """Every combination of values that cannot be run, with its mend."""
@@ -40,7 +57,7 @@ def faults(cfg: Any) -> Iterator[Fault]:
         yield (
             ("checkpoint.exact",),
             "checkpoint.exact needs checkpoint.every: checkpoints by the clock are never twice at the same step: "
-            f"set it, e.g. checkpoint.every={max(1, int(steps or 0) // 10)}",
+            f"set it, e.g. checkpoint.every={_tenth(cfg)}",
         )
     yield from _network_faults(cfg)
     yield from _episode_faults(cfg)
@@ -201,10 +218,36 @@ def endless(cfg: Any) -> Iterator[Fault]:
         near = difflib.get_close_matches("env_steps", cfg.stop, 1)
         mend = f"rename stop.{near[0]}" if near else "set it, e.g. stop.env_steps=1000000"
         yield ("stop.env_steps", "stop"), f"stop.env_steps is missing: every run needs an end: {mend}"
-    if cfg.evaluation.record > 0 and not (cfg.evaluation.every or cfg.evaluation.interval):
-        each = max(1, int(cfg.stop.get("env_steps") or 0) // 10)
-        message = f"evaluation.record: expected evaluations to record, got none: set them, e.g. evaluation.every={each}"
+    yield from _metric_faults(cfg)
+    if cfg.evaluation.record > 0 and not _evaluates(cfg):
+        mend = f"set them, e.g. evaluation.every={_tenth(cfg)}"
+        message = f"evaluation.record: expected evaluations to record, got none: {mend}"
         yield ("evaluation.record", "evaluation.every", "evaluation.interval"), message
+
+
+def _evaluates(cfg: Any) -> bool:
+    return bool(cfg.evaluation.every or cfg.evaluation.interval)
+
+
+def _tenth(cfg: Any) -> int:
+    """A tenth of the run, in environment steps."""
+    return max(1, int(cfg.stop.get("env_steps") or 0) // 10)
+
+
+def _metric_faults(cfg: Any) -> Iterator[Fault]:
+    """Names of metrics that no result row will have. Code of the user's may give its metrics any name."""
+    if any(vars(cfg.custom).values()) or not type(cfg.algo).__module__.startswith("jrl."):
+        return
+    best = cfg.checkpoint.keep_best_by
+    for key in (f"stop.{name}" for name in cfg.stop if name.startswith("evaluation/") and not _evaluates(cfg)):
+        message = f"{key}: there are no evaluations: set them, e.g. evaluation.every={_tenth(cfg)}"
+        yield (key, "evaluation.every", "evaluation.interval"), message
+    for key, name in (*((f"stop.{name}", name) for name in cfg.stop), ("checkpoint.keep_best_by", best)):
+        if name is None or name in _METRICS or ("/" in name and name.split("/")[0] not in _SCORES):
+            continue
+        near = [k for k in _METRICS if k.endswith(f"/{name}")][:2] or difflib.get_close_matches(name, _METRICS, 1)
+        mend = f"did you mean {' or '.join(near)}?" if near else "such as episode/return or evaluation/return"
+        yield (key,), f"{key}: expected a key of the result rows, got {short(name)}, which they do not have: {mend}"
 
 
 def _episode_faults(cfg: Any) -> Iterator[Fault]:

@@ -151,12 +151,29 @@ def _tell_end(
         print("stopped:", end.reason or f"env_steps reached {cfg.stop['env_steps']:,}")
         if args.as_test and not end.reason:
             print(f"not met within the step budget: {', '.join(f'{c} {cfg.stop[c]:g}' for c in criteria)}")
+    if kept and (best := _best(directory)):
+        print(best)
     print(
         f"run: {directory}" + (f"    evaluate: {command.typed('evaluate')} {directory} --episodes 100" if kept else "")
     )
     if interrupted:
         return interrupted.exit_status or 1
     return 1 if end.fault or (args.as_test and not end.reason) else 0
+
+
+def _best(directory: Path) -> str:
+    """Says which checkpoint acts from now on, where it is not the last one."""
+    from jrl import checkpoint
+
+    found = checkpoint.locate(directory, best=None)
+    if found == checkpoint.locate(directory):
+        return ""
+    meta = checkpoint.read_meta(found)
+    by = meta["config"]["checkpoint"]["keep_best_by"]
+    return (
+        f"best: {by} {meta['metrics'][by]:.4g} after {meta['env_steps']:,} steps, which is what acts from now on; "
+        "--latest takes the end"
+    )
 
 
 def _rllib(text: str | None) -> dict[str, Any] | None:
@@ -191,8 +208,12 @@ def _rolled_back(cfg: config.RunConfig, directory: Path, start: _Start, count: i
 def _base(args: argparse.Namespace) -> str | dict[str, Any] | None:
     """What the command line changes: the config file that is given, or the config of the run that is continued."""
     run = args.out if args.resume == "auto" else args.resume
-    if args.config is not None or not run or not Path(run).exists():
+    if args.config is not None or not run:
         return args.config
+    if not Path(run).exists():
+        if args.resume == "auto":
+            return None
+        raise InputError(f"--resume: {run} does not exist: give a run directory or a checkpoint inside it")
     from jrl import resume
 
     data = resume.stored_config(Path(run))

@@ -83,6 +83,8 @@ def test_a_run_goes_on_with_its_own_config(finished, tmp_path, capsys, caplog, m
     assert added.count("changed: ") == 2 and "result.jsonl: 1 damaged lines were set aside" in added
     assert f"stopped: env_steps reached 1,800\nrun: {out} " in added
     assert len(loggers.read_rows(out / "result.jsonl")) > before
+    assert train.main(["--resume", str(tmp_path / "nowhere")]) == 2
+    assert f"error: --resume: {tmp_path / 'nowhere'} does not exist: give a run" in capsys.readouterr().err
     (out / "config.yaml").write_text("algo: [")
     assert train.main(["--resume", str(out)]) == 2
     assert "config.yaml: it is damaged" in caplog.text and "the run is complete, with" in capsys.readouterr().err
@@ -122,7 +124,7 @@ def test_a_disk_that_becomes_full_costs_nothing(tmp_path, capsys, monkeypatch):
     assert not list((out / "checkpoints").glob("*.unfinished"))
 
 
-def test_an_evaluation_is_of_the_weights_that_are_kept(tmp_path):
+def test_an_evaluation_is_of_the_weights_that_are_kept(tmp_path, capsys):
     out = tmp_path / "best"
     evaluation = ["--set=evaluation.every=300", "--set=evaluation.duration=3", "--set=run.report_every=500"]
     best = ["--set=checkpoint.keep_best_by=evaluation/return", "--set=checkpoint.keep_last=1"]
@@ -136,6 +138,8 @@ def test_an_evaluation_is_of_the_weights_that_are_kept(tmp_path):
     kept = checkpoint.read_meta(checkpoint.locate(out, best=True))
     assert (kept["iteration"], kept["env_steps"]) == (top["iteration"], top["env_steps"])
     assert kept["metrics"]["evaluation/return"] == top["evaluation/return"]
+    told = f"best: evaluation/return {top['evaluation/return']:.4g} after {top['env_steps']:,} steps, which is"
+    assert top is not rows[-1] and told in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("parallel", ["false", pytest.param("true", marks=pytest.mark.slow)])

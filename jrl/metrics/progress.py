@@ -111,9 +111,9 @@ class Course:
         if not (short and self.nearest == "env_steps"):
             said.append(f"{number(row['env_steps'])} steps")
         score, evaluation, speed = row.get("episode/return"), row.get("evaluation/return"), self.speed()
-        said.append(f"return {score:.1f}" if _known(score) else "return -")
+        said.append(f"return {_score(score)}" if _known(score) else "return -")
         if _known(evaluation):
-            said.append(f"{'eval' if short else 'evaluation'} {evaluation:.1f}")
+            said.append(f"{'eval' if short else 'evaluation'} {_score(evaluation)}")
         left = self.left()
         if left is not None and not self.over:
             most = any(name not in _COUNTERS for name in self._stop)
@@ -134,6 +134,10 @@ def _name(metric: str) -> str:
 
 def _long(number: float) -> str:
     return f"{number:,.0f}"
+
+
+def _score(number: float) -> str:
+    return f"{number:.1f}" if abs(number) >= 10 else f"{number:.2f}"  # returns of 0 to 1 are common
 
 
 def _short(number: float) -> str:

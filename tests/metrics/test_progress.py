@@ -73,8 +73,8 @@ def test_the_nearest_criterion():
 
 def test_evaluations_are_told():
     row = at(5, 1.0, episode__return=2.0, evaluation__return=3.25)
-    assert described({"env_steps": 10}, row) == "50% of 10 steps  5 steps  return 2.0  evaluation 3.2"
-    assert described({"env_steps": 10}, row, short=True) == "50% of 10 steps  return 2.0  eval 3.2"
+    assert described({"env_steps": 10}, row) == "50% of 10 steps  5 steps  return 2.00  evaluation 3.25"
+    assert described({"env_steps": 10}, row, short=True) == "50% of 10 steps  return 2.00  eval 3.25"
 
 
 def test_what_ended_the_run_is_the_last_that_is_shown():

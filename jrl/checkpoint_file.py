@@ -157,7 +157,7 @@ def _schema(resumable: bool) -> Any:
     rows = model(
         "rows",
         env_steps=needed(count), extra=needed(dict[str, Any]), pending=(pending | None, ...),
-        count=optional(count), trained=optional(count),
+        count=optional(count), trained=optional(count), episodes=optional(count),
     )  # fmt: skip
     spaces = model(
         "spec",

@@ -127,6 +127,22 @@ def unwritable(path: Path, e: OSError) -> InputError:
     return InputError(f"run.out: cannot write to {path}: {why}: {mend}")
 
 
+@contextlib.contextmanager
+def opening(directory: Path) -> Iterator[None]:
+    """Tells a file of a run directory that cannot be opened for writing, such as another user's, as bad input.
+
+    Raises:
+      InputError: names the file.
+    """
+    try:
+        yield
+    except OSError as e:
+        path = Path(str(e.filename))
+        if no_room(e) or not path.is_relative_to(directory):
+            raise
+        raise unwritable(path, e) from e
+
+
 # ---------------------------------------------------------------- whole files, and room for them
 
 

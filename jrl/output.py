@@ -150,8 +150,10 @@ def recorded() -> Iterator[Transcript]:
     sys.stdout, sys.stderr = own
     logger = logging.getLogger("jrl")
     handlers = [_handler(transcript.file, "%(asctime)s %(levelname)s %(name)s: %(message)s")]
+    propagates = logger.propagate
     if not logger.hasHandlers():
         handlers.append(_handler(Lasting(err), "%(levelname)s %(name)s: %(message)s"))
+        logger.propagate = False  # to the handler that a library gives Python's root meanwhile, as absl does
     for handler in handlers:
         logger.addHandler(handler)
     try:
@@ -164,6 +166,7 @@ def recorded() -> Iterator[Transcript]:
     finally:
         for handler in handlers:
             logger.removeHandler(handler)
+        logger.propagate = propagates
         for stream in own:
             stream.flush()
         sys.stdout, sys.stderr = out, err

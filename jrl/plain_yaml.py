@@ -111,6 +111,28 @@ def parse(text: str) -> Any:
         loader.dispose()
 
 
+def parse_json(text: str) -> Any:
+    """JSON text as plain data, by the rules of YAML here: no key twice, no digits or brackets without end.
+
+    Raises:
+      ValueError: says in a line where it is not JSON and why.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_once)
+    except json.JSONDecodeError as e:
+        raise ValueError(f"at line {e.lineno}, column {e.colno}: {e.msg}") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"duplicate key {short(next(n for n in names if names.count(n) > 1))}")
+    return found
+
+
 def limited(data: Any) -> None:
     """Raises InputError for nested data from elsewhere that `parse` would have refused: too large, too deep, endless,
     or with keys that no file can hold.

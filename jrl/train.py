@@ -4,13 +4,12 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jrl import command, config, faults, files, output, plan, runtime
+from jrl import command, config, faults, files, output, plain_yaml, plan, runtime
 from jrl.errors import EnvironmentFailed, InputError, RunnersLost
 
 if TYPE_CHECKING:
@@ -181,9 +180,9 @@ def _rllib(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        found = json.loads(text)
-    except json.JSONDecodeError as e:
-        found = e.msg
+        found = plain_yaml.parse_json(text)
+    except ValueError:
+        found = None
     if isinstance(found, dict):
         return found
     mend = f"a file goes without --config: {command.typed('train')} {text}" if Path(text).suffix else "mind the quotes"
@@ -294,13 +293,14 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         for note in session.start(start.saved, start.weights):
             print(note)
         # not before the checkpoint was found to fit: nothing in the directory changes until then
-        transcript.open(directory / "log.txt")
-        if not checkpoints.reserve(session.parts()):
-            print("the disk has no room to spare for a last checkpoint, should it become full", file=sys.stderr)
         rows_until = meta["rows"]["env_steps"] if meta else start.rows_until
-        write_row = stack.enter_context(
-            run_directory.opened(session, directory, rows_until, make_room=checkpoints.make_room)
-        )
+        with files.opening(directory):
+            transcript.open(directory / "log.txt")
+            if not checkpoints.reserve(session.parts()):
+                print("the disk has no room to spare for a last checkpoint, should it become full", file=sys.stderr)
+            write_row = stack.enter_context(
+                run_directory.opened(session, directory, rows_until, make_room=checkpoints.make_room)
+            )
         for stream in (transcript.screen, transcript.file):
             display = progress.open_progress(cfg.stop, stream, window=cfg.run.smoothing_episodes)
             stack.callback(display.close)

@@ -276,6 +276,7 @@ ABSURD = [
     (lambda m: m.update(time_s=None), "time_s: "),
     (lambda m: m.update(checksums={"learner": 1}), "checksums.learner: "),
     (lambda m: m.update(rows={**ROWS, "extra": 1}), "rows.extra: "),
+    (lambda m: m.update(rows={**ROWS, "episodes": "x"}), "rows.episodes: "),
     (lambda m: m.update(rows={**ROWS, "pending": {"iteration": 1}}), "rows.pending.env_steps: "),
     (lambda m: m["spec"].pop("action"), "spec.action: "),
     (lambda m: m["spec"]["observation"].update(shape=[100_000, 1_000_000]), "spec: expected a size"),

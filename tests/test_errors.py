@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jrl import config, migrate, schema
+from jrl import config, migrate, schema, train
 from jrl.errors import InputError
 
 CASES = schema.parse((Path(__file__).parent / "errors.yaml").read_text())
@@ -77,6 +77,13 @@ def test_what_is_no_file(tmp_path):
 def test_json_is_read_by_the_same_rules(data, tmp_path):
     (found,) = errors(write(tmp_path / "params.json", data))
     assert "not valid JSON" in found or "expected a mapping" in found
+
+
+@pytest.mark.parametrize("data", ["[" * 100_000, '{"lr": ' + "9" * 5_000 + "}", '{"lr": 1, "lr": 2}', "{", "[1]"])
+def test_json_of_the_command_line_is_one_error(data, capsys):
+    assert train.main(["configs/ppo.yaml", "--config", data]) == 2
+    found = capsys.readouterr().err
+    assert found.count("\n") == 1 and "--config: expected JSON such as" in found and len(found) < 400
 
 
 def test_many_errors_are_cut(tmp_path):

@@ -90,6 +90,17 @@ def test_what_cannot_be_a_run_directory(tmp_path, monkeypatch):
     assert not (tmp_path / "full").exists()
 
 
+def test_a_file_that_cannot_be_opened_is_named(tmp_path):
+    (tmp_path / "run" / "result.jsonl").mkdir(parents=True)
+    refused = pytest.raises(InputError, match=r"cannot write to \S+/run/result.jsonl: Is a directory: choose another")
+    with refused, files.opening(tmp_path / "run"):
+        (tmp_path / "run" / "result.jsonl").open("ab")
+    with pytest.raises(IsADirectoryError), files.opening(tmp_path / "elsewhere"):
+        (tmp_path / "run" / "result.jsonl").open("ab")
+    with pytest.raises(OSError, match="No space"), files.opening(tmp_path):
+        raise OSError(errno.ENOSPC, "No space", str(tmp_path / "x"))
+
+
 def test_a_file_system_without_locks_is_told_once(tmp_path, monkeypatch, caplog):
     def none(*args, **kwargs):
         raise OSError(errno.ENOLCK, "No locks available")

@@ -96,11 +96,12 @@ def test_loggers_are_heard_once(tmp_path, capsys, monkeypatch):
     logger = logging.getLogger("jrl.somewhere")
     with recorded() as transcript:
         transcript.open(tmp_path / "log.txt")
+        logging.basicConfig()  # as absl does with the first that it logs, and so orbax with the first checkpoint
         logger.warning("take care")
     assert capsys.readouterr().err == "WARNING jrl.somewhere: take care\n"
     lines = (tmp_path / "log.txt").read_text().splitlines()
     assert len(lines) == 2 and re.fullmatch(r"20\S+ \S+ WARNING jrl.somewhere: take care", lines[1])
-    assert not logging.getLogger("jrl").handlers
+    assert not logging.getLogger("jrl").handlers and logging.getLogger("jrl").propagate
 
 
 def test_a_transcript_is_continued_and_ends_with_the_reason(tmp_path):

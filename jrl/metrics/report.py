@@ -111,9 +111,10 @@ def evaluations(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _columns(rows: Iterable[Mapping[str, Any]], *names: str) -> tuple[np.ndarray, ...]:
-    """f64 [N] each, of the rows that have all of them."""
+    """f64 [N] each, of the rows that have all of them as numbers."""
     kept = [[row.get(name) for name in names] for row in rows]
-    table = np.asarray([r for r in kept if None not in r], np.float64).reshape(-1, len(names))
+    numbers = [r for r in kept if all(isinstance(x, int | float) for x in r)]
+    table = np.asarray(numbers, np.float64).reshape(-1, len(names))
     return tuple(table.T)
 
 

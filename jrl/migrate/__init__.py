@@ -21,7 +21,7 @@ from jrl.migrate import defaults, hyper, memory, rules
 from jrl.migrate.experiment import conditions, experiment, is_experiment
 from jrl.migrate.job import Job, canonical, translate
 from jrl.migrate.tables import ALGORITHMS, KEYS, PARTS
-from jrl.plain_yaml import limited, read_text
+from jrl.plain_yaml import limited, parse_json, read_text
 
 __all__ = ["KEYS", "Migration", "defaults", "hyper", "looks_like_rllib", "main", "memory", "migrate", "rules"]
 
@@ -198,24 +198,13 @@ def read(path: Path) -> dict[str, Any]:
     if path.suffix != ".json" or not path.is_file():
         return schema.read_yaml(path)
     try:
-        data = json.loads(read_text(path), object_pairs_hook=_once)
-    except json.JSONDecodeError as e:
-        raise InputError(f"{path}: not valid JSON at line {e.lineno}, column {e.colno}: {e.msg}") from None
-    except (ValueError, RecursionError) as e:  # a key given twice, a number of 5,000 digits, 3,000 brackets
-        told = "nested too deeply" if isinstance(e, RecursionError) else e
-        raise InputError(f"{path}: not valid JSON: {told}") from None
+        data = parse_json(read_text(path))
+    except ValueError as e:
+        raise InputError(f"{path}: not valid JSON{':' * (not str(e).startswith('at '))} {e}") from None
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected a mapping of RLlib's keys, got {short(data)}")
     limited(data)
     return data
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"duplicate key {short(next(n for n in names if names.count(n) > 1))}")
-    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -149,3 +149,11 @@ def test_plot_panels_draws_a_panel_per_label(tmp_path):
     runs = {label: [tmp_path / "a.jsonl"] for label in ("one", "two", "three", "four")}
     png = report.plot_panels(runs, tmp_path / "panels.png")
     assert png.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_what_is_no_number_in_a_row_is_left_out(tmp_path):
+    rows = [{"env_steps": 1, "episode/return": 2.0}, {"env_steps": 2, "episode/return": "x"}, {"env_steps": 3}]
+    rows += [{"env_steps": 4, "episode/return": [1, 2]}, {"env_steps": 5, "episode/return": 3}]
+    (tmp_path / "result.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    steps, values = report.read_curve(tmp_path / "result.jsonl")
+    assert steps.tolist() == [1, 5] and values.tolist() == [2.0, 3.0]

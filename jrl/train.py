@@ -209,13 +209,13 @@ def _base(args: argparse.Namespace) -> str | dict[str, Any] | None:
     run = args.out if args.resume == "auto" else args.resume
     if args.config is not None or not run:
         return args.config
-    if not Path(run).exists():
-        if args.resume == "auto":
-            return None
+    if not Path(run).exists() and args.resume != "auto":
         raise InputError(f"--resume: {run} does not exist: give a run directory or a checkpoint inside it")
     from jrl import resume
 
-    data = resume.stored_config(Path(run))
+    data = resume.stored_config(Path(run)) if Path(run).exists() else None
+    if data is None and args.resume != "auto":
+        raise InputError(f"--resume: {run} holds no run to continue: begin one with a config and --out {run}")
     if data is not None:
         print(f"resume: with the config of {run}")
     return data

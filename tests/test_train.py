@@ -85,6 +85,8 @@ def test_a_run_goes_on_with_its_own_config(finished, tmp_path, capsys, caplog, m
     assert len(loggers.read_rows(out / "result.jsonl")) > before
     assert train.main(["--resume", str(tmp_path / "nowhere")]) == 2
     assert f"error: --resume: {tmp_path / 'nowhere'} does not exist: give a run" in capsys.readouterr().err
+    assert train.main(["--resume", str(tmp_path)]) == 2
+    assert f"error: --resume: {tmp_path} holds no run to continue: begin one" in capsys.readouterr().err
     (out / "config.yaml").write_text("algo: [")
     assert train.main(["--resume", str(out)]) == 2
     assert "config.yaml: it is damaged" in caplog.text and "the run is complete, with" in capsys.readouterr().err

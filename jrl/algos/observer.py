@@ -147,8 +147,10 @@ def begun(watch: Observer, state: Any, rollout: Rollout) -> Any:
     """A State with `obs_stats` to read a rollout by: before the first one there are none, and its own are taken."""
     if not isinstance(state.obs_stats, normalize.RunningStats):
         return state
-    own = lambda: watch.observe(state.obs_stats, rollout.obs, rollout.mask)
-    return replace(state, obs_stats=jax.lax.cond(state.obs_stats.count > 0, lambda: state.obs_stats, own))
+    own, known = watch.observe(state.obs_stats, rollout.obs, rollout.mask), state.obs_stats.count > 0
+    # not a branch: the devices meet in `observe`, and a program for several CPU devices that meet in one crashed when it
+    # came from the compile cache (jaxlib 0.10.2)
+    return replace(state, obs_stats=jax.tree.map(lambda then, now: jnp.where(known, then, now), state.obs_stats, own))
 
 
 def values_seen(rollout: Rollout, recorded: Array, anew: Callable[[], Array]) -> Array:

@@ -52,7 +52,7 @@ _SAC = [
     "replay.updates_per_step=1",
     "replay.batch_size=256",
     "replay.learning_starts=500",
-    "evaluation.every=null",
+    "evaluation.every=1000000000",
 ]
 
 

@@ -18,7 +18,10 @@ from jrl import files
 with files.held(Path(sys.argv[1])):
     (ended := os.fork()) or os._exit(0)  # a forked process that ends does not release it
     os.waitpid(ended, 0)
-    started = os.fork() or time.sleep(60)  # a process that was forked and outlives this one, as those of libraries do
+    reader, writer = os.pipe()
+    # a process that was forked and outlives this one, as those of libraries do
+    started = os.fork() or (os.write(writer, b"."), time.sleep(60))
+    os.read(reader, 1)  # it runs
     print(started, flush=True)
     time.sleep(60)
 """

@@ -247,7 +247,9 @@ def attempt(feature: Feature) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--cheap", action="store_true", help="leave out what trains")
     parser.add_argument("--only", default="", help="features with this in heading or name")
     parser.add_argument("--write", metavar="FILE", help="write the page")

@@ -61,7 +61,8 @@ class Runner:
     def __init__(self, task: Task, init: str | None):
         from jrl import build, evaluation
 
-        own = ("env.backend=graph", f"network.init={init or 'null'}", "evaluation.every=1000000000", "evaluation.duration=20")
+        own = ("env.backend=graph", f"network.init={init or 'null'}", "evaluation.every=1000000000")
+        own += ("evaluation.duration=20",)
         each = task.env_steps // _PARTS
         cfg = config.load(
             task.config, (*task.overrides, *own, f"run.report_every={each}", f"stop.env_steps={task.env_steps}")

@@ -148,8 +148,8 @@ def begun(watch: Observer, state: Any, rollout: Rollout) -> Any:
     if not isinstance(state.obs_stats, normalize.RunningStats):
         return state
     own, known = watch.observe(state.obs_stats, rollout.obs, rollout.mask), state.obs_stats.count > 0
-    # not a branch: the devices meet in `observe`, and a program for several CPU devices that meet in one crashed when it
-    # came from the compile cache (jaxlib 0.10.2)
+    # not a branch: the devices meet in `observe`, and a program of several CPU devices that meet in a branch crashed
+    # when it came from the compile cache (jaxlib 0.10.2)
     return replace(state, obs_stats=jax.tree.map(lambda then, now: jnp.where(known, then, now), state.obs_stats, own))
 
 

@@ -259,7 +259,7 @@ class ByHand:
         if not nodes or not all(map(gradients.is_node, nodes)):
             raise InputError(
                 f"gradients: {algo_name(session.config)} has an optimizer of its own: learn_on_batch makes an update, "
-                "and jrl.algos.parts.adam is an optimizer that lends its gradients"
+                "and steps of jrl.algos.agent.descend lend theirs"
             )
         return algo
 

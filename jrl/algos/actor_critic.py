@@ -1,20 +1,21 @@
 """What A2C, PPO, IMPALA and APPO share: policy and value on one set of parameters, running statistics, rows."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-import jax
 import jax.numpy as jnp
-import optax
 from flax import struct
 
-from jrl import distributions, networks, spaces
-from jrl.algos import exploration, observer, parts, sequences
-from jrl.algos.sequences import flat
+from jrl import distributions, spaces
+from jrl import networks as nets
+from jrl.algos import agent as agents
+from jrl.algos import observer, parts, sequences
+from jrl.algos.agent import Actor, Agent, Common, Records, State
+from jrl.algos.custom_loss import Loss
+from jrl.algos.observer import Observer
 from jrl.networks import Head, NetworkConfig
-from jrl.ops import minibatch, normalize, returns
-from jrl.types import ActOut, Algo, Array, EnvSpec, Key, Metrics, PyTree, Rollout, UpdateAux, Window
+from jrl.ops import returns
+from jrl.types import Algo, Array, EnvSpec, Key, Metrics, PyTree, Rollout, UpdateAux, Window
 
 
 class ActorCritic(NamedTuple):
@@ -45,7 +46,7 @@ def make(spec: EnvSpec, cfg: NetworkConfig, mask: Callable[[PyTree], Array | Non
     free_std = action.num_gaussian > 0 and not cfg.state_dependent_std
     predicted_std = action.num_gaussian > 0 and cfg.state_dependent_std
     outputs = action.size + (action.num_gaussian if predicted_std else 0)
-    network = networks.build(spec, cfg, {"policy": Head(outputs, 0.01), "value": Head(1, 1.0)})
+    network = nets.build(spec, cfg, {"policy": Head(outputs, 0.01), "value": Head(1, 1.0)})
 
     def init(key):
         params = dict(network.init(key))
@@ -80,24 +81,6 @@ def make(spec: EnvSpec, cfg: NetworkConfig, mask: Callable[[PyTree], Array | Non
 
 
 @struct.dataclass
-class State:
-    params: PyTree
-    opt_state: PyTree
-    obs_stats: PyTree  # normalize.RunningStats, or () without normalize_obs
-    return_stats: PyTree  # normalize.RunningStats of the discounted return, or () without normalize_reward
-    env_steps: Array  # [] u32, environment steps learned from, over all devices
-
-
-@struct.dataclass
-class Actor:
-    """What acting needs of the State."""
-
-    params: PyTree
-    obs_stats: PyTree
-    env_steps: PyTree = ()  # [] u32 where the exploration reads them
-
-
-@struct.dataclass
 class Rows:
     """One row per environment step, as a loss reads it: [T, B, *], or [N, *]; with a core sequences [N, L, *]."""
 
@@ -108,13 +91,12 @@ class Rows:
     weight: Array  # f32, 0 on masked rows, 1 on average
 
 
-class Settings(parts.Clipping, Protocol):
-    """The fields of a Config that `agent` reads."""
+class Estimation(parts.RewardClipping, Protocol):
+    """The fields of a Config that `gae_rows` reads."""
 
-    exploration: exploration.OverDistributions
     gamma: float
-    normalize_obs: bool
-    normalize_reward: bool
+    gae_lambda: float
+    normalize_advantage: bool
 
 
 class Corrections(Protocol):
@@ -127,150 +109,101 @@ class Corrections(Protocol):
     clip_pg_rho: float
 
 
-class Agent(NamedTuple):
-    """The parts of an actor-critic algorithm that do not depend on its loss."""
-
-    net: ActorCritic
-    optimizer: optax.GradientTransformation
-    row_bytes: int  # of an observation
-    init: Callable[[Key], State]
-    mask: Callable[[PyTree], Array | None]  # of what the network reads: the actions that can be taken [..., K]
-    see: Callable[[PyTree, PyTree], PyTree]  # (obs_stats, obs [..., *]) -> obs as the network reads it
-    begun: Callable[[Any, Rollout], Any]  # (state, rollout) -> the state to read the rollout by: see `observer.begun`
-    recall: Callable[[PyTree, Rollout], PyTree]  # (obs_stats, rollout) -> its obs [T, B, *], as acting saw them
-    # (fn, tree [T, B, ...]) -> [T, B, ...]: `fn` of rows [N, ...], in chunks that fit the cache
-    map_rows: Callable[[Callable[[PyTree], PyTree], PyTree], PyTree]
-    # (state, rollout) -> V(obs_0) .. V(obs_T) [T + 1, B] by the parameters that acted, and the memory before each
-    # sequence of the rollout [K, B, ...]; () without a core
-    values: Callable[[State, Rollout], tuple[Array, PyTree]]
-    # (rows [T, B, *], memory before each sequence) -> what minibatches are made of [N, *]: steps, or sequences
-    cut: Callable[[Any, PyTree], Any]
-    grid: Callable[[int, int], tuple[int, int]]  # (T, B) -> of how many [K, B] these N are
-    observe: Callable[[Any, Rollout], Any]  # (state, rollout) -> state: statistics of observations, count of steps
-    # update -> Algo; what differs from an ordinary on-policy one as keywords
-    algo: Callable[..., Algo]
+def networks(cfg: Any, watch: Observer, network: NetworkConfig) -> ActorCritic:
+    """The networks of an actor-critic algorithm's Agent."""
+    return make(watch.spec, network, watch.mask)
 
 
-def agent(
-    cfg: Settings,
+def make_agent(
+    cfg: Common,
     spec: EnvSpec,
     network: NetworkConfig,
     *,
     axis_name: str | None,
-    record_value: bool = False,
+    loss: Loss | None = None,
 ) -> Agent:
-    """Network, optimizer, acting and running statistics of an actor-critic algorithm.
+    """An Agent whose policy is a distribution; arguments and errors as of `agent.make`."""
+    records = Records(log_prob=True, seen=True)
+    return agents.make(
+        cfg, spec, network, networks, kind="distribution", records=records, axis_name=axis_name, loss=loss
+    )
+
+
+def init(cfg: Common, agent: Agent, key: Key) -> State:
+    """The State at the start."""
+    return agents.begin(cfg, agent, key, agent.net.init(key))
+
+
+def policy(cfg: Common, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool):
+    """The distribution of actions [B]."""
+    dist, _, memory = agent.net.step(actor.params, obs, memory)
+    return dist, memory, {}
+
+
+def policy_and_value(cfg: Common, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool):
+    """The distribution of actions [B], and V(obs) for the rollout's extras."""
+    dist, value, memory = agent.net.step(actor.params, obs, memory)
+    return dist, memory, {"value": value}
+
+
+def outputs(cfg: Common, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
+    """Distribution and value of observations [B, *] at an episode's start."""
+    memory = agent.net.carry(spaces.batch_shape(agent.spec.observation, obs)[0])
+    dist, value, _ = agent.net.step(state.params, agent.observer.see(state.obs_stats, obs), memory)
+    return {"distribution": dist, "value": value}
+
+
+def make_algo(
+    cfg: Common,
+    agent: Agent,
+    update: Callable[..., tuple[State, UpdateAux]],
+    *,
+    init: Callable[..., State] = init,
+    record_value: bool = False,
+    **options: Any,
+) -> Algo:
+    """The on-policy Algo of a policy and value network and an `update`; keywords as of `agent.algo`.
 
     Args:
-      cfg, spec, network, axis_name: as of the algorithm's `make`.
       record_value: acting leaves extras["value"], which `values` then reads.
-    Raises:
-      InputError: a space, torso or exploration that cannot be handled.
     """
-    watch = observer.make(spec, network, normalize_obs=cfg.normalize_obs, axis_name=axis_name)
-    net = make(watch.spec, network, watch.mask)
-    explorer = exploration.make(cfg.exploration, spec.action, kinds=("distribution",))
-    optimizer = parts.adam(cfg)
-    see, recurrent = watch.see, network.recurrent
-    row_bytes = spaces.num_bytes(spec.observation)
-
-    def init(key: Key) -> State:
-        params = net.init(key)
-        return State(
-            params=params,
-            opt_state=optimizer.init(params),
-            obs_stats=watch.init(),
-            return_stats=normalize.init(()) if cfg.normalize_reward else (),
-            env_steps=jnp.zeros((), jnp.uint32),
-        )
-
-    def actor(state) -> Actor:
-        return Actor(state.params, state.obs_stats, state.env_steps if explorer.reads_env_steps else ())
-
-    def act(actor: Actor, obs, carry, key: Key, explore: bool = True) -> ActOut:
-        memory, own = parts.split_carry(carry)
-        obs = see(actor.obs_stats, obs)
-        dist, value, memory = net.step(actor.params, obs, memory)
-        if explore:
-            action, log_prob, own = explorer.sample_and_log_prob(dist, key, actor.env_steps, own, watch.mask(obs))
-        else:
-            action = dist.mode()
-            log_prob = dist.log_prob(action)
-        extras = {"log_prob": log_prob, **watch.record(actor.obs_stats, obs)}
-        if record_value:
-            extras["value"] = value
-        return ActOut(action, parts.join_carry(memory, own), extras)
-
-    def map_rows(fn, tree):
-        num_steps, num_envs = jax.tree.leaves(tree)[0].shape[:2]
-        chunk = minibatch.chunk_rows(num_steps * num_envs, row_bytes)
-        out = minibatch.map_rows(fn, flat(tree), chunk)
-        return jax.tree.map(lambda x: x.reshape(num_steps, num_envs, *x.shape[1:]), out)
-
-    def grid(num_steps: int, num_envs: int) -> tuple[int, int]:
-        return num_steps // sequences.length_of(network, num_steps), num_envs
-
-    def cut(rows, memory):
-        return (
-            sequences.cut(rows, memory, sequences.length_of(network, rows.weight.shape[0])) if recurrent else flat(rows)
-        )
-
-    def values(state: State, rollout: Rollout) -> tuple[Array, PyTree]:
-        if not recurrent:
-            value = lambda obs: net.value(state.params, obs)
-            # where it was not recorded: one pass in large batches, not a second tower in each of T small steps
-            anew = lambda: map_rows(value, watch.recall(state.obs_stats, rollout))
-            before = observer.values_seen(rollout, rollout.extras["value"], anew) if record_value else anew()
-            return jnp.concatenate([before, value(see(state.obs_stats, rollout.last_obs))[None]]), ()
-        value, starts, memory = sequences.along(
-            lambda window: net.unroll(state.params, window),
-            watch.recall(state.obs_stats, rollout),
-            rollout.mask,
-            parts.split_carry(rollout.carry)[0],
-            sequences.length_of(network, rollout.reward.shape[0]),
-        )
-        last = net.step(state.params, see(state.obs_stats, rollout.last_obs), memory)[1]
-        return jnp.concatenate([value, last[None]]), starts
-
-    def observe(state, rollout: Rollout):
-        obs_stats = watch.observe(state.obs_stats, rollout.obs, rollout.mask)
-        return state.replace(obs_stats=obs_stats, env_steps=parts.count_steps(state.env_steps, rollout.mask, axis_name))
-
-    def outputs(state, obs) -> dict[str, Any]:
-        memory = net.carry(spaces.batch_shape(spec.observation, obs)[0])
-        dist, value, _ = net.step(state.params, see(state.obs_stats, obs), memory)
-        return {"distribution": dist, "value": value}
-
-    def algo(update: Callable[..., tuple[Any, UpdateAux]], *, init=init, **options) -> Algo:
-        return Algo(
-            init=init,
-            actor=actor,
-            carry=parts.carry_of(net.carry, explorer.carry),
-            act=act,
-            update=update,
-            on_policy=True,
-            outputs=outputs,
-            running_return_gamma=cfg.gamma if cfg.normalize_reward else None,
-            **options,
-        )
-
-    begun = functools.partial(observer.begun, watch)
-    return Agent(
-        net,
-        optimizer,
-        row_bytes,
-        init,
-        watch.mask,
-        see,
-        begun,
-        watch.recall,
-        map_rows,
-        values,
-        cut,
-        grid,
-        observe,
-        algo,
+    return agents.algo(
+        cfg,
+        agent,
+        init=init,
+        policy=policy_and_value if record_value else policy,
+        update=update,
+        outputs=outputs,
+        memory=agent.net.carry,
+        on_policy=True,
+        **options,
     )
+
+
+def values(agent: Agent, state: State, rollout: Rollout) -> tuple[Array, PyTree]:
+    """V(obs_0) .. V(obs_T) [T + 1, B] by the State's parameters, and the memory before each sequence of the rollout
+    [K, B, ...]; () without a core.
+
+    Values that acting recorded are read, not computed again.
+    """
+    net, watch = agent.net, agent.observer
+    last_obs = watch.see(state.obs_stats, rollout.last_obs)
+    if not agent.network.recurrent:
+        value = lambda obs: net.value(state.params, obs)
+        # where it was not recorded: one pass in large batches, not a second tower in each of T small steps
+        anew = lambda: agents.map_rows(agent, value, watch.recall(state.obs_stats, rollout))
+        recorded = rollout.extras.get("value")
+        before = anew() if recorded is None else observer.values_seen(rollout, recorded, anew)
+        return jnp.concatenate([before, value(last_obs)[None]]), ()
+    value, starts, memory = sequences.along(
+        lambda window: net.unroll(state.params, window),
+        watch.recall(state.obs_stats, rollout),
+        rollout.mask,
+        agents.split_carry(rollout.carry)[0],
+        sequences.length_of(agent.network, rollout.reward.shape[0]),
+    )
+    last = net.step(state.params, last_obs, memory)[1]
+    return jnp.concatenate([value, last[None]]), starts
 
 
 def make_rows(
@@ -291,6 +224,18 @@ def make_rows(
     if normalize_advantage:
         advantage = parts.standardized(advantage, weight, axis_name)
     return Rows(obs, action, advantage, target, weight), metrics
+
+
+def gae_rows(cfg: Estimation, agent: Agent, state: State, rollout: Rollout) -> tuple[Rows, Array, PyTree, Metrics]:
+    """Generalised advantage estimation: Rows [T, B], V(obs_t) [T, B], the memory before each sequence, and metrics."""
+    (value, memory), done = values(agent, state, rollout), rollout.terminated | rollout.truncated
+    reward = parts.scaled_reward(cfg, state.return_stats, rollout.reward)
+    advantage, target = returns.gae(reward, rollout.terminated, done, value, gamma=cfg.gamma, gae_lambda=cfg.gae_lambda)
+    obs, normalize = agent.observer.recall(state.obs_stats, rollout), cfg.normalize_advantage
+    rows, metrics = make_rows(
+        obs, rollout, advantage, target, value[:-1], normalize_advantage=normalize, axis_name=agent.axis_name
+    )
+    return rows, value[:-1], memory, metrics
 
 
 def vtrace(cfg: Corrections, reward, terminated, done, value, log_rho) -> returns.VTrace:

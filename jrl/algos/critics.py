@@ -1,22 +1,41 @@
-"""What the algorithms with critics of (obs, action) share: SAC, TD3 and DDPG."""
+"""What the algorithms with critics of (obs, action) share: SAC, TD3 and DDPG.
+
+Their parameters are a dict by part, `actor`, `critic` [C, ...] and what else learns, each with an optimizer.
+"""
 
 import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import struct
 
-from jrl.algos import custom_loss, gradients, parts, sequences
+from jrl.algos import agent as agents
+from jrl.algos import custom_loss, parts, sequences
+from jrl.algos.agent import Actor, Agent, Common, Records, State
 from jrl.algos.custom_loss import Loss
+from jrl.algos.observer import Observer
 from jrl.networks import Network, NetworkConfig
-from jrl.networks.critics import Critics
-from jrl.ops import random
-from jrl.types import Array, Batch, Box, Discrete, InputError, Key, Metrics, PyTree, SequenceBatch, Space, Window
+from jrl.networks.critics import Critics, build_critics
+from jrl.ops import random, schedules
+from jrl.types import (
+    Algo,
+    Array,
+    Batch,
+    Box,
+    Discrete,
+    EnvSpec,
+    InputError,
+    Key,
+    Metrics,
+    PyTree,
+    SequenceBatch,
+    Space,
+    Window,
+)
 
 
 class Policy(NamedTuple):
@@ -43,23 +62,6 @@ def policy_of(network: Network, output: Callable[[Array, PyTree], Any]) -> Polic
     return Policy(network.init, apply, network.carry, step, unroll)
 
 
-class Optimization(Protocol):
-    """The fields of a Config that `adam` reads."""
-
-    max_grad_norm: float | None
-    adam_eps: float
-
-
-def adam(cfg: Optimization) -> optax.GradientTransformation:
-    """Clipping by the global norm and Adam without the step size: see `parts.descend`.
-
-    Leaf by leaf, unlike `parts.adam`: gathering the gradient of two stacked 256 x 256 critics in one vector takes
-    longer than their update (on two CPU cores 8 ms beside 4 ms).
-    """
-    clip = [] if cfg.max_grad_norm is None else [optax.clip_by_global_norm(cfg.max_grad_norm)]
-    return gradients.optimizer(optax.chain(*clip, optax.scale_by_adam(eps=cfg.adam_eps)))
-
-
 def check_action(name: str, space: Space, *, discrete: bool = False) -> None:
     """Raises InputError unless `space` is a Box of floats in [-1, 1], or Discrete where `discrete`."""
     if discrete and isinstance(space, Discrete):
@@ -79,6 +81,60 @@ def check_network(name: str, network: NetworkConfig) -> None:
     """Raises InputError where policy and critics would share a torso."""
     if network.shared:
         raise InputError(f"network.shared: {name} keeps policy and critics apart: set it to false")
+
+
+class Networks(NamedTuple):
+    """The networks of an Agent with critics."""
+
+    policy: Policy
+    critic: Critics
+
+
+def make_agent(
+    cfg: Common,
+    spec: EnvSpec,
+    network: NetworkConfig,
+    policy: Callable[[Observer, NetworkConfig], Policy],
+    *,
+    kind: agents.Kind,
+    num_critics: int,
+    axis_name: str | None,
+    loss: Loss | None,
+) -> Agent:
+    """An Agent with a policy and critics; arguments and errors as of `agent.make`."""
+
+    def networks(cfg: Common, watch: Observer, network: NetworkConfig) -> Networks:
+        return Networks(policy(watch, network), build_critics(watch.spec, network, num_critics))
+
+    records = Records(memory=True)
+    return agents.make(
+        cfg, spec, network, networks, kind=kind, records=records, flat=False, axis_name=axis_name, loss=loss
+    )
+
+
+def make_algo(cfg: Common, agent: Agent, **functions: Any) -> Algo:
+    """The Algo with replay of an Agent with critics; keywords as of `agent.algo`."""
+    return agents.algo(cfg, agent, policy=step_policy, memory=agent.net.policy.carry, on_policy=False, **functions)
+
+
+def initial_params(agent: Agent, key: Key) -> dict[str, PyTree]:
+    """Parameters of the policy and of the critics."""
+    actor_key, critic_key = jax.random.split(key)
+    return {"actor": agent.net.policy.init(actor_key), "critic": agent.net.critic.init(critic_key)}
+
+
+def step_policy(cfg: Common, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool):
+    """The policy's output for observations [B, *]."""
+    params = actor.params if not explore or actor.noisy == () else actor.noisy
+    output, memory = agent.net.policy.step(params, obs, memory)
+    return output, memory, {}
+
+
+def descend(cfg: Common, agent: Agent, state: State, name: str, lr: Any, gradient: PyTree) -> State:
+    """One step of the part `name` of the parameters, by a step size or a schedule of it."""
+    lr = schedules.value(lr, state.env_steps)
+    params, opt_state = agents.descend(cfg, agent, lr, gradient, state.opt_state[name], state.params[name])
+    return replace(state, params={**state.params, name: params}, opt_state={**state.opt_state, name: opt_state})
 
 
 def noise(key: Key, num_rows: int, shape: tuple[int, ...], axis_name: str | None) -> Array:
@@ -179,24 +235,16 @@ def two_noises(key: Key, batch: Batch, shape: tuple[int, ...], axis_name: str | 
 
 
 def td_gradient(
-    q: Callable[[PyTree, parts.TdBatch], Array],
-    params: PyTree,
-    batch: Batch,
-    target: Array,
-    axis_name: str | None,
-    *,
-    loss: Loss | None = None,
-    net: Any = None,
+    q: Callable[[PyTree, parts.TdBatch], Array], agent: Agent, params: PyTree, batch: Batch, target: Array
 ) -> tuple[PyTree, Metrics, Array]:
     """The gradient of half the squared TD error, summed over critics that have the same target.
 
     Args:
       q: (params, batch) -> [C, N] f32, each critic's value of the action taken; [C, N, L] of Sequences.
+      agent: whose user's loss, where there is one, stands in the place of the TD error's.
       params: of the critics.
       batch: of weight 0 on void rows; of Sequences, `obs` as `critics_read` gives it.
       target: [N] f32, or [N, L]; without gradient.
-      axis_name: of the mapped axis over devices; None outside of one.
-      loss: a user's in the place of the TD error's, which gets `net`, the critics; None: none is.
     Returns:
       gradient like `params`, metrics, and priority [N] f32: the absolute TD error, averaged over the critics; of a
       sequence `sequences.sequence_priority` of those.
@@ -219,7 +267,7 @@ def td_gradient(
     if isinstance(batch, Sequences):
         fields["next_obs"] = ()
     td_batch = parts.TdBatch(**fields, target=jax.lax.stop_gradient(target))
-    td_loss = custom_loss.over_replay(loss, own_loss, net)
+    td_loss = custom_loss.over_replay(agent.loss, own_loss, agent.net.critic)
     gradient, (metrics, priority) = jax.grad(td_loss, has_aux=True)(params, td_batch)
-    gradient, metrics = parts.pmean((gradient, metrics), axis_name)
+    gradient, metrics = parts.pmean((gradient, metrics), agent.axis_name)
     return gradient, metrics, priority

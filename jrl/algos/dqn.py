@@ -25,22 +25,26 @@ no gradient reaches the output of an action that was not allowed.
 Gradients and metrics are reduced over `make(..., axis_name="d")`; noise is the same on all devices, if `key` is.
 """
 
+import functools
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from annotated_types import Interval, Lt
-from flax import struct
 
-from jrl import networks, spaces
-from jrl.algos import custom_loss, exploration, observer, parameter_noise, parts, q_heads, sequences
+from jrl import networks as nets
+from jrl import spaces
+from jrl.algos import agent as agents
+from jrl.algos import custom_loss, parameter_noise, parts, q_heads, sequences
+from jrl.algos.agent import Actor, Agent, Common, Records, State
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import EpsilonGreedy, OverQ, SoftQ
+from jrl.algos.observer import Observer
 from jrl.bounds import Count, NonNegativeSchedule, Positive, Share, Unit
-from jrl.networks import Head, NetworkConfig
+from jrl.networks import Head, Network, NetworkConfig
 from jrl.ops import exploration as ops
-from jrl.ops import normalize, schedules
+from jrl.ops import schedules
 from jrl.types import (
     ActOut,
     Algo,
@@ -63,17 +67,16 @@ DEFAULT_NETWORK = NetworkConfig(init="uniform")
 
 
 @hyperparams
-class Config:
+class Config(Common):
     """Hyper-parameters of DQN; a Schedule is a number or `[[env_steps, value], ...]`.
 
-    After every `target_update_every`-th gradient step the target network moves: target + tau (online - target). So
-    tau 1 is a copy (the hard update), and target_update_every 1 with a small tau is Polyak averaging.
+    After every `target_update_every`-th gradient step the target network moves: (1 - tau) target + tau online. So tau 1
+    is a copy (the hard update), and target_update_every 1 with a small tau is Polyak averaging.
     """
 
     uses_replay: ClassVar[bool] = True
 
-    lr: NonNegativeSchedule = 5e-4  # Adam's step size
-    gamma: Unit = 0.99  # discount per step
+    lr: NonNegativeSchedule = 5e-4
     double: bool = False  # the online network picks the next action
     dueling: bool = False  # separate streams for the state's value and the actions' advantages
     noisy: bool = False  # noise on the heads' weights; then exploration.epsilon 0 leaves exploring to it
@@ -89,16 +92,10 @@ class Config:
     num_quantiles: Annotated[int, Interval(ge=1, le=65_536)] = 200  # of qr
     loss: Literal["huber", "mse"] = "huber"  # of the TD error; for head expected
     value_rescaling: bool = False  # learns h(Q) = sign(Q) (sqrt(|Q| + 1) - 1) + Q / 1000; for head expected
-    normalize_obs: bool = False  # observations to mean 0 and deviation 1 by running statistics
-    normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
-    normalize_reward_clip: Positive | None = 10.0  # bound of rewards that were so divided; null: none
     target_update_every: Count = 500  # gradient steps between moves of the target network
     tau: Share = 1.0  # share of the way to the online network that it moves; 1: a copy
-    exploration: OverQ = EpsilonGreedy()  # how it acts while it learns
-    max_grad_norm: Positive | None = 10.0  # clips the global norm of the gradient; null: no clipping
-    max_leaf_norm: Positive | None = None  # clips the norm of each parameter array's gradient
-    max_grad_value: Positive | None = None  # clips each element of the gradient
-    adam_eps: Positive = 1e-8  # added to Adam's denominator
+    exploration: OverQ = EpsilonGreedy()
+    max_grad_norm: Positive | None = 10.0
 
     def validate(self) -> list[str]:
         """What is wrong with the combination of values, each with its mend."""
@@ -111,25 +108,229 @@ class Config:
             errors.append(f"loss {self.loss} is for head expected; head {self.head} has a loss of its own: use huber")
         if self.value_rescaling and self.head != "expected":
             errors.append(f"value_rescaling is for head expected, not {self.head}: leave one out")
-        return errors + exploration.validate(self.exploration)
+        return errors + super().validate()
 
 
-@struct.dataclass
-class State:
-    params: PyTree
-    target_params: PyTree
-    opt_state: PyTree
-    obs_stats: PyTree  # normalize.RunningStats, or () without normalize_obs
-    return_stats: PyTree  # normalize.RunningStats of the discounted return, or () without normalize_reward
-    env_steps: Array  # [] u32, environment steps ingested, over all devices
-    updates: Array  # [] u32, gradient steps
+class Around(NamedTuple):
+    """What the networks say of the observations around M transitions, and the actions that can be taken there."""
+
+    after: Array  # [M, A, K], of the target network
+    chooser: Array  # [M, A, K], of the network that picks the next action
+    allowed: Array | None  # [M, A] bool, after; None: all
+    before: Any  # [M, A, K], of the target network; None where munchausen does not ask for it
+    allowed_before: Array | None  # [M, A] bool
 
 
-@struct.dataclass
-class NoisyState(State):
-    """With exploration by parameter noise."""
+class Keys(NamedTuple):
+    """A draw of the noise of noisy layers for each network's use; None without such layers."""
 
-    noise: parameter_noise.Noise
+    target: Key | None = None
+    chooser: Key | None = None
+    online: Key | None = None
+
+
+# ---------------------------------------------------------------- the network
+
+
+def networks(cfg: Config, watch: Observer, network: NetworkConfig) -> Network:
+    """Heads `q` [A * K], or `value` [K] and `advantage` [A * K], on one torso."""
+    assert isinstance(watch.spec.action, Discrete)
+    size, noise = head_of(cfg).size, cfg.noisy_sigma if cfg.noisy else None
+    heads = {"q": Head(watch.spec.action.n * size, 1.0, noise)}
+    if cfg.dueling:
+        heads = {"value": Head(size, 1.0, noise), "advantage": Head(watch.spec.action.n * size, 1.0, noise)}
+    return nets.build(watch.spec, replace(network, shared=True), heads)
+
+
+def head_of(cfg: Config) -> q_heads.QHead:
+    """What the K outputs for an action stand for."""
+    if cfg.head == "c51":
+        return q_heads.categorical(cfg.num_atoms, cfg.v_min, cfg.v_max)
+    if cfg.head == "qr":
+        return q_heads.quantiles(cfg.num_quantiles)
+    return q_heads.expected(cfg.loss, rescaled=cfg.value_rescaling)
+
+
+def _names(cfg: Config) -> tuple[str, ...]:
+    return ("value", "advantage") if cfg.dueling else ("q",)
+
+
+def _num_actions(agent: Agent) -> int:
+    assert isinstance(agent.spec.action, Discrete)
+    return agent.spec.action.n
+
+
+def of_actions(cfg: Config, agent: Agent, heads: Any, mask: Array | None) -> Array:
+    """[M, A, K] of what the heads say, whatever their leading axes were (arXiv:1511.06581, eq. 9)."""
+    num_actions, size = _num_actions(agent), head_of(cfg).size
+    if not cfg.dueling:
+        return heads[0].reshape(-1, num_actions, size)
+    value, advantage = heads[0].reshape(-1, size), heads[1].reshape(-1, num_actions, size)
+    if mask is None:
+        return value[:, None] + advantage - jnp.mean(advantage, 1, keepdims=True)
+    allowed = ops.allowed(mask.reshape(-1, num_actions))[..., None]
+    return value[:, None] + advantage - jnp.mean(advantage, 1, keepdims=True, where=allowed)
+
+
+def network_outputs(cfg: Config, agent: Agent, params: PyTree, obs: PyTree, key: Key | None = None) -> Array:
+    """[M, A, K] for observations, or a Window; `key` draws the noise of noisy layers, None: without."""
+    return of_actions(cfg, agent, agent.net.apply(params, obs, *_names(cfg), key=key), agent.observer.mask(obs))
+
+
+def q_values(cfg: Config, agent: Agent, params: PyTree, obs: PyTree) -> Array:
+    """[M, A]; of a Window [N, L, A]."""
+    q = head_of(cfg).mean(network_outputs(cfg, agent, params, obs))
+    return q.reshape(*obs.reset.shape, -1) if isinstance(obs, Window) else q
+
+
+# ---------------------------------------------------------------- acting
+
+
+def init(cfg: Config, agent: Agent, key: Key) -> State:
+    """The State at the start, with a target network."""
+    params = networks(cfg, agent.observer, agent.network).init(key)  # anew: noisy_sigma may be traced
+    return agents.begin(cfg, agent, key, params, target_params=params)
+
+
+def act(cfg: Config, agent: Agent, actor: Actor, obs: PyTree, carry: PyTree, key: Key, explore: bool = True) -> ActOut:
+    """Actions [B] by Q values, which with noisy layers are drawn, too."""
+    noise_key, key = jax.random.split(key) if cfg.noisy and explore else (None, key)
+
+    def policy(cfg, agent, actor, obs, memory, explore):
+        params = actor.params if not explore or actor.noisy == () else actor.noisy
+        heads, memory = agent.net.step(params, obs, memory, *_names(cfg), key=noise_key)
+        return head_of(cfg).mean(of_actions(cfg, agent, heads, agent.observer.mask(obs))), memory, {}
+
+    return agents.act(cfg, agent, policy, actor, obs, carry, key, explore)
+
+
+def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
+    """Q values of observations [B, *] at an episode's start."""
+    memory = agent.net.carry(spaces.batch_shape(agent.spec.observation, obs)[0])
+    obs = agent.observer.see(state.obs_stats, obs)
+    heads, _ = agent.net.step(state.params, obs, memory, *_names(cfg))
+    return {"q": head_of(cfg).mean(of_actions(cfg, agent, heads, agent.observer.mask(obs)))}
+
+
+# ---------------------------------------------------------------- learning
+
+
+def backup(cfg: Config, around: Around, action: Array, reward: Array, discount: Array) -> Array:
+    """What the outputs for the actions taken [M] should be [M, K].
+
+    The greedy policy's (Nature 2015; double: arXiv:1509.06461, eq. 4), or munchausen's (arXiv:2007.14430, eq. 2).
+    """
+    head, after, allowed = head_of(cfg), around.after, around.allowed
+    one_hot = lambda action: jax.nn.one_hot(action, after.shape[1])
+    if cfg.munchausen:
+        scaled = lambda q, mask: ops.masked_logits(q / cfg.munchausen_temperature, mask)
+        log_policy = lambda q, mask: cfg.munchausen_temperature * jax.nn.log_softmax(scaled(q, mask))
+        now = log_policy(head.mean(around.before), around.allowed_before)
+        bonus = cfg.munchausen_alpha * jnp.clip(jnp.sum(now * one_hot(action), -1), cfg.munchausen_clip, 0.0)
+        soft = log_policy(head.mean(after), allowed)
+        policy = jnp.exp(soft / cfg.munchausen_temperature)
+        return head.backup(after, policy, -soft, reward + bonus, discount)
+    policy = one_hot(jnp.argmax(ops.masked_q(head.mean(around.chooser), allowed), -1))
+    return head.backup(after, policy, None, reward, discount)
+
+
+def of_transitions(cfg: Config, agent: Agent, state: State, batch: Batch, keys: Keys) -> parts.TdBatch:
+    """A batch as the networks read it, with targets."""
+    watch, of = agent.observer, functools.partial(network_outputs, cfg, agent)
+    obs, next_obs = (watch.see(state.obs_stats, x) for x in (batch.obs, batch.next_obs))
+    reward = parts.scaled_reward(cfg, state.return_stats, batch.reward)
+    batch = replace(batch, obs=obs, next_obs=next_obs, reward=reward)
+    after = of(state.target_params, next_obs, keys.target)
+    before = of(state.target_params, obs, keys.target) if cfg.munchausen else None
+    chooser = of(state.params, next_obs, keys.chooser) if cfg.double else after
+    around = Around(after, chooser, watch.mask(next_obs), before, watch.mask(obs))
+    target = backup(cfg, around, batch.action, reward, batch.discount)
+    return parts.TdBatch(**vars(batch), target=jax.lax.stop_gradient(target))
+
+
+def of_sequences(cfg: Config, agent: Agent, state: State, batch: SequenceBatch, keys: Keys) -> parts.TdBatch:
+    """The same of sequences: leaves [N, L, *], `obs` a Window that begins after the burn-in."""
+    shape, watch, of = batch.weight.shape, agent.observer, functools.partial(network_outputs, cfg, agent)
+    reward = parts.scaled_reward(cfg, state.return_stats, batch.reward)
+    window = replace(batch.window, obs=watch.see(state.obs_stats, batch.window.obs))
+    warm = lambda params: sequences.warmed(agent.net.unroll, params, window, sequences.burn_in(batch))
+    online, target_window = warm(state.params), warm(state.target_params)
+    by_row = lambda x: x.reshape(shape[0], shape[1] + 1, *x.shape[1:])
+    ahead = lambda x: sequences.flat(sequences.pick(x, batch.ahead))
+    now = lambda x: sequences.flat(x[:, :-1])
+    whole = by_row(of(state.target_params, target_window, keys.target))
+    chooser = by_row(of(state.params, online, keys.chooser)) if cfg.double else whole
+    mask = watch.mask(target_window)
+    allowed, allowed_before = (None, None) if mask is None else (ahead(mask), now(mask))
+    around = Around(ahead(whole), ahead(chooser), allowed, now(whole), allowed_before)
+    target = backup(cfg, around, *sequences.flat((batch.action, reward, batch.discount)))
+    rows = lambda x: x[:, :-1]
+    return parts.TdBatch(
+        obs=Window(jax.tree.map(rows, online.obs), online.carry, rows(online.reset)),
+        action=batch.action,
+        reward=reward,
+        discount=batch.discount,
+        next_obs=(),
+        weight=batch.weight,
+        index=batch.index,
+        target=jax.lax.stop_gradient(target.reshape(*shape, -1)),
+    )
+
+
+def loss(
+    cfg: Config, agent: Agent, params: PyTree, batch: parts.TdBatch, *, key: Key | None = None
+) -> tuple[Array, tuple[Metrics, Array]]:
+    """The distance of the outputs for the actions taken from their targets: (mean, (metrics, priority [N]))."""
+    head = head_of(cfg)
+    action, target = batch.action.reshape(-1), batch.target.reshape(-1, head.size)
+    by_row = lambda x: x.reshape(batch.weight.shape)
+    # a comparison instead of an index: its gradient is a select, that of an index is a scatter
+    chosen = jax.nn.one_hot(action, _num_actions(agent))[..., None]
+    taken = jnp.sum(chosen * network_outputs(cfg, agent, params, batch.obs, key), 1)
+    distance = by_row(head.loss(taken, target))
+    mean = lambda x: jnp.mean(batch.weight * x)
+    q, target_q = by_row(head.mean(taken)), by_row(head.target_mean(target))
+    priority: Array = jnp.abs(distance if head.priority_is_loss else head.scale(target_q) - head.scale(q))
+    metrics = {"loss/value": mean(distance), "value/q": mean(q), "value/target": mean(target_q)}
+    priority = jnp.where(batch.weight > 0, priority, 0.0)
+    if agent.network.recurrent:
+        priority = sequences.sequence_priority(priority, batch.weight)
+    return metrics["loss/value"], (metrics, priority)
+
+
+def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
+    """One gradient step, then perhaps a move of the target network."""
+    keys = Keys(*jax.random.split(key, 3)) if cfg.noisy else Keys()
+    if isinstance(batch, SequenceBatch):
+        td_batch = of_sequences(cfg, agent, state, sequences.without_void(batch), keys)
+    else:
+        td_batch = of_transitions(cfg, agent, state, parts.without_void(batch), keys)
+    given = parts.QNetwork(agent.net.init, functools.partial(q_values, cfg, agent))
+    td_loss = custom_loss.over_replay(agent.loss, functools.partial(loss, cfg, agent, key=keys.online), given)
+    gradient, (metrics, priority) = jax.grad(td_loss, has_aux=True)(state.params, td_batch)
+    gradient, metrics = parts.pmean((gradient, metrics), agent.axis_name)
+    lr, updates = schedules.value(cfg.lr, state.env_steps), state.updates + 1
+    params, opt_state = agents.descend(cfg, agent, lr, gradient, state.opt_state, state.params)
+    due: Any = cfg.target_update_every == 1 or updates % cfg.target_update_every == 0
+    target_params = agents.moved(state.target_params, params, cfg.tau, due)
+    state = replace(state, params=params, target_params=target_params, opt_state=opt_state, updates=updates)
+    metrics |= {"train/lr": lr} | _exploration_metrics(cfg, state.env_steps)
+    return state, UpdateAux(metrics | parameter_noise.metrics(cfg.exploration, state.own), priority)
+
+
+def ingest(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> State:
+    """The State with a new rollout's statistics, and the parameter noise after it."""
+    state = agents.adapted(cfg, agent, functools.partial(q_values, cfg, agent), state, rollout)
+    return agents.ingest(cfg, agent, state, rollout)
+
+
+def _exploration_metrics(cfg: Config, env_steps: Array) -> Metrics:
+    match cfg.exploration:
+        case EpsilonGreedy(ladder=False, epsilon=epsilon):
+            return {"policy/epsilon": schedules.value(epsilon, env_steps)}
+        case SoftQ(temperature=temperature):
+            return {"policy/temperature": schedules.value(temperature, env_steps)}
+    return {}
 
 
 def make(
@@ -156,227 +357,34 @@ def make(
     """
     if not isinstance(spec.action, Discrete):
         raise InputError(f"dqn needs a Discrete action space, not {spec.action}: {parts.who_can(spec.action)}")
-    parameter_noise.refuse_memory(cfg.exploration, network)
     network = parts.initialised(network, DEFAULT_NETWORK)
-    num_actions, recurrent = spec.action.n, network.recurrent
-    watch = observer.make(spec, network, normalize_obs=cfg.normalize_obs, axis_name=axis_name)
-    net = _network(cfg, watch.spec, network)
-    names = ("value", "advantage") if cfg.dueling else ("q",)
-    head = _head(cfg)
-    optimizer = parts.adam(cfg)
-    explorer = exploration.make(cfg.exploration, spec.action, kinds=("q",))
-    of_sequence = sequences.sequence_priority
-    one_hot = lambda action: jax.nn.one_hot(action, num_actions)
-    custom_loss.check(loss)
-
-    def of_actions(heads, mask):
-        """[M, A, K] of what the heads say, whatever their leading axes were."""
-        if not cfg.dueling:
-            return heads[0].reshape(-1, num_actions, head.size)
-        value, advantage = heads[0].reshape(-1, head.size), heads[1].reshape(-1, num_actions, head.size)
-        if mask is None:
-            return value[:, None] + advantage - jnp.mean(advantage, 1, keepdims=True)
-        allowed = ops.allowed(mask.reshape(-1, num_actions))[..., None]
-        return value[:, None] + advantage - jnp.mean(advantage, 1, keepdims=True, where=allowed)
-
-    def outputs(params, obs, key):
-        """[M, A, K] for observations, or a Window; `key` draws the noise of noisy layers, None: without."""
-        return of_actions(net.apply(params, obs, *names, key=key), watch.mask(obs))
-
-    def q_values(params, obs, key=None):
-        """[M, A]"""
-        return head.mean(outputs(params, obs, key))
-
-    def given_q(params, obs):
-        """As a user's loss gets it: of a Window [N, L, A]."""
-        q = q_values(params, obs)
-        return q.reshape(*obs.reset.shape, num_actions) if isinstance(obs, Window) else q
-
-    noise = parameter_noise.make(cfg.exploration, q_values, spec.action, NoisyState, axis_name=axis_name)
-
-    def init(key: Key) -> State:
-        params = net.init(key)
-        state = State(
-            params=params,
-            target_params=jax.tree.map(jnp.copy, params),  # arrays of its own, so that both can be donated
-            opt_state=optimizer.init(params),
-            obs_stats=watch.init(),
-            return_stats=normalize.init(()) if cfg.normalize_reward else (),
-            env_steps=jnp.zeros((), jnp.uint32),
-            updates=jnp.zeros((), jnp.uint32),
-        )
-        return noise.init(state, key)
-
-    def actor(state: State) -> parts.Actor:
-        return parts.Actor(state.params, state.env_steps, noise.perturbed(state, state.params), state.obs_stats)
-
-    def act(actor: parts.Actor, obs, carry, key: Key, explore: bool = True) -> ActOut:
-        noise_key, key = jax.random.split(key) if cfg.noisy and explore else (None, key)
-        before, own = parts.split_carry(carry)
-        obs = watch.see(actor.obs_stats, obs)
-        mask = watch.mask(obs)
-        heads, memory = net.step(parts.acting(actor, explore), obs, before, *names, key=noise_key)
-        q = head.mean(of_actions(heads, mask))
-        if explore:
-            action, own = explorer.sample(q, key, actor.env_steps, own, mask)
-        else:
-            action = ops.masked_argmax(q, mask)
-        return ActOut(action, parts.join_carry(memory, own), {"carry": before} if recurrent else {})
-
-    def backup(around: _Around, action, reward, discount):
-        """What the outputs for the actions taken should be [M, K]."""
-        after, allowed = around.after, around.allowed
-        if cfg.munchausen:
-            scaled = lambda q, mask: ops.masked_logits(q / cfg.munchausen_temperature, mask)
-            log_policy = lambda q, mask: cfg.munchausen_temperature * jax.nn.log_softmax(scaled(q, mask))
-            now = log_policy(head.mean(around.before), around.allowed_before)
-            bonus = cfg.munchausen_alpha * jnp.clip(jnp.sum(now * one_hot(action), -1), cfg.munchausen_clip, 0.0)
-            soft = log_policy(head.mean(after), allowed)
-            policy = jnp.exp(soft / cfg.munchausen_temperature)
-            return head.backup(after, policy, -soft, reward + bonus, discount)
-        policy = one_hot(jnp.argmax(ops.masked_q(head.mean(around.chooser), allowed), -1))
-        return head.backup(after, policy, None, reward, discount)
-
-    def of_transitions(state: State, batch: Batch, target_key, choice_key) -> parts.TdBatch:
-        """A batch as the networks read it, with targets."""
-        obs, next_obs = (watch.see(state.obs_stats, x) for x in (batch.obs, batch.next_obs))
-        reward = parts.scaled_reward(cfg, state.return_stats, batch.reward)
-        batch = replace(batch, obs=obs, next_obs=next_obs, reward=reward)
-        after = outputs(state.target_params, next_obs, target_key)
-        before = outputs(state.target_params, obs, target_key) if cfg.munchausen else None
-        chooser = outputs(state.params, next_obs, choice_key) if cfg.double else after
-        around = _Around(after, chooser, watch.mask(next_obs), before, watch.mask(obs))
-        target = backup(around, batch.action, reward, batch.discount)
-        return parts.TdBatch(**vars(batch), target=jax.lax.stop_gradient(target))
-
-    def of_sequences(state: State, batch: SequenceBatch, target_key, choice_key) -> parts.TdBatch:
-        """The same of sequences: leaves [N, L, *], `obs` a Window that begins after the burn-in."""
-        shape = batch.weight.shape
-        reward = parts.scaled_reward(cfg, state.return_stats, batch.reward)
-        window = replace(batch.window, obs=watch.see(state.obs_stats, batch.window.obs))
-        warm = lambda params: sequences.warmed(net.unroll, params, window, sequences.burn_in(batch))
-        online, target_window = warm(state.params), warm(state.target_params)
-        by_row = lambda x: x.reshape(shape[0], shape[1] + 1, *x.shape[1:])
-        ahead = lambda x: sequences.flat(sequences.pick(x, batch.ahead))
-        now = lambda x: sequences.flat(x[:, :-1])
-        whole = by_row(outputs(state.target_params, target_window, target_key))
-        chooser = by_row(outputs(state.params, online, choice_key)) if cfg.double else whole
-        mask = watch.mask(target_window)
-        allowed, allowed_before = (None, None) if mask is None else (ahead(mask), now(mask))
-        around = _Around(ahead(whole), ahead(chooser), allowed, now(whole), allowed_before)
-        target = backup(around, *sequences.flat((batch.action, reward, batch.discount)))
-        rows = lambda x: x[:, :-1]
-        return parts.TdBatch(
-            obs=Window(jax.tree.map(rows, online.obs), online.carry, rows(online.reset)),
-            action=batch.action,
-            reward=reward,
-            discount=batch.discount,
-            next_obs=(),
-            weight=batch.weight,
-            index=batch.index,
-            target=jax.lax.stop_gradient(target.reshape(*shape, head.size)),
-        )
-
-    def own_loss(params, batch: parts.TdBatch, key):
-        action, target = batch.action.reshape(-1), batch.target.reshape(-1, head.size)
-        by_row = lambda x: x.reshape(batch.weight.shape)
-        # a comparison instead of an index: its gradient is a select, that of an index is a scatter
-        taken = jnp.sum(one_hot(action)[..., None] * outputs(params, batch.obs, key), 1)
-        distance = by_row(head.loss(taken, target))
-        mean = lambda x: jnp.mean(batch.weight * x)
-        q, target_q = by_row(head.mean(taken)), by_row(head.target_mean(target))
-        priority = jnp.abs(distance if head.priority_is_loss else head.scale(target_q) - head.scale(q))
-        metrics = {"loss/value": mean(distance), "value/q": mean(q), "value/target": mean(target_q)}
-        priority = jnp.where(batch.weight > 0, priority, 0.0)
-        return metrics["loss/value"], (metrics, of_sequence(priority, batch.weight) if recurrent else priority)
-
-    def update(state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
-        clear: Any = sequences.without_void if recurrent else parts.without_void
-        cleared = clear(batch)
-        keys = jax.random.split(key, 3) if cfg.noisy else (None, None, None)  # a draw of noise for each network's use
-        td_batch = (of_sequences if recurrent else of_transitions)(state, cleared, keys[0], keys[1])
-        td_loss = custom_loss.over_replay(
-            loss, lambda params, batch: own_loss(params, batch, keys[2]), parts.QNetwork(net.init, given_q)
-        )
-        gradient, (metrics, priority) = jax.grad(td_loss, has_aux=True)(state.params, td_batch)
-        gradient, metrics = parts.pmean((gradient, metrics), axis_name)
-        lr = schedules.value(cfg.lr, state.env_steps)
-        params, opt_state = parts.descend(optimizer, lr, gradient, state.opt_state, state.params)
-        updates = state.updates + 1
-        target_params = _move_target(cfg, state.target_params, params, updates)
-        state = replace(state, params=params, target_params=target_params, opt_state=opt_state, updates=updates)
-        metrics |= {"train/lr": lr} | _exploration_metrics(cfg, state.env_steps) | noise.metrics(state)
-        return state, UpdateAux(metrics, priority)
-
-    def ingest(state: State, rollout: Rollout) -> State:
-        last_obs = watch.see(state.obs_stats, rollout.last_obs)
-        state = noise.adapted(state, state.params, last_obs, watch.mask(last_obs))
-        return observer.ingested(watch, state, rollout, axis_name)
-
-    def looked_at(state: State, obs) -> dict[str, Array]:
-        memory = net.carry(spaces.batch_shape(spec.observation, obs)[0])
-        obs = watch.see(state.obs_stats, obs)
-        heads, _ = net.step(state.params, obs, memory, *names)
-        return {"q": head.mean(of_actions(heads, watch.mask(obs)))}
-
-    return Algo(
+    agent = agents.make(
+        cfg, spec, network, networks, kind="q", records=Records(memory=True), axis_name=axis_name, loss=loss
+    )
+    return agents.algo(
+        cfg,
+        agent,
         init=init,
-        actor=actor,
-        carry=parts.carry_of(net.carry, explorer.carry),
         act=act,
         update=update,
-        on_policy=False,
         ingest=ingest,
-        outputs=looked_at,
-        running_return_gamma=cfg.gamma if cfg.normalize_reward else None,
-        sequences=recurrent,
+        outputs=outputs,
+        memory=agent.net.carry,
+        on_policy=False,
     )
 
 
-class _Around(NamedTuple):
-    """What the networks say of the observations around M transitions, and the actions that can be taken there."""
-
-    after: Array  # [M, A, K], of the target network
-    chooser: Array  # [M, A, K], of the network that picks the next action
-    allowed: Array | None  # [M, A] bool, after; None: all
-    before: Any  # [M, A, K], of the target network; None where munchausen does not ask for it
-    allowed_before: Array | None  # [M, A] bool
-
-
-def _network(cfg: Config, spec: EnvSpec, network: NetworkConfig) -> networks.Network:
-    """Heads `q` [A * K], or `value` [K] and `advantage` [A * K], on one torso."""
-    assert isinstance(spec.action, Discrete)
-    size, noise = _head(cfg).size, cfg.noisy_sigma if cfg.noisy else None
-    heads = {"q": Head(spec.action.n * size, 1.0, noise)}
-    if cfg.dueling:
-        heads = {"value": Head(size, 1.0, noise), "advantage": Head(spec.action.n * size, 1.0, noise)}
-    return networks.build(spec, replace(network, shared=True), heads)
-
-
-def _head(cfg: Config) -> q_heads.QHead:
-    if cfg.head == "c51":
-        return q_heads.categorical(cfg.num_atoms, cfg.v_min, cfg.v_max)
-    if cfg.head == "qr":
-        return q_heads.quantiles(cfg.num_quantiles)
-    return q_heads.expected(cfg.loss, rescaled=cfg.value_rescaling)
-
-
-def _exploration_metrics(cfg: Config, env_steps: Array) -> Metrics:
-    match cfg.exploration:
-        case EpsilonGreedy(ladder=False, epsilon=epsilon):
-            return {"policy/epsilon": schedules.value(epsilon, env_steps)}
-        case SoftQ(temperature=temperature):
-            return {"policy/temperature": schedules.value(temperature, env_steps)}
-    return {}
-
-
-def _move_target(cfg: Config, target: PyTree, params: PyTree, updates: Array) -> PyTree:
-    hard = isinstance(cfg.tau, float | int) and cfg.tau == 1  # then bit for bit
-    moved = params if hard else parts.move_target(target, params, cfg.tau)
-    if cfg.target_update_every == 1:
-        return moved
-    due = updates % cfg.target_update_every == 0
-    return jax.tree.map(lambda old, new: jnp.where(due, new, old), target, moved)
-
-
-__all__ = ["Config", "NoisyState", "State", "make"]
+__all__ = [
+    "Around",
+    "Config",
+    "act",
+    "backup",
+    "init",
+    "loss",
+    "make",
+    "networks",
+    "of_sequences",
+    "of_transitions",
+    "q_values",
+    "update",
+]

@@ -6,7 +6,7 @@
         algo = dqn.make(cfg, spec)      # update makes one step by the gradient that state.opt_state holds
 
 So nothing is said twice: loss, targets and clipping, step size and target networks are those of `Algo.update`. An
-algorithm takes part whose optimizer is that of `parts.adam` or `critics.adam` and whose steps are `parts.descend`.
+algorithm takes part whose steps are those of `agent.descend`.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from flax import struct
 from jrl.types import Array, PyTree
 
 _Wrap = Callable[[optax.GradientTransformation], optax.GradientTransformation]
+_Made = Callable[[Any], optax.GradientTransformation]  # of a Config
 _wrap: contextvars.ContextVar[_Wrap | None] = contextvars.ContextVar("gradients", default=None)
 
 
@@ -51,10 +52,10 @@ def is_node(x: Any) -> bool:
     return isinstance(x, Taken | Given)
 
 
-def optimizer(own: optax.GradientTransformation) -> optax.GradientTransformation:
-    """An algorithm's optimizer, or what stands in for it."""
+def optimizer(own: _Made) -> _Made:
+    """What makes an algorithm's optimizer of its Config, or what stands in for that."""
     wrap = _wrap.get()
-    return own if wrap is None else wrap(own)
+    return own if wrap is None else lambda cfg: wrap(own(cfg))
 
 
 @contextlib.contextmanager

@@ -13,34 +13,37 @@ With memory (`network.core`) the network runs over the whole rollout from the me
 Gradients and statistics are reduced over `make(..., axis_name="d")`; float hyper-parameters are leaves of Config.
 """
 
+import functools
+from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from jrl import distributions
-from jrl.algos import actor_critic, custom_loss, exploration, parts
-from jrl.algos.actor_critic import Rows, State
+from jrl.algos import actor_critic, custom_loss, parts
+from jrl.algos import agent as agents
+from jrl.algos.actor_critic import Rows
+from jrl.algos.agent import Agent, Common, State
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.bounds import Clip, Count, NonNegative, NonNegativeSchedule, Positive, Unit
 from jrl.networks import NetworkConfig
-from jrl.ops import losses, minibatch, schedules
-from jrl.types import Algo, Array, EnvSpec, InputError, Key, PyTree, Rollout, UpdateAux, Window, hyperparams
+from jrl.ops import losses, schedules
+from jrl.types import Algo, Array, EnvSpec, InputError, Key, Metrics, PyTree, Rollout, UpdateAux, Window, hyperparams
 
 DEFAULT_NETWORK = NetworkConfig()
 
 
 @hyperparams
-class Config:
+class Config(Common):
     """Hyper-parameters of IMPALA; a Schedule is a number or `[[env_steps, value], ...]`."""
 
     whole_sequences: ClassVar[bool] = True  # a minibatch is a share of the environments, not of the rows
 
-    lr: NonNegativeSchedule = 1e-3  # Adam's step size
-    gamma: Unit = 0.99  # discount per step
+    lr: NonNegativeSchedule = 1e-3
     vtrace_lambda: Unit = 1.0  # decay of the traces, as GAE's lambda; the paper has 1
     clip_rho: Clip = 1.0  # bound of the importance weights of TD errors: it decides which policy the value is of
     clip_c: Clip = 1.0  # bound of the importance weights along a trace: it decides how far corrections reach
@@ -49,18 +52,9 @@ class Config:
     num_minibatches: Count = 1  # gradient steps per pass, each on that share of the environments
     vf_coef: NonNegative = 0.5  # weight of the value loss
     ent_coef: NonNegativeSchedule = 0.01  # weight of the entropy bonus
-    normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
-    normalize_reward_clip: Positive | None = 10.0  # bound of rewards that were so divided; null: none
-    normalize_obs: bool = False  # by running mean and deviation; images stay as they are
-    max_grad_norm: Positive | None = 40.0  # clips the global norm of the gradient; null: no clipping
-    max_leaf_norm: Positive | None = None  # clips the norm of each parameter array's gradient
-    max_grad_value: Positive | None = None  # clips each element of the gradient
-    adam_eps: Positive = 1e-5  # added to Adam's denominator
-    exploration: OverDistributions = Stochastic()  # how it acts while it learns
-
-    def validate(self) -> list[str]:
-        """What is wrong with the combination of values, each with its mend."""
-        return exploration.validate(self.exploration)
+    max_grad_norm: Positive | None = 40.0
+    adam_eps: Positive = 1e-5
+    exploration: OverDistributions = Stochastic()
 
 
 @struct.dataclass
@@ -79,6 +73,81 @@ class Columns:
     carry: PyTree  # [1, b, ...], memory before row 0; () without a core
 
 
+def columns_of(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> Columns:
+    """A rollout [T, B] as the loss reads it."""
+    watch = agent.observer
+    action, log_prob = parts.cleared(rollout.mask, (rollout.action, rollout.extras["log_prob"]))
+    return Columns(
+        obs=watch.recall(state.obs_stats, rollout),
+        last_obs=jax.tree.map(lambda x: x[None], watch.see(state.obs_stats, rollout.last_obs)),
+        action=action,
+        log_prob=log_prob,
+        reward=parts.scaled_reward(cfg, state.return_stats, rollout.reward),
+        terminated=rollout.terminated,
+        done=rollout.terminated | rollout.truncated,
+        mask=rollout.mask,
+        weight=parts.weights(rollout.mask, agent.axis_name),
+        carry=jax.tree.map(lambda x: x[None], agents.split_carry(rollout.carry)[0]),
+    )
+
+
+def evaluate(agent: Agent, params: PyTree, columns: Columns) -> tuple[Any, Array, Callable[[], Array]]:
+    """(distribution [T, b], V(obs_0) .. V(obs_T-1) [T, b], a function that gives V(last_obs) [1, b])"""
+    net = agent.net
+    if not agent.network.recurrent:
+        return *net.apply(params, columns.obs), lambda: net.value(params, columns.last_obs)
+    dist, value = net.apply(params, window(columns))
+    dist, value = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (distributions.batched(dist), value))
+    return jax.tree.map(lambda x: x[:-1], dist), value[:-1], lambda: value[-1:]
+
+
+def loss(cfg: Config, agent: Agent, params: PyTree, columns: Columns, *, ent_coef: Any) -> tuple[Array, Metrics]:
+    """The actor-critic loss on V-trace's advantages and targets (section 4), the mean over Columns [T, b].
+
+    One forward pass gives what learns and, without gradient, what it learns towards.
+    """
+    dist, value, last_value = evaluate(agent, params, columns)
+    log_prob = jnp.where(columns.mask, dist.log_prob(columns.action), columns.log_prob)
+    values = jax.lax.stop_gradient(jnp.concatenate([value, last_value()]))
+    log_rho = jax.lax.stop_gradient(log_prob - columns.log_prob)
+    trace = actor_critic.vtrace(cfg, columns.reward, columns.terminated, columns.done, values, log_rho)
+    advantage, target = parts.cleared(columns.mask, (trace.advantage, trace.target))
+    rows = Rows(columns.obs, columns.action, advantage, target, columns.weight)
+    total, metrics = actor_critic.policy_gradient(dist, log_prob, value, rows, vf_coef=cfg.vf_coef, ent_coef=ent_coef)
+    mean = lambda x: jnp.mean(columns.weight * x)
+    metrics["policy/approx_kl"] = mean(losses.approx_kl(columns.log_prob + log_rho, columns.log_prob))
+    metrics["policy/rho"] = mean(jnp.minimum(jnp.exp(log_rho), cfg.clip_rho))
+    return total, metrics | parts.value_metrics(target, values[:-1], columns.weight, agent.axis_name)
+
+
+def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
+    """Epochs of minibatches of whole sequences.
+
+    Raises:
+      InputError: num_minibatches does not divide the environments.
+    """
+    num_envs = rollout.reward.shape[1]
+    if num_envs % cfg.num_minibatches:
+        raise InputError(_does_not_divide(cfg.num_minibatches, num_envs))
+    state = agents.rewarded(agent, state, rollout)
+    columns = columns_of(cfg, agent, agents.begun(agent, state, rollout), rollout)
+    lr, ent_coef = (schedules.value(schedule, state.env_steps) for schedule in (cfg.lr, cfg.ent_coef))
+    own = functools.partial(loss, cfg, agent, ent_coef=ent_coef)
+    columns_loss = custom_loss.over_rows(agent.loss, own, agent.net)
+
+    def step(carry, index):
+        params, opt_state = carry
+        batch = columns if cfg.num_minibatches == 1 else jax.tree.map(lambda x: x[:, index], columns)
+        gradient, metrics = parts.pmean(jax.grad(columns_loss, has_aux=True)(params, batch), agent.axis_name)
+        return agents.descend(cfg, agent, lr, gradient, opt_state, params), metrics
+
+    # of one row per environment, what is dealt out is the environments
+    start, grid = (state.params, state.opt_state), (1, num_envs)
+    (params, opt_state), metrics = agents.epochs(cfg, agent, step, start, lambda index: index, grid, key)
+    state = replace(state, params=params, opt_state=opt_state, updates=state.updates + 1)
+    return agents.observed(agent, state, rollout), UpdateAux(jax.tree.map(jnp.mean, metrics) | {"train/lr": lr})
+
+
 def make(
     cfg: Config,
     spec: EnvSpec,
@@ -93,77 +162,8 @@ def make(
     Raises:
       InputError: a space or torso that IMPALA cannot handle; in `update`, columns that num_minibatches does not divide.
     """
-    agent = actor_critic.agent(cfg, spec, network, axis_name=axis_name)
-    net = agent.net
-    custom_loss.check(loss)
-
-    def columns_of(state: State, rollout: Rollout) -> Columns:
-        action, log_prob = parts.cleared(rollout.mask, (rollout.action, rollout.extras["log_prob"]))
-        return Columns(
-            obs=agent.recall(state.obs_stats, rollout),
-            last_obs=jax.tree.map(lambda x: x[None], agent.see(state.obs_stats, rollout.last_obs)),
-            action=action,
-            log_prob=log_prob,
-            reward=parts.scaled_reward(cfg, state.return_stats, rollout.reward),
-            terminated=rollout.terminated,
-            done=rollout.terminated | rollout.truncated,
-            mask=rollout.mask,
-            weight=parts.weights(rollout.mask, axis_name),
-            carry=jax.tree.map(lambda x: x[None], parts.split_carry(rollout.carry)[0]),
-        )
-
-    def evaluate(params, columns: Columns):
-        """(distribution [T, b], V(obs_0) .. V(obs_T-1) [T, b], a function that gives V(last_obs) [1, b])"""
-        if not network.recurrent:
-            return *net.apply(params, columns.obs), lambda: net.value(params, columns.last_obs)
-        dist, value = net.apply(params, window(columns))
-        dist, value = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (distributions.batched(dist), value))
-        return jax.tree.map(lambda x: x[:-1], dist), value[:-1], lambda: value[-1:]
-
-    def own_loss(params, columns: Columns, ent_coef):
-        """One forward pass gives what learns and, without gradient, what it learns towards."""
-        dist, value, last_value = evaluate(params, columns)
-        log_prob = jnp.where(columns.mask, dist.log_prob(columns.action), columns.log_prob)
-        values = jax.lax.stop_gradient(jnp.concatenate([value, last_value()]))
-        log_rho = jax.lax.stop_gradient(log_prob - columns.log_prob)
-        trace = actor_critic.vtrace(cfg, columns.reward, columns.terminated, columns.done, values, log_rho)
-        advantage, target = parts.cleared(columns.mask, (trace.advantage, trace.target))
-        rows = Rows(columns.obs, columns.action, advantage, target, columns.weight)
-        total, metrics = actor_critic.policy_gradient(
-            dist, log_prob, value, rows, vf_coef=cfg.vf_coef, ent_coef=ent_coef
-        )
-        mean = lambda x: jnp.mean(columns.weight * x)
-        metrics["policy/approx_kl"] = mean(losses.approx_kl(columns.log_prob + log_rho, columns.log_prob))
-        metrics["policy/rho"] = mean(jnp.minimum(jnp.exp(log_rho), cfg.clip_rho))
-        return total, metrics | parts.value_metrics(target, values[:-1], columns.weight, axis_name)
-
-    def update(state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
-        num_envs = rollout.reward.shape[1]
-        if num_envs % cfg.num_minibatches:
-            raise InputError(_does_not_divide(cfg.num_minibatches, num_envs))
-        state = replace(state, return_stats=parts.observe_returns(state.return_stats, rollout, axis_name))
-        columns = columns_of(agent.begun(state, rollout), rollout)
-        lr, ent_coef = (schedules.value(schedule, state.env_steps) for schedule in (cfg.lr, cfg.ent_coef))
-        columns_loss = custom_loss.over_rows(loss, lambda params, columns: own_loss(params, columns, ent_coef), net)
-
-        def step(carry, index):
-            params, opt_state = carry
-            batch = columns if cfg.num_minibatches == 1 else jax.tree.map(lambda x: x[:, index], columns)
-            gradient, metrics = jax.grad(columns_loss, has_aux=True)(params, batch)
-            gradient, metrics = parts.pmean((gradient, metrics), axis_name)
-            return parts.descend(agent.optimizer, lr, gradient, opt_state, params), metrics
-
-        def epoch(carry, key):
-            # of one row per environment, what is dealt out is the environments
-            index = minibatch.shuffle(key, 1, num_envs, cfg.num_minibatches, axis_name=axis_name)
-            return jax.lax.scan(step, carry, index)
-
-        start, keys = (state.params, state.opt_state), jax.random.split(key, cfg.num_epochs)
-        (params, opt_state), metrics = jax.lax.scan(epoch, start, keys)
-        state = agent.observe(replace(state, params=params, opt_state=opt_state), rollout)
-        return state, UpdateAux(jax.tree.map(jnp.mean, metrics) | {"train/lr": lr})
-
-    return agent.algo(update)
+    agent = actor_critic.make_agent(cfg, spec, network, axis_name=axis_name, loss=loss)
+    return actor_critic.make_algo(cfg, agent, update)
 
 
 def window(columns: Columns) -> Window:
@@ -183,4 +183,4 @@ def _does_not_divide(num_minibatches: int, num_envs: int) -> str:
     )
 
 
-__all__ = ["Columns", "Config", "State", "make", "window"]
+__all__ = ["Columns", "Config", "columns_of", "evaluate", "loss", "make", "update", "window"]

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl import registry, spaces
-from jrl.algos import parts
 from jrl.networks import NetworkConfig, is_image
 from jrl.ops import normalize
 from jrl.types import (
@@ -133,16 +132,6 @@ def make(spec: EnvSpec, network: NetworkConfig, *, normalize_obs: bool, axis_nam
     return Observer(spec._replace(observation=space), init, see, observe, mask_of, record, recall)
 
 
-def ingested(watch: Observer, state: Any, rollout: Rollout, axis_name: str | None) -> Any:
-    """What a State with `obs_stats`, `return_stats` and `env_steps` takes from a rollout when it comes."""
-    return replace(
-        state,
-        obs_stats=watch.observe(state.obs_stats, rollout.obs, rollout.mask),
-        return_stats=parts.observe_returns(state.return_stats, rollout, axis_name),
-        env_steps=parts.count_steps(state.env_steps, rollout.mask, axis_name),
-    )
-
-
 def begun(watch: Observer, state: Any, rollout: Rollout) -> Any:
     """A State with `obs_stats` to read a rollout by: before the first one there are none, and its own are taken."""
     if not isinstance(state.obs_stats, normalize.RunningStats):
@@ -211,4 +200,4 @@ def _cast(x: PyTree, space: Space) -> PyTree:
     return spaces.of_leaves(space, jax.tree.leaves(x))
 
 
-__all__ = ["Observer", "begun", "ingested", "make", "values_seen"]
+__all__ = ["Observer", "begun", "make", "values_seen"]

@@ -1,4 +1,4 @@
-"""What several algorithms are made of: gradient clipping with Adam, reductions over devices, void rows, counters."""
+"""Pieces that several algorithms are made of: reductions over devices, weights of rows, counters, rewards."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,25 +7,14 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import struct
 from jax.flatten_util import ravel_pytree
 
-from jrl.algos import gradients
 from jrl.hyper import NetworkConfig
 from jrl.ops import normalize
 from jrl.types import Array, Batch, Box, Discrete, Key, Metrics, PyTree, Rollout, Space
 
 _SATURATED = 2**32 - 1  # environment steps are counted in uint32 on the device and stay there, should they get that far
-
-
-class Clipping(Protocol):
-    """The fields of a Config that `adam` reads; each clip may be None."""
-
-    max_grad_norm: float | None
-    max_leaf_norm: float | None
-    max_grad_value: float | None
-    adam_eps: float
 
 
 class RewardClipping(Protocol):
@@ -34,30 +23,9 @@ class RewardClipping(Protocol):
     normalize_reward_clip: float | None
 
 
-def adam(cfg: Clipping) -> optax.GradientTransformation:
-    """Clipping and Adam without the step size, which a schedule may change: see `descend`."""
-    per_leaf = []
-    if cfg.max_grad_value is not None:
-        per_leaf.append(optax.clip(cfg.max_grad_value))
-    if cfg.max_leaf_norm is not None:
-        norm = lambda g: jnp.sqrt(jnp.sum(g**2))
-        clip = lambda g: g * jnp.minimum(1.0, cfg.max_leaf_norm / (norm(g) + 1e-6))
-        per_leaf.append(optax.stateless(lambda updates, params: jax.tree.map(clip, updates)))
-    whole = [] if cfg.max_grad_norm is None else [optax.clip_by_global_norm(cfg.max_grad_norm)]
-    # one flat vector: ten small arrays cost ten times the overhead of one
-    own = optax.chain(*per_leaf, optax.flatten(optax.chain(*whole, optax.scale_by_adam(eps=cfg.adam_eps))))
-    return gradients.optimizer(own)
-
-
 def initialised(network: NetworkConfig, default: NetworkConfig) -> NetworkConfig:
     """`network`, whose initial weights are those of an algorithm's `default` unless it says which."""
     return replace(network, init=network.init or default.init)
-
-
-def descend(optimizer: optax.GradientTransformation, lr, gradient: PyTree, opt_state: PyTree, params: PyTree):
-    """One step of size `lr` against the gradient: (params, opt_state)."""
-    updates, opt_state = optimizer.update(gradient, opt_state, params)
-    return optax.apply_updates(params, jax.tree.map(lambda u: -lr * u, updates)), opt_state
 
 
 def pmean(x: PyTree, axis_name: str | None) -> PyTree:
@@ -76,11 +44,6 @@ def count_steps(env_steps: Array, mask: Array, axis_name: str | None) -> Array:
     return env_steps + jnp.minimum(steps, jnp.uint32(_SATURATED) - env_steps)
 
 
-def move_target(target: PyTree, params: PyTree, tau) -> PyTree:
-    """Polyak averaging: target + tau (params - target)."""
-    return jax.tree.map(lambda t, p: t + tau * (p - t), target, params)
-
-
 @struct.dataclass
 class TdBatch(Batch):
     """A Batch, and what the values of its actions should be."""
@@ -93,44 +56,6 @@ class QNetwork(NamedTuple):
 
     init: Callable[[Key], PyTree]  # key -> params
     q: Callable[[PyTree, PyTree], Array]  # (params, obs [N, *]) -> [N, A] f32
-
-
-@struct.dataclass
-class Actor:
-    """What acting needs of a State where only the exploration changes with time."""
-
-    params: PyTree
-    env_steps: Array  # [] u32, for schedules of the exploration
-    noisy: PyTree = ()  # parameters that act when exploring, where those are others
-    obs_stats: PyTree = ()  # running statistics of observations, where those are normalised
-
-
-def acting(actor: Actor, explore: bool) -> PyTree:
-    """The parameters that act."""
-    return actor.params if not explore or actor.noisy == () else actor.noisy
-
-
-@struct.dataclass
-class Carry:
-    """What an algorithm with memory hands on from step to step: [B, ...] each."""
-
-    memory: PyTree  # of the network
-    exploration: PyTree
-
-
-def split_carry(carry: PyTree) -> tuple[PyTree, PyTree]:
-    """(the network's memory, the exploration's state) of what `join_carry` made."""
-    return (carry.memory, carry.exploration) if isinstance(carry, Carry) else ((), carry)
-
-
-def join_carry(memory: PyTree, exploration: PyTree) -> PyTree:
-    """`Algo`'s carry: without memory the exploration's state alone."""
-    return Carry(memory, exploration) if jax.tree.leaves(memory) else exploration
-
-
-def carry_of(memory: Callable[[int], PyTree], exploration: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """`Algo.carry` of a network's and an `Explorer`'s."""
-    return lambda batch_size, first=0, total=None: join_carry(memory(batch_size), exploration(batch_size, first, total))
 
 
 def cleared(valid: Array, tree: PyTree) -> PyTree:

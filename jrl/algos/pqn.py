@@ -15,79 +15,44 @@ Where observations have an action mask, max_a is over the allowed actions, and o
 had there.
 """
 
+import functools
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jrl import networks, spaces
-from jrl.algos import custom_loss, exploration, observer, parameter_noise, parts, sequences
+from jrl import networks as nets
+from jrl import spaces
+from jrl.algos import agent as agents
+from jrl.algos import custom_loss, observer, parameter_noise, parts, sequences
+from jrl.algos.agent import Actor, Agent, Common, Records, State
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import EpsilonGreedy, OverQ
+from jrl.algos.observer import Observer
 from jrl.bounds import Count, NonNegativeSchedule, Positive, Unit
-from jrl.networks import Head, NetworkConfig
+from jrl.networks import Head, Network, NetworkConfig
 from jrl.ops import exploration as ops
-from jrl.ops import losses, minibatch, normalize, returns, schedules
-from jrl.types import (
-    ActOut,
-    Algo,
-    Array,
-    Discrete,
-    EnvSpec,
-    InputError,
-    Key,
-    PyTree,
-    Rollout,
-    UpdateAux,
-    hyperparams,
-)
+from jrl.ops import losses, returns, schedules
+from jrl.types import Algo, Array, Discrete, EnvSpec, InputError, Key, Metrics, PyTree, Rollout, UpdateAux, hyperparams
 
 DEFAULT_NETWORK = NetworkConfig(hidden=(128, 128), activation="relu", layer_norm=True)
 
 
 @hyperparams
-class Config:
+class Config(Common):
     """Hyper-parameters of PQN; a Schedule is a number or `[[env_steps, value], ...]`."""
 
     uncorrected: ClassVar[bool] = True  # rollouts count as the policy's own, which with rollout.mode async they are not
 
-    lr: NonNegativeSchedule = 5e-4  # step size
-    gamma: Unit = 0.99  # discount per step
+    lr: NonNegativeSchedule = 5e-4
     q_lambda: Unit = 0.65  # of the lambda-returns: 0 is one-step Q-learning, 1 the return of the whole rollout
     num_epochs: Count = 2  # passes over each rollout
     num_minibatches: Count = 4  # gradient steps per pass
     loss: Literal["mse", "huber"] = "mse"  # half the squared error, or huber
-    normalize_obs: bool = False  # observations to mean 0 and deviation 1 by running statistics
-    normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
-    normalize_reward_clip: Positive | None = 10.0  # bound of rewards that were so divided; null: none
-    # how actions are chosen while training
     exploration: OverQ = EpsilonGreedy(epsilon=((0, 1.0), (100_000, 0.05)))
-    max_grad_norm: Positive | None = 10.0  # clips the global norm of the gradient; null: no clipping
-    max_leaf_norm: Positive | None = None  # clips the norm of each parameter array's gradient
-    max_grad_value: Positive | None = None  # clips each element of the gradient
-    adam_eps: Positive = 1e-8  # added to Adam's denominator
-
-    def validate(self) -> list[str]:
-        """What is wrong with the combination of values, each with its mend."""
-        return exploration.validate(self.exploration)
-
-
-@struct.dataclass
-class State:
-    params: PyTree
-    opt_state: PyTree
-    obs_stats: PyTree  # normalize.RunningStats, or () without normalize_obs
-    return_stats: PyTree  # normalize.RunningStats of the discounted return, or () without normalize_reward
-    env_steps: Array  # [] u32, environment steps learned from, over all devices
-
-
-@struct.dataclass
-class NoisyState(State):
-    """With exploration by parameter noise."""
-
-    noise: parameter_noise.Noise
+    max_grad_norm: Positive | None = 10.0
 
 
 @struct.dataclass
@@ -98,6 +63,131 @@ class Rows:
     action: Array  # [N] i32
     target: Array  # [N] f32
     weight: Array  # [N] f32, 0 on masked rows, 1 on average
+
+
+def networks(cfg: Config, watch: Observer, network: NetworkConfig) -> Network:
+    """One network with the head `q` [A]."""
+    assert isinstance(watch.spec.action, Discrete)
+    return nets.build(watch.spec, network, {"q": Head(watch.spec.action.n)})
+
+
+def init(cfg: Config, agent: Agent, key: Key) -> State:
+    """The State at the start."""
+    return agents.begin(cfg, agent, key, agent.net.init(key))
+
+
+def q_values(agent: Agent, params: PyTree, obs: PyTree) -> Array:
+    """[..., A] of observations [..., *] as the network reads them."""
+    return agent.net.apply(params, obs, "q")[0]
+
+
+def best(q: Array, mask: Array | None) -> Array:
+    """max_a Q over the allowed actions [...]."""
+    return jnp.max(ops.masked_q(q, mask), -1)
+
+
+def policy(cfg: Config, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool):
+    """Q values [B, A], and max_a Q for the rollout's extras."""
+    (q,), memory = agent.net.step(actor.params, obs, memory, "q")
+    # values are those of the parameters that learn, whatever acts
+    value = best(q, agent.observer.mask(obs))
+    if explore and actor.noisy != ():
+        q = q_values(agent, actor.noisy, obs)
+    return q, memory, {"value": value}
+
+
+def memories(agent: Agent, state: State, obs: PyTree, rollout: Rollout) -> tuple[PyTree, PyTree]:
+    """The memory before each sequence of the rollout and that after it; () without a core."""
+    if not agent.network.recurrent:
+        return (), ()
+    length = sequences.length_of(agent.network, rollout.reward.shape[0])
+    unroll = lambda window: ((), agent.net.unroll(state.params, window, "q")[1])
+    _, starts, after = sequences.along(unroll, obs, rollout.mask, agents.split_carry(rollout.carry)[0], length)
+    return starts, after
+
+
+def values(agent: Agent, state: State, obs: PyTree, rollout: Rollout) -> Array:
+    """max_a Q(obs_t) [T, B]: Q does not change while a rollout is collected, so that acting has computed it."""
+    mask_of = agent.observer.mask
+
+    def anew():
+        if not agent.network.recurrent:
+            return jax.lax.map(lambda x: best(q_values(agent, state.params, x), mask_of(x)), obs)
+        length, memory = sequences.length_of(agent.network, len(rollout.reward)), agents.split_carry(rollout.carry)[0]
+
+        def unroll(window):
+            (q,), after = agent.net.unroll(state.params, window, "q")
+            return best(q, mask_of(window)), after
+
+        return sequences.along(unroll, obs, rollout.mask, memory, length)[0]
+
+    return observer.values_seen(rollout, rollout.extras["value"], anew)
+
+
+def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[Rows, PyTree]:
+    """Q(lambda): Rows [T, B], and the memory before each sequence."""
+    watch = agent.observer
+    obs, last_obs = watch.recall(state.obs_stats, rollout), watch.see(state.obs_stats, rollout.last_obs)
+    starts, memory = memories(agent, state, obs, rollout)
+    last = best(agent.net.step(state.params, last_obs, memory, "q")[0][0], watch.mask(last_obs))
+    target = returns.lambda_returns(
+        parts.scaled_reward(cfg, state.return_stats, rollout.reward),
+        rollout.terminated,
+        rollout.terminated | rollout.truncated,
+        jnp.concatenate([values(agent, state, obs, rollout), last[None]]),
+        gamma=cfg.gamma,
+        lambda_=cfg.q_lambda,
+    )
+    action, target = parts.cleared(rollout.mask, (rollout.action, target))
+    return Rows(obs, action, target, parts.weights(rollout.mask, agent.axis_name)), starts
+
+
+def loss(cfg: Config, agent: Agent, params: PyTree, rows: Rows) -> tuple[Array, Metrics]:
+    """The distance of Q(obs, action) from its target, the mean over Rows [N]."""
+    q = q_values(agent, params, rows.obs)
+    # a comparison instead of an index: its gradient is a select, that of an index a scatter
+    taken = jax.lax.broadcasted_iota(jnp.int32, q.shape, q.ndim - 1) == rows.action[..., None]
+    value = jnp.sum(jnp.where(taken, q, 0.0), -1)
+    mean = lambda x: jnp.mean(rows.weight * x)
+    distance = losses.huber if cfg.loss == "huber" else lambda x: 0.5 * jnp.square(x)
+    error = mean(distance(value - rows.target))
+    return error, {"loss/q": error, "value/q": mean(value), "value/target": mean(rows.target)}
+
+
+def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
+    """Epochs of minibatches on a rollout [T, B]."""
+    before = agents.rewarded(agent, state, rollout)
+    rows, memory = targets(cfg, agent, agents.begun(agent, before, rollout), rollout)
+    grid = agents.grid(agent, *rollout.reward.shape)  # with a core the rows are sequences
+    length = rollout.reward.size // (grid[0] * grid[1])
+    take = agents.taker(agents.cut(agent, rows, memory))
+    chunk = agents.chunk(cfg, agent, grid[0] * grid[1] // cfg.num_minibatches, length=length)
+    lr = schedules.value(cfg.lr, state.env_steps)
+    given = parts.QNetwork(agent.net.init, functools.partial(q_values, agent))
+    rows_loss = custom_loss.over_rows(agent.loss, functools.partial(loss, cfg, agent), given)
+
+    def step(carry, batch: Rows):
+        params, opt_state = carry
+        gradient, metrics = agents.mean_gradient(agent, rows_loss, params, batch, chunk)
+        return agents.descend(cfg, agent, lr, gradient, opt_state, params), metrics
+
+    start = (state.params, state.opt_state)
+    (params, opt_state), metrics = agents.epochs(cfg, agent, step, start, take, grid, key)
+    # the noise adapts by the parameters that acted
+    state = replace(
+        agents.adapted(cfg, agent, functools.partial(q_values, agent), before, rollout),
+        params=params,
+        opt_state=opt_state,
+        updates=state.updates + 1,
+    )
+    metrics = jax.tree.map(jnp.mean, metrics) | {"train/lr": lr} | parameter_noise.metrics(cfg.exploration, state.own)
+    return agents.observed(agent, state, rollout), UpdateAux(metrics)
+
+
+def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
+    """Q values of observations [B, *] at an episode's start."""
+    memory = agent.net.carry(spaces.batch_shape(agent.spec.observation, obs)[0])
+    return {"q": agent.net.step(state.params, agent.observer.see(state.obs_stats, obs), memory, "q")[0][0]}
 
 
 def make(
@@ -125,140 +215,20 @@ def make(
     """
     if not isinstance(spec.action, Discrete):
         raise InputError(f"pqn needs a Discrete action space, not {spec.action}: {parts.who_can(spec.action)}")
-    parameter_noise.refuse_memory(cfg.exploration, network)
     network = parts.initialised(network, DEFAULT_NETWORK)
-    watch = observer.make(spec, network, normalize_obs=cfg.normalize_obs, axis_name=axis_name)
-    net = networks.build(watch.spec, network, {"q": Head(spec.action.n)})
-    q_values = lambda params, obs: net.apply(params, obs, "q")[0]  # [..., A]
-    best = lambda q, mask: jnp.max(ops.masked_q(q, mask), -1)
-    explorer = exploration.make(cfg.exploration, spec.action, kinds=("q",))
-    noise = parameter_noise.make(cfg.exploration, q_values, spec.action, NoisyState, axis_name=axis_name)
-    custom_loss.check(loss)
-    optimizer = parts.adam(cfg)
-    distance = losses.huber if cfg.loss == "huber" else lambda x: 0.5 * jnp.square(x)
-    row_bytes = spaces.num_bytes(spec.observation)
-
-    def init(key: Key) -> State:
-        params = net.init(key)
-        return_stats = normalize.init(()) if cfg.normalize_reward else ()
-        steps = jnp.zeros((), jnp.uint32)
-        return noise.init(State(params, optimizer.init(params), watch.init(), return_stats, steps), key)
-
-    def actor(state: State) -> parts.Actor:
-        return parts.Actor(state.params, state.env_steps, noise.perturbed(state, state.params), state.obs_stats)
-
-    def act(actor: parts.Actor, obs, carry, key: Key, explore: bool = True) -> ActOut:
-        memory, own = parts.split_carry(carry)
-        obs = watch.see(actor.obs_stats, obs)
-        mask = watch.mask(obs)
-        (q,), memory = net.step(actor.params, obs, memory, "q")
-        extras = {"value": best(q, mask), **watch.record(actor.obs_stats, obs)}
-        if explore:
-            # values are those of the parameters that learn, whatever acts
-            q = q if actor.noisy == () else q_values(actor.noisy, obs)
-            action, own = explorer.sample(q, key, actor.env_steps, own, mask)
-        else:
-            action = ops.masked_argmax(q, mask)
-        return ActOut(action, parts.join_carry(memory, own), extras)
-
-    def memories(state: State, obs, rollout: Rollout) -> tuple[PyTree, PyTree]:
-        """The memory before each sequence of the rollout and that after it; () without a core."""
-        if not network.recurrent:
-            return (), ()
-        length = sequences.length_of(network, rollout.reward.shape[0])
-        unroll = lambda window: ((), net.unroll(state.params, window, "q")[1])
-        _, starts, after = sequences.along(unroll, obs, rollout.mask, parts.split_carry(rollout.carry)[0], length)
-        return starts, after
-
-    def values(state: State, obs, rollout: Rollout) -> Array:
-        """max_a Q(obs_t) [T, B]: Q does not change while a rollout is collected, so that acting has computed it."""
-
-        def anew():
-            if not network.recurrent:
-                return jax.lax.map(lambda x: best(q_values(state.params, x), watch.mask(x)), obs)
-            length, memory = sequences.length_of(network, len(rollout.reward)), parts.split_carry(rollout.carry)[0]
-
-            def unroll(window):
-                (q,), after = net.unroll(state.params, window, "q")
-                return best(q, watch.mask(window)), after
-
-            return sequences.along(unroll, obs, rollout.mask, memory, length)[0]
-
-        return observer.values_seen(rollout, rollout.extras["value"], anew)
-
-    def rows_of(state: State, rollout: Rollout) -> tuple[Rows, PyTree, PyTree]:
-        """Q(lambda) targets and weights: rows [T, B], memory before each sequence, and updated return statistics."""
-        return_stats = parts.observe_returns(state.return_stats, rollout, axis_name)
-        state = observer.begun(watch, state, rollout)
-        obs, last_obs = watch.recall(state.obs_stats, rollout), watch.see(state.obs_stats, rollout.last_obs)
-        starts, memory = memories(state, obs, rollout)
-        last = best(net.step(state.params, last_obs, memory, "q")[0][0], watch.mask(last_obs))
-        target = returns.lambda_returns(
-            parts.scaled_reward(cfg, return_stats, rollout.reward),
-            rollout.terminated,
-            rollout.terminated | rollout.truncated,
-            jnp.concatenate([values(state, obs, rollout), last[None]]),
-            gamma=cfg.gamma,
-            lambda_=cfg.q_lambda,
-        )
-        action, target = parts.cleared(rollout.mask, (rollout.action, target))
-        return Rows(obs, action, target, parts.weights(rollout.mask, axis_name)), starts, return_stats
-
-    def own_loss(params, rows: Rows):
-        q = q_values(params, rows.obs)
-        # a comparison instead of an index: its gradient is a select, that of an index a scatter
-        taken = jax.lax.broadcasted_iota(jnp.int32, q.shape, q.ndim - 1) == rows.action[..., None]
-        value = jnp.sum(jnp.where(taken, q, 0.0), -1)
-        mean = lambda x: jnp.mean(rows.weight * x)
-        error = mean(distance(value - rows.target))
-        return error, {"loss/q": error, "value/q": mean(value), "value/target": mean(rows.target)}
-
-    rows_loss = custom_loss.over_rows(loss, own_loss, parts.QNetwork(net.init, q_values))
-
-    def update(state: State, rollout: Rollout, key: Key) -> tuple[State, UpdateAux]:
-        steps, num_envs = rollout.reward.shape
-        length = sequences.length_of(network, steps)  # with a core the rows are sequences
-        num_steps = steps // length
-        rows, memory, return_stats = rows_of(state, rollout)
-        take = minibatch.row_taker(sequences.cut(rows, memory, length) if network.recurrent else sequences.flat(rows))
-        chunk = minibatch.chunk_rows(num_steps * num_envs // cfg.num_minibatches, row_bytes, length=length)
-        lr = schedules.value(cfg.lr, state.env_steps)
-
-        def step(carry, index):
-            params, opt_state = carry
-            gradient, metrics = minibatch.mean_gradient(rows_loss, params, take(index), chunk)
-            gradient, metrics = parts.pmean((gradient, metrics), axis_name)
-            return parts.descend(optimizer, lr, gradient, opt_state, params), metrics
-
-        def epoch(carry, key):
-            index = minibatch.shuffle(key, num_steps, num_envs, cfg.num_minibatches, axis_name=axis_name)
-            return jax.lax.scan(step, carry, index)
-
-        start = (state.params, state.opt_state)
-        (params, opt_state), metrics = jax.lax.scan(epoch, start, jax.random.split(key, cfg.num_epochs))
-        last_obs = watch.see(state.obs_stats, rollout.last_obs)
-        state = noise.adapted(state, state.params, last_obs, watch.mask(last_obs))  # of the parameters that acted
-        env_steps = parts.count_steps(state.env_steps, rollout.mask, axis_name)
-        obs_stats = watch.observe(state.obs_stats, rollout.obs, rollout.mask)
-        metrics = jax.tree.map(jnp.mean, metrics) | {"train/lr": lr} | noise.metrics(state)
-        state = replace(state, params=params, opt_state=opt_state, env_steps=env_steps)
-        state = replace(state, obs_stats=obs_stats, return_stats=return_stats)
-        return state, UpdateAux(metrics)
-
-    def looked_at(state: State, obs) -> dict[str, Array]:
-        memory = net.carry(spaces.batch_shape(spec.observation, obs)[0])
-        return {"q": net.step(state.params, watch.see(state.obs_stats, obs), memory, "q")[0][0]}
-
-    return Algo(
+    agent = agents.make(
+        cfg, spec, network, networks, kind="q", records=Records(seen=True), axis_name=axis_name, loss=loss
+    )
+    return agents.algo(
+        cfg,
+        agent,
         init=init,
-        actor=actor,
-        carry=parts.carry_of(net.carry, explorer.carry),
-        act=act,
+        policy=policy,
         update=update,
+        outputs=outputs,
+        memory=agent.net.carry,
         on_policy=True,
-        outputs=looked_at,
-        running_return_gamma=cfg.gamma if cfg.normalize_reward else None,
     )
 
 
-__all__ = ["Config", "NoisyState", "State", "make"]
+__all__ = ["Config", "Rows", "best", "init", "loss", "make", "policy", "q_values", "targets", "update"]

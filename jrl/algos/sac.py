@@ -24,19 +24,20 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
-from jrl import distributions, networks
-from jrl.algos import critics, custom_loss, exploration, observer, parts
+from jrl import distributions
+from jrl import networks as nets
+from jrl.algos import agent as agents
+from jrl.algos import critics, parts
+from jrl.algos.agent import Agent, Common, State
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import OverDistributions, Stochastic
-from jrl.bounds import Count, Few, NonNegativeSchedule, Positive, Share, Unit
+from jrl.algos.observer import Observer
+from jrl.bounds import Count, Few, NonNegativeSchedule, Share
 from jrl.networks import Head, NetworkConfig
-from jrl.networks.critics import build_critics
-from jrl.ops import normalize, random, schedules
+from jrl.ops import random, schedules
 from jrl.ops.exploration import allowed
 from jrl.types import (
-    ActOut,
     Algo,
     Array,
     Batch,
@@ -44,8 +45,8 @@ from jrl.types import (
     Discrete,
     EnvSpec,
     Key,
+    Metrics,
     PyTree,
-    Rollout,
     SequenceBatch,
     UpdateAux,
     hyperparams,
@@ -56,15 +57,13 @@ _LOG_STD_RANGE = (-20.0, 2.0)  # beyond it exp and its gradient leave what float
 
 
 @hyperparams
-class Config:
+class Config(Common):
     """Hyper-parameters of SAC; a Schedule is a number or `[[env_steps, value], ...]`."""
 
     uses_replay: ClassVar[bool] = True
 
-    lr: NonNegativeSchedule = 3e-4  # Adam's step size, of the critics and of what has none of its own
     actor_lr: NonNegativeSchedule | None = None  # of the policy; null: lr
     ent_coef_lr: NonNegativeSchedule | None = None  # of the temperature; null: lr
-    gamma: Unit = 0.99  # discount per step
     tau: Share = 0.005  # share of the way to the critics that their targets move with each step
     num_critics: Few = 2  # networks that value actions
     target_critics: Few | None = None  # so many, drawn anew for each step, give the target; null: all
@@ -74,12 +73,7 @@ class Config:
     ent_coef: NonNegativeSchedule = 1.0  # temperature, the weight of the entropy; where it is learned, its start
     # null: minus the action's elements; Discrete: 0.98 of the greatest entropy that the allowed actions can have
     target_entropy: float | None = None
-    exploration: OverDistributions = Stochastic()  # how it acts while it learns
-    normalize_reward: bool = False  # divides rewards by the running deviation of the discounted return
-    normalize_reward_clip: Positive | None = 10.0  # bound of rewards that were so divided; null: none
-    normalize_obs: bool = False  # by running mean and deviation; images stay as they are
-    max_grad_norm: Positive | None = None  # clips the global norm of each gradient; null: no clipping
-    adam_eps: Positive = 1e-8  # added to Adam's denominator
+    exploration: OverDistributions = Stochastic()
 
     def validate(self) -> list[str]:
         """What is wrong with the combination of values, each with its mend."""
@@ -88,19 +82,158 @@ class Config:
             errors.append(f"target_critics {self.target_critics} must be at most num_critics {self.num_critics}")
         if self.learn_ent_coef and (isinstance(self.ent_coef, tuple) or self.ent_coef <= 0):
             errors.append("learn_ent_coef starts from ent_coef, one number above 0: or set learn_ent_coef=false")
-        return errors + exploration.validate(self.exploration)
+        return errors + super().validate()
 
 
-@struct.dataclass
-class State:
-    params: dict[str, PyTree]  # actor, critic [num_critics, ...] and, where it is learned, log_ent_coef []
-    target_critic: PyTree
-    opt_state: dict[str, PyTree]  # of each of `params`
-    policy_metrics: dict[str, Array]  # of the policy's latest step
-    obs_stats: PyTree  # normalize.RunningStats, or () without normalize_obs
-    return_stats: PyTree  # normalize.RunningStats of the discounted return, or () without normalize_reward
-    env_steps: Array  # [] u32, environment steps ingested, over all devices
-    updates: Array  # [] u32, gradient steps
+def policy_network(watch: Observer, network: NetworkConfig) -> critics.Policy:
+    """Squashed Gaussian or Categorical; the first one is nearly the same for all observations."""
+    spec = watch.spec
+    action = distributions.action_distribution(spec.action, squash=True)
+    gaussian = isinstance(spec.action, Box)
+    net = nets.build(spec, network, {"policy": Head(action.size * (2 if gaussian else 1), 0.01)})
+
+    def output(outputs, obs):
+        if not gaussian:
+            return action.make(outputs, None, watch.mask(obs))
+        mean, log_std = jnp.split(outputs, 2, -1)
+        return action.make(mean, jnp.clip(log_std + network.log_std_init, *_LOG_STD_RANGE))
+
+    return critics.policy_of(net, output)
+
+
+def init(cfg: Config, agent: Agent, key: Key) -> State:
+    """The State at the start: a copy of the critics as targets; `own` has metrics of the policy's latest step."""
+    params = critics.initial_params(agent, key)
+    if cfg.learn_ent_coef:
+        params["log_ent_coef"] = jnp.log(schedules.value(cfg.ent_coef, 0))
+    target, metrics = {"critic": params["critic"]}, {"loss/policy": jnp.zeros(()), "policy/entropy": jnp.zeros(())}
+    return agents.begin(cfg, agent, key, params, target_params=target, by_part=True, policy_metrics=metrics)
+
+
+def ent_coef_at(cfg: Config, state: State) -> Array:
+    """The present temperature."""
+    if cfg.learn_ent_coef:
+        return jnp.exp(state.params["log_ent_coef"])
+    return schedules.value(cfg.ent_coef, state.env_steps)
+
+
+def under_policy(
+    agent: Agent, actor_params: PyTree, critic_params: PyTree, obs: PyTree, noise: Any, over: Callable, burn_in: int
+) -> tuple[Any, Any]:
+    """Q and log pi of the policy's next action [N]: of a sample, or their exact expectations; [N, L] of Windows.
+
+    Args:
+      noise: standard normal numbers of which a sample is made; None for Discrete actions.
+      over: takes the values of the critics [C, ...] together along axis 0, such as jnp.min.
+      burn_in: rows of a Window that only warm the memory up.
+    """
+    policy, critic = agent.net
+    dist = policy.apply(actor_params, critics.policy_reads(policy, actor_params, obs, burn_in))
+    obs = critics.critics_read(critic, critic_params, obs, burn_in)
+    if isinstance(dist, distributions.Categorical):
+        # of actions that are not allowed the probability is exactly 0, the rest finite
+        log_prob = jax.nn.log_softmax(dist.logits)
+        prob = jnp.exp(log_prob)
+        q = over(critic.apply(critic_params, obs), 0)
+        return jnp.sum(prob * q, -1), jnp.sum(prob * log_prob, -1)
+    action, log_prob = dist.from_noise(noise)
+    return over(critic.apply(critic_params, obs, action), 0), log_prob
+
+
+def q_taken(agent: Agent, critic_params: PyTree, batch: Batch) -> Array:
+    """The critics' values of the actions taken [C, N], or [C, N, L]."""
+    if isinstance(agent.spec.action, Discrete):
+        # a comparison instead of an index: its gradient is a select, that of an index is a scatter
+        taken: Any = jax.nn.one_hot(batch.action, agent.spec.action.n)
+        return jnp.sum(taken[None] * agent.net.critic.apply(critic_params, batch.obs), -1)
+    return agent.net.critic.apply(critic_params, batch.obs, batch.action)
+
+
+def target_entropy(cfg: Config, agent: Agent, batch: Batch) -> Any:
+    """The entropy that the temperature brings the policy to, a scalar or one of each row."""
+    if cfg.target_entropy is not None:
+        return cfg.target_entropy
+    space = agent.spec.action
+    if isinstance(space, Box):
+        return -float(math.prod(space.shape))
+    assert isinstance(space, Discrete)
+    mask = agent.observer.mask(batch.obs)
+    if mask is None:
+        return 0.98 * math.log(space.n)
+    mask = mask[:, critics.burn_in(batch) :] if agent.network.recurrent else mask
+    return 0.98 * jnp.log(allowed(mask).sum(-1).astype(jnp.float32))
+
+
+def critic_step(
+    cfg: Config, agent: Agent, state: State, batch: Batch, noise: Any, key: Key
+) -> tuple[State, Metrics, Array]:
+    """Towards reward + discount (min Q(next_obs, action) - ent_coef log pi) (arXiv:1812.05905, eq. 5 and 6).
+
+    Args:
+      noise: of the next actions, see `under_policy`.
+      key: draws the critics that give the target.
+    Returns:
+      State, metrics, and priority [N].
+    """
+    target_critic = state.target_params["critic"]
+    if cfg.target_critics is not None:
+        chosen = random.permutation(key, cfg.num_critics)[: cfg.target_critics]
+        target_critic = jax.tree.map(lambda x: x[chosen], target_critic)
+    params, burn_in = state.params["critic"], critics.burn_in(batch)
+    q, log_prob = under_policy(agent, state.params["actor"], target_critic, batch.next_obs, noise, jnp.min, burn_in)
+    target = batch.reward + batch.discount * critics.following(batch, q - ent_coef_at(cfg, state) * log_prob)
+    batch = replace(batch, obs=critics.critics_read(agent.net.critic, params, batch.obs, burn_in))
+    taken = lambda params, batch: q_taken(agent, params, batch)
+    gradient, metrics, priority = critics.td_gradient(taken, agent, params, batch, target)
+    return critics.descend(cfg, agent, state, "critic", cfg.lr, gradient), metrics, priority
+
+
+def policy_step(cfg: Config, agent: Agent, state: State, batch: Batch, noise: Any) -> State:
+    """Of the policy (eq. 9) and of the temperature (eq. 18)."""
+    ent_coef, burn_in = ent_coef_at(cfg, state), critics.burn_in(batch)
+    over = jnp.mean if cfg.actor_q == "mean" else jnp.min
+    mean = lambda x: jnp.mean(batch.weight * x)
+
+    def policy_loss(actor_params):
+        q, log_prob = under_policy(agent, actor_params, state.params["critic"], batch.obs, noise, over, burn_in)
+        return mean(ent_coef * log_prob - q), (mean(log_prob), mean(log_prob + target_entropy(cfg, agent, batch)))
+
+    (value, (log_prob, excess)), gradient = jax.value_and_grad(policy_loss, has_aux=True)(state.params["actor"])
+    value, log_prob, excess, gradient = parts.pmean((value, log_prob, excess, gradient), agent.axis_name)
+    lr = lambda own: cfg.lr if own is None else own
+    state = critics.descend(cfg, agent, state, "actor", lr(cfg.actor_lr), gradient)
+    if cfg.learn_ent_coef:  # of -exp(log_ent_coef) * excess
+        state = critics.descend(cfg, agent, state, "log_ent_coef", lr(cfg.ent_coef_lr), -ent_coef * excess)
+    metrics = {"loss/policy": value, "policy/entropy": -log_prob}
+    return replace(state, own={**state.own, "policy_metrics": metrics})
+
+
+def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
+    """One gradient step of the critics, perhaps one of the policy, and a move of the targets."""
+    batch = critics.read(cfg, batch, lambda obs: agent.observer.see(state.obs_stats, obs), state.return_stats)
+    noise_key, choice_key = jax.random.split(key) if cfg.target_critics is not None else (key, key)
+    noise: Any = (None, None)
+    if isinstance(agent.spec.action, Box):
+        noise = critics.two_noises(noise_key, batch, agent.spec.action.shape, agent.axis_name)
+    state, metrics, priority = critic_step(cfg, agent, state, batch, noise[0], choice_key)
+    state = replace(state, updates=state.updates + 1)
+    improve = lambda state: policy_step(cfg, agent, state, batch, noise[1])
+    state = agents.every(cfg.policy_every, state, improve)
+    target = agents.moved(state.target_params["critic"], state.params["critic"], cfg.tau)
+    state = replace(state, target_params={"critic": target})
+    metrics |= state.own["policy_metrics"]
+    metrics |= {"policy/ent_coef": ent_coef_at(cfg, state), "train/lr": schedules.value(cfg.lr, state.env_steps)}
+    return state, UpdateAux(metrics, priority)
+
+
+def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
+    """What the networks say at an episode's start; `q` of actions that are not allowed, too."""
+    policy, critic = agent.net
+    obs, params = agent.observer.see(state.obs_stats, obs), state.params["critic"]
+    dist, _ = policy.step(state.params["actor"], obs, policy.carry(jax.tree.leaves(obs)[0].shape[0]))
+    if isinstance(dist, distributions.Categorical):
+        return {"distribution": dist, "q": jnp.min(critics.at_start(critic, params, obs), 0)}
+    return {"distribution": dist, "value": jnp.min(critics.at_start(critic, params, obs, dist.mode()), 0)}
 
 
 def make(
@@ -128,182 +261,29 @@ def make(
     critics.check_action("sac", spec.action, discrete=True)
     critics.check_network("sac", network)
     network = parts.initialised(network, DEFAULT_NETWORK)
-    custom_loss.check(loss)
-    watch = observer.make(spec, network, normalize_obs=cfg.normalize_obs, axis_name=axis_name)
-    policy = _policy(watch, network)
-    critic = build_critics(watch.spec, network, cfg.num_critics)
-    optimizer = critics.adam(cfg)
-    explorer = exploration.make(cfg.exploration, spec.action, kinds=("distribution",))
-    take = jnp.mean if cfg.actor_q == "mean" else jnp.min
-    lrs = {"actor": cfg.actor_lr, "critic": None, "log_ent_coef": cfg.ent_coef_lr}
-    lrs = {name: cfg.lr if lr is None else lr for name, lr in lrs.items()}
-
-    def init(key: Key) -> State:
-        actor_key, critic_key = jax.random.split(key)
-        params = {"actor": policy.init(actor_key), "critic": critic.init(critic_key)}
-        if cfg.learn_ent_coef:
-            params["log_ent_coef"] = jnp.log(schedules.value(cfg.ent_coef, 0))
-        return State(
-            params=params,
-            target_critic=jax.tree.map(jnp.copy, params["critic"]),  # arrays of its own, so that both can be donated
-            opt_state={name: optimizer.init(p) for name, p in params.items()},
-            policy_metrics={name: jnp.zeros(()) for name in ("loss/policy", "policy/entropy")},
-            obs_stats=watch.init(),
-            return_stats=normalize.init(()) if cfg.normalize_reward else (),
-            env_steps=jnp.zeros((), jnp.uint32),
-            updates=jnp.zeros((), jnp.uint32),
-        )
-
-    def actor(state: State) -> parts.Actor:
-        return parts.Actor(state.params["actor"], state.env_steps, obs_stats=state.obs_stats)
-
-    def act(actor: parts.Actor, obs, carry, key: Key, explore: bool = True) -> ActOut:
-        before, own = parts.split_carry(carry)
-        obs = watch.see(actor.obs_stats, obs)
-        dist, memory = policy.step(actor.params, obs, before)
-        extras = {"carry": before} if network.recurrent else {}
-        if not explore:
-            return ActOut(dist.mode(), parts.join_carry(memory, own), extras)
-        action, own = explorer.sample(dist, key, actor.env_steps, own, watch.mask(obs))
-        return ActOut(action, parts.join_carry(memory, own), extras)
-
-    def under_policy(actor_params, critic_params, obs, noise, over: Callable, burn_in: int) -> tuple[Any, Any]:
-        """Q and log pi of the policy's next action [N]: of a sample, or their exact expectations; [N, L] of Windows."""
-        dist = policy.apply(actor_params, critics.policy_reads(policy, actor_params, obs, burn_in))
-        obs = critics.critics_read(critic, critic_params, obs, burn_in)
-        if isinstance(dist, distributions.Categorical):
-            # of actions that are not allowed the probability is exactly 0, the rest finite
-            log_prob = jax.nn.log_softmax(dist.logits)
-            prob = jnp.exp(log_prob)
-            q = over(critic.apply(critic_params, obs), 0)
-            return jnp.sum(prob * q, -1), jnp.sum(prob * log_prob, -1)
-        action, log_prob = dist.from_noise(noise)
-        return over(critic.apply(critic_params, obs, action), 0), log_prob
-
-    def target_entropy(batch: Batch) -> Any:
-        if cfg.target_entropy is not None:
-            return cfg.target_entropy
-        mask = watch.mask(batch.obs)
-        if mask is None:
-            return _target_entropy(spec)
-        mask = mask[:, critics.burn_in(batch) :] if network.recurrent else mask
-        return 0.98 * jnp.log(allowed(mask).sum(-1).astype(jnp.float32))
-
-    def q_taken(critic_params, batch: Batch) -> Array:
-        """[num_critics, N], or [num_critics, N, L]"""
-        if isinstance(spec.action, Discrete):
-            # a comparison instead of an index: its gradient is a select, that of an index is a scatter
-            taken: Any = jax.nn.one_hot(batch.action, spec.action.n)
-            return jnp.sum(taken[None] * critic.apply(critic_params, batch.obs), -1)
-        return critic.apply(critic_params, batch.obs, batch.action)
-
-    def ent_coef_at(state: State) -> Array:
-        if cfg.learn_ent_coef:
-            return jnp.exp(state.params["log_ent_coef"])
-        return schedules.value(cfg.ent_coef, state.env_steps)
-
-    def descend(state: State, name: str, gradient) -> State:
-        lr = schedules.value(lrs[name], state.env_steps)
-        params, opt_state = parts.descend(optimizer, lr, gradient, state.opt_state[name], state.params[name])
-        return replace(state, params={**state.params, name: params}, opt_state={**state.opt_state, name: opt_state})
-
-    def critic_step(state: State, batch: Batch, noise, key) -> tuple[State, dict, Array]:
-        """Towards reward + discount (min Q(next_obs, action) - ent_coef log pi) (arXiv:1812.05905, eq. 5 and 6)."""
-        target_critic = state.target_critic
-        if cfg.target_critics is not None:
-            chosen = random.permutation(key, cfg.num_critics)[: cfg.target_critics]
-            target_critic = jax.tree.map(lambda x: x[chosen], target_critic)
-        params, burn_in = state.params["critic"], critics.burn_in(batch)
-        q, log_prob = under_policy(state.params["actor"], target_critic, batch.next_obs, noise, jnp.min, burn_in)
-        target = batch.reward + batch.discount * critics.following(batch, q - ent_coef_at(state) * log_prob)
-        batch = replace(batch, obs=critics.critics_read(critic, params, batch.obs, burn_in))
-        gradient, metrics, priority = critics.td_gradient(
-            q_taken, params, batch, target, axis_name, loss=loss, net=critic
-        )
-        return descend(state, "critic", gradient), metrics, priority
-
-    def policy_step(state: State, batch: Batch, noise) -> State:
-        """Of the policy (eq. 9) and of the temperature (eq. 18)."""
-        ent_coef, burn_in = ent_coef_at(state), critics.burn_in(batch)
-        mean = lambda x: jnp.mean(batch.weight * x)
-
-        def policy_loss(actor_params):
-            q, log_prob = under_policy(actor_params, state.params["critic"], batch.obs, noise, take, burn_in)
-            return mean(ent_coef * log_prob - q), (mean(log_prob), mean(log_prob + target_entropy(batch)))
-
-        (value, (log_prob, excess)), gradient = jax.value_and_grad(policy_loss, has_aux=True)(state.params["actor"])
-        value, log_prob, excess, gradient = parts.pmean((value, log_prob, excess, gradient), axis_name)
-        state = descend(state, "actor", gradient)
-        if cfg.learn_ent_coef:
-            state = descend(state, "log_ent_coef", -ent_coef * excess)  # of -exp(log_ent_coef) * excess
-        return replace(state, policy_metrics={"loss/policy": value, "policy/entropy": -log_prob})
-
-    def update(state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
-        batch = critics.read(cfg, batch, lambda obs: watch.see(state.obs_stats, obs), state.return_stats)
-        noise_key, choice_key = jax.random.split(key) if cfg.target_critics is not None else (key, key)
-        noise: Any = (None, None)
-        if isinstance(spec.action, Box):
-            noise = critics.two_noises(noise_key, batch, spec.action.shape, axis_name)
-        state, metrics, priority = critic_step(state, batch, noise[0], choice_key)
-        updates = state.updates + 1
-        if cfg.policy_every == 1:
-            state = policy_step(state, batch, noise[1])
-        else:
-            due = updates % cfg.policy_every == 0
-            state = jax.lax.cond(due, lambda s: policy_step(s, batch, noise[1]), lambda s: s, state)
-        target_critic = parts.move_target(state.target_critic, state.params["critic"], cfg.tau)
-        state = replace(state, target_critic=target_critic, updates=updates)
-        metrics |= state.policy_metrics
-        metrics |= {"policy/ent_coef": ent_coef_at(state), "train/lr": schedules.value(cfg.lr, state.env_steps)}
-        return state, UpdateAux(metrics, priority)
-
-    def ingest(state: State, rollout: Rollout) -> State:
-        return observer.ingested(watch, state, rollout, axis_name)
-
-    def outputs(state: State, obs) -> dict[str, Any]:
-        """At an episode's start; `q` of actions that are not allowed, too."""
-        obs, params = watch.see(state.obs_stats, obs), state.params["critic"]
-        carry = policy.carry(jax.tree.leaves(obs)[0].shape[0])
-        dist, _ = policy.step(state.params["actor"], obs, carry)
-        if isinstance(dist, distributions.Categorical):
-            return {"distribution": dist, "q": jnp.min(critics.at_start(critic, params, obs), 0)}
-        return {"distribution": dist, "value": jnp.min(critics.at_start(critic, params, obs, dist.mode()), 0)}
-
-    return Algo(
-        init=init,
-        actor=actor,
-        carry=parts.carry_of(policy.carry, explorer.carry),
-        act=act,
-        update=update,
-        on_policy=False,
-        ingest=ingest,
-        running_return_gamma=cfg.gamma if cfg.normalize_reward else None,
-        outputs=outputs,
-        sequences=network.recurrent,
+    agent = critics.make_agent(
+        cfg,
+        spec,
+        network,
+        policy_network,
+        kind="distribution",
+        num_critics=cfg.num_critics,
+        axis_name=axis_name,
+        loss=loss,
     )
+    return critics.make_algo(cfg, agent, init=init, update=update, ingest=agents.ingest, outputs=outputs)
 
 
-def _policy(watch: observer.Observer, network: NetworkConfig) -> critics.Policy:
-    """Squashed Gaussian or Categorical; the first one is nearly the same for all observations."""
-    spec = watch.spec
-    action = distributions.action_distribution(spec.action, squash=True)
-    gaussian = isinstance(spec.action, Box)
-    net = networks.build(spec, network, {"policy": Head(action.size * (2 if gaussian else 1), 0.01)})
-
-    def output(outputs, obs):
-        if not gaussian:
-            return action.make(outputs, None, watch.mask(obs))
-        mean, log_std = jnp.split(outputs, 2, -1)
-        return action.make(mean, jnp.clip(log_std + network.log_std_init, *_LOG_STD_RANGE))
-
-    return critics.policy_of(net, output)
-
-
-def _target_entropy(spec: EnvSpec) -> float:
-    if isinstance(spec.action, Discrete):
-        return 0.98 * math.log(spec.action.n)
-    assert isinstance(spec.action, Box)
-    return -float(math.prod(spec.action.shape))
-
-
-__all__ = ["Config", "State", "make"]
+__all__ = [
+    "Config",
+    "critic_step",
+    "ent_coef_at",
+    "init",
+    "make",
+    "policy_network",
+    "policy_step",
+    "q_taken",
+    "target_entropy",
+    "under_policy",
+    "update",
+]

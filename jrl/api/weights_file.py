@@ -58,10 +58,11 @@ def read_weights(
         raise InputError(*faults)
     new = jax.tree.map_with_path(lambda p, x: taken.get(_name(p), x), params)
     changed: dict[str, PyTree] = {"params": new}
-    if "target_params" in weights:
+    target = weights.get("target_params", ())
+    if isinstance(target, dict) and target.keys() != new.keys():  # of some parts only
+        changed["target_params"] = {name: new[name] for name in target}
+    elif jax.tree.leaves(target):
         changed["target_params"] = new
-    if "target_critic" in weights:
-        changed["target_critic"] = new["critic"]
     return changed, sorted(taken)
 
 

@@ -56,7 +56,7 @@ def reference(cfg, state, batch, key, action):
         return (q, log_prob) if prob is None else ((prob * q).sum(-1), (prob * log_prob).sum(-1))
 
     noise = (None, None) if discrete else (both[:, 0], both[:, 1])
-    q, log_prob = soft(state.target_critic, state.params["actor"], batch.next_obs, noise[0], jnp.min)
+    q, log_prob = soft(state.target_params["critic"], state.params["actor"], batch.next_obs, noise[0], jnp.min)
     target = batch.reward + batch.discount * (q - ent_coef * log_prob)  # not a function of what is differentiated
 
     def values(critic):
@@ -87,7 +87,9 @@ def reference(cfg, state, batch, key, action):
         temperature_loss = lambda log_ent_coef: -mean(jnp.exp(log_ent_coef) * excess)
         gradient = jax.grad(temperature_loss)(params["log_ent_coef"])
         params["log_ent_coef"] = adam(params["log_ent_coef"], gradient, cfg.ent_coef_lr)
-    target_critic = jax.tree.map(lambda t, p: (1 - cfg.tau) * t + cfg.tau * p, state.target_critic, params["critic"])
+    target_critic = jax.tree.map(
+        lambda t, p: (1 - cfg.tau) * t + cfg.tau * p, state.target_params["critic"], params["critic"]
+    )
     before = values(state.params["critic"])
     metrics = {
         "loss/value": critic_loss(state.params["critic"]) / cfg.num_critics,

@@ -73,9 +73,9 @@ def test_it_is_ppo_with_one_pass_in_one_minibatch(action, options):
         state = jax.jit(algo.update)(state, rollout, KEY)[0]
         rollout = fakes.rollout(algo, env_spec, algo.actor(state), T=T, seed=1)
     got, _ = jax.jit(algo.update)(state, rollout, KEY)
-    want, _ = jax.jit(relative.update)(ppo.State(**vars(state), kl_coef=jnp.float32(0)), rollout, KEY)
+    want, _ = jax.jit(relative.update)(state.replace(own={"kl_coef": jnp.float32(0)}), rollout, KEY)
     assert differ(got.params, state.params)
-    for field in dataclasses.fields(got):
+    for field in [f for f in dataclasses.fields(got) if f.name != "own"]:
         assert_close(getattr(got, field.name), getattr(want, field.name), atol=1e-6)
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jrl import hyper, parallel
-from jrl.algos import a2c, actor_critic, parts, ppo, sequences
+from jrl.algos import a2c, actor_critic, ppo, sequences
+from jrl.algos.agent import split_carry
 from jrl.envs import graph, toys
 from jrl.networks import NetworkConfig
 from jrl.rollout import unroll
@@ -78,17 +79,17 @@ def test_values_are_those_of_single_steps():
     network = NetworkConfig(hidden=(8,), core=CORES["gru"], max_seq_len=4)
     cfg = ppo.Config(normalize_obs=True)
     world = env()
-    agent = actor_critic.agent(cfg, world.spec, network, axis_name=None)
+    agent = actor_critic.make_agent(cfg, world.spec, network, axis_name=None)
     algo = ppo.make(cfg, world.spec, network)
     state, rollout = collect(algo, world, 2)
-    value, starts = agent.values(state, rollout)
-    memory, fresh = parts.split_carry(rollout.carry)[0], agent.net.carry(ENVS)
+    value, starts = actor_critic.values(agent, state, rollout)
+    memory, fresh = split_carry(rollout.carry)[0], agent.net.carry(ENVS)
     obs = [*rollout.obs, rollout.last_obs]
     for t in range(STEPS + 1):
         if t % 4 == 0 and t < STEPS:
             for mine, theirs in zip(jax.tree.leaves(memory), jax.tree.leaves(starts), strict=True):
                 np.testing.assert_allclose(mine, theirs[t // 4], atol=1e-6)
-        _, expected, memory = agent.net.step(state.params, agent.see(state.obs_stats, obs[t]), memory)
+        _, expected, memory = agent.net.step(state.params, agent.observer.see(state.obs_stats, obs[t]), memory)
         np.testing.assert_allclose(value[t], expected, atol=1e-5)
         if t < STEPS:
             memory = unroll.reset_where(~rollout.mask[t], fresh, memory)
@@ -146,7 +147,7 @@ def test_sequences_that_do_not_fit():
 
 def test_a_network_with_memory_wants_windows():
     world = env()
-    net = actor_critic.agent(
+    net = actor_critic.make_agent(
         ppo.Config(), world.spec, NetworkConfig(hidden=(8,), core=CORES["gru"]), axis_name=None
     ).net
     params = net.init(jax.random.key(0))

@@ -142,26 +142,47 @@ def test_vmapped_initialisation_has_no_batched_decomposition(name):
         assert equation.invars[0].aval.ndim == 2, equation
 
 
+# values at which an algorithm might take another path in Python
+EDGES = {"tau": 1.0, "target_noise": 0.0, "kl_coef": 0.0, "ent_coef": 0.0, "gamma": 0.0, "gae_lambda": 0.0}
+# of floats that are null by default and in LOADED, so that there is something to trace
+FLOATS = {"max_leaf_norm": 0.7, "max_grad_value": 0.02, "max_grad_norm": 0.5, "actor_lr": 1e-3, "ent_coef_lr": 2e-3}
+FLOATS |= {"target_entropy": 0.5, "target_kl": 0.5, "kl_target": 0.01, "kl_coef": 0.2, "value_clip_eps": 0.2}
+
+
+def each_float(cfg):
+    """`cfg` with all floats there are, and one like it for each of them where that is another number."""
+    fields = {f.name: getattr(cfg, f.name) for f in dataclasses.fields(cfg)}
+    cfg = dataclasses.replace(cfg, **{n: FLOATS[n] for n, x in fields.items() if x is None and n in FLOATS})
+    leaves, tree = jax.tree.flatten(cfg)
+    changed = [tree.unflatten([*leaves[:i], x * 0.9, *leaves[i + 1 :]]) for i, x in enumerate(leaves)]
+    return [cfg, *changed]
+
+
 @each
-def test_vmap_over_hyper_parameters(name):
-    """A batch of configs: every float is traced, sizes and flags stay static."""
+def test_vmap_over_any_float_is_a_loop_over_it(name):
+    """No Python branch reads a float of the Config: traced or not, one by one or in a batch, they mean the same."""
     m = made(name, True)
-    cfgs = [fakes.config(name, **m.overrides), fakes.config(name, **m.overrides)]
-    cfgs[1] = dataclasses.replace(jax.tree.map(lambda x: x * 0.9, cfgs[1]))
-    if hasattr(cfgs[1], "lr"):
-        cfgs[1] = dataclasses.replace(cfgs[1], lr=jax.tree.map(lambda x: x * 3, cfgs[1].lr))
-    batch = jax.tree.map(lambda *x: jnp.asarray(x, jnp.float32), *cfgs)
+    cfgs = each_float(fakes.config(name, **m.overrides))
+    null = [f.name for f in dataclasses.fields(cfgs[0]) if getattr(cfgs[0], f.name) is None and f.name in FLOATS]
+    assert not null
+    edges = {n: x for n, x in EDGES.items() if isinstance(getattr(cfgs[0], n, None), float)}
+    cfgs.append(dataclasses.replace(cfgs[0], **edges, **({"kl_target": None} if "kl_coef" in edges else {})))
 
     def update(cfg, state, data):
         return fakes.learn(algos.get(name).make(cfg, m.spec, fakes.NETWORK))(state, data, KEY)[0]
 
-    together = jax.jit(jax.vmap(update, in_axes=(0, None, None)))(batch, m.state, m.data)
-    one = jax.jit(update)
-    alone = [one(jax.tree.map(jnp.float32, cfg), m.state, m.data) for cfg in cfgs]
-    for i in range(2):
-        assert_close(fakes.part(together, i), alone[i])
-    assert differ(alone[0].params, alone[1].params)
-    assert_close(alone[0], m.update(m.state, m.data, KEY)[0])  # traced floats are the floats
+    one, traced = jax.jit(update), lambda cfg: jax.tree.map(jnp.float32, cfg)
+    state = jax.jit(lambda: algos.get(name).make(cfgs[0], m.spec, fakes.NETWORK).init(KEY))()
+    state = fakes.perturbed(state)
+    for cfg in (cfgs[0], cfgs[-1]):  # a compilation each, in which the floats are constants
+        alone = jax.jit(functools.partial(update, cfg))(state, m.data)
+        assert_close(one(traced(cfg), state, m.data), alone)
+    loop = [one(traced(cfg), state, m.data) for cfg in cfgs[:-1]]
+    batch = jax.tree.map(lambda *x: jnp.asarray(x, jnp.float32), *cfgs[:-1])
+    together = jax.jit(jax.vmap(update, in_axes=(0, None, None)))(batch, state, m.data)
+    for i in range(len(loop)):
+        assert_close(fakes.part(together, i), loop[i])
+    assert differ(loop[0].params, loop[1].params)
 
 
 UPDATES = 20

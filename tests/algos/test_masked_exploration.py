@@ -205,13 +205,9 @@ def test_noise_on_actions_needs_a_box():
 
 
 @struct.dataclass
-class Base:
+class State:
     env_steps: jax.Array
-
-
-@struct.dataclass
-class State(Base):
-    noise: parameter_noise.Noise
+    own: dict
 
 
 @pytest.mark.slow
@@ -222,20 +218,21 @@ def test_parameter_noise_of_observations_that_are_trees(cfg):
     space = Discrete(3) if over_q else Box((3,), low=-1, high=1)
     params = {"w": jnp.zeros((3,))}
     policy = lambda params, obs: obs["x"] + obs["pair"][0] * params["w"][None]
-    noise = parameter_noise.make(cfg, policy, space, State, axis_name=None)
-    state = noise.init(Base(jnp.uint32(0)), KEY)
+    adapted = functools.partial(parameter_noise.adapted, cfg, policy, action_space=space, axis_name=None)
+    state = State(jnp.uint32(0), parameter_noise.begin(cfg, KEY))
+    std = lambda state: state.own["noise"].std
     obs = {"x": jnp.zeros((4, 3)), "pair": (jnp.ones((4, 1)), jnp.zeros((4, 2)))}
-    assert noise.adapted(state, params, obs).noise.std in (cfg.std * 2, cfg.std / 2)
+    assert std(adapted(state, params, obs)) in (cfg.std * 2, cfg.std / 2)
     if not over_q:
         return
     # one action: no noise makes a difference, and none is asked for; the other rows ask for -log(1 - 0.4 + 0.2)
     mask = jnp.asarray([[True, False, False]] * 3 + [[True, True, False]])
     for scale in (1.0, 5.0, 50.0):
-        before = State(jnp.uint32(0), state.noise.replace(std=jnp.float32(scale)))
-        w = np.float64(noise.perturbed(before, params)["w"])[:2]
+        before = State(jnp.uint32(0), {"noise": state.own["noise"].replace(std=jnp.float32(scale))})
+        w = np.float64(parameter_noise.perturbed(cfg, before.own, params, before.env_steps)["w"])[:2]
         p = np.exp(w - w.max()) / np.exp(w - w.max()).sum()
         far = np.log(0.5) - np.log(p).mean() > -np.log(0.8)  # KL of the even policy from (p, 1 - p); both over 4 rows
-        after = noise.adapted(before, params, obs, mask).noise.std
+        after = std(adapted(before, params, obs, mask))
         np.testing.assert_allclose(after, scale / 2 if far else scale * 2, rtol=1e-6)
 
 

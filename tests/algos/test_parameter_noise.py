@@ -38,8 +38,8 @@ def made(name):
 
 
 def at(state, env_steps, std=None):
-    noise = state.noise if std is None else state.noise.replace(std=jnp.float32(std))
-    return state.replace(env_steps=jnp.uint32(env_steps), noise=noise)
+    noise = state.own["noise"] if std is None else state.own["noise"].replace(std=jnp.float32(std))
+    return state.replace(env_steps=jnp.uint32(env_steps), own={**state.own, "noise": noise})
 
 
 def difference(actor):
@@ -110,8 +110,8 @@ def test_the_deviation_goes_where_the_distance_comes_to_its_target(name):
         before = at(state, 0, std=std)
         far = distance(name, algo, before, rollout.last_obs) > TARGET[name]
         after = ingest(before, rollout)
-        np.testing.assert_allclose(after.noise.std, std / 1.25 if far else std * 1.25, rtol=1e-5)
-        assert after.noise.seed == before.noise.seed
+        np.testing.assert_allclose(after.own["noise"].std, std / 1.25 if far else std * 1.25, rtol=1e-5)
+        assert after.own["noise"].seed == before.own["noise"].seed
         seen.add(far)
     assert seen == {False, True}
 
@@ -150,5 +150,7 @@ def test_floats_of_the_config_can_be_vmapped():
         dataclasses.replace(CONFIGS["td3"], target_std=target, factor=factor) for target, factor in ((9, 2), (0, 3))
     ]
     batch = jax.tree.map(lambda *x: jnp.asarray(x, jnp.float32), *cfgs)
-    ingest = lambda cfg: fakes.make("td3", network=NETWORK, exploration=cfg).ingest(at(state, 0), rollout).noise.std
+    ingest = lambda cfg: (
+        fakes.make("td3", network=NETWORK, exploration=cfg).ingest(at(state, 0), rollout).own["noise"].std
+    )
     np.testing.assert_allclose(jax.vmap(ingest)(batch), [0.2 * 2, 0.2 / 3], rtol=1e-6)

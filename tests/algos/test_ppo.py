@@ -11,7 +11,7 @@ import pytest
 from fakes import assert_close, assert_same, differ
 
 from jrl import distributions, networks
-from jrl.algos import actor_critic, appo, parts, ppo
+from jrl.algos import actor_critic, agent, appo, ppo
 from jrl.envs import classic
 from jrl.envs.graph import build
 from jrl.networks import NetworkConfig
@@ -24,12 +24,10 @@ T, B = 8, 8
 
 
 @functools.cache
-def _jitted(env_spec, network, penalise_kl):
+def _jitted(env_spec, network):
     """PPO's update with the config as an argument: one compilation for all values of the floats."""
 
     def run(cfg, state, rollout, key):
-        # a traced coefficient might be any, and the penalty costs a pass over the rollout
-        cfg = cfg if penalise_kl else dataclasses.replace(cfg, kl_coef=0.0)
         return ppo.make(cfg, env_spec, network).update(state, rollout, key)
 
     return jax.jit(run)
@@ -37,7 +35,7 @@ def _jitted(env_spec, network, penalise_kl):
 
 def update(cfg, env_spec, network, state, rollout, key=KEY):
     traced = jax.tree.map(jnp.float32, cfg)
-    state, aux = _jitted(env_spec, network, cfg.kl_coef != 0)(traced, state, rollout, key)
+    state, aux = _jitted(env_spec, network)(traced, state, rollout, key)
     return state, aux.metrics
 
 
@@ -86,7 +84,7 @@ def reference_update(cfg, env_spec, network, state, rollout, key):
     }
     before, _ = net.apply(state.params, rollout.obs)  # KL is measured from the policy before the update
     rows["kl_log_prob"] = flat(before.log_prob(rollout.action))
-    if ppo.penalises_kl(cfg):
+    if cfg.kl_coef is not None:
         old = distributions.batched(before)
         rows["old_dist"] = jax.tree.map(
             flat, vars(old) if isinstance(env_spec.action, Discrete) else (old.mean, old.log_std)
@@ -149,7 +147,7 @@ def reference_update(cfg, env_spec, network, state, rollout, key):
         for index in minibatch.shuffle(epoch_key, T, B, cfg.num_minibatches):
             batch = jax.tree.map(lambda x, index=index: x[index], rows)
             tree = jax.tree.unflatten(treedef, [jnp.float32(x) for x in params])
-            grads, metrics = gradient(tree, batch, float(state.kl_coef))
+            grads, metrics = gradient(tree, batch, float(state.own["kl_coef"]))
             seen[-1].append({k: float(v) for k, v in metrics.items()})
             stopped = stopped or (cfg.target_kl is not None and seen[-1][-1]["policy/approx_kl"] > cfg.target_kl)
             if stopped:
@@ -246,8 +244,8 @@ def test_adaptive_kl_coefficient():
     assert kl > 1e-5
     for target, factor in ((kl / 2.1, 1.5), (kl / 1.9, 1.0), (kl * 1.9, 1.0), (kl * 2.1, 0.5)):
         after, metrics = update(dataclasses.replace(cfg, kl_target=target), env_spec, SEPARATE, state, rollout)
-        assert float(after.kl_coef) == pytest.approx(0.4 * factor), target
-        assert float(metrics["policy/kl_coef"]) == float(after.kl_coef)
+        assert float(after.own["kl_coef"]) == pytest.approx(0.4 * factor), target
+        assert float(metrics["policy/kl_coef"]) == float(after.own["kl_coef"])
 
 
 def test_the_weight_of_the_penalty_stays_within_bounds():
@@ -256,7 +254,7 @@ def test_the_weight_of_the_penalty_stays_within_bounds():
     for kl_coef, target, want in ((0.0, 100.0, 2e-4), (3e-4, 100.0, 2e-4), (150.0, 1e-12, 200.0)):
         state = state.replace(kl_coef=jnp.float32(kl_coef))
         after, _ = update(dataclasses.replace(cfg, kl_target=target), env_spec, SEPARATE, state, rollout)
-        assert float(after.kl_coef) == pytest.approx(want)
+        assert float(after.own["kl_coef"]) == pytest.approx(want)
 
 
 def test_a_lag_alone_stops_no_gradient_step():
@@ -271,7 +269,7 @@ def test_a_lag_alone_stops_no_gradient_step():
     assert metrics["policy/stopped_early"] == 0
     assert [int(x) for x in jax.tree.leaves(got.opt_state) if x.dtype == jnp.int32] == [8]
     assert metrics["policy/approx_kl"] < 0.01 and metrics["policy/kl"] < 0.01
-    assert got.kl_coef == pytest.approx(0.1)  # nor does the weight of the penalty grow by it
+    assert got.own["kl_coef"] == pytest.approx(0.1)  # nor does the weight of the penalty grow by it
     want, _, steps = reference_update(cfg, env_spec, SEPARATE, state, rollout, KEY)
     assert steps == 8
     assert_close(got.params, want, atol=1e-5)
@@ -315,7 +313,7 @@ def test_the_three_ways_to_clip(max_grad_value, max_leaf_norm, max_grad_norm):
     cfg = ppo.Config(
         max_grad_value=max_grad_value, max_leaf_norm=max_leaf_norm, max_grad_norm=max_grad_norm, adam_eps=10.0
     )
-    optimizer = parts.adam(cfg)
+    optimizer = agent.adam(cfg)
     params = jax.tree.map(jnp.zeros_like, GRADIENT)
     got, _ = optimizer.update(jax.tree.map(jnp.asarray, GRADIENT), optimizer.init(params), params)
     for name, g in clipped(max_grad_value, max_leaf_norm, max_grad_norm).items():

@@ -11,7 +11,7 @@ import pytest
 from fakes import assert_close, differ
 
 from jrl import networks
-from jrl.algos import parts, pqn
+from jrl.algos import agent, pqn
 from jrl.algos.exploration import Custom, EpsilonGreedy, Gaussian, SoftQ
 from jrl.envs.graph import Definition, build
 from jrl.errors import InputError
@@ -275,5 +275,5 @@ def test_spaces_and_explorations_that_do_not_fit():
 def test_the_optimizer_is_that_of_the_others():
     """One flat vector of moments, clipped as PPO's."""
     state, _ = setting(WHOLE)
-    expected = parts.adam(WHOLE).init(state.params)
+    expected = agent.adam(WHOLE).init(state.params)
     assert jax.tree.structure(expected) == jax.tree.structure(state.opt_state)

@@ -14,7 +14,8 @@ from fakes import assert_close, assert_same, differ
 from sac_reference import forward, one, reference
 from scipy import stats
 
-from jrl.algos import critics, parts, sac
+from jrl.algos import critics, sac
+from jrl.algos.agent import Actor
 from jrl.algos.exploration import Custom, Stochastic
 from jrl.distributions import TanhGaussian
 from jrl.errors import InputError
@@ -33,7 +34,7 @@ def setting(cfg=BASE, action=BOX, observation=fakes.VECTOR, seed=0, network=fake
     env_spec = fakes.spec(action, observation)
     algo = sac.make(cfg, env_spec, network)
     state = fakes.perturbed(jax.jit(algo.init)(jax.random.key(0)))
-    moved = fakes.perturbed(state.replace(params=state.target_critic), 0.5).params
+    moved = fakes.perturbed(state.replace(params=state.target_params["critic"]), 0.5).params
     state = state.replace(target_critic=moved)
     return algo, state, fakes.batch(algo, env_spec, algo.actor(state), N=N, seed=seed)
 
@@ -69,7 +70,7 @@ def test_one_update_by_hand(case, action):
     after, aux = update(cfg, state, batch, action=action)
     params, target_critic, metrics, priority = reference(cfg, state, batch, KEY, action)
     assert_close(dict(after.params), params, atol=2e-6, rtol=2e-5)
-    assert_close(after.target_critic, target_critic, atol=2e-6, rtol=2e-5)
+    assert_close(after.target_params["critic"], target_critic, atol=2e-6, rtol=2e-5)
     assert set(aux.metrics) == set(metrics)
     for name, want in metrics.items():
         np.testing.assert_allclose(aux.metrics[name], want, rtol=1e-4, atol=1e-5, err_msg=name)
@@ -130,7 +131,7 @@ def test_actions_stay_within_bounds_and_deviations_too():
         assert all(np.isfinite(x).all() for x in jax.tree.leaves((after, aux)))
     still = state.params["actor"] | {"policy_head": jax.tree.map(jnp.zeros_like, state.params["actor"]["policy_head"])}
     deviation = lambda algo: np.arctanh(
-        np.stack([algo.act(parts.Actor(still, jnp.uint32(0)), batch.obs, (), key).action for key in KEYS])
+        np.stack([algo.act(Actor(still, ()), batch.obs, (), key).action for key in KEYS])
     ).std()
     np.testing.assert_allclose(deviation(algo), 1.0, rtol=0.1)
     narrow = setting(network=dataclasses.replace(fakes.NETWORK, log_std_init=-1.5))[0]
@@ -244,9 +245,9 @@ def test_policy_every():
         after, aux = update(cfg, state, batch, jax.random.fold_in(KEY, i))
         moved = {name for name in after.params if differ(after.params[name], state.params[name])}
         assert moved == ({"actor", "critic", "log_ent_coef"} if i % 3 == 0 else {"critic"}), i
-        assert differ(after.target_critic, state.target_critic)
-        assert differ(after.policy_metrics, state.policy_metrics) == (i % 3 == 0)
-        np.testing.assert_array_equal(aux.metrics["loss/policy"], after.policy_metrics["loss/policy"])
+        assert differ(after.target_params["critic"], state.target_params["critic"])
+        assert differ(after.own["policy_metrics"], state.own["policy_metrics"]) == (i % 3 == 0)
+        np.testing.assert_array_equal(aux.metrics["loss/policy"], after.own["policy_metrics"]["loss/policy"])
         if i % 3 == 0:  # as without the delay
             each, aux_each = update(BASE, state, batch, jax.random.fold_in(KEY, i))
             assert_close(after, each, atol=1e-6)
@@ -270,7 +271,7 @@ def test_targets_of_a_random_few_critics():
         at = lambda tree, pair=pair: jax.tree.map(lambda x: x[jnp.array(pair)], tree)
         small = state.replace(params={**state.params, "critic": at(state.params["critic"])})
         opt_state = {**state.opt_state, "critic": setting(two)[1].opt_state["critic"]}
-        small = small.replace(target_critic=at(state.target_critic), opt_state=opt_state)
+        small = small.replace(target_params={"critic": at(state.target_params["critic"])}, opt_state=opt_state)
         pairs[pair] = float(update(two, small, batch)[1].metrics["value/target"])
     values = np.array(list(pairs.values()))
     assert np.abs(values[:, None] - values[None])[~np.eye(6, dtype=bool)].min() > 1e-3
@@ -312,7 +313,7 @@ def test_discrete_expectations_are_those_of_samples():
     batch = batch.replace(reward=jnp.zeros(N), discount=jnp.ones(N), weight=jnp.ones(N))
     _, aux = update(BASE, state, batch, action=action)
     prob = jax.nn.softmax(forward(state.params["actor"], batch.next_obs))
-    q = jnp.stack([forward(one(state.target_critic, i), batch.next_obs) for i in range(2)]).min(0)
+    q = jnp.stack([forward(one(state.target_params["critic"], i), batch.next_obs) for i in range(2)]).min(0)
     soft = np.asarray(q - jnp.exp(state.params["log_ent_coef"]) * jnp.log(prob))
     act = jax.jit(jax.vmap(lambda key: algo.act(algo.actor(state), batch.next_obs, (), key).action))
     taken = np.asarray(act(jax.random.split(KEY, 2000)))  # [2000, N]

@@ -126,7 +126,7 @@ def test_targets_are_those_of_one_step_after_the_other():
         [by_hand("value", jax.tree.map(lambda x, i=i: x[i], params), net["value"].carry(B)) for i in range(2)]
     )
     temperature = float(jnp.exp(state.params["log_ent_coef"]))
-    soft = (prob * (each(state.target_critic).min(0) - temperature * log_prob)).sum(-1)
+    soft = (prob * (each(state.target_params["critic"]).min(0) - temperature * log_prob)).sum(-1)
     valid = np.asarray(batch.weight) > 0
     want = batch.reward + batch.discount * np.take_along_axis(soft, np.asarray(batch.ahead), 1)
     np.testing.assert_allclose(seen["target"][valid], want[valid], rtol=1e-4, atol=1e-5)

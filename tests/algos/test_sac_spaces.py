@@ -62,7 +62,9 @@ def test_expectations_over_allowed_actions_by_hand():
     temperature = float(jnp.exp(state.params["log_ent_coef"]))
     soft = [
         np.sum(p * (values[index] - temperature * np.log(p)))
-        for (index, p), values in zip(policy(batch.next_obs, masks[1]), q(state.target_critic, batch.next_obs))
+        for (index, p), values in zip(
+            policy(batch.next_obs, masks[1]), q(state.target_params["critic"], batch.next_obs)
+        )
     ]
     target = np.asarray(batch.reward) + np.asarray(batch.discount) * np.array(soft)
     np.testing.assert_allclose(aux.metrics["value/target"], mean(target), rtol=1e-4)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from fakes import assert_close, assert_same, differ
 
-from jrl.algos import critics, parts, td3
+from jrl.algos import critics, td3
+from jrl.algos.agent import Actor
 from jrl.algos.exploration import Gaussian, OrnsteinUhlenbeck, Stochastic
 from jrl.errors import InputError
 from jrl.networks import NetworkConfig
@@ -146,10 +147,10 @@ def test_policy_and_targets_every_few_steps():
             (state.target_params["actor"], after.target_params["actor"]),
             (state.target_params["critic"], after.target_params["critic"]),
             (state.opt_state["actor"], after.opt_state["actor"]),
-            (state.policy_loss, after.policy_loss),
+            (state.own["policy_loss"], after.own["policy_loss"]),
         ):
             assert differ(old, new) == (i % 3 == 0), i
-        np.testing.assert_array_equal(aux.metrics["loss/policy"], after.policy_loss)
+        np.testing.assert_array_equal(aux.metrics["loss/policy"], after.own["policy_loss"])
         if i % 3 == 0:  # as without the delay
             assert_close(after, update(BASE, state, batch, key)[0], atol=1e-6)
         state = after
@@ -194,7 +195,7 @@ def test_actions():
     assert inside.sum() > 3
     np.testing.assert_allclose((taken - best[None])[:, inside].std(), 0.3, rtol=0.1)
     huge = jax.tree.map(lambda x: 1e4 * x, state.params["actor"])
-    assert np.abs(act(parts.Actor(huge, state.env_steps), batch.obs, (), KEY).action).max() <= 1
+    assert np.abs(act(Actor(huge, (), state.env_steps), batch.obs, (), KEY).action).max() <= 1
 
 
 def test_the_first_actions_are_near_0():

@@ -235,16 +235,24 @@ def two_noises(key: Key, batch: Batch, shape: tuple[int, ...], axis_name: str | 
 
 
 def td_gradient(
-    q: Callable[[PyTree, parts.TdBatch], Array], agent: Agent, params: PyTree, batch: Batch, target: Array
+    q: Callable[[PyTree, parts.TdBatch], Array],
+    params: PyTree,
+    batch: Batch,
+    target: Array,
+    axis_name: str | None,
+    *,
+    loss: Loss | None = None,
+    net: Any = None,
 ) -> tuple[PyTree, Metrics, Array]:
     """The gradient of half the squared TD error, summed over critics that have the same target.
 
     Args:
       q: (params, batch) -> [C, N] f32, each critic's value of the action taken; [C, N, L] of Sequences.
-      agent: whose user's loss, where there is one, stands in the place of the TD error's.
       params: of the critics.
       batch: of weight 0 on void rows; of Sequences, `obs` as `critics_read` gives it.
       target: [N] f32, or [N, L]; without gradient.
+      axis_name: of the mapped axis over devices; None outside of one.
+      loss: a user's in the place of the TD error's, which gets `net`, the critics; None: none is.
     Returns:
       gradient like `params`, metrics, and priority [N] f32: the absolute TD error, averaged over the critics; of a
       sequence `sequences.sequence_priority` of those.
@@ -267,7 +275,7 @@ def td_gradient(
     if isinstance(batch, Sequences):
         fields["next_obs"] = ()
     td_batch = parts.TdBatch(**fields, target=jax.lax.stop_gradient(target))
-    td_loss = custom_loss.over_replay(agent.loss, own_loss, agent.net.critic)
+    td_loss = custom_loss.over_replay(loss, own_loss, net)
     gradient, (metrics, priority) = jax.grad(td_loss, has_aux=True)(params, td_batch)
-    gradient, metrics = parts.pmean((gradient, metrics), agent.axis_name)
+    gradient, metrics = parts.pmean((gradient, metrics), axis_name)
     return gradient, metrics, priority

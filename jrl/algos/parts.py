@@ -11,7 +11,7 @@ from flax import struct
 from jax.flatten_util import ravel_pytree
 
 from jrl.hyper import NetworkConfig
-from jrl.ops import normalize
+from jrl.ops import losses, normalize
 from jrl.types import Array, Batch, Box, Discrete, Key, Metrics, PyTree, Rollout, Space
 
 _SATURATED = 2**32 - 1  # environment steps are counted in uint32 on the device and stay there, should they get that far
@@ -83,11 +83,9 @@ def standardized(x: Array, weight: Array, axis_name: str | None) -> Array:
 
 
 def value_metrics(target: Array, value: Array, weight: Array, axis_name: str | None) -> Metrics:
-    """How well `value` explained `target`, both [T, B], before it learned from it; and the mean target."""
-    error = pmean(jnp.mean(weight * (target - value) ** 2), axis_name)
-    mean = pmean(jnp.mean(weight * target), axis_name)
-    spread = pmean(jnp.mean(weight * (target - mean) ** 2), axis_name)
-    return {"value/explained_variance": 1.0 - error / jnp.maximum(spread, 1e-8), "value/target": mean}
+    """The share of the variance of `target` that `value` explained, both [T, B], before it learned; the mean target."""
+    explained = losses.explained_variance(target, value, weight, axis_name=axis_name)
+    return {"value/explained_variance": explained, "value/target": pmean(jnp.mean(weight * target), axis_name)}
 
 
 def observe_returns(stats: PyTree, rollout: Rollout, axis_name: str | None) -> PyTree:

@@ -184,7 +184,9 @@ def critic_step(
     target = batch.reward + batch.discount * critics.following(batch, q - ent_coef_at(cfg, state) * log_prob)
     batch = replace(batch, obs=critics.critics_read(agent.net.critic, params, batch.obs, burn_in))
     taken = lambda params, batch: q_taken(agent, params, batch)
-    gradient, metrics, priority = critics.td_gradient(taken, agent, params, batch, target)
+    gradient, metrics, priority = critics.td_gradient(
+        taken, params, batch, target, agent.axis_name, loss=agent.loss, net=agent.net.critic
+    )
     return critics.descend(cfg, agent, state, "critic", cfg.lr, gradient), metrics, priority
 
 

@@ -125,7 +125,9 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
     obs = critics.critics_read(agent.net.critic, params, batch.obs, critics.burn_in(batch))
     taken = functools.partial(q_taken, agent)
     target = target_of(cfg, agent, state, batch, key)
-    gradient, metrics, priority = critics.td_gradient(taken, agent, params, replace(batch, obs=obs), target)
+    gradient, metrics, priority = critics.td_gradient(
+        taken, params, replace(batch, obs=obs), target, agent.axis_name, loss=agent.loss, net=agent.net.critic
+    )
     state = critics.descend(cfg, agent, state, "critic", cfg.lr, gradient)
     state = replace(state, updates=state.updates + 1)
     state = agents.every(cfg.policy_every, state, lambda state: policy_step(cfg, agent, state, batch))

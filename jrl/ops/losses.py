@@ -21,12 +21,13 @@ __all__ = [
 _MAX_LOG_RATIO = 20.0
 
 
-def weighted_mean(x, weight) -> jax.Array:
+def weighted_mean(x, weight, *, axis_name: str | None = None) -> jax.Array:
     """sum(x * weight) / sum(weight), and 0 where no row has weight.
 
     Args:
       x:      [N] or any shape, f32.
       weight: the shape of `x`, f32 or bool, not negative.
+      axis_name: of the mapped axis over devices, whose rows count together; None outside of one.
     Returns:
       [] f32.
     Raises:
@@ -34,7 +35,9 @@ def weighted_mean(x, weight) -> jax.Array:
     """
     _check_shapes(x=x, weight=weight)
     weight = jnp.asarray(weight, jnp.float32)
-    return jnp.sum(x * weight) / jnp.maximum(jnp.sum(weight), 1e-8)
+    total = jnp.stack([jnp.sum(x * weight), jnp.sum(weight)])
+    total = total if axis_name is None else lax.psum(total, axis_name)
+    return total[0] / jnp.maximum(total[1], 1e-8)
 
 
 def clipped_surrogate(log_prob, old_log_prob, advantage, *, clip_eps) -> tuple[jax.Array, jax.Array]:
@@ -113,12 +116,13 @@ def huber(x, delta=1.0) -> jax.Array:
     return quadratic * (jnp.abs(x) - 0.5 * quadratic)
 
 
-def explained_variance(target, value, weight) -> jax.Array:
+def explained_variance(target, value, weight, *, axis_name: str | None = None) -> jax.Array:
     """1 - Var(target - value) / Var(target): 1 is perfect, 0 no better than a constant; 0 where targets do not vary.
 
     Args:
       target, value: [N] or any one shape, f32.
       weight:        the same shape, f32 or bool, not negative.
+      axis_name:     of the mapped axis over devices, whose rows count together; None outside of one.
     Returns:
       [] f32, at most 1.
     Raises:
@@ -126,11 +130,10 @@ def explained_variance(target, value, weight) -> jax.Array:
     """
     _check_shapes(target=target, value=value, weight=weight)
 
-    def variance(x):
-        return weighted_mean(jnp.square(x - weighted_mean(x, weight)), weight)
-
+    mean = lambda x: weighted_mean(x, weight, axis_name=axis_name)
+    variance = lambda x: mean(jnp.square(x - mean(x)))
     total = variance(target)
-    varies = total > 1e-12 * weighted_mean(jnp.square(target), weight)  # beyond the rounding of a constant
+    varies = total > 1e-12 * mean(jnp.square(target))  # beyond the rounding of a constant
     return jnp.where(varies, 1.0 - variance(target - value) / jnp.where(varies, total, 1.0), 0.0)
 
 

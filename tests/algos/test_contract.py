@@ -182,7 +182,7 @@ def test_vmap_over_any_float_is_a_loop_over_it(name):
     together = jax.jit(jax.vmap(update, in_axes=(0, None, None)))(batch, state, m.data)
     for i in range(len(loop)):
         assert_close(fakes.part(together, i), loop[i])
-    assert differ(loop[0].params, loop[1].params)
+    assert any(differ(loop[0].params, after.params) for after in loop)
 
 
 UPDATES = 20

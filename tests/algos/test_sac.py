@@ -35,7 +35,7 @@ def setting(cfg=BASE, action=BOX, observation=fakes.VECTOR, seed=0, network=fake
     algo = sac.make(cfg, env_spec, network)
     state = fakes.perturbed(jax.jit(algo.init)(jax.random.key(0)))
     moved = fakes.perturbed(state.replace(params=state.target_params["critic"]), 0.5).params
-    state = state.replace(target_critic=moved)
+    state = state.replace(target_params={"critic": moved})
     return algo, state, fakes.batch(algo, env_spec, algo.actor(state), N=N, seed=seed)
 
 
@@ -347,7 +347,8 @@ def test_four_devices_learn_as_one(action):
 def test_noise_of_a_device_is_its_part_of_the_whole():
     whole = critics.noise(KEY, 12, (2, 3), None)
     part = jax.pmap(lambda key: critics.noise(key, 3, (2, 3), "d"), axis_name="d")(jnp.stack([KEY] * 4))
-    np.testing.assert_array_equal(np.asarray(part).reshape(12, 2, 3), whole)
+    # two programs, which one processor or another rounds differently
+    np.testing.assert_allclose(np.asarray(part).reshape(12, 2, 3), whole, rtol=1e-6)
     np.testing.assert_allclose([np.mean(critics.noise(KEY, 999, (7,), None)), 1], [0, 1], atol=0.05)
 
 

@@ -111,12 +111,12 @@ def _kl(job: Job, key: str, value: Any) -> None:
     if key == "use_kl_loss":
         if "kl_coef" not in job.fields or value:
             return job.drop(key, f"{str(value).lower()}: see kl_coeff")
-        return job.put(key, "algo.kl_coef", 0.0)
+        return job.put(key, "algo.kl_coef", None)
     if not used:
         return job.drop(key, "use_kl_loss is off")
     if key == "kl_coeff":
         fixed = "kl_target" not in job.given and value
-        return job.put(key, "algo.kl_coef", value, "it stays so: algo.kl_target would adapt it" if fixed else "")
+        return job.put(key, "algo.kl_coef", value or None, "it stays so: algo.kl_target would adapt it" if fixed else "")
     if coefficient == 0:
         return job.drop(key, "kl_coeff is 0")
     if coefficient is None and "kl_coef" in job.fields:

@@ -163,7 +163,7 @@ GROUPS: dict[str, list[Key]] = {
         _key("entropy_coeff_schedule", "algo.ent_coef", "takes the place of entropy_coeff"),
         _key("kl_coeff", "algo.kl_coef"),
         _key("kl_target", "algo.kl_target", "jrl needs a kl_coef above 0 beside it"),
-        _key("use_kl_loss", "algo.kl_coef", "false: 0"),
+        _key("use_kl_loss", "algo.kl_coef", "false: null"),
         _key("vf_share_layers", "network.shared"),
         _key("microbatch_size", "algo.microbatch_size"),
         _key("vtrace_clip_rho_threshold", "algo.clip_rho"),

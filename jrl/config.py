@@ -165,12 +165,13 @@ class _Registry:
 
     def __init__(self, algos: Algos | None):
         if algos is None:
-            from jrl.algos import get_config_class, names
+            from jrl.algos import get_config_class, is_own, names
 
             self.names: tuple[str, ...] = tuple(names())
             self.get: Callable[[str], type] = get_config_class
+            self.is_own: Callable[[Any], bool] = is_own
         else:
-            self.names, self.get = tuple(algos), algos.__getitem__
+            self.names, self.get, self.is_own = tuple(algos), algos.__getitem__, lambda name: False
 
 
 def _load(
@@ -294,7 +295,7 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
         algo = dict(algo or {})
         registry = _Registry(algos)
         name = next((n for n in registry.names if n.lower() == str(algo.get("name")).lower()), None)
-        if name is None and algos is None and "." in str(algo.get("name")):  # the user's own module
+        if name is None and registry.is_own(algo.get("name")):  # the user's own module
             try:
                 registry.get(name := str(algo["name"]))
             except InputError as e:

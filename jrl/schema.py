@@ -172,10 +172,13 @@ def _is_dataclass(hint: Any) -> bool:
 
 
 def _choices(hint: Any) -> dict[str, type]:
-    """Name -> class of a union of at least two dataclasses with a name each; else nothing."""
+    """Name -> class of a union of at least two dataclasses with a name each, the first of equal names; else nothing."""
     classes: list[Any] = [one for one in typing.get_args(hint) if _is_dataclass(one)]
-    named = {one.name: one for one in classes if isinstance(getattr(one, "name", None), str)}
-    return named if 1 < len(classes) == len(named) else {}
+    named = len(classes) > 1 and all(isinstance(getattr(one, "name", None), str) for one in classes)
+    found: dict[str, type] = {}
+    for one in classes if named else ():
+        found.setdefault(one.name, one)
+    return found
 
 
 def _choice_fault(choices: Mapping[str, type], default: Any, given: Any, key: str) -> Problem | None:

@@ -29,6 +29,7 @@ algorithm's own loss. Something else than a loss is an InputError when an update
 
 import dataclasses
 import importlib
+import importlib.util
 from types import ModuleType
 
 from jrl import registry
@@ -52,15 +53,36 @@ def names() -> tuple[str, ...]:
     return tuple(_MODULES)
 
 
+def is_own(name: object) -> bool:
+    """Whether a name is that of a module of the user's: one with dots, or of a file that can be imported from here."""
+    text = str(name)
+    if text in _MODULES or "." in text or not text.isidentifier():
+        return "." in text
+    try:
+        return importlib.util.find_spec(text) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def spelled(name: object) -> str:
+    """A name as it is written: registered ones in any case, those of modules as they are."""
+    return str(name).lower() if str(name).lower() in _MODULES else str(name)
+
+
+def title(name: str) -> str:
+    """The name of an algorithm's classes in `jrl.api`: PPO of ppo, Reinforce of examples.reinforce."""
+    return name.upper() if name in _MODULES else name.rpartition(".")[2].title().replace("_", "")
+
+
 def get(name: str) -> ModuleType:
-    """The module of an algorithm: a registered one, or the user's own by its path, `my_project.my_ppo`.
+    """The module of an algorithm: a registered one, or the user's own by its path, `my_project.my_ppo` or `my_ppo`.
 
     Raises:
       InputError: no algorithm has that name, or the module is none.
     """
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
-    if "." not in name:
+    if not is_own(name):
         raise InputError(f"algo.name: unknown algorithm {short(name)}: choose one of {', '.join(_MODULES)}")
     module = registry.imported(name, f"algo.name {short(name)[1:-1]}")
     if not (dataclasses.is_dataclass(getattr(module, "Config", None)) and callable(getattr(module, "make", None))):

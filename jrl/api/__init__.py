@@ -8,12 +8,11 @@
         path = algo.save()
 
 A config class and an Algorithm class for each registered algorithm: PPOConfig and PPO, DQNConfig and DQN, ...
+Those of a module of one's own are `config_class("my_project.my_ppo")` and `algorithm_class("my_project.my_ppo")`.
 """
 
 import functools
 from typing import TYPE_CHECKING, Any
-
-from jrl.errors import InputError
 
 if TYPE_CHECKING:
     from jrl.api.algorithm import Algorithm as Algorithm
@@ -36,7 +35,7 @@ _HOMES = {
 
 @functools.cache
 def config_class(name: str) -> "type[AlgorithmConfig]":
-    """The config class of a registered algorithm: ppo -> PPOConfig. Raises InputError."""
+    """The config class of an algorithm: PPOConfig of ppo, or that of the user's own module. Raises InputError."""
     from jrl import algos
     from jrl.api.config import make_class
 
@@ -45,20 +44,21 @@ def config_class(name: str) -> "type[AlgorithmConfig]":
 
 @functools.cache
 def algorithm_class(name: str) -> "type[Algorithm]":
-    """The Algorithm class of a registered algorithm: ppo -> PPO. Raises InputError."""
+    """The Algorithm class of an algorithm: PPO of ppo, or that of the user's own module. Raises InputError."""
+    from jrl import algos
     from jrl.api.algorithm import Algorithm
 
     known = _known(name)
-    doc = f"{known.upper()}, as an Algorithm: see jrl.algos.{known} and {known.upper()}Config."
-    return type(known.upper(), (Algorithm,), {"__doc__": doc, "__module__": __name__, "algo_name": known})
+    title = algos.title(known)
+    doc = f"{title}, as an Algorithm: see {algos.get(known).__name__} and {title}Config."
+    return type(title, (Algorithm,), {"__doc__": doc, "__module__": __name__, "algo_name": known})
 
 
 def _known(name: Any) -> str:
     from jrl import algos
 
-    if str(name).lower() not in algos.names():
-        raise InputError(f"algo.name: unknown algorithm {name!r}: choose one of {', '.join(algos.names())}")
-    return str(name).lower()
+    algos.get(found := algos.spelled(name))
+    return found
 
 
 def _made() -> dict[str, Any]:

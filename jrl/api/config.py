@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
-from jrl import config, elsewhere, exploration_names, registry, schema
+from jrl import algos, config, elsewhere, exploration_names, registry, schema
 from jrl.api import groups, translation
 from jrl.config import RunConfig
 from jrl.errors import InputError
@@ -196,9 +196,9 @@ class AlgorithmConfig:
     def _set_tree(self, tree: Mapping[str, Any]) -> None:
         algo = dict(tree.get("algo", {}))
         name = algo.pop("name", self.algo_name)
-        if str(name).lower() != self.algo_name:
+        if algos.spelled(name) != self.algo_name:
             raise InputError(
-                f"algo.name: {name} in a config of {self.algo_name}: use jrl.api.{str(name).upper()}Config"
+                f"algo.name: {name} in a config of {self.algo_name}: use jrl.api.config_class({str(name)!r})"
             )
         # copied at once: the caller's dicts are not ours
         self._merge(copy.deepcopy({**tree, "algo": algo} if "algo" in tree else dict(tree)))
@@ -268,10 +268,8 @@ class AlgorithmConfig:
 
     def _job(self) -> tuple[Job, dict[str, list[str]]]:
         """What RLlib's names come to, with a line or several for each; searches are worked out in each trial."""
-        from jrl.algos import get_config_class
-
         theirs = {name: value for name, value in self._theirs.items() if not _is_search(value)}
-        return translation.job(self.algo_name, get_config_class(self.algo_name), theirs, self._given)
+        return translation.job(self.algo_name, algos.get_config_class(self.algo_name), theirs, self._given)
 
     def translations(self) -> list[str]:
         """A line for each of RLlib's names that was given, with what became of it: `clip_param -> algo.clip_eps: 0.3`.
@@ -447,11 +445,10 @@ def make_class(name: str, algo_config: type) -> type[AlgorithmConfig]:
     """The config class of an algorithm, with a method per group."""
     given = groups.arguments(algo_config)
     methods = {group: groups.method(group, known, AlgorithmConfig._set) for group, known in given.items()}
-    doc = (
-        f"Settings of {name.upper()}, by group: {', '.join(methods)}. `help({name.upper()}Config.training)` shows them."
-    )
+    title = algos.title(name)
+    doc = f"Settings of {title}, by group: {', '.join(methods)}. `help({title}Config.training)` shows them."
     return type(
-        f"{name.upper()}Config",
+        f"{title}Config",
         (AlgorithmConfig,),
         {"__doc__": doc, "__module__": "jrl.api", "algo_name": name, "_arguments": given, **methods},
     )

@@ -219,7 +219,7 @@ def _made(given: Any, space: Any = None) -> Any:
         from ray.tune.registry import TRAINABLE_CLASS, _global_registry
 
         # Tune itself registers what it runs by the name of its class: an algorithm is one whatever is there
-        theirs = given.lower() not in algos.names() and _global_registry.contains(TRAINABLE_CLASS, given)
+        theirs = algos.spelled(given) not in algos.names() and _global_registry.contains(TRAINABLE_CLASS, given)
         return given if theirs else trainable(given, space)
     return _with_registered(given) if inspect.isroutine(given) else given
 
@@ -228,9 +228,9 @@ def _prepared(given: Any, space: Any, *, check: bool = True) -> tuple[Any, Any]:
     """The trainable and the search space for Tune. Raises InputError."""
     _ray_tune()
     if isinstance(space, AlgorithmConfig):
-        if isinstance(given, str) and given.lower() == space.algo_name and space.algo_class:
+        if isinstance(given, str) and algos.spelled(given) == space.algo_name and space.algo_class:
             given = space.algo_class
-        named = given.lower() if isinstance(given, str) else getattr(given, "algo_name", space.algo_name)
+        named = algos.spelled(given) if isinstance(given, str) else getattr(given, "algo_name", space.algo_name)
         if named != space.algo_name:
             raise InputError(f"param_space: a config of {space.algo_name} for {named}: use its own config class")
         space = space.arguments()

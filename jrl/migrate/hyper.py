@@ -115,8 +115,8 @@ def _kl(job: Job, key: str, value: Any) -> None:
     if not used:
         return job.drop(key, "use_kl_loss is off")
     if key == "kl_coeff":
-        fixed = "kl_target" not in job.given and value
-        return job.put(key, "algo.kl_coef", value or None, "it stays so: algo.kl_target would adapt it" if fixed else "")
+        note = "it stays so: algo.kl_target would adapt it" if value and "kl_target" not in job.given else ""
+        return job.put(key, "algo.kl_coef", value or None, note)
     if coefficient == 0:
         return job.drop(key, "kl_coeff is 0")
     if coefficient is None and "kl_coef" in job.fields:

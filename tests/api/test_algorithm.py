@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jrl
-from jrl import config, elsewhere, evaluate, registry
+from jrl import api, config, elsewhere, evaluate, registry
 from jrl.api import PPO, Algorithm, DQNConfig, PPOConfig
 from jrl.api.records import path_of
 from jrl.errors import InputError
@@ -244,6 +244,24 @@ def test_save_restore_and_go_on(tmp_path):
         assert other.compute_single_action(obs, explore=False) == jrl.load(path).act(obs)
         assert other.train()["training_iteration"] == 2
         same(other.get_weights(), weights)
+
+
+def test_an_algorithm_of_ones_own_is_an_algorithm(tmp_path, monkeypatch):
+    """By the name of its module, also where that is one file in the working directory."""
+    reinforce = (Path(__file__).parents[2] / "examples" / "reinforce.py").read_text()
+    (tmp_path / "my_reinforce.py").write_text(reinforce)
+    monkeypatch.syspath_prepend(tmp_path)
+    made = api.config_class("my_reinforce")().environment("CartPole-v1", backend="graph").debugging(seed=5, log=[])
+    made.env_runners(num_envs=4, rollout_fragment_length=16).training(baseline_coef=0.3, model={"hidden": [8]})
+    with made.build() as algo:
+        assert type(algo).__name__ == "MyReinforce" and type(made).__name__ == "MyReinforceConfig"
+        assert math.isfinite(algo.train()["learners"]["default_policy"]["loss/policy"])
+        path = algo.save(tmp_path / "saved")
+    with Algorithm.from_checkpoint(path) as again:
+        assert again.env_steps == algo.env_steps and type(again) is type(algo)
+        assert again.session.config.algo.baseline_coef == 0.3
+    with pytest.raises(InputError, match=r"algo\.name: unknown algorithm 'my_reinforced'"):
+        api.config_class("my_reinforced")
 
 
 def test_a_subclass_replaces_the_training_step():

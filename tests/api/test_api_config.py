@@ -118,7 +118,7 @@ def test_what_is_derived_follows_the_other_keys_whatever_the_order():
         (lambda c: c.copy().environment("CartPole-v99").validate(), "CartPole-v99"),
         (lambda c: AlgorithmConfig().build(), "choose an algorithm's"),
         (lambda c: AlgorithmConfig.from_dict({"algo": {"name": "ppoo"}}), "unknown algorithm 'ppoo'"),
-        (lambda c: c.update_from_dict({"algo": {"name": "dqn"}}), "use jrl.api.DQNConfig"),
+        (lambda c: c.update_from_dict({"algo": {"name": "dqn"}}), r"config_class\('dqn'\)"),
         (lambda c: c.env_runners(exploration_config={"type": "SoftQQ"}), "SoftQQ"),
     ],
 )

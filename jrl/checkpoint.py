@@ -47,6 +47,7 @@ class Checkpointer:
     def __init__(self, directory: Path, keep: CheckpointConfig | None = None):
         self._directory, self._keep = files.absolute(directory), keep or CheckpointConfig()
         self._reserve, self._room = files.Reserve(self._directory / f"reserve{_UNFINISHED}"), 0
+        self._spent: int | None = None  # the checkpoint that took the room that was kept, while there is no other
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending: concurrent.futures.Future[None] | None = None
         self.last_saved: int | None = None
@@ -114,6 +115,21 @@ class Checkpointer:
                     "earlier checkpoints are complete: free space, then continue with --resume"
                 ) from e
 
+    def check(self) -> None:
+        """Tells what became of a save that has ended; does not wait for one that is under way.
+
+        Raises:
+          InputError: it could not be written; or it is complete, but took the room that was kept and left none to keep
+            for another.
+        """
+        if self._pending is not None and self._pending.done():
+            self.wait()
+        if self._spent is not None:
+            raise InputError(
+                f"checkpoint: the disk of {self._directory} is full: checkpoint {self._spent} took the room that was "
+                "kept for a last one, and is complete: free space, then continue with --resume"
+            )
+
     def rescue(self, iteration: int, parts: Mapping[str, PyTree], meta: dict[str, Any]) -> bool:
         """Saves what a run that fails has learned, in the room that was kept if there is no other; whether it could."""
         with contextlib.suppress(InputError):
@@ -131,21 +147,24 @@ class Checkpointer:
     def improves(self, metrics: Mapping[str, Any]) -> bool:
         """Whether a checkpoint with these metrics would be the best by `checkpoint.keep_best_by`."""
         name = self._keep.keep_best_by
-        if name is None or not math.isfinite(_number(metrics.get(name))):
+        if name is None or not math.isfinite(checkpoint_file.number(metrics.get(name))):
             return False
         self.wait()
         mine = 1 + max(known := _metas(self._directory), default=0)
-        return _best({**known, mine: {"metrics": metrics}}, name, self._keep.keep_best) == mine
+        return checkpoint_file.best({**known, mine: {"metrics": metrics}}, name, self._keep.keep_best) == mine
 
     def _write(self, iteration: int, parts: Mapping[str, PyTree], meta: dict[str, Any]) -> None:
+        spent = self._spent
         try:
             self._write_in(iteration, parts, meta)
         except (OSError, ValueError) as e:
             if not files.no_room(e) or not self.make_room():
                 raise
             self._write_in(iteration, parts, meta)
-        if self._room:  # what was deleted may have made some
-            self._reserve.keep(self._room)
+            spent = iteration
+        if self._room and self._reserve.keep(self._room):  # what was deleted may have made some
+            spent = None
+        self._spent = spent
 
     def _write_in(self, iteration: int, parts: Mapping[str, PyTree], meta: dict[str, Any]) -> None:
         earlier = {n: m for n, m in _metas(self._directory).items() if n < iteration}
@@ -162,13 +181,13 @@ class Checkpointer:
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
-        _sync(self._directory)
+        files.sync(self._directory)
         for n in _steps(self._directory):
             if n > iteration:
                 _discard(self._directory / str(n))
         every_meta = {**earlier, iteration: meta}
         latest = sorted(every_meta)[-self._keep.keep_last :]
-        best = _best(every_meta, self._keep.keep_best_by, self._keep.keep_best)
+        best = checkpoint_file.best(every_meta, self._keep.keep_best_by, self._keep.keep_best)
         for n, m in every_meta.items():
             if n not in latest and n != best and not m.get("keep"):
                 _discard(self._directory / str(n))
@@ -202,7 +221,7 @@ def write(directory: Path, parts: Mapping[str, PyTree], meta: dict[str, Any]) ->
             raise
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory.parent)) from e
     checkpoint_file.write(directory, {**meta, "checksums": {part: _checksum(tree) for part, tree in parts.items()}})
-    _sync(directory)
+    files.sync(directory)
 
 
 def _size(parts: Mapping[str, PyTree]) -> int:
@@ -230,7 +249,7 @@ def locate(path: Path, *, best: bool | None = False) -> Path:
         if steps:
             keep = read_meta(parent / str(steps[-1]))["config"].get("checkpoint", {})
             by = keep.get("keep_best_by")
-            found = _best(_metas(parent), by, keep.get("keep_best", "max"))
+            found = checkpoint_file.best(_metas(parent), by, keep.get("keep_best", "max"))
             if found is None and best:
                 raise InputError(
                     f"checkpoint: no checkpoint of {path} has the metric of its checkpoint.keep_best_by "
@@ -419,36 +438,11 @@ def _metas(directory: Path) -> dict[int, dict[str, Any]]:
     return {n: meta for n, meta in found.items() if meta is not None}
 
 
-def _best(checkpoints: Mapping[int, Mapping[str, Any]], name: str | None, mode: str) -> int | None:
-    """The one with the best metric, of equals the earlier; None if none has it."""
-    sign = -1 if mode == "max" else 1
-    score = {n: sign * _number((m.get("metrics") or {}).get(name)) for n, m in checkpoints.items()}
-    known = [n for n, value in score.items() if math.isfinite(value)]
-    return min(known, key=lambda n: (score[n], n)) if known else None
-
-
-def _number(x: Any) -> float:
-    try:
-        return float(x)
-    except (TypeError, ValueError):
-        return math.nan
-
-
 def _discard(directory: Path) -> None:
     """Deletes it so that a process that dies meanwhile leaves nothing that looks complete."""
     gone = directory.with_name(directory.name + ".old" + _UNFINISHED)
     directory.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
-
-
-def _sync(directory: Path) -> None:
-    """The directory's entries are on disk; where directories cannot be opened, as on Windows, the system decides."""
-    with contextlib.suppress(PermissionError):
-        handle = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _checksum(tree: PyTree) -> str:

@@ -205,6 +205,22 @@ def readable(checkpoint: Path) -> dict[str, Any] | None:
         return None
 
 
+def best(checkpoints: Mapping[int, Mapping[str, Any]], name: str | None, mode: str) -> int | None:
+    """Finds the number of the checkpoint with the best metric, of equals the earlier; None if none has it."""
+    sign = -1 if mode == "max" else 1
+    score = {n: sign * number((m.get("metrics") or {}).get(name)) for n, m in checkpoints.items()}
+    known = [n for n, value in score.items() if math.isfinite(value)]
+    return min(known, key=lambda n: (score[n], n)) if known else None
+
+
+def number(x: Any) -> float:
+    """Reads a metric; what is no number is NaN."""
+    try:
+        return float(x)
+    except (TypeError, ValueError):
+        return math.nan
+
+
 def _renewed(config: dict[str, Any]) -> dict[str, Any]:
     """A stored config, changed in place, with names of earlier versions as the present ones."""
     if (devices := config.get("run", {}).pop("devices", 1)) > 1:

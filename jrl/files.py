@@ -181,6 +181,16 @@ def append(file: io.FileIO, data: bytes) -> None:
         raise OSError(e.errno, e.strerror, str(file.name)) from e
 
 
+def sync(directory: Path) -> None:
+    """Puts a directory's entries on disk; where directories cannot be opened, as on Windows, the system decides."""
+    with contextlib.suppress(PermissionError):
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
 class Reserve:
     """Room on a disk that is kept for a last file: a file of that size, deleted when the room is needed."""
 

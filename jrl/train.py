@@ -313,6 +313,8 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
 
         def save(info: "StepInfo") -> None:
             watchdog.beat("checkpoint", grace=60.0)
+            checkpoints.wait()
+            checkpoints.check()
             checkpoints.save(info.iteration, session.parts(), session.description())
             if cfg.checkpoint.exact and run.program.restart:
                 run.program.restart(info.iteration)
@@ -326,6 +328,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         is_best = lambda: session.evaluated and checkpoints.improves(session.reporter.row or {})
 
         def save_if_due(info: "StepInfo") -> None:
+            checkpoints.check()
             if due(info) or is_best():
                 save(info)
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import shutil
+import time
 from pathlib import Path
 
 import jax
@@ -155,9 +156,30 @@ def test_the_last_checkpoint_has_its_room(tmp_path, monkeypatch):
         monkeypatch.setattr(checkpoint, "write", full)
         checkpoints.save(1, parts, meta)
         checkpoints.wait()
+        checkpoints.check()
         assert reserve.exists()  # taken again, as there is room after all
-        assert checkpoints.rescue(2, parts, meta)
-    assert names(tmp_path) == [1, 2]  # nothing is left of the reserve
+        monkeypatch.setattr(checkpoint.os, "posix_fallocate", full)
+        checkpoints.save(2, parts, meta)
+        checkpoints.wait()
+        with pytest.raises(InputError, match=f"{tmp_path} is full: checkpoint 2 took the room .* is complete: free"):
+            checkpoints.check()
+        monkeypatch.undo()
+        assert checkpoints.rescue(3, parts, meta)
+        checkpoints.check()  # somebody made room
+    assert names(tmp_path) == [1, 2, 3]  # nothing is left of the reserve
+
+
+def test_a_save_that_failed_is_told_before_the_next(tmp_path, monkeypatch):
+    def fail(*args):
+        raise OSError(28, "No space left on device", "disk")
+
+    monkeypatch.setattr(checkpoint, "write", fail)
+    with checkpoint.Checkpointer(tmp_path) as checkpoints:
+        checkpoints.save(1, {"learner": TREE}, {"env_steps": 100})
+        with pytest.raises(InputError, match=r"cannot write to .*: No space left"):
+            for _ in range(1000):
+                checkpoints.check()
+                time.sleep(0.01)
 
 
 def test_a_rescue_that_fails_says_so_and_raises_nothing(tmp_path, monkeypatch):

@@ -134,7 +134,7 @@ class Breaching(Plain):
         result = [self._obs(), 1.0, False, self._steps % 20 == 0, {}]
         if self._steps >= self._at:
             i, value = {
-                "reward": (1, None), "array": (1, np.ones(1)), "flag": (2, 0), "info": (4, None)
+                "reward": (1, None), "text": (1, "1"), "array": (1, np.ones(1)), "flag": (2, 0), "info": (4, None)
             }.get(self._what, (4, {}))  # fmt: skip
             result[i] = value
         return tuple(result[:4] if self._what == "four" and self._steps >= self._at else result)

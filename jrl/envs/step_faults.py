@@ -17,7 +17,10 @@ from typing import Any
 
 import numpy as np
 
-FIRST_STEPS = 32  # of each environment, that a run looks at
+FIRST_STEPS = 32  # of each environment, that a run looks at closely
+# types of rewards and flags with which nothing is wrong
+NUMBERS = frozenset((float, int, bool, np.float64, np.float32, np.float16, np.int64, np.int32, np.bool_))
+FLAGS = frozenset((bool, np.bool_))
 _ROUNDING = 1e-5  # of a bound, by which float32 may be beyond it
 _KINDS = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple")
 
@@ -59,7 +62,9 @@ def of_reset(space: Any, result: Any, where: str) -> Iterator[Fault]:
     if not isinstance(result, tuple) or len(result) != 2:
         yield "reset", True, f"{where} returned no pair: return (observation, info)"
     else:
-        yield from _of_both(space, *result, where)
+        for fault, wrong, message in of_observation("observation", space, result[0]):
+            yield fault, wrong, f"{where}: {message}"
+        yield from _of_info(result[1], where)
 
 
 def of_step(space: Any, result: Any, where: str) -> Iterator[Fault]:
@@ -70,7 +75,13 @@ def of_step(space: Any, result: Any, where: str) -> Iterator[Fault]:
         yield "step", True, f"{where} returned {size}: {mend}"
         return
     obs, reward, terminated, truncated, info = result
-    yield from _of_both(space, obs, info, where)
+    for fault, wrong, message in of_observation("observation", space, obs):
+        yield fault, wrong, f"{where}: {message}"
+    yield from _of_rest(reward, terminated, truncated, info, where)
+
+
+def _of_rest(reward: Any, terminated: Any, truncated: Any, info: Any, where: str) -> Iterator[Fault]:
+    yield from _of_info(info, where)
     for fault, message in of_reward(reward):
         yield fault, True, f"{where}: {message}"
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
@@ -79,25 +90,32 @@ def of_step(space: Any, result: Any, where: str) -> Iterator[Fault]:
             yield name, True, message
 
 
-def _of_both(space: Any, obs: Any, info: Any, where: str) -> Iterator[Fault]:
-    for fault, wrong, message in of_observation("observation", space, obs):
-        yield fault, wrong, f"{where}: {message}"
+def _of_info(info: Any, where: str) -> Iterator[Fault]:
     if not isinstance(info, dict):
         yield "info", True, f"{where}: info is {_short(info)}, a {type(info).__name__}: return a dict, such as {{}}"
 
 
 def of_reward(reward: Any) -> Iterator[tuple[str, str]]:
     """Kind and message."""
-    if np.ndim(reward) != 0:
-        yield "reward", f"reward of shape {np.shape(reward)}: return one number, such as float(reward.sum())"
-        return
-    try:
-        number = float(reward)
-    except (TypeError, ValueError):
+    number = None
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if shape := np.shape(reward):
+            yield "reward", f"reward of shape {shape}: return one number, such as float(reward.sum())"
+            return
+        # of a text, too, float makes a number, and of a complex one
+        if not isinstance(reward, str | bytes) and getattr(getattr(reward, "dtype", None), "kind", "f") not in "cmMSU":
+            number = float(reward)
+    if number is None:
         yield "reward", f"reward {_short(reward)} is no number: return a float"
-        return
-    if not math.isfinite(number):
+    elif not math.isfinite(number):
         yield "reward finite", f"reward is {number}: no algorithm can learn from it; find the division or logarithm"
+
+
+def plain(reward: Any, terminated: Any, truncated: Any, info: Any) -> bool:
+    """Tells whether `of_step` would find nothing wrong beside the observation."""
+    if not (isinstance(info, dict) and type(terminated) in FLAGS and type(truncated) in FLAGS):
+        return False
+    return type(reward) in NUMBERS or all(fault.endswith("finite") for fault, _ in of_reward(reward))
 
 
 def of_observation(name: str, space: Any, obs: Any) -> Iterator[Fault]:

@@ -40,7 +40,7 @@ if TYPE_CHECKING or __name__ != "__main__":
 else:
     step_faults, masked = _beside("step_faults"), _beside("masked")
 
-kind = step_faults.kind
+kind, _NUMBERS, _FLAGS = step_faults.kind, step_faults.NUMBERS, step_faults.FLAGS
 # what a worker is asked; all from SEED on bring a pickled argument. In capitals: and to tell its info
 STEP, RESET, MAKE, SEED, LOOK, MASK, CALL = b"s", b"r", b"m", b"i", b"l", b"k", b"c"
 # what it answers; VALUE, ERROR and INFO, which is DONE with an info, bring a pickled one
@@ -94,7 +94,8 @@ class Block:
       observation, action: spaces of Gymnasium's.
       num_envs: B.
       buffer: gives so many bytes of memory; None: memory of its own.
-      check_steps: how many of the first steps of each environment are looked at before they are taken.
+      check_steps: how many of the first steps of each environment are looked at closely before they are taken; 0: none
+        is looked at. Later ones are refused where a conversion would hide what is no number, flag or info.
     """
 
     def __init__(self, observation: Any, action: Any, num_envs: int, buffer: Any = None, *, check_steps: int = 0):
@@ -109,20 +110,20 @@ class Block:
         buffer = bytearray(self.size) if buffer is None else buffer(self.size)
         make = lambda where, field: np.ndarray((num_envs, *field[0]), field[1], buffer, where)
         *arrays, self.reward, self.terminated, self.truncated = map(make, offsets, fields)
-        self._observation, self._shape = observation, fields[0][0]
+        self._observation, self._shape, self._dtype = observation, *fields[0]
         self._seen = list(zip([path for path, _ in seen], arrays))
         self._taken = list(zip([path for path, _ in taken], arrays[len(seen) :]))
         self._plain = arrays[0] if len(seen) == 1 and not seen[0][0] else None
         self._actions = element(action, iter(arrays[len(seen) :]))
         self._unseen = [check_steps] * num_envs  # steps of each that are still to be looked at
-        self._check_steps = check_steps
+        self._check_steps, self._checks = check_steps, check_steps > 0
 
     def take(self, i: int, result: Any, *, reset: bool = False) -> Any:
         """Keeps what a step or a reset of environment i returned; its info.
 
         Raises:
           Breach: it is not what Gymnasium's interface says, in one of the first steps.
-          ValueError: it cannot be kept.
+          ValueError: it cannot be kept; in the same words.
         """
         if self._unseen[i] > 0:
             self._look(i, result, reset)
@@ -131,16 +132,28 @@ class Block:
                 (obs, info), reward, terminated, truncated = result, 0.0, False, False
             else:
                 obs, reward, terminated, truncated, info = result
+                # numpy would make a number of None and of a text, and a flag of anything
+                if not (
+                    type(reward) in _NUMBERS
+                    and type(terminated) in _FLAGS
+                    and type(truncated) in _FLAGS
+                    and type(info) is dict
+                ):
+                    self._look_at_rest(reward, terminated, truncated, info)
             if self._plain is not None:
                 value = np.asarray(obs)
                 if value.shape != self._shape:  # numpy would repeat a smaller one
                     raise ValueError(f"observation of shape {value.shape}, but the space has {self._shape}")
+                if value.dtype is not self._dtype:
+                    self._look_at_dtype(value, self._dtype)
                 self._plain[i] = value
             else:
                 for path, array in self._seen:
                     value = np.asarray(_at(obs, path))
                     if value.shape != array.shape[1:]:
                         raise ValueError(f"observation of shape {value.shape}, but its space has {array.shape[1:]}")
+                    if value.dtype is not array.dtype:
+                        self._look_at_dtype(value, array.dtype)
                     array[i] = value
             self.reward[i], self.terminated[i], self.truncated[i] = reward, terminated, truncated
         except Exception:
@@ -155,6 +168,14 @@ class Block:
         where = step_faults.place_in_time(self._check_steps - self._unseen[i], reset=reset)
         if lines := step_faults.refused(self._observation, result, reset=reset, where=where):
             raise step_faults.Breach(*lines)
+
+    def _look_at_rest(self, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
+        if self._checks and not step_faults.plain(reward, terminated, truncated, info):
+            raise ValueError("no step")
+
+    def _look_at_dtype(self, value: np.ndarray, dtype: np.dtype) -> None:
+        if self._checks and value.dtype.kind not in ("biuf" if dtype.kind == "f" else "biu"):
+            raise ValueError(f"observation of {value.dtype}, but the space has {dtype}")
 
     def observations(self, rows: Any = None) -> Any:
         """A copy: arrays [n, *] as an element has them, of all environments or those of `rows` [n]."""

@@ -25,10 +25,17 @@ def make(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int
       devices: that learn.
       length: steps of a rollout.
     Raises:
-      InputError: the replay does not fit the memory, or the environments.
+      InputError: rollouts, batches or the replay do not fit the memory, or the replay not the environments.
     """
+    row, envs = spaces.num_bytes(spec.observation), cfg.env.num_envs
     if not algo.on_policy:
-        return _replay_learner(cfg, algo, spec, devices)
+        assert cfg.replay is not None
+        drawn = plan.sequence_length(cfg) if algo.sequences else 2  # a transition is an observation and the next
+        batch = cfg.replay.batch_size * drawn
+        return _replay_learner(
+            cfg, algo, spec, devices, memory.check_rows(row, envs, length, batch=batch, devices=devices)
+        )
+    memory.check_rows(row, envs, length, kept=getattr(cfg.algo, "circular_buffer_num_batches", 1), devices=devices)
     like = functools.partial(unroll.rollout_like, spec, algo, length=length)
     of_one = like(num_envs=cfg.env.num_envs // devices)
     make_learner = functools.partial(learner.on_policy, like=of_one)
@@ -36,9 +43,13 @@ def make(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int
     return _watched(cfg, algo, of_all, make_learner), ""
 
 
-def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> tuple[learner.Learner, str]:
+def _replay_learner(
+    cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int, beside: int
+) -> tuple[learner.Learner, str]:
     """The learner around a replay buffer that fits the devices' memory, and its size in words.
 
+    Args:
+      beside: bytes that it leaves free.
     Raises:
       InputError: it does not fit.
     """
@@ -65,7 +76,7 @@ def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> 
     def buffer(capacity: int) -> Buffer:
         return make(element(spec.observation), element(spec.action), capacity=capacity // devices, **options)
 
-    size = memory.check_fits(buffer, replay.capacity, devices=devices)
+    size = memory.check_fits(buffer, replay.capacity, devices=devices, beside=beside)
     held = buffer(replay.capacity)
     of_all = lambda x: jax.ShapeDtypeStruct((x.shape[0] * devices, *x.shape[1:]), x.dtype)
     like = jax.tree.map(of_all, jax.eval_shape(lambda: held.sample(held.init(), jax.random.key(0))))

@@ -32,8 +32,9 @@ ARROWS = {
     "distributions": {"types", "spaces", "ops", "hyper", "errors"},
     "networks": {"types", "spaces", "registry", "ops", "hyper", "errors"},
     "algos": {"bounds", "types", "spaces", "ops", "networks", "distributions", "hyper", "errors", "registry"},
-    "replay": {"types", "spaces", "ops", "errors"},
-    "envs": {"types", "spaces", "ops", "errors", "registry"},
+    "room": {"errors"},
+    "replay": {"room", "types", "spaces", "ops", "errors"},
+    "envs": {"room", "types", "spaces", "ops", "errors", "registry"},
     "rollout": {"types", "spaces", "ops", "envs", "metrics", "errors", "runtime"},
     "metrics": {"types", "ops", "errors", "files", "registry"},
     "learner": {"types", "spaces", "ops"},
@@ -118,7 +119,7 @@ LAZY_ARROWS = {
 }
 
 # libraries of a room, beside the standard library; the rooms that are not listed may import any of `REQUIRED`
-STDLIB_ONLY = {"errors", "faults", "output", "command", "shipped", "__main__"}
+STDLIB_ONLY = {"errors", "room", "faults", "output", "command", "shipped", "__main__"}
 THIRD_PARTY = {
     "bounds": {"annotated_types"},
     "hyper": {"annotated_types"},

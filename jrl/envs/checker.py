@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jrl import registry
+from jrl import registry, room
 from jrl.envs.check_values import Findings, Watch, choices, described, look_at, look_at_mask, place
 from jrl.envs.graph import Definition
 from jrl.envs.make import make, resolve
-from jrl.spaces import leaves, map_leaves, masks_actions, of_leaves, split_mask
+from jrl.spaces import leaves, map_leaves, masks_actions, num_bytes, of_leaves, split_mask
 from jrl.types import Box, Discrete, EnvSpec, GraphEnv, InputError, Leaf, MultiDiscrete, PyTree, Space
 
 _SLOW_S = 1e-4  # of a step, from which on a process of its own pays: see docs/environments.md
@@ -110,6 +110,9 @@ class _Runs:
         if env is None:
             return None
         self.limit = env.spec.max_episode_steps
+        if not self._fits(env.spec):
+            self.close()
+            return None
         watched = False
         if self.backend == "gymnasium":
             watches = [Watch(i, raw, self._found) for i, raw in enumerate(env.foreach_env(lambda raw: raw))]
@@ -127,6 +130,21 @@ class _Runs:
         if watched and not self.seconds:
             self.seconds = [s for w in watches for s in w.seconds]
         return stream
+
+    def _fits(self, spec: EnvSpec) -> bool:
+        """Whether three streams fit the memory, and the steps of one before they are put together."""
+        one, free = num_bytes(spec.observation), room.host_available()
+        needed = 4 * (self._steps + 1) * self._num_envs * one
+        if free is None or needed <= room.SHARE * free:
+            return True
+        most = int(room.SHARE * free / (4 * self._num_envs * one)) - 1
+        self._found.problem(
+            "memory",
+            f"an observation takes {room.words(one)}: {self._steps} steps of {self._num_envs} environments take "
+            f"{room.words(needed)}, but {room.words(free)} are free: make it smaller"
+            + (f", or look at {most:,} steps at most" if most > 0 else ""),
+        )
+        return False
 
     def close(self) -> None:
         opened, self._open = self._open, None

@@ -6,12 +6,15 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from jrl import registry
 from jrl.envs import classic, history, limits, nested, parametric, step_faults, suites, toys
 from jrl.envs import context as contexts
 from jrl.envs.context import EnvContext, makes_graph
 from jrl.envs.graph import Definition, build, time_limit
 from jrl.envs.wrappers import wrap
+from jrl.room import check_observations
 from jrl.spaces import leaves
 from jrl.types import AsyncEnv, Env, EnvSpec, GraphEnv, InputError
 
@@ -227,16 +230,25 @@ def _graph(id: str, num_envs: int, options: dict[str, Any], horizon: int | None,
 
 
 def _check_sizes(id: str, spec: EnvSpec) -> None:
-    """Raises InputError: an array of observations or actions has no elements, so that nothing can be read or chosen."""
+    """Raises InputError: an array of observations or actions has no elements, so that nothing can be read or chosen; or
+    observations would fill the memory."""
     errors = []
     for what, space in (("observation", spec.observation), ("action", spec.action)):
         for path, leaf in leaves(space):
             if math.prod(leaf.shape) == 0:
-                where = f"{what}{''.join(f'[{name!r}]' for name in path.split('/')) if path else ''}"
                 mend = "leave it out" if path else "give it one, such as a constant 0"
-                errors.append(f"env.id {id}: {where} has shape {leaf.shape}, no elements: {mend}")
+                errors.append(f"env.id {id}: {_named(what, path)} has shape {leaf.shape}, no elements: {mend}")
     if errors:
         raise InputError(*errors)
+    arrays = [
+        (_named("observation", path), leaf.shape, np.dtype(leaf.dtype).itemsize)
+        for path, leaf in leaves(spec.observation)
+    ]
+    check_observations(id, arrays, spec.num_envs)
+
+
+def _named(what: str, path: str) -> str:
+    return what + "".join(f"[{name!r}]" for name in path.split("/") if name)
 
 
 def seed_range(seed: int, role: str = "train", index: int = 0) -> int:

@@ -40,10 +40,21 @@ def _bound(values: np.ndarray) -> float | tuple[float, ...]:
 
 def box(shape: tuple[int, ...], low: Any, high: Any, dtype: str = "float32") -> Box:
     """A Box from bounds that broadcast to `shape`, infinite where a library means so."""
-    low, high = (np.broadcast_to(np.asarray(b, np.float64), shape) for b in (low, high))
+    low, high = map(_one, (low, high))
     unbounded = (high > _HUGE) & (low > 0) & (low < 1 / _HUGE)
     low = np.where(unbounded | (low < -_HUGE), -np.inf, low)
-    return Box(shape, dtype, _bound(low), _bound(np.where(high > _HUGE, np.inf, high)))
+    high = np.where(high > _HUGE, np.inf, high)
+    return Box(shape, dtype, *(_bound(b if b.size == 1 else np.broadcast_to(b, shape)) for b in (low, high)))
+
+
+def _one(values: Any) -> np.ndarray:
+    """An array f64, as one number where all are equal: spaces of large images cost no copies of their bounds."""
+    values = np.asarray(values)
+    return (
+        np.array(values.flat[0], np.float64)
+        if values.size and (values == values.flat[0]).all()
+        else values.astype(np.float64)
+    )
 
 
 def _from_box(space: Any) -> Box:

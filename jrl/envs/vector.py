@@ -10,8 +10,9 @@ import numpy as np
 from jrl.envs import spec as spaces
 from jrl.envs.masked import put_around, shapes
 from jrl.envs.step_faults import FIRST_STEPS, Breach, line, of_making, own, seeded, stack
-from jrl.envs.worker_process import Block, row
+from jrl.envs.worker_process import Block, row, sizes
 from jrl.errors import EnvironmentFailed, InputError
+from jrl.room import check_observations
 
 ATTEMPTS = 10  # to make and reset an environment anew, until the run ends
 _RESTARTED = 2**30  # seeds from here on belong to no pool's first reset (see `make.seed_range`)
@@ -175,6 +176,7 @@ class Vector:
             raise self.restarts.not_made(of_making(error), _said(error)) from error
         self._envs = [first, *[None] * (num_envs - 1)]
         try:
+            check_observations(id, sizes(first.observation_space), num_envs)
             spaces.observations(first.observation_space), spaces.actions(first.action_space)
             self.observation_space, self.action_space = first.observation_space, first.action_space
             self.max_episode_steps = getattr(first.spec, "max_episode_steps", None)

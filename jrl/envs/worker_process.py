@@ -63,6 +63,13 @@ def leaves(space: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...]
     return [leaf for key, part in parts for leaf in leaves(part, (*path, key))]
 
 
+def sizes(space: Any) -> list[tuple[str, tuple[int, ...], int]]:
+    """The arrays of an observation, as `jrl.room.check_observations` takes them; without spaces that have none."""
+    name = lambda path: "observation" + "".join(f"[{key!r}]" for key in path)
+    arrays = [leaf for leaf in leaves(space) if leaf[1].shape is not None and leaf[1].dtype is not None]
+    return [(name(path), tuple(part.shape), np.dtype(part.dtype).itemsize) for path, part in arrays]
+
+
 def element(space: Any, parts: Iterator[Any]) -> Any:
     """`parts`, one for each of `leaves(space)`, as an element of `space` has them."""
     name = kind(space)

@@ -26,6 +26,7 @@ from jrl.envs import worker_process as process
 from jrl.envs.step_faults import FIRST_STEPS
 from jrl.envs.vector import ATTEMPTS, Infos, Restarts
 from jrl.errors import EnvironmentFailed
+from jrl.room import check_observations
 
 _NEVER_S = 1e6
 _MAKE_S = 60.0  # at least, to make an environment where steps have a time limit
@@ -333,6 +334,7 @@ class Workers:
         if self._spaces is None:
             self.observation_space, self.action_space, self.max_episode_steps = value
             self._spaces = value[:2]
+            check_observations(self.restarts.id, process.sizes(value[0]), len(self._workers))
         if value[:2] != self._spaces:
             return self._ended(i, f"its spaces {value[:2]} are unlike the others' {self._spaces}")
         if self._seed is None:  # it has been reset before

@@ -2,15 +2,13 @@
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import numpy as np
 
+from jrl import room
 from jrl.errors import InputError
 from jrl.types import Buffer
-
-_SHARE = 0.9  # of the free memory: the rest is for what training makes beside replay
 
 
 def nbytes(buffer: Buffer) -> int:
@@ -23,18 +21,44 @@ def available(device: jax.Device | None = None) -> int | None:
     """Free bytes of an accelerator, or of the host for a CPU device; None if nobody can tell."""
     device = device or jax.local_devices()[0]
     if device.platform == "cpu":
-        return host_available()
+        return room.host_available()
     stats = device.memory_stats() or {}
     return stats["bytes_limit"] - stats.get("bytes_in_use", 0) if "bytes_limit" in stats else None
 
 
-def check_fits(make: Callable[[int], Buffer], capacity: int, *, devices: int = 1) -> str:
+def check_rows(row: int, envs: int, length: int, *, kept: int = 1, batch: int = 0, devices: int = 1) -> int:
+    """Looks whether rollouts and batches fit, by the observations in them; the bytes of these on one device.
+
+    Args:
+      row: bytes of an observation.
+      envs, length: environments and steps of a rollout, over all devices.
+      kept: rollouts at a time.
+      batch: observations that a gradient step draws from replay, over all devices.
+      devices: that share them.
+    Raises:
+      InputError: they do not fit.
+    """
+    device = jax.local_devices()[0]
+    share = 1 if device.platform == "cpu" else devices
+    needed, free = (envs * length * kept + batch) * row // share, available(device)
+    if free is None or needed <= room.SHARE * free:
+        return needed
+    of = (f" x {kept} rollouts" if kept > 1 else "") + (f", and {batch:,} drawn from replay" if batch else "")
+    raise InputError(
+        f"rollout.length: observations of {room.words(row)} each, of {envs:,} envs x {length:,} steps{of}, take "
+        f"{room.words(needed)}, but {room.words(free)} are free, room for {int(room.SHARE * free / row) * share:,}: "
+        "make observations smaller, or lower env.num_envs, rollout.length" + (" or replay.batch_size" if batch else "")
+    )
+
+
+def check_fits(make: Callable[[int], Buffer], capacity: int, *, devices: int = 1, beside: int = 0) -> str:
     """The size of a replay buffer in words, if there is room for it.
 
     Args:
       make: from a capacity over all devices to one device's buffer. Nothing is allocated.
       capacity: rows over all devices.
       devices: that hold a buffer each, the first local ones.
+      beside: bytes of rollouts and batches on one of them; see `check_rows`.
     Raises:
       InputError: it does not fit; with the largest capacity that would.
     """
@@ -43,41 +67,17 @@ def check_fits(make: Callable[[int], Buffer], capacity: int, *, devices: int = 1
     size = lambda capacity: nbytes(make(capacity)) * shared
     free, needed = available(device), size(capacity)
     where = "" if shared == devices else f" on each of {devices} devices"
-    words = f"{capacity:,} transitions take {_words(needed)}{where}"
+    words = f"{capacity:,} transitions take {room.words(needed)}{where}"
     if free is None:
         return f"replay: {words}"
-    if needed > _SHARE * free:
+    left = room.SHARE * free - beside
+    if needed > left:
+        also = f", {room.words(beside)} of them for a rollout and a batch" if beside > 0.01 * free else ""
         raise InputError(
-            f"replay.capacity: {words}, but {_words(free)} are free: "
-            f"at most {_largest(size, capacity, _SHARE * free):,} would fit"
+            f"replay.capacity: {words}, but {room.words(free)} are free{also}: "
+            f"at most {_largest(size, capacity, left):,} would fit"
         )
-    return f"replay: {words}, {_words(free)} are free"
-
-
-def host_available(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that this process may still take: what the machine has free, and what its control groups leave it."""
-    found = []
-    for line in _read(proc / "meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            found.append(int(line.split()[1]) * 1024)
-    for line in _read(proc / "self" / "cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":  # version 2
-            root, names = cgroups, ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            root, names = cgroups / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        # every group above has a limit, too; in a container the path may be the one outside of it
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        for depth in range(len(parts), -1, -1):
-            group = root.joinpath(*parts[:depth])
-            limit, used = (_read(group / name).strip() for name in names)
-            if limit.isdigit() and used.isdigit():
-                # files in the page cache count as used, but give way
-                cache = [row.split()[1] for row in _read(group / "memory.stat").splitlines() if "inactive_file" in row]
-                found.append(int(limit) - int(used) + max(map(int, cache), default=0))
-    return max(min(found), 0) if found else None
+    return f"replay: {words}, {room.words(free)} are free"
 
 
 def _largest(size: Callable[[int], int], capacity: int, room: float) -> int:
@@ -91,14 +91,3 @@ def _largest(size: Callable[[int], int], capacity: int, room: float) -> int:
         except InputError:  # too small to be a buffer
             return 0
     return 0
-
-
-def _words(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 
-from jrl import envs, faults
+from jrl import envs, faults, room
 from jrl.envs import step_faults
 from jrl.envs.checker import check_env
 from jrl.errors import EnvironmentFailed, InputError
@@ -78,6 +78,28 @@ def test_a_breach_in_later_steps_is_a_failure_in_the_same_words(remote):
     env = made(what="four", remote=remote, options=late, restart_failed=True)
     stepped(env)
     assert env.num_restarts == 1
+
+
+@HERE_AND_THERE
+def test_observations_that_no_memory_holds(remote, monkeypatch):
+    monkeypatch.setattr(room, "host_available", lambda: 16 * 10**9)
+    huge = "faulty_envs:Huge: observation['map'] of shape (100000, 100000) takes 40.00 GB; two observations for each "
+    told = huge + "environment (1 side by side) take 80.00 GB, but 16.00 GB are free: make it smaller"
+    with pytest.raises(InputError) as e:
+        made("faulty_envs:Huge", remote=remote)
+    assert str(e.value) == f"env.id {told}"
+    if not remote:
+        assert check_env("faulty_envs:Huge", num_envs=1).problems == [f"env.id {told}"]
+    with pytest.raises(InputError, match=r"take 18.00 GB, but .* or take fewer environments: 7 would fit"):
+        made("faulty_envs:Huge", remote=remote, num_envs=9, options={"shape": (250_000_000,)})
+
+
+def test_steps_that_check_env_cannot_hold(monkeypatch):
+    monkeypatch.setattr(room, "host_available", lambda: 10_000)
+    (line,) = check_env(ID, num_envs=2, steps=200).problems
+    assert line.startswith("an observation takes 0.0 MB: 200 steps of 2 environments take 0.0 MB")
+    assert line.endswith("make it smaller, or look at 139 steps at most")
+    assert check_env(ID, num_envs=2, steps=139).ok
 
 
 def test_only_the_first_steps_are_looked_at(monkeypatch):

@@ -3,6 +3,7 @@
 import pytest
 from replay_oracle import struct
 
+from jrl import room
 from jrl.replay import memory, prioritized, ring
 from jrl.types import InputError
 
@@ -53,6 +54,24 @@ def test_devices_of_the_host_share_its_memory(monkeypatch):
         memory.check_fits(lambda capacity: pong(capacity, num_envs=2), 1_000_000, devices=4)
 
 
+def test_rollouts_and_batches_that_do_not_fit(monkeypatch):
+    monkeypatch.setattr(memory, "available", lambda device=None: 10**9)
+    assert memory.check_rows(10**5, 8, 128) == 8 * 128 * 10**5
+    words = (
+        r"rollout.length: observations of 1.0 MB each, of 8 envs x 128 steps, take 1.02 GB, but 1.00 GB are free, room "
+    )
+    with pytest.raises(InputError, match=words + r"for 900: make observations smaller, or lower env.num_envs"):
+        memory.check_rows(10**6, 8, 128)
+    with pytest.raises(InputError, match=r"8 envs x 10 steps x 12 rollouts, take 0.96 GB"):
+        memory.check_rows(10**6, 8, 10, kept=12)
+    with pytest.raises(InputError, match=r"8 envs x 1 steps, and 1,000 drawn from replay, .* or replay.batch_size$"):
+        memory.check_rows(10**6, 8, 1, batch=1000)
+    fits = lambda beside: memory.check_fits(pong, 100_000, beside=beside)
+    assert fits(10**8)
+    with pytest.raises(InputError, match=r"are free, 0.30 GB of them for a rollout and a batch: at most 84,000 would"):
+        fits(3 * 10**8)
+
+
 class Accelerator:
     platform = "gpu"
 
@@ -77,7 +96,7 @@ def test_memory_of_a_host_by_its_files(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-    free = lambda: memory.host_available(tmp_path / "proc", tmp_path / "sys")
+    free = lambda: room.host_available(tmp_path / "proc", tmp_path / "sys")
     assert free() is None  # not Linux
     write("proc/meminfo", "MemTotal:  9000 kB\nMemAvailable:    5000 kB\n")
     assert free() == 5000 * 1024

@@ -86,7 +86,7 @@ class ReplayConfig:
 
     capacity: Count = 100_000  # transitions kept
     batch_size: Count = 256  # transitions per gradient step; with network.core sequences of network.max_seq_len steps
-    learning_starts: Amount = 1_000  # environment steps before the first gradient step
+    learning_starts: Amount = 1_000  # rows that replay holds before the first gradient step, those of resets included
     train_every: Count | None = None  # environment steps between two learning phases; null: one of each environment
     updates_per_step: Positive = 1.0  # gradient steps per environment step (the update-to-data ratio)
     burn_in: Amount = 20  # with network.core: steps in front of each sequence, from which its memory is recovered

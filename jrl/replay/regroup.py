@@ -1,4 +1,6 @@
-"""A replay that was kept on some number of devices, for another number of them."""
+"""A replay that was kept on some number of devices, or with env runners or without, for a run with others."""
+
+from typing import Any
 
 import jax
 import numpy as np
@@ -49,7 +51,7 @@ def regroup(state: PyTree, old: int, new: int) -> PyTree:
 
 
 def renewed(found: PyTree, like: PyTree, devices: int) -> PyTree:
-    """A replay as earlier versions stored it, as this one does.
+    """A replay as another version or another way to collect stored it, as this run does.
 
     Args:
       found: in dicts.
@@ -58,16 +60,61 @@ def renewed(found: PyTree, like: PyTree, devices: int) -> PyTree:
     """
     if not isinstance(found, dict):
         return found
-    if "flags" not in found:
-        return {name: renewed(x, like, devices) for name, x in found.items()}
+    rings = [x for x in jax.tree.leaves(like, is_leaf=_is_part) if isinstance(x, State)]
+    if not rings:
+        return found
+    if "flags" in found:
+        return _renewed_ring(found, rings[0], devices)
+    new = dict(found)
+    if "priorities" in new and rings[0].head.ndim < new["rows"]["head"].ndim:
+        new["priorities"] = dict(new["priorities"], tree=_turned_tree(new["priorities"]["tree"], new["rows"]))
+    if "rows" in new:
+        new["rows"] = _renewed_ring(new["rows"], rings[0], devices)
+    return new
+
+
+def _renewed_ring(found: dict[str, Any], like: State, devices: int) -> dict[str, Any]:
     old = dict(found)
     if old.pop("stale", None) is not None:
         old["live"] = storage.live(old["flags"], old["head"], old["length"], devices)
-    (ring,) = (x for x in jax.tree.leaves(like, is_leaf=_is_part) if isinstance(x, State))
-    if ring.head.ndim > old["head"].ndim:  # one head for all columns, where now each has its own
+    if like.head.ndim > old["head"].ndim:  # one head for all columns, where now each has its own
         own = {name: np.tile(old[name][:, None], old["flags"].shape[1]) for name in ("head", "length")}
         old |= own
+    elif like.head.ndim < old["head"].ndim:  # and the other way round
+        old |= _in_step(old)
     return old
+
+
+def _in_step(ring: dict[str, Any]) -> dict[str, Any]:
+    """What changes in a ring whose columns have heads of their own when they get one head for all, slot 0.
+
+    Columns that hold fewer rows than the fullest have void ones before them, which nothing continues.
+    """
+    head, length = ring["head"], ring["length"]  # [D, B]
+    kept = {name: ring[name] for name in ("obs", "action", "reward", "extras", "flags") if name in ring}
+    turned = jax.tree.map(lambda x: _turned(x, head), kept)
+    devices, slots = len(head), len(turned["flags"]) // len(head)
+    behind = slots - np.arange(slots)[None, :, None]  # of the head, which the newest row is 1 behind
+    void = (behind > length[:, None]) & (behind <= length.max())
+    turned["flags"] = np.where(void.reshape(turned["flags"].shape), np.uint8(storage.SEAM), turned["flags"])
+    clock = lambda x: np.full(devices, x, np.int32)
+    return {**turned, "head": clock(0), "length": clock(length.max())}
+
+
+def _turned(x: Any, head: np.ndarray) -> np.ndarray:
+    """The rings [D * C, B, *] of D devices, from the slot of each column's head [D, B] on."""
+    devices, columns = head.shape
+    rings = np.asarray(x).reshape(devices, -1, *x.shape[1:])
+    slot = (np.arange(rings.shape[1])[None, :, None] + head[:, None]) % rings.shape[1]
+    return rings[np.arange(devices)[:, None, None], slot, np.arange(columns)].reshape(x.shape)
+
+
+def _turned_tree(trees: np.ndarray, ring: dict[str, Any]) -> np.ndarray:
+    """The priorities of rows that `_in_step` has moved."""
+    parts, size = np.reshape(trees, (len(ring["head"]), -1)), np.size(ring["flags"]) // len(ring["head"])
+    leaves = parts[:, parts.shape[1] // 2 :][:, :size].reshape(ring["flags"].shape)
+    moved = _turned(leaves, ring["head"]).reshape(len(parts), -1)
+    return np.concatenate([_tree(part) for part in moved])
 
 
 def _is_part(x) -> bool:

@@ -29,7 +29,7 @@ from jrl.types import Array, Batch, Key, PyTree, Rollout, SequenceBatch, Window
 
 # State.flags: three bits, and from the fourth on the age: steps since the episode's first observation, at most S - 1
 _MASK, _TERMINATED, _TRUNCATED, _AGE = 1, 2, 4, 3
-_SEAM = _TRUNCATED  # of a void row: what comes next does not continue what was before
+SEAM = _TRUNCATED  # of a void row: what comes next does not continue what was before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,8 +187,8 @@ def make(
         flags = _flags(rollout, cut, jnp.broadcast_to(age, (num_envs,)), lead, begun)
         if not in_step:  # the observation after the rows, where it is not that after the padding
             flags = flags.at[-1].set(jnp.take_along_axis(flags, count, 0)[0] | jnp.uint8(_MASK))
-        older = jnp.full((lead, num_envs), _SEAM, jnp.uint8)
-        flags = jnp.concatenate([(hole >> _AGE << _AGE | _SEAM)[None], older, flags])
+        older = jnp.full((lead, num_envs), SEAM, jnp.uint8)
+        flags = jnp.concatenate([(hole >> _AGE << _AGE | SEAM)[None], older, flags])
         where = [state.head[None] if in_step else state.head, lead_at, rows_at, last_at]
         real = [gap > 0, seam, True if came is None else came, True if any_came is None else any_came]
         real = [jnp.broadcast_to(r, x.shape) for r, x in zip(real, where)]
@@ -408,7 +408,7 @@ def _older(x, stack: FrameStack):
 
 
 def _is_seam(flags):
-    return (flags & (_MASK | _SEAM)) == _SEAM
+    return (flags & (_MASK | SEAM)) == SEAM
 
 
 def _stored(x, stack: FrameStack):

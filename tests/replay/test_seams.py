@@ -3,6 +3,7 @@
 Env runners x async x replay, environments out of step x memory x replay, EnvPool's options x replay, whole episodes.
 """
 
+import dataclasses
 import functools
 import sys
 import types
@@ -16,6 +17,7 @@ import pytest
 
 from jrl import envs, parallel
 from jrl.replay import ring, sequences
+from jrl.replay.regroup import renewed
 from jrl.rollout import ray_hosts
 from jrl.rollout.collect_async import AsyncCollector
 from jrl.rollout.complete import Complete
@@ -172,6 +174,58 @@ def test_padding_of_whole_episodes_is_not_stored():
     ends = {place[:2]: place[2] for place, row in record.items() if row[2] or row[3]}
     ids = np.concatenate([np.asarray(r.obs["id"])[np.asarray(r.mask)] for r in rollouts]).astype(int)
     assert {tuple(x[:2]) for x in ids} <= set(ends)
+
+
+# ------------------------------------------------------------ a replay that goes on with another way to collect
+
+
+def as_dicts(x):
+    """A replay's state of one device, as a checkpoint has it."""
+    if dataclasses.is_dataclass(x):
+        return {f.name: as_dicts(getattr(x, f.name)) for f in dataclasses.fields(x)}
+    return jax.tree.map(lambda x: np.asarray(x)[None] if x.ndim == 0 else np.asarray(x), x)
+
+
+def as_state(like, found):
+    if dataclasses.is_dataclass(like):
+        fields = dataclasses.fields(like)
+        return like.replace(**{f.name: as_state(getattr(like, f.name), found[f.name]) for f in fields})
+    return jax.tree.map(lambda x, y: jnp.asarray(y).reshape(x.shape), like, found)
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+def test_a_run_goes_on_without_runners_or_with_them(monkeypatch, in_step):
+    """Columns with a head each, half of which stood still for a while, get one for all; and the other way round."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        cluster = numbered.Cluster(SPEEDS["equal"], dies={1: 7})
+        record, from_runners = collected(
+            monkeypatch, cluster, length=2, lag=None, calls=30, ignore_env_runner_failures=True
+        )
+    source = numbered.Numbered(record, 50, length=3, num_envs=4, seed=9)
+    from_here = [source.next(None, None)[0] for _ in range(12)]
+    before, after = (from_runners, from_here) if in_step else (from_here, from_runners)
+    flat = lambda tree: jax.device_get(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree))
+    keys = jax.random.split(jax.random.key(0), 6)
+    checks = (
+        lambda sample: numbered.checked_transitions(record, sample, GAMMA, N_STEP),
+        lambda sample: range(numbered.checked_sequences(record, sample, BURN_IN)),
+    )
+    for old, new, checked in zip(buffers(4, not in_step), buffers(4, in_step), checks, strict=True):
+        state = old[0].init()
+        for rollout in before:
+            state = old[1](state, rollout)
+        rows = sum(int(rollout.mask.sum()) for rollout in before)
+        like = new[0].init()
+        state = as_state(like, renewed(as_dicts(state), like, 1))
+        for rollouts in ([], after):
+            for rollout in rollouts:
+                state, rows = new[1](state, rollout), rows + int(rollout.mask.sum())
+            assert int(new[0].live(state)) == rows
+            sample = flat(new[2](state, keys))
+            assert len(checked(sample)) > 0.4 * sample.weight.size
+            which = {int(x) for x in np.asarray(sample.index).ravel() % 4}
+            assert which == {0, 1, 2, 3}
 
 
 # ------------------------------------------------------------ environments out of step

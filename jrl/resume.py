@@ -1,5 +1,6 @@
 """From a checkpoint to the state that a run continues with, or to the weights that a new one begins with."""
 
+import dataclasses
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from jrl.config import RunConfig, to_dict
 from jrl.errors import InputError
 from jrl.learner import Kept
 from jrl.loop import LoopState
-from jrl.metrics.episodes import Columns
+from jrl.metrics.episodes import Columns, restarted
 from jrl.replay.regroup import regroup, renewed
 from jrl.schema import flatten
 from jrl.types import PyTree
@@ -48,17 +49,50 @@ def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int) -> L
     found = {"learner": checkpoint.restore(saved, "learner", wanted["learner"])}
     if before != devices and isinstance(template.replay, Kept):
         wanted["replay"] = ()  # the latest few rollouts: soon there are others
-    renew = lambda replay, like: renewed(replay, like, before)
-    for name, deal in (("replay", lambda x, like: regroup(x, before, devices)), ("source", _regroup_source)):
-        if (name == "replay" and before == devices) or not jax.tree.leaves(wanted[name]):
-            found[name] = checkpoint.restore(saved, name, wanted[name], renew if name == "replay" else None)
-        else:
-            like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), wanted[name])
-            dealt = deal(checkpoint.read(saved, name, like, renew if name == "replay" else None), like)
-            found[name] = checkpoint.fitting(saved, name, dealt, like)
+    found["replay"] = _replay(saved, wanted["replay"], before, devices)
+    found["source"] = _source(saved, wanted["source"])
     if found["replay"] == ():
         found["replay"] = template.replay
     return LoopState(**found)
+
+
+def _replay(saved: Path, wanted: PyTree, before: int, devices: int) -> PyTree:
+    renew = lambda replay, like: renewed(replay, like, before)
+    if before == devices or not jax.tree.leaves(wanted):
+        return checkpoint.restore(saved, "replay", wanted, renew)
+    like = _shapes(wanted)
+    dealt = regroup(checkpoint.read(saved, "replay", like, renew), before, devices)
+    return checkpoint.fitting(saved, "replay", dealt, like)
+
+
+def _source(saved: Path, wanted: PyTree) -> PyTree:
+    """Of environments that are part of a program all, of others the episode statistics. Where a run changes from one to
+    the other, the statistics go on and the environments are those that it has begun with."""
+    if not jax.tree.leaves(wanted):
+        return wanted
+    like, anew = _shapes(wanted), False
+
+    def renew(found: Any, like: PyTree) -> Any:
+        nonlocal anew
+        if isinstance(like, Columns):
+            return found.get("columns", found)
+        anew = "columns" not in found
+        return {**_fields(wanted), "columns": found} if anew else found
+
+    found = checkpoint.read(saved, "source", like, renew)
+    if anew:
+        dealt = found.replace(columns=restarted(_regroup_source(found.columns, like.columns)))
+    else:
+        dealt = _regroup_source(found, like)
+    return checkpoint.fitting(saved, "source", dealt, like)
+
+
+def _fields(source: PyTree) -> dict[str, PyTree]:
+    return {f.name: getattr(source, f.name) for f in dataclasses.fields(source)}
+
+
+def _shapes(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
 def stored_config(path: Path) -> dict[str, Any] | None:

@@ -210,6 +210,12 @@ def _collection_faults(cfg: Any) -> Iterator[Fault]:
         keys = ("checkpoint.exact", "env_runners.num", "env.batch_size", "env.batch_wait_ms")
         who = "env_runners" if runners.num else "environments that do not wait for each other"
         yield keys, f"checkpoint.exact: {who} never do the same twice: turn one of them off"
+    if cfg.checkpoint.exact and cfg.evaluation.parallel and _evaluates(cfg):
+        yield (
+            ("checkpoint.exact", "evaluation.parallel"),
+            "checkpoint.exact: an evaluation beside training (evaluation.parallel) that is under way is not in a "
+            "checkpoint: turn one of them off",
+        )
 
 
 def endless(cfg: Any) -> Iterator[Fault]:

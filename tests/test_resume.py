@@ -57,6 +57,18 @@ def test_a_run_goes_on_with_fewer_devices_and_with_more(algo, tmp_path, capsys):
         assert jax.tree.structure(before) == jax.tree.structure(after)
 
 
+def test_a_run_goes_on_with_environments_in_another_place(tmp_path, capsys):
+    """In the program that learns, beside it, and there again: what is kept of them is another kind of thing."""
+    out, ways = tmp_path / "a", ("sync", "async", "sync")
+    for i, mode in enumerate(ways):
+        args = [f"--set=rollout.mode={mode}", f"--stop=env_steps={300 * (i + 1)}", *["--resume=auto"][: i > 0]]
+        assert run("dqn", *args, out=out) == 0, capsys.readouterr().err
+    rows = loggers.read_rows(out / "result.jsonl")
+    assert rows[-1]["env_steps"] >= 900 and rows[-1]["replay/size"] == 396  # of 400 slots 4 are heads: none was lost
+    windows = [row["episode/window"] for row in rows]
+    assert windows == sorted(windows) and windows[-1] > 15  # the latest episodes of all three
+
+
 def rollout(start, num_envs):
     """One step of `num_envs` environments, in which every number tells of its time and column."""
     rows = jnp.arange(num_envs, dtype=jnp.float32)[None] + 100 * start
@@ -236,6 +248,9 @@ def test_a_run_that_lost_its_latter_half_becomes_the_same_again(algo, backend, g
 def test_exact_needs_steps_between_checkpoints(tmp_path, capsys):
     assert run("ppo", "--set=checkpoint.exact=true", "--stop=env_steps=1000", out=tmp_path / "a") == 2
     assert "checkpoint.exact needs checkpoint.every" in capsys.readouterr().err
+    beside = ["--set=checkpoint.every=100", "--set=evaluation.parallel=true", "--set=evaluation.every=100"]
+    assert run("ppo", "--set=checkpoint.exact=true", *beside, "--stop=env_steps=1000", out=tmp_path / "a") == 2
+    assert "checkpoint.exact: an evaluation beside training (evaluation.parallel)" in capsys.readouterr().err
 
 
 def test_the_guarantee_is_told_and_stored(tmp_path, capsys):

@@ -165,7 +165,7 @@ class Cluster:
         settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_process_group_cleanup_enabled": "1"}
         logging.getLogger("ray").setLevel(logging.ERROR)
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
-        with _signals_kept(), _environ(settings), reached, warnings.catch_warnings():
+        with _signals_kept(), _deaf_to_hangups(), _environ(settings), reached, warnings.catch_warnings():
             # that jax has threads does not matter to a process that starts a program at once
             warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
             try:
@@ -350,6 +350,23 @@ def _environ(settings: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in new:
             del os.environ[name]
+
+
+@contextlib.contextmanager
+def _deaf_to_hangups() -> Iterator[None]:
+    """Has what is started meanwhile, and what that starts, not told of a terminal that is closed, as Ray does it with
+    Ctrl-C: a run saves a checkpoint first, and ends its Ray then.
+
+    The mask of signals is inherited. A SIGHUP that comes meanwhile is this process's afterwards.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,4 +19,7 @@ _WHERE = {"Policy": "jrl.policy", "check_env": "jrl.envs.checker", "load": "jrl.
 def __getattr__(name: str) -> Any:
     if name in _WHERE:  # not before it is asked for: commands answer `--help` without jax
         return getattr(importlib.import_module(_WHERE[name]), name)
+    elsewhere = importlib.import_module("jrl.elsewhere")
+    if name in elsewhere.NAMES["jrl"]:
+        raise elsewhere.missing(sys.modules[__name__], name, "jrl")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

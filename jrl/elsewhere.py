@@ -1,6 +1,10 @@
-"""Names of RLlib's and SB3's objects that jrl's do not have: a table of what does it instead, and the error."""
+"""Names of RLlib's and SB3's objects, and of their packages, that jrl's do not have.
+
+A table of what does it instead, and the error.
+"""
 
 import difflib
+import types
 from typing import Any
 
 _ONE = "one agent has one policy, default_policy: several are not part of jrl yet"
@@ -16,6 +20,21 @@ _STATELESS = "environments give what policies take: there is nothing in between 
 _FRAMEWORK = "JAX is the only framework"
 _LEARNER = "the learner is a program of this process; its devices are learners(learners=[...])"
 _PLACED = "what a trial reserves is jrl.api.tune.resources(config.to_run_config())"
+
+_API = ("A2C", "APPO", "DQN", "IMPALA", "PPO", "PQN", "SAC", "TD3")  # classes of jrl.api that have a config of the name
+_CONFIGS = {
+    "A3C": "a2c", "APEX": "dqn", "C51": "c51", "DDPG": "ddpg", "DDPPO": "ppo", "MaskablePPO": "ppo_mask",
+    "QRDQN": "qrdqn", "R2D2": "r2d2", "Rainbow": "rainbow", "RecurrentPPO": "ppo_lstm", "SimpleQ": "dqn",
+}  # fmt: skip
+_FROM_API = (
+    "Algorithm", "AlgorithmConfig", "Callbacks", "DefaultCallbacks", "EnvContext", "Episode", "TaskSettableEnv",
+    "concat_samples", "in_program", "make_multi_callbacks", "register_env", "tune",
+)  # fmt: skip
+
+
+def _run(config: str) -> str:
+    return f"python -m jrl.train configs/{config}.yaml"
+
 
 # by kind of object: name -> what does it instead
 NAMES: dict[str, dict[str, str]] = {
@@ -115,6 +134,15 @@ NAMES: dict[str, dict[str, str]] = {
         **dict.fromkeys(("get_torch_compile_worker_config", "get_torch_compile_learner_config"), _FRAMEWORK),
         "total_train_batch_size": "jrl.plan.batch_plan(config.to_run_config()).rows",
     },
+    "jrl": {
+        **{n: f"from jrl.api import {n}, or {_run(n.lower())}" for n in _API},
+        **{f"{n}Config": f"from jrl.api import {n}Config, or {_run(n.lower())}" for n in _API},
+        **{n + end: _run(config) for n, config in _CONFIGS.items() for end in ("", "Config")},
+        **{n: f"from jrl.api import {n}" for n in _FROM_API},
+        **dict.fromkeys(("make", "make_vec", "make_vec_env", "VecEnv", "DummyVecEnv", "SubprocVecEnv"),
+                        "jrl.envs.make(id, num_envs=8); a run makes its own, of env.id and env.num_envs"),
+        **dict.fromkeys(("init", "shutdown"), "there is nothing to start: python -m jrl.train CONFIG, or jrl.api"),
+    },
 }  # fmt: skip
 
 
@@ -122,14 +150,15 @@ def missing(owner: Any, name: str, kind: str) -> AttributeError:
     """The error for an attribute that an object does not have, with what does it instead.
 
     Args:
-      owner: the object.
+      owner: the object, or the package.
       kind: which part of the table is for it.
     """
     if name.startswith("_"):
         return AttributeError(name)
     near = difflib.get_close_matches(name, [n for n in dir(owner) if not n.startswith("_")], 1, 0.75)
     mend = NAMES[kind].get(name) or (f"did you mean {near[0]}?" if near else "docs/api.md lists what there is")
-    return AttributeError(f"{type(owner).__name__} has no {name}: {mend}")
+    who = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__name__
+    return AttributeError(f"{who} has no {name}: {mend}")
 
 
 __all__ = ["NAMES", "missing"]

@@ -1,6 +1,7 @@
 """A policy from a checkpoint: the algorithm's own actions, in the environment's units, for one observation or many."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from saved import save
 
 import jrl
-from jrl import build, checkpoint, config, evaluate, train
+from jrl import api, build, checkpoint, config, elsewhere, evaluate, shipped, train
 from jrl.ops import normalize
 from jrl.policy import Policy, Trained
 from jrl.types import ActOut, Algo, Box, Dict, Discrete, EnvSpec, InputError, MultiBinary, MultiDiscrete, Tuple
@@ -324,8 +325,20 @@ def test_the_policy_of_a_run(tmp_path):
     np.testing.assert_allclose(jrl.load(found).act(obs), np.clip(2 * np.asarray(expected), -2, 2), atol=1e-5)
 
 
+def test_names_of_other_packages_say_what_does_it_instead():
+    for name, mend in elsewhere.NAMES["jrl"].items():
+        with pytest.raises(AttributeError, match=f"^jrl has no {name}: {re.escape(mend)}$"):
+            getattr(jrl, name)
+        if found := re.match(r"from jrl.api import (\w+)", mend):
+            assert getattr(api, found[1])
+        if found := re.search(r"configs/(\w+)\.yaml", mend):
+            assert found[1] in shipped.names()
+    assert {name for name in dir(api) if not name.islower()} <= {*elsewhere.NAMES["jrl"]}
+
+
 def test_importing_jrl_loads_nothing_else():
-    code = "import jrl, sys; assert not {'jax', 'numpy', 'yaml'} & set(sys.modules); assert callable(jrl.load)"
+    code = "import jrl, sys; hasattr(jrl, 'PPO')"
+    code += "; assert not {'jax', 'numpy', 'yaml'} & set(sys.modules); assert callable(jrl.load)"
     subprocess.run([sys.executable, "-c", code + "; assert 'jax' in sys.modules"], check=True, timeout=120)
 
 

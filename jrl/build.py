@@ -19,7 +19,7 @@ from jrl.build_collect import runner_source as runner_source
 from jrl.config import RunConfig
 from jrl.envs import task as tasks
 from jrl.envs.context import EnvContext
-from jrl.errors import InputError
+from jrl.errors import InputError, counted
 from jrl.metrics.timers import Timers
 from jrl.rollout import fake, sources, unroll
 from jrl.types import Algo, EnvSpec, GraphEnv, Key, Rollout
@@ -114,7 +114,7 @@ def run(
         place = cfg.env.num_envs if ladder(cfg) else None
         collect = unroll.make(env, algo.act, place=place, **collecting(cfg, algo, pools))
         program = loop.fused(learn, collect, mesh, iterations=iterations, rows=rows, close=lambda: close_all(vectors))
-        backend = f"{backend}, {iterations} iterations per call"
+        backend = f"{backend}, {counted(iterations, 'iteration')} per call"
         guarantee = "refilled" if refilled else "bitwise" if env.pure else "learner"
 
         def task_in_program(state: loop.LoopState, fn: tasks.TaskFn, result: dict[str, Any], count: int):
@@ -181,7 +181,7 @@ def run(
     graph = isinstance(env, GraphEnv)
     how = "inside a program" if graph else "from the host"
     if cfg.env_runners.num:
-        how, graph = f"in {cfg.env_runners.num} env runners", False
+        how, graph = f"in {counted(cfg.env_runners.num, 'env runner')}", False
     guarantee = "refilled" if refilled else "restarted" if exact else "learner"
     so_far = (spec, algo, program, f"{backend}, {how}", graph, replay, guarantee, learners, num_params)
     return Run(*so_far, learn, mesh, None, note, apply_task)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jrl import command
-from jrl.errors import InputError
+from jrl.errors import InputError, counted
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in report.notes:
         print(f"note: {line}")
     if report.ok:
-        print(f"ok: {args.id}, {args.envs} environments of {args.steps} steps")
+        print(f"ok: {args.id}, {counted(args.envs, 'environment')} of {counted(args.steps, 'step')}")
     return 0 if report.ok else 2
 
 

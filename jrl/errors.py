@@ -53,3 +53,8 @@ def cannot_import(package: str, error: ImportError, install: str = "") -> str:
         return f"{package} needs {missing}, which is not installed: pip install {missing}"
     mend = f"a version that goes with the others may help: pip install -U {install or package}"
     return f"{package} cannot be imported ({error}): {mend}"
+
+
+def counted(n: int, noun: str, form: str = "") -> str:
+    """Writes a number, in the form of a format string, with its noun, in the plural unless it is 1: 2 minibatches."""
+    return f"{n:{form}} {noun}{('es' if noun.endswith('batch') else 's') * (n != 1)}"

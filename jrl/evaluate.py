@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jrl import command
-from jrl.errors import EnvironmentFailed, InputError
+from jrl.errors import EnvironmentFailed, InputError, counted
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
     """What `evaluate` found, in words."""
     for i, (total, steps) in enumerate(zip(found.get("returns", ()), found.get("lengths", ())), start=1):
-        yield f"episode {i}: return {total:g}, {steps} steps"
+        yield f"episode {i}: return {total:g}, {counted(steps, 'step')}"
     where = f"{found['checkpoint']} after {found['env_steps']:,} steps of training"
     if not found["episodes"]:
         yield f"no episode has ended in {found['timesteps']:,} steps: {where}"
@@ -56,7 +56,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     spread = f"{found['return_min']:g} to {found['return_max']:g}"
     yield (
         f"return {found['return']:.2f} ± {found['return_std']:.2f} ({spread}), "
-        f"length {found['length']:.1f} ± {found['length_std']:.1f}, {found['episodes']} episodes"
+        f"length {found['length']:.1f} ± {found['length_std']:.1f}, {counted(found['episodes'], 'episode')}"
     )
     yield where
 

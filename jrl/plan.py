@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from jrl.errors import counted
+
 # rows, and updates from replay, in one call of a fused program
 _ROWS_PER_CALL = 16_384
 _UPDATES_PER_CALL = 256
@@ -131,13 +133,14 @@ def iterations_per_call(cfg: Any) -> int:
 
 def lines(cfg: Any) -> Iterator[str]:
     """The batch plan in words."""
-    plan = batch_plan(cfg)
-    yield f"{cfg.env.num_envs} envs x {rollout_length(cfg)} steps = {plan.rows} rows per iteration"
-    if cfg.env_runners.num:
-        yield f"{cfg.env_runners.num} env runners of {cfg.env.num_envs // cfg.env_runners.num} envs"
+    plan, envs = batch_plan(cfg), cfg.env.num_envs
+    rows = counted(plan.rows, "row")
+    yield f"{counted(envs, 'env')} x {counted(rollout_length(cfg), 'step')} = {rows} per iteration"
+    if runners := cfg.env_runners.num:
+        yield f"{counted(runners, 'env runner')} of {counted(envs // runners, 'env')}"
     lag = policy_lag(cfg)
     if lag is not None:
-        yield f"collected while learning, by weights that are {lag} update{'s'[: lag > 1]} old at most"
+        yield f"collected while learning, by weights that are {counted(lag, 'update')} old at most"
         if getattr(cfg.algo, "uncorrected", False):
             yield (
                 "warning: this algorithm takes each rollout for its own policy's and degrades with the age of weights: "
@@ -145,17 +148,23 @@ def lines(cfg: Any) -> Iterator[str]:
             )
     if cfg.replay is not None:
         yield (
-            f"{plan.updates} updates per iteration on {plan.minibatch} {_rows(cfg)} from replay, "
+            f"{_updates(plan)} on {_rows(cfg, plan.minibatch or 0)} from replay, "
             f"once it holds {cfg.replay.learning_starts:,} of at most {cfg.replay.capacity:,}"
         )
     elif plan.minibatch is not None:
-        split = f"{getattr(cfg.algo, 'num_epochs', 1)} epochs x {cfg.algo.num_minibatches} minibatches"
+        epochs, minibatches = getattr(cfg.algo, "num_epochs", 1), cfg.algo.num_minibatches
+        split = f"{counted(epochs, 'epoch')} x {counted(minibatches, 'minibatch')}"
         if (passes := getattr(cfg.algo, "circular_buffer_iterations_per_batch", 1)) > 1:
             split = f"{passes} rollouts x {split}"
-        yield f"{split} of {plan.minibatch} rows = {plan.updates} updates per iteration"
+        yield f"{split} of {counted(plan.minibatch, 'row')} = {_updates(plan)}"
     if plan.iterations is not None:
-        yield f"{plan.iterations} iterations until stop.env_steps {cfg.stop['env_steps']}"
+        yield f"{counted(plan.iterations, 'iteration')} until stop.env_steps {cfg.stop['env_steps']}"
 
 
-def _rows(cfg: Any) -> str:
-    return f"sequences of {sequence_length(cfg)} steps" if cfg.network.recurrent else "rows"
+def _updates(plan: BatchPlan) -> str:
+    return f"{counted(plan.updates or 0, 'update')} per iteration"
+
+
+def _rows(cfg: Any, n: int) -> str:
+    steps = counted(sequence_length(cfg), "step")
+    return f"{counted(n, 'sequence')} of {steps}" if cfg.network.recurrent else counted(n, "row")

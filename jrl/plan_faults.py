@@ -12,6 +12,7 @@ from typing import Any
 
 from jrl import bounds
 from jrl.bounds import INT32, short
+from jrl.errors import counted
 from jrl.plan import (
     batch_plan,
     divisors,
@@ -96,8 +97,8 @@ def _size_faults(cfg: Any, devices: int) -> Iterator[Fault]:
         of = f" x {kept:,} rollouts" if kept > 1 else ""
         yield (
             ("env.num_envs", "rollout.length", "replay.train_every", "algo.circular_buffer_num_batches"),
-            f"rollout.length: {envs:,} envs x {length:,} steps{of} = {rows:,} rows, and a device counts {INT32:,} at "
-            "most: lower rollout.length or env.num_envs",
+            f"rollout.length: {counted(envs, 'env', ',')} x {counted(length, 'step', ',')}{of} = "
+            f"{rows:,} rows, and a device counts {INT32:,} at most: lower rollout.length or env.num_envs",
         )
     if cfg.env.remote_worker_envs and envs > _MOST_PROCESSES:
         yield (
@@ -127,8 +128,8 @@ def _size_faults(cfg: Any, devices: int) -> Iterator[Fault]:
         times = f" x {passes:,} rollouts" * (passes > 1)
         yield (
             ("algo.num_epochs", "algo.num_minibatches", "algo.circular_buffer_iterations_per_batch"),
-            f"algo.num_epochs: {epochs:,} epochs x {minibatches:,} minibatches{times} = {updates:,} gradient steps per "
-            f"iteration, expected at most {_MOST_UPDATES:,}: lower one of them",
+            f"algo.num_epochs: {counted(epochs, 'epoch', ',')} x {counted(minibatches, 'minibatch', ',')}{times} = "
+            f"{updates:,} gradient steps per iteration, expected at most {_MOST_UPDATES:,}: lower one of them",
         )
 
 
@@ -348,8 +349,8 @@ def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
         below = max(n for n in divisors(own) if n <= minibatches)
         more = devices * (own + minibatches - own % minibatches)
         message = (
-            f"algo.num_minibatches {minibatches} does not divide the {own} environments of a device, and a minibatch "
-            f"is of whole sequences: use {below}, or env.num_envs {more}"
+            f"algo.num_minibatches {minibatches} does not divide the {counted(own, 'environment')} of a device, and a "
+            f"minibatch is of whole sequences: use {below}, or env.num_envs {more}"
         )
         yield keys, message
         return
@@ -360,8 +361,9 @@ def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
         lengths = _either([length - length % step, length + step - length % step])
         on = f" on each of {devices} devices" if devices > 1 else ""
         message = (
-            f"the batch of {envs // devices} envs x {length} steps = {rows} rows{on} is not divisible by "
-            f"algo.num_minibatches {minibatches}: {_either([below, above])} would do, or rollout.length {lengths}"
+            f"the batch of {counted(envs // devices, 'env')} x {counted(length, 'step')} = {counted(rows, 'row')}{on} "
+            f"is not divisible by algo.num_minibatches {minibatches}: {_either([below, above])} would do, "
+            f"or rollout.length {lengths}"
         )
         yield keys, message
 
@@ -375,7 +377,7 @@ def _sequence_faults(minibatches: int, parts: int, envs: int, length: int, keys:
     yield (
         (*keys, "network.max_seq_len"),
         f"algo.num_minibatches {minibatches} does not divide the {parts * envs} sequences of {length} steps, {parts} "
-        f"of each of {envs} environments of a device: use {below}, or a smaller network.max_seq_len",
+        f"of each of {counted(envs, 'environment')} of a device: use {below}, or a smaller network.max_seq_len",
     )
 
 
@@ -395,8 +397,8 @@ def _replay_faults(cfg: Any, devices: int) -> Iterator[Fault]:
     if every is not None and every != rows:
         yield (
             ("replay.train_every", "rollout.length", "env.num_envs"),
-            f"replay.train_every {every} and rollout.length {cfg.rollout.length} x {envs} envs = {rows} rows disagree: "
-            f"leave one of them out, or rollout.length {every // envs}",
+            f"replay.train_every {every} and rollout.length {cfg.rollout.length} x {counted(envs, 'env')} = "
+            f"{counted(rows, 'row')} disagree: leave one of them out, or rollout.length {every // envs}",
         )
         return
     updates = replay.updates_per_step * rows
@@ -408,8 +410,8 @@ def _replay_faults(cfg: Any, devices: int) -> Iterator[Fault]:
         other = f", or replay.train_every {whole}" if replay.updates_per_step > 0 else ""
         yield (
             ("replay.updates_per_step", "replay.train_every", "rollout.length", "env.num_envs"),
-            f"replay.updates_per_step {replay.updates_per_step:g} x {rows} rows per iteration = {updates:g} updates, "
-            f"not a whole number above 0: replay.updates_per_step {ratios}{other}",
+            f"replay.updates_per_step {replay.updates_per_step:g} x {counted(rows, 'row')} per iteration = "
+            f"{updates:g} updates, not a whole number above 0: replay.updates_per_step {ratios}{other}",
         )
     if batch % devices:
         mends = _either([batch - batch % devices, batch + devices - batch % devices])
@@ -429,7 +431,7 @@ def _replay_faults(cfg: Any, devices: int) -> Iterator[Fault]:
     if replay.capacity < need:
         yield (
             ("replay.capacity", "env.num_envs", "rollout.length", "replay.n_step", "network.max_seq_len"),
-            f"replay.capacity {replay.capacity} is too small for {envs} envs{of}: at least {need}",
+            f"replay.capacity {replay.capacity} is too small for {counted(envs, 'env')}{of}: at least {need}",
         )
     steps = cfg.stop.get("env_steps")
     if steps is not None and replay.learning_starts >= steps:

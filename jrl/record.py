@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jrl import command
-from jrl.errors import EnvironmentFailed, InputError
+from jrl.errors import EnvironmentFailed, InputError, counted
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,12 +57,12 @@ def record(args: argparse.Namespace) -> Path:
             raise InputError(f"--out: cannot write {out}: {e.strerror or e}") from e
     finally:
         env.close()
-    print(f"wrote {out}: {count} frames, {fps:g} per second, drawn by {env.how}")
+    print(f"wrote {out}: {counted(count, 'frame')}, {fps:g} per second, drawn by {env.how}")
     return out
 
 
 def _tell(episode: int, total: float, steps: int, cut: bool) -> None:
-    print(f"episode {episode}: return {total:g}, {steps} steps{', cut by --max-steps' if cut else ''}")
+    print(f"episode {episode}: return {total:g}, {counted(steps, 'step')}{', cut by --max-steps' if cut else ''}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jrl import command, config, faults, files, output, plain_yaml, plan, runtime
-from jrl.errors import EnvironmentFailed, InputError, RunnersLost
+from jrl.errors import EnvironmentFailed, InputError, RunnersLost, counted
 
 if TYPE_CHECKING:
     from jrl.hooks import Hook
@@ -354,7 +354,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
             if info is not None and not any(x.is_deleted() for x in jax.tree.leaves(session.state.learner)):
                 watchdog.beat("checkpoint", grace=60.0)
                 if checkpoints.rescue(info.iteration, session.parts(), session.description()):
-                    print(f"saved: what was learned in {session.counted():,} steps")
+                    print(f"saved: what was learned in {counted(session.counted(), 'step', ',')}")
             raise
         assert info is not None
         watchdog.beat("the end of the run", grace=60.0)

@@ -14,7 +14,7 @@ PACKAGE = Path(jrl.__file__).parent if jrl.__file__ else Path(next(iter(jrl.__pa
 ANY = {"*"}
 # room -> rooms of jrl it may import, by first name below jrl; its own room always
 ARROWS = {
-    "": {"policy", "envs"},
+    "": {"elsewhere", "policy", "envs"},
     "ops": set(),
     "errors": set(),
     "elsewhere": set(),
@@ -62,8 +62,8 @@ ARROWS = {
     "policy": {"elsewhere", "build", "checkpoint", "config", "envs", "rollout", "spaces", "types"},
     "hooks": {"types", "metrics", "checkpoint", "rollout"},
     "schema": {"bounds", "errors", "plain_yaml"},
-    "plan": set(),
-    "plan_faults": {"bounds", "plan"},
+    "plan": {"errors"},
+    "plan_faults": {"bounds", "errors", "plan"},
     "network_table": {"*", "-api", "-train"},
     "config": {
         "bounds",

@@ -63,6 +63,23 @@ def test_the_plan_in_words():
     ]
 
 
+def test_one_of_each_is_no_plural():
+    one = {"env": {"num_envs": 1}, "rollout": {"length": 1}, "stop": {"env_steps": 1}}
+    replay = {"batch_size": 1, "learning_starts": 0}
+    assert list(plan.lines(made(**one, replay=replay))) == [
+        "1 env x 1 step = 1 row per iteration",
+        "1 update per iteration on 1 row from replay, once it holds 0 of at most 100,000",
+        "1 iteration until stop.env_steps 1",
+    ]
+    one |= {"rollout": {"length": 4, "mode": "async"}, "env_runners": {"num": 1}}
+    ppo = lambda n: {"algo": {"name": "ppo", "num_epochs": n, "num_minibatches": n}}
+    found = list(plan.lines(from_dict(merge(BASE, one | ppo(1)))))
+    assert found[1] == "1 env runner of 1 env" and "weights that are 2 updates old" in found[2]
+    assert found[3] == "1 epoch x 1 minibatch of 4 rows = 1 update per iteration"
+    found = list(plan.lines(from_dict(merge(BASE, ppo(4)))))
+    assert found[1] == "4 epochs x 4 minibatches of 256 rows = 16 updates per iteration"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -15,6 +15,7 @@ from jrl import registry, room
 from jrl.envs.check_values import Findings, Watch, choices, described, look_at, look_at_mask, place
 from jrl.envs.graph import Definition
 from jrl.envs.make import make, resolve
+from jrl.errors import counted
 from jrl.spaces import leaves, map_leaves, masks_actions, num_bytes, of_leaves, split_mask
 from jrl.types import Box, Discrete, EnvSpec, GraphEnv, InputError, Leaf, MultiDiscrete, PyTree, Space
 
@@ -140,9 +141,10 @@ class _Runs:
         most = int(room.SHARE * free / (4 * self._num_envs * one)) - 1
         self._found.problem(
             "memory",
-            f"an observation takes {room.words(one)}: {self._steps} steps of {self._num_envs} environments take "
-            f"{room.words(needed)}, but {room.words(free)} are free: make it smaller"
-            + (f", or look at {most:,} steps at most" if most > 0 else ""),
+            f"an observation takes {room.words(one)}: {counted(self._steps, 'step')} x "
+            f"{counted(self._num_envs, 'environment')} take {room.words(needed)}, but "
+            f"{room.words(free)} are free: make it smaller"
+            + (f", or look at {counted(most, 'step', ',')} at most" if most > 0 else ""),
         )
         return False
 

@@ -106,10 +106,11 @@ class Course:
         row, target = self.row, self._stop.get(self.nearest, math.inf)
         number = _short if short else _long
         percent = math.floor(100 * self.fraction)
-        said = [f"{percent}% of {number(target)} steps" if self.nearest == "env_steps" else
+        steps = lambda n: f"{number(n)} step{'s' * (n != 1)}"
+        said = [f"{percent}% of {steps(target)}" if self.nearest == "env_steps" else
                 f"{percent}% of {_name(self.nearest)} {target:g}"]  # fmt: skip
         if not (short and self.nearest == "env_steps"):
-            said.append(f"{number(row['env_steps'])} steps")
+            said.append(steps(row["env_steps"]))
         score, evaluation, speed = row.get("episode/return"), row.get("evaluation/return"), self.speed()
         said.append(f"return {_score(score)}" if _known(score) else "return -")
         if _known(evaluation):

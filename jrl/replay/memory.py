@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jrl import room
-from jrl.errors import InputError
+from jrl.errors import InputError, counted
 from jrl.types import Buffer
 
 
@@ -45,9 +45,10 @@ def check_rows(row: int, envs: int, length: int, *, kept: int = 1, batch: int = 
         return needed
     of = (f" x {kept} rollouts" if kept > 1 else "") + (f", and {batch:,} drawn from replay" if batch else "")
     raise InputError(
-        f"rollout.length: observations of {room.words(row)} each, of {envs:,} envs x {length:,} steps{of}, take "
-        f"{room.words(needed)}, but {room.words(free)} are free, room for {int(room.SHARE * free / row) * share:,}: "
-        "make observations smaller, or lower env.num_envs, rollout.length" + (" or replay.batch_size" if batch else "")
+        f"rollout.length: observations of {room.words(row)} each, of {counted(envs, 'env', ',')} x "
+        f"{counted(length, 'step', ',')}{of}, take {room.words(needed)}, but {room.words(free)} are free, room for "
+        f"{int(room.SHARE * free / row) * share:,}: make observations smaller, or lower env.num_envs, rollout.length"
+        + (" or replay.batch_size" if batch else "")
     )
 
 

@@ -97,7 +97,7 @@ def test_observations_that_no_memory_holds(remote, monkeypatch):
 def test_steps_that_check_env_cannot_hold(monkeypatch):
     monkeypatch.setattr(room, "host_available", lambda: 10_000)
     (line,) = check_env(ID, num_envs=2, steps=200).problems
-    assert line.startswith("an observation takes 0.0 MB: 200 steps of 2 environments take 0.0 MB")
+    assert line.startswith("an observation takes 0.0 MB: 200 steps x 2 environments take 0.0 MB")
     assert line.endswith("make it smaller, or look at 139 steps at most")
     assert check_env(ID, num_envs=2, steps=139).ok
 

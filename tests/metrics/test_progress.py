@@ -42,6 +42,7 @@ def test_no_estimate_before_compilation_is_over():
     stop = {"env_steps": 100_000}
     assert described(stop, at(1000, 100.0)) == "1% of 100,000 steps  1,000 steps  return -"
     second = described(stop, at(1000, 100.0), at(2000, 101.0, episode__return=21.46))
+    assert described({"env_steps": 1}, at(1, 1.0)) == "100% of 1 step  1 step  return -"
     assert second == "2% of 100,000 steps  2,000 steps  return 21.5  0:01:38 left  1,000 steps/s"
 
 

@@ -64,7 +64,7 @@ def test_rollouts_and_batches_that_do_not_fit(monkeypatch):
         memory.check_rows(10**6, 8, 128)
     with pytest.raises(InputError, match=r"8 envs x 10 steps x 12 rollouts, take 0.96 GB"):
         memory.check_rows(10**6, 8, 10, kept=12)
-    with pytest.raises(InputError, match=r"8 envs x 1 steps, and 1,000 drawn from replay, .* or replay.batch_size$"):
+    with pytest.raises(InputError, match=r"8 envs x 1 step, and 1,000 drawn from replay, .* or replay.batch_size$"):
         memory.check_rows(10**6, 8, 1, batch=1000)
     fits = lambda beside: memory.check_fits(pong, 100_000, beside=beside)
     assert fits(10**8)

@@ -320,7 +320,7 @@ def read(checkpoint: Path, part: str, like: PyTree = None, renew: Renew | None =
     except (Exception, MemoryError) as e:
         raise damaged(checkpoint, f"its {part}: {_first_line(e)}") from e
     if part == "learner":
-        found = _as_now(found)
+        found = checkpoint_file.renewed_state(found)
     if renew is not None:
         found = renew(found, like)
     return found if like is None else _in_structure(checkpoint, part, found, like)
@@ -366,27 +366,6 @@ def _is_whole(checkpoint: Path) -> bool:
     except (Exception, MemoryError):
         return False
     return True
-
-
-# fields of an algorithm's State before it was the same of all algorithms -> where they are now
-MOVED = {
-    "target_critic": ("target_params", "critic"),
-    "kl_coef": ("own", "kl_coef"),
-    "noise": ("own", "noise"),
-    "policy_loss": ("own", "policy_loss"),
-    "policy_metrics": ("own", "policy_metrics"),
-}
-
-
-def _as_now(found: PyTree) -> PyTree:
-    """A State in dicts with its fields where they are now."""
-    if not isinstance(found, dict) or "params" not in found or "env_steps" not in found:
-        return found
-    state = {"updates": np.zeros((), np.uint32), **found}
-    for old in MOVED.keys() & found.keys():
-        field, name = MOVED[old]
-        state[field] = {**state.get(field, {}), name: state.pop(old)}
-    return state
 
 
 # what rounding has lost of a sum (`ops.sums`) -> the sum

@@ -221,6 +221,27 @@ def number(x: Any) -> float:
         return math.nan
 
 
+# fields of an algorithm's State before it was the same of all algorithms -> where they are now
+MOVED = {
+    "target_critic": ("target_params", "critic"),
+    "kl_coef": ("own", "kl_coef"),
+    "noise": ("own", "noise"),
+    "policy_loss": ("own", "policy_loss"),
+    "policy_metrics": ("own", "policy_metrics"),
+}
+
+
+def renewed_state(found: Any) -> Any:
+    """Puts the fields of a State, in dicts, where they are now."""
+    if not isinstance(found, dict) or "params" not in found or "env_steps" not in found:
+        return found
+    state = {"updates": np.zeros((), np.uint32), **found}
+    for old in MOVED.keys() & found.keys():
+        field, name = MOVED[old]
+        state[field] = {**state.get(field, {}), name: state.pop(old)}
+    return state
+
+
 def _renewed(config: dict[str, Any]) -> dict[str, Any]:
     """A stored config, changed in place, with names of earlier versions as the present ones."""
     if (devices := config.get("run", {}).pop("devices", 1)) > 1:

@@ -374,7 +374,7 @@ EVERY_FOURTH = {"num_workers": 0, "rollout_fragment_length": 4}  # an update aft
         ("APPO", {"lambda": 0.7}, {}),
         ("PPO", {"grad_clip": 3.0, "grad_clip_by": "value"}, {"max_grad_value": 3.0, "max_grad_norm": None}),
         ("PPO", {"grad_clip": None}, {"max_grad_norm": None}),
-        ("SAC", {"grad_clip": 3.0, "grad_clip_by": "norm"}, {}),  # which sac does not have
+        ("SAC", {"grad_clip": 3.0, "grad_clip_by": "norm"}, {"max_leaf_norm": 3.0}),
         ("PPO", {"observation_filter": "MeanStdFilter"}, {"normalize_obs": True}),
         ("DQN", {"observation_filter": "MeanStdFilter"}, {"normalize_obs": True}),
         ("DQN", {"num_atoms": 11, "v_min": -1}, {"head": "c51", "num_atoms": 11, "v_min": -1}),

@@ -396,21 +396,6 @@ def adapted(cfg: Common, agent: Agent, policy: Callable[..., Array], state: Stat
     )
 
 
-def every(count: int, state: State, change: Callable[[State], State]) -> State:
-    """`change` of a State, in every `count`-th update."""
-    if count == 1:
-        return change(state)
-    return jax.lax.cond(state.updates % count == 0, change, lambda state: state, state)
-
-
-def moved(target: PyTree, params: PyTree, tau: Any, due: Any = True) -> PyTree:
-    """Polyak averaging where it is `due`: (1 - tau) target + tau params, which with tau 1 is `params` bit for bit."""
-    move = lambda old, new: (1.0 - tau) * old + tau * new
-    if due is True:
-        return jax.tree.map(move, target, params)
-    return jax.tree.map(lambda old, new: jnp.where(due, move(old, new), old), target, params)
-
-
 # ---------------------------------------------------------------- the Algo
 
 

@@ -121,7 +121,7 @@ def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) 
     rows, memory, value_metrics = targets(cfg, agent, state, rollout)
     state, metrics = ppo.improve(cfg, agent, state, rows, memory, key)
     due: Any = state.updates % cfg.target_update_every == 0
-    state = replace(state, target_params=agents.moved(state.target_params, state.params, cfg.tau, due))
+    state = replace(state, target_params=parts.moved(state.target_params, state.params, cfg.tau, due))
     return state, UpdateAux(metrics | value_metrics)
 
 

@@ -312,7 +312,7 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
     lr, updates = schedules.value(cfg.lr, state.env_steps), state.updates + 1
     params, opt_state = agents.descend(cfg, agent, lr, gradient, state.opt_state, state.params)
     due: Any = cfg.target_update_every == 1 or updates % cfg.target_update_every == 0
-    target_params = agents.moved(state.target_params, params, cfg.tau, due)
+    target_params = parts.moved(state.target_params, params, cfg.tau, due)
     state = replace(state, params=params, target_params=target_params, opt_state=opt_state, updates=updates)
     metrics |= {"train/lr": lr} | _exploration_metrics(cfg, state.env_steps)
     return state, UpdateAux(metrics | parameter_noise.metrics(cfg.exploration, state.own), priority)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,21 @@ def count_steps(env_steps: Array, mask: Array, axis_name: str | None) -> Array:
     steps = mask.sum(dtype=jnp.uint32)
     steps = steps if axis_name is None else jax.lax.psum(steps, axis_name)
     return env_steps + jnp.minimum(steps, jnp.uint32(_SATURATED) - env_steps)
+
+
+def every(count: int, state: Any, change: Callable[[Any], Any]) -> Any:
+    """`change` of a State, in every `count`-th update."""
+    if count == 1:
+        return change(state)
+    return jax.lax.cond(state.updates % count == 0, change, lambda state: state, state)
+
+
+def moved(target: PyTree, params: PyTree, tau: Any, due: Any = True) -> PyTree:
+    """Polyak averaging where it is `due`: (1 - tau) target + tau params, which with tau 1 is `params` bit for bit."""
+    move = lambda old, new: (1.0 - tau) * old + tau * new
+    if due is True:
+        return jax.tree.map(move, target, params)
+    return jax.tree.map(lambda old, new: jnp.where(due, move(old, new), old), target, params)
 
 
 @struct.dataclass

@@ -220,8 +220,8 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
     state, metrics, priority = critic_step(cfg, agent, state, batch, noise[0], choice_key)
     state = replace(state, updates=state.updates + 1)
     improve = lambda state: policy_step(cfg, agent, state, batch, noise[1])
-    state = agents.every(cfg.policy_every, state, improve)
-    target = agents.moved(state.target_params["critic"], state.params["critic"], cfg.tau)
+    state = parts.every(cfg.policy_every, state, improve)
+    target = parts.moved(state.target_params["critic"], state.params["critic"], cfg.tau)
     state = replace(state, target_params={"critic": target})
     metrics |= state.own["policy_metrics"]
     metrics |= {"policy/ent_coef": ent_coef_at(cfg, state), "train/lr": schedules.value(cfg.lr, state.env_steps)}

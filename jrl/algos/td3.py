@@ -114,7 +114,7 @@ def policy_step(cfg: Config, agent: Agent, state: State, batch: Batch) -> State:
     value, gradient = parts.pmean(jax.value_and_grad(policy_loss)(state.params["actor"]), agent.axis_name)
     lr: Any = cfg.lr if cfg.actor_lr is None else cfg.actor_lr
     state = critics.descend(cfg, agent, state, "actor", lr, gradient)
-    target_params = agents.moved(state.target_params, state.params, cfg.tau)
+    target_params = parts.moved(state.target_params, state.params, cfg.tau)
     return replace(state, target_params=target_params, own={**state.own, "policy_loss": value})
 
 
@@ -130,7 +130,7 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
     )
     state = critics.descend(cfg, agent, state, "critic", cfg.lr, gradient)
     state = replace(state, updates=state.updates + 1)
-    state = agents.every(cfg.policy_every, state, lambda state: policy_step(cfg, agent, state, batch))
+    state = parts.every(cfg.policy_every, state, lambda state: policy_step(cfg, agent, state, batch))
     metrics |= {"loss/policy": state.own["policy_loss"], "train/lr": schedules.value(cfg.lr, state.env_steps)}
     return state, UpdateAux(metrics | parameter_noise.metrics(cfg.exploration, state.own), priority)
 

@@ -353,6 +353,7 @@ def test_batch_plan():
 def registry(monkeypatch):
     module = types.ModuleType("jrl.algos")
     module.names, module.get_config_class = lambda: tuple(ALGOS), ALGOS.__getitem__
+    module.is_own = lambda name: False
     monkeypatch.setitem(sys.modules, "jrl.algos", module)
 
 

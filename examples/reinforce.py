@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jrl.algos import actor_critic, parts
 from jrl.algos import agent as agents
-from jrl.bounds import NonNegative, NonNegativeSchedule, Positive
+from jrl.fields.bounds import NonNegative, NonNegativeSchedule, Positive
 from jrl.networks import NetworkConfig
 from jrl.ops import returns
 from jrl.types import Algo, EnvSpec, Key, Rollout, UpdateAux, hyperparams

@@ -1,6 +1,6 @@
 """jrl: a reinforcement-learning engine in JAX. Start at `python -m jrl.train --help`, or at `jrl.algos.ppo`.
 
-`jrl.load(path)` gives a trained policy: see `jrl.policy`. `jrl.check_env(env)` says what is wrong with an environment.
+`jrl.load(path)` gives a trained policy (`jrl.run.policy`), `jrl.check_env(env)` says what is wrong with an environment.
 """
 
 import importlib
@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jrl.envs.checker import check_env
-    from jrl.policy import Policy, load
+    from jrl.run.policy import Policy, load
 
 __all__ = ["Policy", "check_env", "load"]
 
-_WHERE = {"Policy": "jrl.policy", "check_env": "jrl.envs.checker", "load": "jrl.policy"}
+_WHERE = {"Policy": "jrl.run.policy", "check_env": "jrl.envs.checker", "load": "jrl.run.policy"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:  # not before it is asked for: commands answer `--help` without jax
         return getattr(importlib.import_module(_WHERE[name]), name)
-    elsewhere = importlib.import_module("jrl.elsewhere")
+    elsewhere = importlib.import_module("jrl.host.elsewhere")
     if name in elsewhere.NAMES["jrl"]:
         raise elsewhere.missing(sys.modules[__name__], name, "jrl")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jrl import command
+from jrl.host import command
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,8 +6,8 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from jrl import command
 from jrl.errors import InputError, counted
+from jrl.host import command
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _options(given: Sequence[str]) -> dict[str, Any]:
-    from jrl import schema
+    from jrl.fields import schema
 
     found = {}
     for text in given:

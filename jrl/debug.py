@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jrl import command
 from jrl.errors import InputError
+from jrl.host import command
 
 if TYPE_CHECKING:
-    from jrl.provenance import Operation
+    from jrl.run.provenance import Operation
     from jrl.types import Algo, Batch, EnvSpec, Key, PyTree, Rollout, SequenceBatch
 
 _MOST_ROWS = 8  # that are looked for and printed
@@ -108,7 +108,7 @@ def explain(algo: "Algo", state: "PyTree", batch: "Batch | SequenceBatch | Rollo
     import jax
     import numpy as np
 
-    from jrl.provenance import first_bad_operation, is_finite
+    from jrl.run.provenance import first_bad_operation, is_finite
 
     def update(state, batch, key):
         state, aux = algo.update(state, batch, key)
@@ -226,7 +226,7 @@ def _only(batch: "Batch | Rollout", keep) -> Any:
 def _row(batch: "Batch | Rollout", index: tuple[int, ...]) -> Transition:
     import jax
 
-    from jrl.provenance import is_finite
+    from jrl.run.provenance import is_finite
     from jrl.types import Batch
 
     at = lambda tree, index=index: jax.tree.map(lambda x: x[index], tree)
@@ -259,7 +259,9 @@ def load(path: Path) -> tuple[dict[str, Any], tuple["Algo", "PyTree", "Batch | S
     import jax
     import jax.numpy as jnp
 
-    from jrl import build, checkpoint, config, runtime
+    from jrl.host import runtime
+    from jrl.run import build, checkpoint
+    from jrl.settings import config
 
     within = path / "nonfinite"
     found = checkpoint.locate(within if within.is_dir() else path)

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jrl import command
 from jrl.errors import EnvironmentFailed, InputError, counted
+from jrl.host import command
 
 
 def parser() -> argparse.ArgumentParser:
@@ -71,8 +71,10 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         raise InputError(f"--num-env-runners: expected 0 or more, got {args.num_env_runners}")
     import jax
 
-    from jrl import build, checkpoint, config, runtime
-    from jrl.evaluation import Evaluations
+    from jrl.host import runtime
+    from jrl.run import build, checkpoint
+    from jrl.run.evaluation import Evaluations
+    from jrl.settings import config
 
     found = checkpoint.locate(Path(args.checkpoint), best=args.best)
     meta = checkpoint.read_meta(found)

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jrl import command, schema
 from jrl.errors import InputError
+from jrl.fields import schema
+from jrl.host import command
 from jrl.metrics import report
 
 # keys of a config that say nothing about what was learned
@@ -74,7 +75,7 @@ def grouped(configs: Mapping[Path, Mapping[str, Any]]) -> dict[str, list[Path]]:
     differ = [key for key in keys if len({repr(config.get(key)) for config in flat.values()}) > 1]
     groups: dict[str, list[Path]] = {}
     for path, config in flat.items():
-        label = ", ".join(f"{key}={config[key]}" for key in differ if key in config) or "all"
+        label = ", ".join(f"{key}={schema.flow(config[key])}" for key in differ if key in config) or "all"
         groups.setdefault(label, []).append(path)
     return groups
 

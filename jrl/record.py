@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jrl import command
 from jrl.errors import EnvironmentFailed, InputError, counted
+from jrl.host import command
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,10 +40,10 @@ def record(args: argparse.Namespace) -> Path:
         if value is not None and not value > 0:
             raise InputError(f"--{name.replace('_', '-')}: expected more than 0, got {value}")
     out = Path(args.out)
-    from jrl import video
+    from jrl.run import video
 
     video.check_file(out, "--out")
-    from jrl import build, policy
+    from jrl.run import build, policy
 
     build.enable_compile_cache()
     trained = policy.load(args.checkpoint, best=args.best)

@@ -10,13 +10,14 @@ processes of this run with `needed` and `install`.
 
 import difflib
 import importlib
+import re
 import sys
 import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from jrl.bounds import short
 from jrl.errors import InputError
+from jrl.fields.bounds import short
 
 _registered: dict[str, Any] = {}
 
@@ -120,3 +121,18 @@ def load(path: str, key: str) -> Any:
             f"{key} {short(path)[1:-1]}: {module_name} has no function or class {short(name)[1:-1]}: {mend}"
         )
     return found
+
+
+def class_path(text: str) -> str | None:
+    """`package.module:Name` of a dotted path or of a printed class; None of what no process could import."""
+    found = re.fullmatch(r"\s*(?:<class ')?([A-Za-z_][\w.]*?)[.:]([A-Za-z_]\w*)(?:'>)?\s*", text)
+    if found is None or found[1].startswith("__main__"):
+        return None
+    return f"{found[1]}:{found[2]}"
+
+
+def importable(value: Any) -> str | None:
+    """The name by which `load` finds a class or function, which may itself be given; None: there is none."""
+    if isinstance(value, str) and registered(value) is None:
+        return class_path(value)
+    return reference(value) if isinstance(value, str) or callable(value) else None

@@ -5,16 +5,18 @@ import contextlib
 import dataclasses
 import datetime
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jrl import command, config, faults, files, output, plain_yaml, plan, runtime
+from jrl.config import given
 from jrl.errors import EnvironmentFailed, InputError, RunnersLost, counted
+from jrl.fields import plain_yaml
+from jrl.host import command, faults, files, output, runtime
+from jrl.settings import config
 
 if TYPE_CHECKING:
-    from jrl.hooks import Hook
-    from jrl.session import Session
+    from jrl.run.hooks import Hook
     from jrl.types import StepInfo
 
 
@@ -97,11 +99,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _train(args: argparse.Namespace, transcript: output.Transcript) -> int:
     files.absolute(Path())
-    base = _base(args)
-    cfg = config.load(
-        base, args.overrides, algo=args.algo, env=args.env, stop=args.stop, out=args.out, drop=args.drop,
-        rllib=_rllib(args.rllib), tell=print,
-    )  # fmt: skip
+    over_it = _rllib(args.rllib)
+    base = given(_base(args), algo=args.algo, env=args.env, drop=args.drop, over_it=over_it, tell=print)
+    cfg = config.load(base, args.overrides, algo=args.algo, env=args.env, stop=args.stop, out=args.out)
     criteria = [name for name in cfg.stop if name != "env_steps"]
     if args.as_test and not criteria:
         raise InputError("--as-test needs a criterion beside env_steps: for example --stop episode/return=475")
@@ -112,9 +112,9 @@ def _train(args: argparse.Namespace, transcript: output.Transcript) -> int:
         print("runtime:", *settings)
     with contextlib.ExitStack() as stack:
         directory, saved = _directory(args, cfg, stack)
-        from jrl import checkpoint
+        from jrl.run import checkpoint, preflight
 
-        config.check_env(cfg)
+        preflight.check_env(cfg)
         weights = checkpoint.locate(Path(args.init_from)) if args.init_from else None
         # a run that was killed before its first checkpoint begins anew: its rows do not count
         start = _Start(saved, weights, 0 if args.resume else None)
@@ -134,7 +134,7 @@ def _tell_end(
     args: argparse.Namespace, cfg: config.RunConfig, directory: Path, end: _End, interrupted: faults.Signals
 ) -> int:
     """Prints why the run ended and what there is to do with it; the exit status."""
-    from jrl import checkpoint
+    from jrl.run import checkpoint
 
     criteria = [name for name in cfg.stop if name != "env_steps"]
     kept = checkpoint.exists(directory)
@@ -162,7 +162,7 @@ def _tell_end(
 
 def _best(directory: Path) -> str:
     """Says which checkpoint acts from now on, where it is not the last one."""
-    from jrl import checkpoint
+    from jrl.run import checkpoint
 
     found = checkpoint.locate(directory, best=None)
     if found == checkpoint.locate(directory):
@@ -191,7 +191,7 @@ def _rllib(text: str | None) -> dict[str, Any] | None:
 
 def _rolled_back(cfg: config.RunConfig, directory: Path, start: _Start, count: int) -> tuple[config.RunConfig, _Start]:
     """The run from its last checkpoint on, or from its beginning where there is none, with smaller step sizes."""
-    from jrl import checkpoint
+    from jrl.run import checkpoint
 
     with contextlib.suppress(InputError):
         start = start._replace(saved=checkpoint.locate(directory))
@@ -211,7 +211,7 @@ def _base(args: argparse.Namespace) -> str | dict[str, Any] | None:
         return args.config
     if not Path(run).exists() and args.resume != "auto":
         raise InputError(f"--resume: {run} does not exist: give a run directory or a checkpoint inside it")
-    from jrl import resume
+    from jrl.run import resume
 
     data = resume.stored_config(Path(run)) if Path(run).exists() else None
     if data is None and args.resume != "auto":
@@ -225,7 +225,7 @@ def _directory(
     args: argparse.Namespace, cfg: config.RunConfig, stack: contextlib.ExitStack
 ) -> tuple[Path, Path | None]:
     """The run directory, which is held until the stack ends, and the checkpoint to continue from."""
-    from jrl import checkpoint
+    from jrl.run import checkpoint
 
     name = f"{Path(args.config).stem if args.config else config.algo_name(cfg)}_{cfg.env.id}".replace("/", "-")
     name = name.replace(":", "-")
@@ -263,9 +263,9 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
     """Trains until a criterion, the step budget, a signal or an update that is not finite."""
     import jax
 
-    from jrl import build, checkpoint, hooks, parallel, run_directory
     from jrl.metrics import progress, timers
-    from jrl.session import Session
+    from jrl.run import build, checkpoint, hooks, parallel, run_directory
+    from jrl.run.session import Session
 
     directory, transcript = options.directory, options.transcript
     if options.verbose > 1:
@@ -279,7 +279,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
     if done >= total:
         raise InputError(
             f"--resume: the run is complete, with {done:,} of {total:,} steps: "
-            "to train on, raise the budget, e.g. --stop env_steps=" + str(2 * total)
+            "to train on, raise the budget, e.g. --stop env_steps=" + str(2 * max(total, done))
         )
     stages = timers.Timers()
     sinks: list[hooks.Sink] = []
@@ -289,7 +289,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         watchdog = stack.enter_context(faults.Watchdog(cfg.run.stall_seconds, pulse=lambda: stages.latest))
         stack.enter_context(session)
         checkpoints = stack.enter_context(checkpoint.Checkpointer(directory / "checkpoints", cfg.checkpoint))
-        print(*_introduction(session), sep="\n")
+        print(*run_directory.introduction(session), sep="\n")
         for note in session.start(start.saved, start.weights):
             print(note)
         # not before the checkpoint was found to fit: nothing in the directory changes until then
@@ -316,7 +316,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
             checkpoints.wait()
             checkpoints.check()
             checkpoints.save(info.iteration, session.parts(), session.description())
-            if cfg.checkpoint.exact and run.program.restart:
+            if cfg.checkpoint.exact:
                 run.program.restart(info.iteration)
 
         if cfg.checkpoint.every is None:
@@ -375,22 +375,6 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
     except OSError as e:  # the run itself is whole
         print(f"learning_curve.png was not drawn: {e.strerror or e}", file=sys.stderr)
     return _End(reason)
-
-
-def _introduction(session: "Session") -> Iterator[str]:
-    import jax
-
-    from jrl import build
-
-    cfg, run, kind = session.config, session.run, jax.devices()[0].device_kind
-    yield f"{config.algo_name(cfg)} on {cfg.env.id} ({run.backend}), {run.learners} x {kind}"
-    yield from plan.lines(cfg)
-    yield f"{run.num_params:,} parameters"
-    if run.replay:
-        yield run.replay
-    if session.hooks:
-        yield from filter(None, [run.note])
-    yield build.GUARANTEES[run.guarantee]
 
 
 def _print_stages(row: dict[str, Any]) -> None:

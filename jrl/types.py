@@ -13,8 +13,10 @@ import jax
 import numpy as np
 from flax import struct
 
-from jrl import bounds
 from jrl.errors import InputError as InputError
+from jrl.fields import bounds
+from jrl.fields.data import Fresh as Fresh
+from jrl.fields.data import Replay as Replay
 
 Array = jax.Array | np.ndarray
 PyTree = Any
@@ -29,7 +31,7 @@ def hyperparams(cls: type) -> type:
     Fields annotated `float` (optional or a Schedule, too) are leaves, so that they can be traced: `jax.vmap` over a
     batch of configs trains one agent per value. A field whose default is itself of such a class is a subtree. All other
     fields (sizes, flags, names) are static. The constructor raises InputError for numbers outside the ranges of their
-    annotations (`jrl.bounds`); arrays and tracers are not looked at, and no tree operation is checked.
+    annotations (`jrl.fields.bounds`); arrays and tracers are not looked at, and no tree operation is checked.
     """
     cls = dataclasses.dataclass(frozen=True)(bounds.bounded(cls))
     hints = bounds.hints(cls)
@@ -353,20 +355,25 @@ class Algo(NamedTuple):
     carry: Callable[..., PyTree]
     act: Callable[..., ActOut]  # (actor, obs[B, *], carry, key, explore=True)
     update: Callable[[PyTree, Any, Key], tuple[PyTree, UpdateAux]]  # (state, Rollout | Batch | SequenceBatch, key)
-    on_policy: bool
+    data: Fresh | Replay  # what it learns from
     # what a State takes from a rollout when it comes, such as the count of environment steps: of algorithms
     # with replay, and of those that may learn from a rollout more than once; the others take it in `update`
     ingest: Callable[[PyTree, Rollout], PyTree] | None = None
     # gamma of the running discounted return that the source records in extras["running_return"]; None: not recorded
     running_return_gamma: Any = None
-    # on-policy only: the latest rollouts that are kept, and updates on one of them, drawn at random, per new rollout
-    rollouts_kept: int = 1
-    updates_per_rollout: int = 1
     # (State, obs[B, *]) -> what the networks say, of `distribution` [B], `value` [B] and `q` [B, A] those that it has;
     # for looking at a policy, neither acting nor learning calls it
     outputs: Callable[[PyTree, PyTree], dict[str, Any]] | None = None
-    # with replay: it has memory and learns from sequences; `extras["carry"]` is the network's memory before each row
-    sequences: bool = False
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether it learns from rollouts as they come."""
+        return isinstance(self.data, Fresh)
+
+    @property
+    def sequences(self) -> bool:
+        """Whether it learns from sequences of replay; `extras["carry"]` then is the memory before each row."""
+        return isinstance(self.data, Replay) and self.data.sequences
 
 
 class Buffer(NamedTuple):
@@ -389,7 +396,7 @@ class Buffer(NamedTuple):
 class StepInfo(NamedTuple):
     """What the loop tells after each call. Arrays may still be under way: reading them waits for the device."""
 
-    state: Any  # loop.LoopState; valid until the generator is advanced, which donates it
+    state: Any  # a LoopState; valid until the generator is advanced, which donates it
     metrics: Metrics  # name -> scalar, mean over the call's iterations
     episodes: Episodes  # of this call
     iteration: int  # iterations done, this call's included

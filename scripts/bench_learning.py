@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from jrl import config
+from jrl.settings import config
 
 
 class Task(NamedTuple):

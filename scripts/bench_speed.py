@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from jrl.callbacks import Callbacks
-from jrl.config import load
+from jrl.settings.config import load
 
 _OWN = "custom.callbacks=[scripts.bench_speed"
 _CARTPOLE = ["configs/ppo.yaml", "algo.gamma=0.99", "algo.gae_lambda=0.95", "algo.ent_coef=0.01"]

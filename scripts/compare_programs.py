@@ -112,7 +112,7 @@ def _of(name: str, options: dict, shape: str, label: str) -> Iterator[tuple[str,
     import jax.numpy as jnp
 
     from jrl import algos
-    from jrl.hyper import Gru, NetworkConfig
+    from jrl.fields.hyper import Gru, NetworkConfig
     from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, MultiBinary, SequenceBatch, Window, element
 
     box = Box((2,), low=-1.0, high=1.0)

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from jrl import config, plan
 from jrl.errors import InputError
+from jrl.settings import config, plan
 
 ROOT = Path(__file__).parent.parent
 SOURCES = [*sorted((ROOT / "configs").glob("*.yaml")), *sorted((ROOT / "tests" / "fixtures" / "rllib").glob("*.yaml"))]
@@ -38,7 +38,7 @@ NASTY: list[Any] = [
     None, True, False, 0, -1, 1, 2, 3, 7, 13, 255, 1023, 0.5, -0.5, 1.5, 1e-30, 1e-320, 1e308, -1e308, 10**7, 10**10,
     -(10**10), 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, 10**400, math.inf,
     -math.inf, math.nan, "", " ", "x", "yes", "null", "1e5", "1e400", "0x10", "-", "~", "..", "../../x", "/dev/zero",
-    "os:path", "jrl.plan", "a.b.c", "a:b:c", ".:.", "jrl.algos.ppo", "x" * 10_000, "\u00e9\u4e2d\U0001f600", "\x00",
+    "os:path", "jrl.errors", "a.b.c", "a:b:c", ".:.", "jrl.algos.ppo", "x" * 10_000, "\u00e9\u4e2d\U0001f600", "\x00",
     "a\nb", "${HOME}", "{}", "[", "2020-13-45", "2020-01-01", "12:30:45", [], [[]], [1, 2], [0, 0], [-1], ["x"],
     [1.5, "a"], [0] * 1000, list(range(200)), [[0, 1]], [[0, 1], [10, 0]], [[5, 1]], [[0, math.nan]], [[0, 1, 2]],
     [[0, -1], [1e9, 1e9]], [[0, 0.1], [0, 0.2]], {}, {"name": "x"}, {"name": None}, {"a": {"b": 1}}, {"x": math.inf},

@@ -29,12 +29,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl import algos, build, checkpoint, config, registry, spaces
+from jrl import algos, registry, spaces
 from jrl.algos import uniform
 from jrl.envs.graph import Definition
 from jrl.errors import InputError
 from jrl.rollout import unroll
-from jrl.session import Session
+from jrl.run import build, checkpoint
+from jrl.run.session import Session
+from jrl.settings import config
 from jrl.types import ActOut, Box, GraphEnv, PyTree, Rollout
 
 START, END = "<!-- matrix -->", "<!-- /matrix -->"

@@ -25,8 +25,9 @@ from typing import Any
 
 import jax
 
-from jrl import checkpoint, config
 from jrl.metrics.loggers import read_rows
+from jrl.run import checkpoint
+from jrl.settings import config
 
 _TIMES = ("time", "perf/", "evaluation/time_s", "sys/")  # what may differ
 

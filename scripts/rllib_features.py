@@ -46,7 +46,7 @@ def config_of(algo: str = "PPO") -> Any:
 
 def value_at(cfg: Any, key: str) -> Any:
     """The value of a dotted key of what an AlgorithmConfig becomes."""
-    from jrl import config
+    from jrl.settings import config
 
     found: Any = config.to_dict(cfg.to_run_config())
     for name in key.split("."):
@@ -96,7 +96,8 @@ def migrates(given: dict[str, Any], key: str, expected: Any, algo: str = "PPO") 
     """A config of RLlib's becomes a key with this value."""
 
     def check() -> None:
-        from jrl import config, migrate
+        from jrl import migrate
+        from jrl.settings import config
 
         found: Any = config.to_dict(
             config.from_dict(migrate.migrate({"env": "CartPole-v1", **given}, algo=algo).config)
@@ -127,8 +128,9 @@ def unmigrated(given: dict[str, Any], algo: str = "PPO") -> Callable[[], None]:
 
 
 def _owner(kind: str) -> Any:
-    from jrl import api, workers
+    from jrl import api
     from jrl.api.policy import ActionPolicy
+    from jrl.run import workers
 
     kinds = {"algorithm": lambda: api.PPO, "policy": lambda: ActionPolicy, "config": lambda: api.PPOConfig}
     kinds |= {"workers": lambda: workers.Workers, "worker": lambda: workers.Worker}
@@ -151,12 +153,12 @@ def tells(kind: str, *names: str) -> Callable[[], None]:
     """Objects of this kind have no such attributes, and an error that says what does it instead."""
 
     def check() -> None:
-        from jrl import elsewhere
+        from jrl.host import elsewhere
 
         owner = _owner(kind)
         for name in names:
             if name not in elsewhere.NAMES[kind] or hasattr(owner, name):
-                raise AssertionError(f"{kind}.{name} is not among those that jrl.elsewhere tells about")
+                raise AssertionError(f"{kind}.{name} is not among those that jrl.host.elsewhere tells about")
 
     return check
 

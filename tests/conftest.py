@@ -29,7 +29,7 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 @pytest.fixture(scope="session")
 def four_devices():
     """A mesh of four devices."""
-    from jrl import parallel
+    from jrl.run import parallel
 
     assert len(jax.devices()) >= 4, f"XLA_FLAGS must give four devices: {os.environ['XLA_FLAGS']}"
     return parallel.make_mesh(4)

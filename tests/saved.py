@@ -4,7 +4,8 @@ from pathlib import Path
 
 import jax
 
-from jrl import build, checkpoint, config
+from jrl.run import build, checkpoint
+from jrl.settings import config
 
 
 def save(

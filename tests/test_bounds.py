@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import algos, api, bounds, hyper, sections
+from jrl import algos, api
 from jrl.algos import exploration, ppo
-from jrl.bounds import Clip, Count, Few, NonNegativeSchedule, Positive, Schedule, Seconds, Unit
 from jrl.errors import InputError
+from jrl.fields import bounds, hyper
+from jrl.fields.bounds import Clip, Count, Few, NonNegativeSchedule, Positive, Schedule, Seconds, Unit
+from jrl.settings import sections
 
 CLASSES = {
     **{name: algos.get_config_class(name) for name in algos.names()},

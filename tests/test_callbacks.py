@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import callbacks, envs, learner, registry
+from jrl import callbacks, envs, registry
 from jrl.callbacks import Callbacks, Hooks, in_program, load, make_multi_callbacks
 from jrl.errors import InputError
+from jrl.fields.data import Fresh
 from jrl.rollout import sources
 from jrl.rollout.unroll import RECORD
+from jrl.run import learner
 from jrl.types import ActOut, Algo, Batch, Rollout, UpdateAux
 
 T, B = 12, 3
@@ -276,7 +278,7 @@ def averaging():
         return state + loss, UpdateAux({"loss/mean": loss})
 
     nothing = lambda *args: ()
-    return Algo(lambda key: jnp.zeros(()), lambda s: s, nothing, act, update, True)
+    return Algo(lambda key: jnp.zeros(()), lambda s: s, nothing, act, update, Fresh())
 
 
 def test_pure_moments_run_inside_the_program():

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import checkpoint, checkpoint_file, config
 from jrl.errors import InputError
+from jrl.run import checkpoint, checkpoint_file
+from jrl.settings import config
 from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -361,7 +362,10 @@ def test_arrays_that_no_machine_can_hold_are_not_read(tmp_path, monkeypatch):
 def test_nothing_to_find(tmp_path):
     with pytest.raises(InputError, match="does not exist"):
         checkpoint.locate(tmp_path / "no")
-    with pytest.raises(InputError, match="holds no complete checkpoint"):
+    with pytest.raises(InputError, match="holds no complete checkpoint: give a run directory"):
+        checkpoint.locate(tmp_path)
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(InputError, match=f"holds no complete checkpoint: .*--out {tmp_path} --resume auto begins"):
         checkpoint.locate(tmp_path)
 
 
@@ -375,7 +379,7 @@ def test_nothing_is_pickled(tmp_path):
 @pytest.mark.parametrize("name", ["ppo_v1", "dqn_v1"])
 def test_checkpoints_of_format_1_stay_readable(name):
     """Written by `python -m jrl.train` when the format was new; see tests/fixtures/README.md."""
-    from jrl import build
+    from jrl.run import build
 
     found = checkpoint.locate(FIXTURES / name)
     meta = checkpoint.read_meta(found)

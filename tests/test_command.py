@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from jrl import __main__, command, config, shipped
+from jrl import __main__
+from jrl import config as config_command
 from jrl.errors import InputError
+from jrl.fields import shipped
+from jrl.host import command
+from jrl.settings import config
 
 ROOT = Path(__file__).parent.parent
 
@@ -42,6 +46,30 @@ def test_a_command_that_there_is_not(capsys):
     assert "expected one of train, evaluate" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [
+        (["train", "ppo", "--set", "a.b=1", "c.d=2"], "c.d=2: --set takes one value: repeat it, ... --set c.d=2"),
+        (["train", "--set=a.b=1", "c.d=2", "e.f=[3, 4]"], "c.d=2 e.f=[3, 4]: --set takes one value: repeat it,"),
+        (["train", "ppo", "--stop", "env_steps=1", "time_s=2", "-v"], "repeat it, ... --stop time_s=2"),
+        (["config", "show", "ppo", "--set", "a.b=1", "c.d=2"], "repeat it, ... --set c.d=2"),
+        (["evaluate", "--set", "a.b=1", "c.d=2"], "repeat it, ... --set c.d=2"),
+        (["check-env", "CartPole-v1", "--set", "a=1", "b=2"], "repeat it, ... --set b=2"),
+    ],
+)
+def test_several_values_behind_one_option(words, more, capsys):
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(words)
+    assert ended.value.code == 2
+    assert more in capsys.readouterr().err
+
+
+def test_a_file_whose_name_has_an_equals_sign_is_no_setting(tmp_path, capsys):
+    (tmp_path / "lr=1.yaml").write_text("algo: {name: ppo}\nenv: {id: CartPole-v1}\nstop: {env_steps: 9}\n")
+    assert __main__.main(["config", "show", "--set", "algo.lr=0.5", str(tmp_path / "lr=1.yaml")]) == 0
+    assert "lr: 0.5" in capsys.readouterr().out
+
+
 def test_the_installed_command_finds_modules_where_it_is_typed(tmp_path, monkeypatch):
     (tmp_path / "only_here_walk.py").write_text("")
     monkeypatch.chdir(tmp_path)
@@ -63,7 +91,7 @@ def test_no_parser_takes_abbreviated_options(folder):
 
 def test_an_abbreviated_option_is_refused(capsys):
     with pytest.raises(SystemExit) as e:
-        config.main(["show", "ppo", "--alg", "sac"])
+        config_command.main(["show", "ppo", "--alg", "sac"])
     assert e.value.code == 2 and "unrecognized arguments: --alg" in capsys.readouterr().err
 
 
@@ -74,7 +102,7 @@ def test_a_config_by_name(tmp_path, monkeypatch, capsys):
     assert shipped.names() == tuple(sorted(p.stem for p in (ROOT / "configs").glob("*.yaml")))
     monkeypatch.chdir(tmp_path)
     assert config.load("ppo") == config.load(ROOT / "configs" / "ppo.yaml")
-    assert config.main(["list"]) == 0
+    assert config_command.main(["list"]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert tuple(lines) == shipped.names() and lines["ppo"] == "CartPole-v1 on any backend"
     with pytest.raises(InputError, match=r"pppo: there is no such file: did you mean ppo"):
@@ -87,7 +115,7 @@ def test_an_installed_package_has_its_configs_inside(tmp_path, monkeypatch):
     (tmp_path / "jrl" / "configs").mkdir(parents=True)
     (tmp_path / "configs").mkdir()  # somebody else's
     (tmp_path / "jrl" / "configs" / "mine.yaml").write_text("# A task. More.\n")
-    monkeypatch.setattr(shipped, "__file__", str(tmp_path / "jrl" / "shipped.py"))
+    monkeypatch.setattr(shipped, "__file__", str(tmp_path / "jrl" / "fields" / "shipped.py"))
     shipped.directory.cache_clear()
     try:
         assert shipped.names() == ("mine",) and [*shipped.lines()] == ["mine  A task"]

@@ -8,10 +8,21 @@ import types
 
 import pytest
 
-from jrl import config
-from jrl.bounds import Count, Unit
-from jrl.config import EnvConfig, InputError, NetworkConfig, RunConfig, from_dict, load, merge, to_dict, to_yaml
-from jrl.hyper import Schedule
+from jrl import config as config_command
+from jrl.fields.bounds import Count, Unit
+from jrl.fields.hyper import Schedule
+from jrl.settings import config
+from jrl.settings.config import (
+    EnvConfig,
+    InputError,
+    NetworkConfig,
+    RunConfig,
+    from_dict,
+    load,
+    merge,
+    to_dict,
+    to_yaml,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -357,16 +368,9 @@ def registry(monkeypatch):
     monkeypatch.setitem(sys.modules, "jrl.algos", module)
 
 
-@pytest.fixture
-def envs(monkeypatch):
-    module = types.ModuleType("jrl.envs")
-    module.check = lambda id, backend, options, **more: [] if id == "CartPole-v1" else [f"env.id: {id} is not known"]
-    monkeypatch.setitem(sys.modules, "jrl.envs", module)
-
-
 def test_show_tells_the_origin_of_each_value_and_loads_again(ppo_yaml, tmp_path, registry, capsys):
     args = ["--set", "algo.gamma=0.9", "--env", "Acrobot-v1", "--stop", "episode/return=1"]
-    assert config.main(["show", str(ppo_yaml), *args]) == 0
+    assert config_command.main(["show", str(ppo_yaml), *args]) == 0
     shown = capsys.readouterr().out
     lines = {line.split("  # ")[0].strip(): line.split("  # ")[1] for line in shown.splitlines() if "  # " in line}
     assert lines["name: ppo"] == "file"
@@ -385,30 +389,38 @@ def test_show_tells_the_origin_of_each_value_and_loads_again(ppo_yaml, tmp_path,
 
 
 def test_show_after_another_algo_names_no_dropped_origin(ppo_yaml, registry, capsys):
-    assert config.main(["show", str(ppo_yaml), "--algo", "dqn"]) == 0
+    assert config_command.main(["show", str(ppo_yaml), "--algo", "dqn"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert [line.split("# ")[1] for line in shown if line.strip().startswith("lr: ")] == ["default"]
     assert [line.split("# ")[1] for line in shown if line.startswith("  name: ")] == ["--algo"]
 
 
-def test_validate_prints_the_plan(ppo_yaml, registry, envs, capsys):
-    assert config.main(["validate", str(ppo_yaml)]) == 0
+def test_validate_prints_the_plan_and_asks_the_environments(ppo_yaml, capsys):
+    ppo_yaml.write_text(ppo_yaml.read_text().replace("{frame_skip: 4}", "{}"))
+    assert config_command.main(["validate", str(ppo_yaml)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "8 envs x 128 steps = 1024 rows per iteration",
         "4 epochs x 4 minibatches of 256 rows = 16 updates per iteration",
         "98 iterations until stop.env_steps 100000",
         "ok",
     ]
-
-
-def test_validate_asks_the_environments(ppo_yaml, registry, envs, capsys):
-    assert config.main(["validate", str(ppo_yaml), "--env", "Nope-v0"]) == 2
-    out, err = capsys.readouterr()
-    assert err == "env.id: Nope-v0 is not known\n" and "ok" not in out.splitlines()
+    for more, told in {
+        ("--env", "Nope-v0"): "env.id Nope-v0: no backend has it",
+        (
+            "--set",
+            "env.action_mask_info=legal",
+            "--set",
+            "env.backend=graph",
+        ): "env.action_mask_info legal: environments in",
+        ("--set", "env.batch_size=99"): "env.batch_size 99",
+    }.items():
+        assert config_command.main(["validate", str(ppo_yaml), *more]) == 2
+        out, err = capsys.readouterr()
+        assert err.startswith(told) and "ok" not in out.splitlines()
 
 
 def test_bad_input_is_exit_status_2(ppo_yaml, registry, capsys):
-    assert config.main(["show", str(ppo_yaml), "--set", "algo.gama=1"]) == 2
+    assert config_command.main(["show", str(ppo_yaml), "--set", "algo.gama=1"]) == 2
     out, err = capsys.readouterr()
     assert (out, err) == ("", "unknown key algo.gama: did you mean algo.gamma?\n")
 
@@ -479,7 +491,7 @@ def test_an_algorithm_of_the_users_own(tmp_path, monkeypatch):
     for name, message in {
         "own_project.borrowed": "its Config is that of jrl.algos.ppo",
         "own_project.nothing": "cannot be imported",
-        "jrl.plan": "an algorithm is a module with a dataclass Config",
+        "jrl.settings.plan": "an algorithm is a module with a dataclass Config",
     }.items():
         with pytest.raises(InputError, match=message):
             load(None, algo=name, env="CartPole-v1", stop=["env_steps=9"])

@@ -3,9 +3,10 @@
 import jax.numpy as jnp
 import pytest
 
-from jrl import registry, schema
+from jrl import registry
 from jrl.api import DQN, PPO
 from jrl.errors import InputError
+from jrl.fields import schema
 
 CONFIG = {
     "env": {"id": "RepeatAfterMe-v0", "num_envs": 4, "reward_scale": 0.5},  # rewards are +1 and -1

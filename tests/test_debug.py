@@ -13,9 +13,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "algos"))
 import fakes
 
-from jrl import build, checkpoint, config, debug
+from jrl import debug
 from jrl.errors import InputError
 from jrl.networks import NetworkConfig
+from jrl.run import build, checkpoint
+from jrl.settings import config
 from jrl.types import Batch, Discrete, UpdateAux
 
 KEY = jax.random.key(3)
@@ -103,7 +105,7 @@ def test_ppo_a_reward_whose_square_overflows():
     algo, state, rollout = setting("ppo", **ONE_STEP, normalize_advantage=False)
     found = debug.explain(algo, state, changed(rollout, ((2, 5), {"reward": 1e30, "mask": True})), KEY)
     assert (found.operation.primitive, found.operation.file) == ("square", "jrl/ops/losses.py")
-    assert found.operation.inside[0].startswith("scan at jrl/algos/ppo.py:")
+    assert found.operation.inside[0].startswith("scan at jrl/algos/agent.py:")
     assert found.transitions[0].index == (2, 5) and found.transitions[0].alone
     assert "step 2 of column 5: enough by itself" in str(found)
 

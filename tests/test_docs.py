@@ -9,9 +9,10 @@ from pathlib import Path
 import jax
 import pytest
 
-from jrl import algos, envs, sections
-from jrl.hyper import NetworkConfig
+from jrl import algos, envs
+from jrl.fields.hyper import NetworkConfig
 from jrl.rollout import unroll
+from jrl.settings import sections
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "examples" / "README.md"])
@@ -135,7 +136,7 @@ def test_the_snippets_of_your_own_algorithm(capsys):
     names: dict = {}
     for block in _snippets("own-algorithm.md"):
         exec(block, names)
-    assert capsys.readouterr().out == "('init', 'actor', 'carry', 'act', 'update', 'on_policy')\n"
+    assert capsys.readouterr().out == "('init', 'actor', 'carry', 'act', 'update', 'data')\n"
     loss, metrics = names["with_weight_decay"](lambda p, b: (1.0, {}), None, {"w": jax.numpy.full(3, 2.0)}, None)
     assert abs(float(loss) - (1.0 + 12e-4)) < 1e-6 and float(metrics["loss/decay"]) == 12.0
 

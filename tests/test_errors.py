@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from jrl import config, migrate, schema, train
+from jrl import migrate, train
 from jrl.errors import InputError
+from jrl.fields import schema
+from jrl.settings import config
 
 CASES = schema.parse((Path(__file__).parent / "errors.yaml").read_text())
 BASE = {"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1"}, "stop": {"env_steps": 100_000}}

@@ -7,10 +7,12 @@ import time
 import jax
 import pytest
 
-from jrl import build, config, evaluation, loop
 from jrl.errors import InputError
-from jrl.evaluation import Evaluations
 from jrl.rollout.evaluate import SUMMARY, evaluator
+from jrl.run import build, evaluation
+from jrl.run.evaluation import Evaluations
+from jrl.run.keys import Role, role_key
+from jrl.settings import config
 
 
 def run_config(**sections):
@@ -47,7 +49,7 @@ def test_the_episodes_are_those_of_the_evaluator(env):
     evaluations = Evaluations(cfg)
     for count in (7, 8):
         found = evaluations.play(actor, count=count, version=2)
-        want = expected(actor, loop.role_key(3, loop.Role.EVALUATE, count)).summary()
+        want = expected(actor, role_key(3, Role.EVALUATE, count)).summary()
         assert {name: found[name] for name in want} == want
         assert found["weights_version"] == 2 and found["timed_out"] == 0 and found["time_s"] > 0
         assert found["timesteps"] == round(want["length"] * 6)

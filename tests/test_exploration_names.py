@@ -7,7 +7,7 @@ import pytest
 
 from jrl import registry
 from jrl.errors import InputError
-from jrl.exploration_names import from_rllib
+from jrl.migrate.exploration_names import from_rllib
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_what_cannot_be_converted_is_named(given, message):
 
 
 def test_every_result_is_a_section_of_an_algorithm():
-    from jrl import schema
     from jrl.algos.exploration import OverActions, OverDistributions, OverQ
+    from jrl.fields import schema
 
     fits = {
         OverQ: ("EpsilonGreedy", "PerWorkerEpsilonGreedy", "SoftQ", "ParameterNoise", "Random"),
@@ -151,5 +151,5 @@ def test_every_result_is_a_section_of_an_algorithm():
 
 
 def test_it_loads_without_jax():
-    code = "import sys, jrl.exploration_names; assert 'jax' not in sys.modules"
+    code = "import sys, jrl.migrate.exploration_names; assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from jrl import checkpoint, faults
+from jrl.host import faults
+from jrl.run import checkpoint
 
 HERE = Path(__file__).parent
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
@@ -38,7 +39,7 @@ class Child:
     """A Python process that says "ready" when it wants to be signalled."""
 
     def __init__(self, code):
-        preamble = "import ctypes, os, signal, sys, threading, time\nfrom jrl import faults\n" + BLOCKED + LOOP
+        preamble = "import ctypes, os, signal, sys, threading, time\nfrom jrl.host import faults\n" + BLOCKED + LOOP
         ready = "\nready = lambda: print('ready', flush=True)\n"
         self.process = subprocess.Popen(
             [sys.executable, "-c", preamble + ready + code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -324,7 +325,7 @@ def test_its_thread_looks_by_itself_and_ends_with_the_block(capfd):
 
 def test_it_does_not_keep_a_process_alive():
     done = subprocess.run(
-        [sys.executable, "-c", "from jrl import faults\nfaults.Watchdog(1000.0).__enter__()"], timeout=10
+        [sys.executable, "-c", "from jrl.host import faults\nfaults.Watchdog(1000.0).__enter__()"], timeout=10
     )
     assert done.returncode == 0
 

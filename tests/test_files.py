@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from jrl import files
 from jrl.errors import InputError
+from jrl.host import files
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from jrl import files
+from jrl.host import files
 with files.held(Path(sys.argv[1])):
     (ended := os.fork()) or os._exit(0)  # a forked process that ends does not release it
     os.waitpid(ended, 0)

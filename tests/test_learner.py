@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from flax import struct
 
-from jrl import learner, parallel
+from jrl.fields.data import Fresh, Replay
+from jrl.run import learner, parallel
 from jrl.types import BROKEN_STACKS, Algo, Batch, Buffer, Rollout, UpdateAux
 
 ROWS = 4
@@ -34,7 +35,7 @@ def make_algo(priority=False, axis_name=None):
         carry=lambda batch_size: (),
         act=lambda *args: None,
         update=update,
-        on_policy=False,
+        data=Replay(),
         ingest=lambda state, rollout: state.replace(env_steps=state.env_steps + rollout.reward.size),
     )
 
@@ -94,14 +95,16 @@ def test_priorities_go_back_where_they_are_used(prioritized):
     np.testing.assert_array_equal(replay["priority"], [16.0 if prioritized else 0.0])
 
 
-def test_an_on_policy_algorithm_is_refused():
-    with pytest.raises(ValueError, match="ingest"):
-        learner.off_policy(make_algo()._replace(ingest=None), make_buffer(), updates=1, learning_starts=0)
+def test_the_data_are_those_that_the_algorithm_learns_from():
+    with pytest.raises(ValueError, match="use on_policy"):
+        learner.off_policy(make_algo()._replace(data=Fresh()), make_buffer(), updates=1, learning_starts=0)
+    with pytest.raises(ValueError, match="use off_policy"):
+        learner.on_policy(make_algo())
 
 
 def test_on_policy_keeps_no_replay():
     algo = make_algo()._replace(
-        update=lambda state, rollout, key: (state, UpdateAux({"loss/value": rollout.reward.sum()}))
+        data=Fresh(), update=lambda state, rollout, key: (state, UpdateAux({"loss/value": rollout.reward.sum()}))
     )
     made = learner.on_policy(algo)
     _, replay, metrics = made.step(made.init(None), made.init_replay(), rollout(), None)
@@ -130,10 +133,8 @@ def make_writer(kept, updates, axis_name=None):
     return make_algo()._replace(
         init=lambda key: Seen(jnp.zeros(()), jnp.zeros((100,))),
         update=update,
-        on_policy=True,
         ingest=lambda state, rollout: state.replace(ingested=state.ingested + rollout.reward[0, 0]),
-        rollouts_kept=kept,
-        updates_per_rollout=updates,
+        data=Fresh(kept, updates),
     )
 
 

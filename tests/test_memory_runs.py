@@ -4,8 +4,9 @@ reward as part of what is seen."""
 import jax.numpy as jnp
 import pytest
 
-from jrl import registry, schema
+from jrl import registry
 from jrl.api import PPO
+from jrl.fields import schema
 
 
 def gap(default, net, params, rows):

@@ -10,10 +10,10 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jrl.callbacks import Callbacks, Hooks, load, make_multi_callbacks
-from jrl.memory_tracking import MemoryTracking, live_arrays
+from jrl.callbacks.memory_tracking import MemoryTracking, live_arrays
 from jrl.metrics import results
 
-NAME = "jrl.memory_tracking:MemoryTracking"
+NAME = "jrl.callbacks.memory_tracking:MemoryTracking"
 ROW = {"env_steps": 8, "iteration": 1, "updates": 1, "time_s": 1.0}
 
 

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from jrl import algos, config, plan, train
+from jrl import algos, train
+from jrl import config as command
 from jrl.errors import InputError
-from jrl.hyper import Gtrxl, Lstm
-from jrl.migrate import defaults, looks_like_rllib, main, migrate, read, tables
-from jrl.sections import RunConfig
+from jrl.fields.hyper import Gtrxl, Lstm
+from jrl.fields.schema import read_mapping
+from jrl.migrate import defaults, looks_like_rllib, main, migrate, tables
+from jrl.settings import config, plan
+from jrl.settings.sections import RunConfig
 
 HERE = Path(__file__).parent
 FIXTURES = HERE / "fixtures" / "rllib"
@@ -176,7 +179,7 @@ def keys_of(data):
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_file_becomes_the_tree_that_it_means(name):
-    data = read(FIXTURES / name)
+    data = read_mapping(FIXTURES / name)
     assert looks_like_rllib(data)
     found = migrate(data, algo=ALGO.get(name), drop=True)
     assert found.config == EXPECTED[name]
@@ -187,14 +190,14 @@ def test_a_file_becomes_the_tree_that_it_means(name):
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_every_key_has_a_line(name):
-    data = read(FIXTURES / name)
+    data = read_mapping(FIXTURES / name)
     said = migrate(data, algo=ALGO.get(name), drop=True).lines
     for key in keys_of(data):
         assert any(line.startswith((f"{key} -> ", f"{key}: ")) for line in said), key
 
 
 def test_lines_of_a_tuned_example():
-    assert migrate(read(FIXTURES / "cartpole-ppo.yaml")).lines == CARTPOLE_LINES
+    assert migrate(read_mapping(FIXTURES / "cartpole-ppo.yaml")).lines == CARTPOLE_LINES
 
 
 @pytest.mark.parametrize(
@@ -223,12 +226,12 @@ def test_lines_of_a_tuned_example():
     ],
 )  # fmt: skip
 def test_line(name, line):
-    assert line in migrate(read(FIXTURES / name), algo=ALGO.get(name), drop=True).lines
+    assert line in migrate(read_mapping(FIXTURES / name), algo=ALGO.get(name), drop=True).lines
 
 
 def test_a_config_with_a_stop_can_be_run_as_it_is(tmp_path):
     path = tmp_path / "new.yaml"
-    path.write_text(config.schema.dump(migrate(read(FIXTURES / "cartpole-ppo.yaml")).config))
+    path.write_text(config.schema.dump(migrate(read_mapping(FIXTURES / "cartpole-ppo.yaml")).config))
     cfg = config.load(path)
     assert plan.batch_plan(cfg) == plan.BatchPlan(rows=1000, minibatch=125, updates=48, iterations=100)
 
@@ -417,6 +420,13 @@ def test_priorities_without_a_type_mean_a_prioritized_buffer():
     assert ours("DQN", replay_buffer_config={"alpha": 0.7})["replay"] == {"priority_alpha": 0.7, "prioritized": True}
     uniform = {"type": "EpisodeReplayBuffer", "alpha": 0.7}
     assert ours("DQN", replay_buffer_config=uniform)["replay"] == {"priority_alpha": 0.7}
+
+
+@pytest.mark.parametrize("name", ["ReservoirReplayBuffer", "my_project.replay.Recent"])
+def test_a_buffer_of_another_kind_is_not_taken_for_a_uniform_one(name):
+    given = {"type": name}
+    assert any("replay_buffer_config.type: lacking: " in line for line in lines("DQN", replay_buffer_config=given))
+    assert "replay" not in ours("DQN", replay_buffer_config=given)
 
 
 def test_the_newest_name_counts():
@@ -618,18 +628,23 @@ def test_command_drops_only_when_it_is_told_to(capsys):
 def test_the_flags_of_rllibs_command():
     """`rllib train --run=A2C --config '{...}' --stop '{...}'`, and the same over a file."""
     said = []
+
+    def load(path=None, algo=None, env=None, drop=False, over_it=None, **more):
+        data = command.given(path, algo=algo, env=env, drop=drop, over_it=over_it, tell=said.append)
+        return config.load(data, algo=algo, env=env, **more)
+
     given = {"num_workers": 0, "lambda": 0.5}
-    more = {"stop": ['{"training_iteration": 2, "env_runners": {"episode_return_mean": 150}}'], "tell": said.append}
-    cfg = config.load(None, algo="A2C", env="CartPole-v1", rllib=given, **more)
+    stop = ['{"training_iteration": 2, "env_runners": {"episode_return_mean": 150}}']
+    cfg = load(None, algo="A2C", env="CartPole-v1", over_it=given, stop=stop)
     assert (cfg.env.num_envs, cfg.algo.gae_lambda) == (1, 0.5)
     assert cfg.stop == {"env_steps": 2000, "episode/return": 150}
     assert "migrated: lambda -> algo.gae_lambda: 0.5" in said
-    cfg = config.load(FIXTURES / "cartpole-ppo.yaml", rllib={"lambda": 0.5, "model": {"fcnet_hiddens": [8]}})
+    cfg = load(FIXTURES / "cartpole-ppo.yaml", over_it={"lambda": 0.5, "model": {"fcnet_hiddens": [8]}})
     assert (cfg.algo.gae_lambda, cfg.network.hidden, cfg.network.shared) == (0.5, (8,), True)
     with pytest.raises(InputError, match="is a configuration of jrl: use --set"):
-        config.load(HERE.parent / "configs" / "ppo.yaml", rllib=given)
+        load(HERE.parent / "configs" / "ppo.yaml", over_it=given)
     with pytest.raises(InputError, match="--drop: there is no configuration of RLlib"):
-        config.load(HERE.parent / "configs" / "ppo.yaml", drop=True)
+        load(HERE.parent / "configs" / "ppo.yaml", drop=True)
     with pytest.raises(InputError, match=r"--stop {nonsense: expected metric=number, or JSON"):
         config.load(None, algo="ppo", env="CartPole-v1", stop=["{nonsense"])
     with pytest.raises(InputError, match="--config: expected JSON such as"):

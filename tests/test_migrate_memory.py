@@ -2,9 +2,10 @@
 
 import pytest
 
-from jrl import config, plan
 from jrl.errors import InputError
 from jrl.migrate import migrate
+from jrl.run import preflight
+from jrl.settings import config, plan
 
 RECURRENT_PPO = {
     "run": "PPO",
@@ -64,7 +65,7 @@ def test_recurrent_ppo():
     }
     note = "the nearest that divides a rollout of 128 steps, not 20"
     assert f"model.max_seq_len -> network.max_seq_len: 16  ({note})" in found.lines
-    config.check_env(config.from_dict(found.config))
+    preflight.check_env(config.from_dict(found.config))
 
 
 def test_r2d2():
@@ -84,7 +85,7 @@ def test_r2d2():
         found.lines
     )
     assert "batch_mode: dropped: sequences from replay end with their episodes by themselves" in found.lines
-    config.check_env(config.from_dict(found.config))
+    preflight.check_env(config.from_dict(found.config))
 
 
 def test_the_name_r2d2_is_enough():

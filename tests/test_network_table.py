@@ -2,15 +2,17 @@
 
 import pytest
 
-from jrl import config, network_table
-from jrl.network_table import Row
+from jrl import config as config_command
+from jrl.run import network_table
+from jrl.run.network_table import Row
+from jrl.settings import config
 
 
 def test_ppo_has_as_many_as_rllib_prints(capsys):
     """4-256-256-2, and as much for the value: 134,915."""
     sets = ["--set", "env.backend=graph", "--set", "network.hidden=[256, 256]"]
     arguments = ["show", "--algo", "ppo", "--env", "CartPole-v1", "--stop", "env_steps=1e6", *sets, "--network"]
-    assert config.main(arguments) == 0
+    assert config_command.main(arguments) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["name", "shape", "dtype", "parameters"]
     assert ["policy_torso.Dense_1.kernel", "[256,", "256]", "float32", "65,536"] in lines
@@ -51,10 +53,10 @@ def test_a_table_by_hand():
 
 def test_bad_input(capsys):
     arguments = ["show", "--algo", "ppo", "--stop", "env_steps=1e6", "--network", "--env"]
-    assert config.main([*arguments, "NoSuch-v1"]) == 2
+    assert config_command.main([*arguments, "NoSuch-v1"]) == 2
     assert "NoSuch-v1" in capsys.readouterr().err
-    assert config.main([*arguments, "CartPole-v1", "--set", "network.torso=jrl.none:Net"]) == 2
+    assert config_command.main([*arguments, "CartPole-v1", "--set", "network.torso=jrl.none:Net"]) == 2
     assert "network.torso jrl.none:Net: jrl.none cannot be imported" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        config.main(["validate", "--algo", "ppo", "--env", "CartPole-v1", "--network"])
+        config_command.main(["validate", "--algo", "ppo", "--env", "CartPole-v1", "--network"])
     assert "--network goes with show" in capsys.readouterr().err

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from jrl import files
-from jrl.output import Lasting, Transcript, recorded
+from jrl.host import files
+from jrl.host.output import Lasting, Transcript, log_file, recorded
 
 
 def broken():
@@ -104,6 +104,24 @@ def test_loggers_are_heard_once(tmp_path, capsys, monkeypatch):
     assert not logging.getLogger("jrl").handlers and logging.getLogger("jrl").propagate
 
 
+def test_a_log_file_has_what_loggers_say_and_python_shows_it_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(logging, "lastResort", logging.StreamHandler(sys.stderr))
+    logging.lastResort.setLevel(logging.WARNING)
+    logger, paths = logging.getLogger("jrl.somewhere"), [tmp_path / "a", tmp_path / "b"]
+    with log_file(paths[0]) as one, log_file(paths[1]):
+        print("rows", file=one)
+        logger.warning("take care")
+        logging.basicConfig(format="mine: %(message)s")
+        logger.warning("again")
+    logger.warning("after")
+    assert capsys.readouterr().err == "take care\nmine: again\nmine: after\n"
+    for path, first in zip(paths, (["rows"], []), strict=True):
+        head, *lines = path.read_text().splitlines()
+        assert head.startswith("# 20") and lines[: len(first)] == first
+        assert [line.partition("somewhere: ")[2] for line in lines[len(first) :]] == ["take care", "again"]
+
+
 def test_a_transcript_is_continued_and_ends_with_the_reason(tmp_path):
     path = tmp_path / "log.txt"
     for text in ("first", "second"):
@@ -133,7 +151,7 @@ def test_a_transcript_on_a_full_disk_is_silent(tmp_path, monkeypatch):
 
 CLOSED = """
 import os, sys
-from jrl import output
+from jrl.host import output
 with output.recorded():
     handle = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
     print("to nobody", flush=True)

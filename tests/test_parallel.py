@@ -7,9 +7,9 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jrl import parallel
 from jrl.errors import InputError
-from jrl.parallel import AXIS, PER_DEVICE, REPLICATED, ROLLOUT
+from jrl.run import parallel
+from jrl.run.parallel import AXIS, PER_DEVICE, REPLICATED, ROLLOUT
 from jrl.types import Rollout
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)

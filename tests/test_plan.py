@@ -1,19 +1,20 @@
-"""jrl.plan: derived numbers, and every combination with replay that cannot be run, by its message."""
+"""jrl.settings.plan: derived numbers, and every combination with replay that cannot be run, by its message."""
 
 import dataclasses
 from typing import ClassVar
 
 import pytest
 
-from jrl import plan
-from jrl.config import from_dict
 from jrl.errors import InputError
-from jrl.schema import merge
+from jrl.fields.data import Replay
+from jrl.fields.schema import merge
+from jrl.settings import plan
+from jrl.settings.config import from_dict
 
 
 @dataclasses.dataclass(frozen=True)
 class Sac:
-    uses_replay: ClassVar[bool] = True
+    learns_from: ClassVar[type] = Replay
     gamma: float = 0.99
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from jrl import plot, schema
+from jrl import plot
+from jrl.fields import schema
 
 
 def run(directory: Path, seed: int, lr: float = 1e-3, rows=((10, 1.0), (20, 2.0))) -> Path:
@@ -24,6 +25,8 @@ def test_the_seeds_of_a_config_are_a_group(tmp_path):
     runs = [run(tmp_path / str(i), seed=i, lr=lr) for i, lr in enumerate((1e-3, 1e-4, 1e-3))]
     configs = {path: schema.read_yaml(path / "config.yaml") for path in runs}
     assert plot.grouped(configs) == {"algo.lr=0.001": [runs[0], runs[2]], "algo.lr=0.0001": [runs[1]]}
+    configs[runs[1]]["algo"]["lr"] = None  # as YAML has it
+    assert "algo.lr=null" in plot.grouped(configs)
     assert plot.grouped({path: configs[path] for path in (runs[0], runs[2])}) == {"all": [runs[0], runs[2]]}
 
 

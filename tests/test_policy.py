@@ -13,9 +13,14 @@ import pytest
 from saved import save
 
 import jrl
-from jrl import api, build, checkpoint, config, elsewhere, evaluate, shipped, train
+from jrl import api, evaluate, train
+from jrl.fields import shipped
+from jrl.fields.data import Fresh
+from jrl.host import elsewhere
 from jrl.ops import normalize
-from jrl.policy import Policy, Trained
+from jrl.run import build, checkpoint
+from jrl.run.policy import Policy, Trained
+from jrl.settings import config
 from jrl.types import ActOut, Algo, Box, Dict, Discrete, EnvSpec, InputError, MultiBinary, MultiDiscrete, Tuple
 
 VECTOR = Box((4,))
@@ -158,7 +163,7 @@ class Counting:
 
     def policy(self):
         carry = lambda batch_size: jnp.zeros((batch_size,), jnp.int32)
-        algo = Algo(lambda key: (), lambda state: state, carry, self.act, lambda *args: args, on_policy=True)
+        algo = Algo(lambda key: (), lambda state: state, carry, self.act, lambda *args: args, data=Fresh())
         cfg = config.load(None, algo="ppo", env="CartPole-v1", stop=["env_steps=100000"])
         return Policy(Trained(algo, (), None, EnvSpec(Box((1,)), Discrete(100), 1), cfg, {"env_steps": 0}))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jrl.ops import minibatch
-from jrl.provenance import first_bad_operation, is_finite
+from jrl.run.provenance import first_bad_operation, is_finite
 
 INF, NAN = jnp.inf, jnp.nan
 

@@ -6,8 +6,10 @@ import pytest
 from PIL import Image
 from saved import save
 
-from jrl import build, config, record, video
+from jrl import record
 from jrl.errors import InputError
+from jrl.run import build, video
+from jrl.settings import config
 from jrl.types import Box, Discrete, EnvSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium", "ignore:.*fork.*")
@@ -25,7 +27,7 @@ def painted(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def no_compile_cache_of_the_user(monkeypatch):
-    from jrl import build
+    from jrl.run import build
 
     monkeypatch.setattr(build, "enable_compile_cache", lambda: None)
 

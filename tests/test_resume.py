@@ -12,10 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import algos, checkpoint, config, resume, train
+from jrl import algos, train
+from jrl.fields.data import Replay, learns_from
 from jrl.metrics import loggers
 from jrl.replay import prioritized, ring, sum_tree
 from jrl.replay.regroup import regroup, renewed
+from jrl.run import checkpoint, resume
+from jrl.settings import config
 from jrl.types import Rollout
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "prove_resume.py"
@@ -31,7 +34,7 @@ TASKS = {"sac": "Pendulum-v1", "td3": "Pendulum-v1"}
 
 
 def run(algo, *args, out):
-    more = REPLAY if getattr(algos.get_config_class(algo), "uses_replay", False) else ["--set=rollout.length=16"]
+    more = REPLAY if learns_from(algos.get_config_class(algo)) is Replay else ["--set=rollout.length=16"]
     return train.main(
         ["--algo", algo, "--env", TASKS.get(algo, "CartPole-v1"), *SMALL, *more, "--out", str(out), *args]
     )

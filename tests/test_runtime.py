@@ -1,4 +1,4 @@
-"""jrl.runtime: variables that are set before jax starts, and programs that are compiled again."""
+"""jrl.host.runtime: variables that are set before jax starts, and programs that are compiled again."""
 
 import json
 import logging
@@ -11,12 +11,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jrl import checkpoint, config, registry, runtime, train
+from jrl import registry, train
 from jrl.api import PPOConfig
 from jrl.errors import InputError
+from jrl.host import runtime
 from jrl.rollout import ray_cluster
 from jrl.rollout.runner_health import RunnerOptions
-from jrl.sections import RuntimeConfig
+from jrl.run import checkpoint
+from jrl.settings import config
+from jrl.settings.sections import RuntimeConfig
 
 SMALL = [
     "--algo=ppo", "--env=CartPole-v1", "--set=env.backend=graph", "--set=env.num_envs=4", "--set=rollout.length=16",
@@ -77,8 +80,8 @@ def test_what_jax_has_read_already_cannot_change(environ):
 
 _PROCESS = """
 import json, pathlib, jax
-from jrl import runtime
-from jrl.sections import RuntimeConfig
+from jrl.host import runtime
+from jrl.settings.sections import RuntimeConfig
 before = runtime.started()
 runtime.apply(RuntimeConfig(cpu_threads=3, xla_flags="--xla_force_host_platform_device_count=2"))
 x = jax.numpy.ones((300, 300))

@@ -12,8 +12,10 @@ import jax
 import numpy as np
 import pytest
 
-from jrl import build, checkpoint, config, parallel, train
+from jrl import train
 from jrl.metrics import loggers
+from jrl.run import build, checkpoint, parallel
+from jrl.settings import config
 
 HERE = Path(__file__).parent
 slow = pytest.mark.slow

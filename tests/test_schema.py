@@ -1,4 +1,4 @@
-"""jrl.schema: documentation from comments, YAML without traps, sections within sections."""
+"""jrl.fields.schema: documentation from comments, YAML without traps, sections within sections."""
 
 import dataclasses
 from typing import Literal
@@ -6,9 +6,10 @@ from typing import Literal
 import pytest
 import yaml
 
-from jrl import config, schema
-from jrl.config import EnvConfig
-from jrl.hyper import Schedule
+from jrl.fields import schema
+from jrl.fields.hyper import Schedule
+from jrl.settings import config
+from jrl.settings.config import EnvConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,13 @@ def test_optional_section():
     assert build({"core": {"size": 3}}) == (Tree(core=Core(3)), [])
     assert build({"core": {}})[1] == ["core.size is missing: expected a whole number"]
     assert build({"core": {"size": 1, "kin": "gru"}})[1] == ["unknown key core.kin: did you mean core.kind?"]
+
+
+def test_a_key_that_looks_like_none_has_no_hint():
+    valid = ["network.dtype", "network.hidden", "replay.capacity", "replay.n_step", "replay.train_every"]
+    assert schema.nearest("replay.typ", valid, {}) is None
+    assert schema.nearest("replay.dtipe", valid, {}) == "network.dtype"
+    assert schema.nearest("replay.n_stp", valid, {}) == "replay.n_step"
 
 
 def test_each_key_of_a_mapping_is_a_problem_of_its_own():

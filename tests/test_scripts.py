@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jrl import config
+from jrl.settings import config
 
 ROOT = Path(__file__).parent.parent
 

@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from jrl import learner, spaces
+from jrl import spaces
+from jrl.run import learner
 from jrl.types import (
     NO_CHOICE,
     Box,

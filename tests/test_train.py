@@ -14,9 +14,12 @@ import jax
 import numpy as np
 import pytest
 
-from jrl import checkpoint, config, evaluate, files, train
+from jrl import evaluate, train
+from jrl.host import files
 from jrl.metrics import loggers
-from jrl.session import Session
+from jrl.run import checkpoint
+from jrl.run.session import Session
+from jrl.settings import config
 
 SMALL = [
     "--algo=ppo", "--env=CartPole-v1", "--set=env.backend=graph", "--set=env.num_envs=4", "--set=rollout.length=16",
@@ -232,8 +235,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(finished, tmp_path):
 def test_resume_tells_what_changed(tmp_path, capsys):
     out = tmp_path / "c"
     run("--stop=env_steps=200", out=out)
-    run("--stop=env_steps=400", "--resume", str(out), "--set=algo.lr=1e-2", out=out)
-    assert "changed: algo.lr 0.0003 -> 0.01" in capsys.readouterr().out
+    run("--stop=env_steps=400", "--resume", str(out), "--set=algo.lr=1e-2", "--set=algo.value_clip_eps=0.3", out=out)
+    told = capsys.readouterr().out
+    assert "changed: algo.lr 0.0003 -> 0.01" in told and "changed: algo.value_clip_eps null -> 0.3" in told
 
 
 def test_resume_auto_without_a_checkpoint_starts_afresh(tmp_path, capsys):
@@ -351,7 +355,8 @@ def test_envpool_programs_stay_out_of_the_compile_cache(algo, setting, tmp_path)
 
 def test_a_complete_run_is_not_trained_on_by_accident(finished, capsys):
     before = (finished / "result.jsonl").read_bytes()
-    assert run("--stop=env_steps=1500", "--resume=auto", out=finished) == 2
+    assert run("--stop=env_steps=100", "--resume=auto", out=finished) == 2
     steps = checkpoint.read_meta(checkpoint.locate(finished))["env_steps"]
-    assert f"the run is complete, with {steps:,} of 1,500 steps" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"the run is complete, with {steps:,} of 100 steps" in told and f"--stop env_steps={2 * steps}" in told
     assert (finished / "result.jsonl").read_bytes() == before

@@ -6,8 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from jrl import algos, checkpoint, config, evaluate, train
+from jrl import algos, evaluate, train
+from jrl.fields.data import Replay, learns_from
 from jrl.metrics import loggers
+from jrl.run import checkpoint
+from jrl.settings import config
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 NAMES = sorted(p.stem for p in CONFIGS.glob("*.yaml") if not p.stem.startswith("ppo"))
@@ -33,7 +36,7 @@ def parts_of(directory, *parts):
 
 
 def test_the_tasks_are_all_that_learn_from_replay():
-    assert set(TASKS) == {n for n in algos.names() if getattr(algos.get_config_class(n), "uses_replay", False)}
+    assert set(TASKS) == {n for n in algos.names() if learns_from(algos.get_config_class(n)) is Replay}
 
 
 # options of another's algorithm, which have tests of their own: in the slow set

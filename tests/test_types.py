@@ -6,7 +6,7 @@ import math
 import jax
 import numpy as np
 
-from jrl.hyper import Schedule
+from jrl.fields.hyper import Schedule
 from jrl.types import Box, Discrete, EnvSpec, Episodes, MultiDiscrete, StepInfo, hyperparams
 
 

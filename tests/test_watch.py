@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from flax import struct
 
-from jrl import checkpoint, parallel, train, watch
+from jrl import train
+from jrl.fields.data import Fresh
 from jrl.metrics import loggers
+from jrl.run import checkpoint, parallel, watch
 from jrl.types import NOT_FINITE, Algo, UpdateAux
 
 SMALL = [
@@ -33,7 +35,7 @@ def toy(loss):
         return state.replace(params=params), UpdateAux({"loss/value": loss(batch), "other": jnp.nan})
 
     init = lambda key: State({"w": jnp.zeros(())})
-    return Algo(init, lambda state: state.params, lambda n: (), lambda *args: None, update, on_policy=True)
+    return Algo(init, lambda state: state.params, lambda n: (), lambda *args: None, update, data=Fresh())
 
 
 GOOD, BAD = jnp.asarray([1.0, 3.0]), jnp.asarray([1.0, jnp.inf])
@@ -101,8 +103,8 @@ def test_a_run_stops_with_a_bundle(name, more, kind, tmp_path, capsys):
 def test_a_rollback_goes_on_from_the_last_checkpoint_with_smaller_steps(tmp_path, capsys):
     out = tmp_path / "a"
     args = ["--algo", "dqn", "--env", "CartPole-v1", *SMALL, *REPLAY, "--set=checkpoint.every=16"]
-    args += ["--set=algo.lr=[[0, 1e-3], [60, 1e-3], [61, 1e39]]", "--set=run.on_nonfinite=rollback"]
-    args += ["--set=run.rollback_lr=1e-42"]
+    args += ["--set=algo.lr=[[0, 1e-3], [200, 1e-3], [201, 3e38]]", "--set=run.on_nonfinite=rollback"]
+    args += ["--set=run.rollback_lr=1e-41"]
     assert train.main([*args, "--stop=env_steps=800", "--out", str(out)]) == 0
     text = capsys.readouterr().out
     assert "rollback 1 of 3: from" in text and "resume: changed: algo.lr" in text

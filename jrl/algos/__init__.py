@@ -33,8 +33,8 @@ import importlib.util
 from types import ModuleType
 
 from jrl import registry
-from jrl.bounds import short
 from jrl.errors import InputError
+from jrl.fields.bounds import short
 
 _MODULES = {
     "ppo": "jrl.algos.ppo",

@@ -21,7 +21,7 @@ from jrl.algos.actor_critic import Rows
 from jrl.algos.agent import Agent, Common, State
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import OverDistributions, Stochastic
-from jrl.bounds import Count, NonNegative, NonNegativeSchedule, Positive, Unit
+from jrl.fields.bounds import Count, NonNegative, NonNegativeSchedule, Positive, Unit
 from jrl.networks import NetworkConfig
 from jrl.ops import schedules
 from jrl.types import Algo, Array, EnvSpec, Key, Metrics, PyTree, Rollout, UpdateAux, hyperparams

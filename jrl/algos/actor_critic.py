@@ -175,7 +175,6 @@ def make_algo(
         update=update,
         outputs=outputs,
         memory=agent.net.carry,
-        on_policy=True,
         **options,
     )
 

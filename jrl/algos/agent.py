@@ -16,7 +16,7 @@ So `functools.partial(ppo.update, cfg, agent)` is `ppo.make(...).update`, and `v
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,8 @@ from jrl.algos import custom_loss, exploration, gradients, observer, parameter_n
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import Exploration, Explorer, Stochastic
 from jrl.algos.observer import Observer
-from jrl.bounds import NonNegativeSchedule, Positive, Unit
+from jrl.fields.bounds import NonNegativeSchedule, Positive, Unit
+from jrl.fields.data import Fresh, Replay
 from jrl.networks import NetworkConfig
 from jrl.ops import exploration as ops
 from jrl.ops import minibatch, normalize
@@ -40,6 +41,8 @@ Kind = Literal["distribution", "q", "action"]
 @hyperparams
 class Common:
     """Hyper-parameters that all algorithms have; a Schedule is a number or `[[env_steps, value], ...]`."""
+
+    learns_from: ClassVar[type] = Fresh
 
     lr: NonNegativeSchedule = 3e-4  # Adam's step size
     gamma: Unit = 0.99  # discount per step
@@ -410,8 +413,7 @@ def algo(
     policy: Callable[..., tuple[Any, PyTree, dict[str, PyTree]]] | None = None,
     act: Callable[..., ActOut] = act,
     ingest: Callable[[Any, Agent, State, Rollout], State] | None = None,
-    on_policy: bool,
-    **options: Any,
+    data: Fresh | Replay | None = None,
 ) -> Algo:
     """The Algo of an algorithm's functions, each of which takes (cfg, agent, ...).
 
@@ -424,8 +426,7 @@ def algo(
       policy: (Actor, obs [B, *] as networks read it, memory, explore) -> (what the exploration gets, memory, extras).
       act: (policy, Actor, obs, carry, key, explore) -> ActOut; without a policy its first argument is the Actor.
       ingest: see `Algo.ingest`.
-      on_policy: it learns from rollouts, not from replay.
-      options: further fields of Algo.
+      data: what it learns from; None: as the Config says, from sequences where replay meets memory.
     """
     bind = lambda function: functools.partial(function, cfg, agent)
     chosen = exploration.make(cfg.exploration, agent.spec.action, kinds=(agent.kind,))
@@ -439,10 +440,8 @@ def algo(
         carry=carry,
         act=bind(act) if policy is None else functools.partial(act, cfg, agent, policy),
         update=bind(update),
-        on_policy=on_policy,
+        data=data or (Replay(agent.network.recurrent) if cfg.learns_from is Replay else Fresh()),
         ingest=None if ingest is None else bind(ingest),
         running_return_gamma=cfg.gamma if cfg.normalize_reward else None,
         outputs=bind(outputs),
-        sequences=agent.network.recurrent and not on_policy,
-        **options,
     )

@@ -28,7 +28,8 @@ from jrl.algos import actor_critic, parts, ppo, sequences
 from jrl.algos import agent as agents
 from jrl.algos.agent import Agent, State
 from jrl.algos.custom_loss import Loss
-from jrl.bounds import Clip, Count, NonNegativeSchedule, Share, Unit
+from jrl.fields.bounds import Clip, Count, NonNegativeSchedule, Share, Unit
+from jrl.fields.data import Fresh
 from jrl.networks import NetworkConfig
 from jrl.types import Algo, Array, EnvSpec, Key, Metrics, PyTree, Rollout, UpdateAux, Window, hyperparams
 
@@ -145,8 +146,7 @@ def make(
         update,
         init=init,
         ingest=agents.ingest,
-        rollouts_kept=cfg.circular_buffer_num_batches,
-        updates_per_rollout=cfg.circular_buffer_iterations_per_batch,
+        data=Fresh(cfg.circular_buffer_num_batches, cfg.circular_buffer_iterations_per_batch),
     )
 
 

@@ -114,7 +114,7 @@ def make_agent(
 
 def make_algo(cfg: Common, agent: Agent, **functions: Any) -> Algo:
     """The Algo with replay of an Agent with critics; keywords as of `agent.algo`."""
-    return agents.algo(cfg, agent, policy=step_policy, memory=agent.net.policy.carry, on_policy=False, **functions)
+    return agents.algo(cfg, agent, policy=step_policy, memory=agent.net.policy.carry, **functions)
 
 
 def initial_params(agent: Agent, key: Key) -> dict[str, PyTree]:

@@ -41,7 +41,8 @@ from jrl.algos.agent import Actor, Agent, Common, Records, State
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import EpsilonGreedy, OverQ, SoftQ
 from jrl.algos.observer import Observer
-from jrl.bounds import Count, NonNegativeSchedule, Positive, Share, Unit
+from jrl.fields.bounds import Count, NonNegativeSchedule, Positive, Share, Unit
+from jrl.fields.data import Replay
 from jrl.networks import Head, Network, NetworkConfig
 from jrl.ops import exploration as ops
 from jrl.ops import schedules
@@ -74,7 +75,7 @@ class Config(Common):
     is a copy (the hard update), and target_update_every 1 with a small tau is Polyak averaging.
     """
 
-    uses_replay: ClassVar[bool] = True
+    learns_from: ClassVar[type] = Replay
 
     lr: NonNegativeSchedule = 5e-4
     double: bool = False  # the online network picks the next action
@@ -370,7 +371,6 @@ def make(
         ingest=ingest,
         outputs=outputs,
         memory=agent.net.carry,
-        on_policy=False,
     )
 
 

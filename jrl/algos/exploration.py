@@ -28,8 +28,8 @@ from annotated_types import Ge, Interval
 
 from jrl import registry, spaces
 from jrl.algos import uniform
-from jrl.bounds import UINT32, DeviceSteps, Name, NonNegative, NonNegativeSchedule, Unit, UnitSchedule
-from jrl.hyper import Options
+from jrl.fields.bounds import UINT32, DeviceSteps, Name, NonNegative, NonNegativeSchedule, Unit, UnitSchedule
+from jrl.fields.hyper import Options
 from jrl.ops import exploration as ops
 from jrl.ops import schedules
 from jrl.types import Array, Box, Discrete, InputError, PyTree, Space, element, hyperparams

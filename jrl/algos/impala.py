@@ -29,7 +29,7 @@ from jrl.algos.actor_critic import Rows
 from jrl.algos.agent import Agent, Common, State
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import OverDistributions, Stochastic
-from jrl.bounds import Clip, Count, NonNegative, NonNegativeSchedule, Positive, Unit
+from jrl.fields.bounds import Clip, Count, NonNegative, NonNegativeSchedule, Positive, Unit
 from jrl.networks import NetworkConfig
 from jrl.ops import losses, schedules
 from jrl.types import Algo, Array, EnvSpec, InputError, Key, Metrics, PyTree, Rollout, UpdateAux, Window, hyperparams

@@ -18,7 +18,7 @@ from flax import struct
 
 from jrl.algos import parts
 from jrl.algos.exploration import Exploration, ParameterNoise, ParameterNoiseQ
-from jrl.hyper import NetworkConfig
+from jrl.fields.hyper import NetworkConfig
 from jrl.ops import exploration as ops
 from jrl.ops import schedules
 from jrl.types import Array, Discrete, InputError, Key, Metrics, PyTree, Space

@@ -10,7 +10,7 @@ import numpy as np
 from flax import struct
 from jax.flatten_util import ravel_pytree
 
-from jrl.hyper import NetworkConfig
+from jrl.fields.hyper import NetworkConfig
 from jrl.ops import losses, normalize
 from jrl.types import Array, Batch, Box, Discrete, Key, Metrics, PyTree, Rollout, Space
 

@@ -5,7 +5,7 @@
     out = algo.act(algo.actor(state), obs, (), key)             # out.action [B], out.extras: log_prob
     state, aux = jax.jit(algo.update)(state, rollout, key)      # rollout: jrl.types.Rollout [T, B]
 
-`make(..., axis_name="d")` gives functions for `jax.pmap(..., axis_name="d")` or `jrl.parallel.pmap`: gradients and
+`make(..., axis_name="d")` gives functions for `jax.pmap(..., axis_name="d")` or `jrl.run.parallel.pmap`: gradients and
 statistics are reduced over that axis. Float hyper-parameters are pytree leaves of Config, so they can be vmapped.
 """
 
@@ -23,7 +23,7 @@ from jrl.algos import agent as agents
 from jrl.algos.agent import Agent, Common, State
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import OverDistributions, Stochastic
-from jrl.bounds import Count, NonNegative, NonNegativeSchedule, Positive, Unit
+from jrl.fields.bounds import Count, NonNegative, NonNegativeSchedule, Positive, Unit
 from jrl.networks import NetworkConfig
 from jrl.ops import losses, minibatch, schedules
 from jrl.types import Algo, Array, EnvSpec, Key, Metrics, PyTree, Rollout, UpdateAux, hyperparams

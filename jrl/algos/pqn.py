@@ -31,7 +31,7 @@ from jrl.algos.agent import Actor, Agent, Common, Records, State
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import EpsilonGreedy, OverQ
 from jrl.algos.observer import Observer
-from jrl.bounds import Count, NonNegativeSchedule, Positive, Unit
+from jrl.fields.bounds import Count, NonNegativeSchedule, Positive, Unit
 from jrl.networks import Head, Network, NetworkConfig
 from jrl.ops import exploration as ops
 from jrl.ops import losses, returns, schedules
@@ -227,7 +227,6 @@ def make(
         update=update,
         outputs=outputs,
         memory=agent.net.carry,
-        on_policy=True,
     )
 
 

@@ -33,7 +33,8 @@ from jrl.algos.agent import Agent, Common, State
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.algos.observer import Observer
-from jrl.bounds import Count, Few, NonNegativeSchedule, Share
+from jrl.fields.bounds import Count, Few, NonNegativeSchedule, Share
+from jrl.fields.data import Replay
 from jrl.networks import Head, NetworkConfig
 from jrl.ops import random, schedules
 from jrl.ops.exploration import allowed
@@ -60,7 +61,7 @@ _LOG_STD_RANGE = (-20.0, 2.0)  # beyond it exp and its gradient leave what float
 class Config(Common):
     """Hyper-parameters of SAC; a Schedule is a number or `[[env_steps, value], ...]`."""
 
-    uses_replay: ClassVar[bool] = True
+    learns_from: ClassVar[type] = Replay
 
     actor_lr: NonNegativeSchedule | None = None  # of the policy; null: lr
     ent_coef_lr: NonNegativeSchedule | None = None  # of the temperature; null: lr

@@ -26,7 +26,8 @@ from jrl.algos.agent import Agent, Common, State
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import Gaussian, OverActions
 from jrl.algos.observer import Observer
-from jrl.bounds import Count, Few, NonNegative, NonNegativeSchedule, Share
+from jrl.fields.bounds import Count, Few, NonNegative, NonNegativeSchedule, Share
+from jrl.fields.data import Replay
 from jrl.networks import Head, NetworkConfig
 from jrl.ops import schedules
 from jrl.types import (
@@ -50,7 +51,7 @@ DEFAULT_NETWORK = NetworkConfig(hidden=(256, 256), activation="relu")
 class Config(Common):
     """Hyper-parameters of TD3; a Schedule is a number or `[[env_steps, value], ...]`."""
 
-    uses_replay: ClassVar[bool] = True
+    learns_from: ClassVar[type] = Replay
 
     actor_lr: NonNegativeSchedule | None = None  # of the policy; null: lr
     tau: Share = 0.005  # share of the way that the target networks move with each step of the policy

@@ -12,6 +12,7 @@ Those of a module of one's own are `config_class("my_project.my_ppo")` and `algo
 """
 
 import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _HOMES = {
     "DefaultCallbacks": "jrl.callbacks:Callbacks",
     "Episode": "jrl.rollout.replay_episodes",
     "in_program": "jrl.callbacks",
-    "concat_samples": "jrl.by_hand",
+    "concat_samples": "jrl.run.by_hand",
     "make_multi_callbacks": "jrl.callbacks",
     "EnvContext": "jrl.envs.context",
     "TaskSettableEnv": "jrl.envs.task",
@@ -79,6 +80,9 @@ def __getattr__(name: str) -> Any:
     if name == "tune":
         return importlib.import_module("jrl.api.tune")
     made = _made()
+    elsewhere = importlib.import_module("jrl.host.elsewhere")
+    if name in elsewhere.NAMES["api"]:
+        raise elsewhere.missing(sys.modules[__name__], name, "api")
     if name not in made:
         raise AttributeError(f"jrl.api has no {name}: it has {', '.join(sorted([*_HOMES, *made]))}")
     return made[name]()

@@ -1,6 +1,6 @@
 """A run as an object: `train()` makes one iteration and returns its result.
 
-The object drives `jrl.session.Session`, as `python -m jrl.train` does; there is no second loop.
+The object drives `jrl.run.session.Session`, as `python -m jrl.train` does; there is no second loop.
 """
 
 import argparse
@@ -15,21 +15,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from jrl import build, checkpoint, config, elsewhere, envs, hooks, migrate, registry, runtime
+from jrl import envs, migrate, registry
 from jrl.api.by_hand import ByHand
 from jrl.api.config import AlgorithmConfig
 from jrl.api.policy import ActionPolicy
 from jrl.api.records import Records, Saved, hold, path_of
 from jrl.errors import InputError
+from jrl.host import elsewhere, runtime
 from jrl.metrics import results
-from jrl.session import Session
+from jrl.run import build, checkpoint, hooks, preflight
+from jrl.run.session import Session
+from jrl.settings import config
 from jrl.types import PyTree
 
 
 class Algorithm(ByHand):
     """A run that goes on as long as it is asked to.
 
-    Subclasses may replace steps of it by methods: `training_step(self, step)`, of a jrl.loop.Step, and
+    Subclasses may replace steps of it by methods: `training_step(self, step)`, of a jrl.run.staged.Step, and
     `loss(default, net, params, batch)`, a static method (see jrl.algos).
 
     Args:
@@ -108,7 +111,7 @@ class Algorithm(ByHand):
         if type(self).loss is not Algorithm.loss:
             own_loss = registry.reference(type(self).loss)
             cfg = dataclasses.replace(cfg, custom=dataclasses.replace(cfg.custom, loss=own_loss))
-        config.check_env(cfg)
+        preflight.check_env(cfg)
         if cfg.run.on_nonfinite == "rollback":
             raise InputError(
                 "run.on_nonfinite rollback needs the checkpoints of `python -m jrl.train`: use stop or ignore here"
@@ -145,7 +148,7 @@ class Algorithm(ByHand):
             raise
 
     def training_step(self, step: Any) -> None:
-        """One iteration: collects and learns. Subclasses may do otherwise with a jrl.loop.Step."""
+        """One iteration: collects and learns. Subclasses may do otherwise with a jrl.run.staged.Step."""
         step.learn(step.sample())
 
     @staticmethod

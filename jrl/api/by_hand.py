@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jrl import checkpoint
 from jrl.api.config import AlgorithmConfig
 from jrl.api.weights_file import read_weights
-from jrl.session import Session
+from jrl.run import checkpoint
+from jrl.run.session import Session
 from jrl.types import Batch, PyTree, Rollout, SequenceBatch
 
 _POLICY = "default_policy"

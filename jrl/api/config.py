@@ -10,12 +10,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
-from jrl import algos, config, elsewhere, exploration_names, registry, schema
+from jrl import algos, registry
 from jrl.api import groups, translation
-from jrl.config import RunConfig
 from jrl.errors import InputError
+from jrl.fields import schema
+from jrl.host import elsewhere
+from jrl.migrate import exploration_names
 from jrl.migrate.job import Job
-from jrl.sections import SYNONYMS
+from jrl.run import preflight
+from jrl.settings import config
+from jrl.settings.config import RunConfig
+from jrl.settings.sections import SYNONYMS
 
 if TYPE_CHECKING:
     from jrl.api.algorithm import Algorithm
@@ -321,7 +326,7 @@ class AlgorithmConfig:
 
     def validate(self) -> Self:
         """Raises InputError with all that is wrong, the environment's options included."""
-        config.check_env(self.to_run_config())
+        preflight.check_env(self.to_run_config())
         return self
 
     def copy(self, copy_frozen: bool | None = None) -> Self:

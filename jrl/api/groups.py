@@ -1,7 +1,7 @@
 """The groups of `AlgorithmConfig`: which argument of which method is which key of the config tree.
 
 Names are RLlib's newest where it has the option, the tree's own where it has not. Annotation, default and documentation
-of an argument are those of its key, in `jrl.sections` and in the algorithm's Config.
+of an argument are those of its key, in `jrl.settings.sections` and in the algorithm's Config.
 """
 
 import dataclasses
@@ -11,8 +11,9 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jrl import schema
-from jrl.sections import RunConfig
+from jrl.fields import schema
+from jrl.fields.data import Replay, learns_from
+from jrl.settings.sections import RunConfig
 
 GROUPS: dict[str, dict[str, str]] = {
     "environment": {
@@ -191,7 +192,7 @@ NOT_SET = _NotSet()
 
 def arguments(algo_config: type) -> dict[str, dict[str, Argument]]:
     """Group -> keyword -> Argument, for an algorithm."""
-    replay = getattr(algo_config, "uses_replay", False)
+    replay = learns_from(algo_config) is Replay
     found: dict[str, dict[str, Argument]] = {}
     for group, mapping in GROUPS.items():
         own = {f.name: f"algo.{f.name}" for f in _fields(algo_config)} if group == "training" else {}

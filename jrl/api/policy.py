@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jrl import elsewhere, spaces
-from jrl.config import RunConfig
+from jrl import spaces
 from jrl.envs.history import PREV_ACTION, PREV_REWARD
-from jrl.policy import Inputs, Past
+from jrl.host import elsewhere
+from jrl.run.policy import Inputs, Past
+from jrl.settings.config import RunConfig
 from jrl.types import SEEN, Algo, Box, Dict, EnvSpec, PyTree, Tuple, element
 
 if TYPE_CHECKING:
-    from jrl.session import Session
+    from jrl.run.session import Session
 
 
 class ActionPolicy:

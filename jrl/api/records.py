@@ -8,9 +8,10 @@ from typing import Any
 
 import jax
 
-from jrl import checkpoint, files, run_directory
 from jrl.errors import InputError
-from jrl.session import Session
+from jrl.host import files
+from jrl.run import checkpoint, run_directory
+from jrl.run.session import Session
 
 
 class Saved(str):
@@ -97,6 +98,7 @@ class Records:
         self._directory = directory
         self._files = files
         self._write: Any = None  # of a row, while the files are open
+        self._tell: Any = None  # of a row, to log.txt
         self._saved: int | None = session.iteration if continued else None
         every = session.config.checkpoint.every
         self._due = None if every is None else session.env_steps - session.env_steps % every + every
@@ -131,7 +133,8 @@ class Records:
         if not session.config.run.out:
             self._files.enter_context(files.held(self.directory, made=True))
         self._write = self._files.enter_context(run_directory.opened(session, self.directory, rows_until))
-        session.sinks.append(self._write)
+        self._tell = self._files.enter_context(run_directory.logged(session, self.directory))
+        session.sinks += [self._write, self._tell]
         if fresh:
             print(f"run: {self.directory}")
 
@@ -146,7 +149,7 @@ class Records:
             self._checkpoints = self._files.enter_context(keeper)
         self._checkpoints.save(session.iteration, session.parts(), session.description())
         self._saved = session.iteration
-        if session.config.checkpoint.exact and session.run.program.restart:
+        if session.config.checkpoint.exact:
             session.run.program.restart(session.iteration)
 
     def save(self, path: str | Path | None) -> Saved:
@@ -172,7 +175,7 @@ class Records:
                 self.save(None)
         finally:
             self._files.close()
-            session.sinks[:] = [sink for sink in session.sinks if sink is not self._write]
-            self._write = None
+            session.sinks[:] = [sink for sink in session.sinks if sink not in (self._write, self._tell)]
+            self._write = self._tell = None
         if ended and opened and "jsonl" in session.config.run.log:
             run_directory.plot(session, self.directory)

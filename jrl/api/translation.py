@@ -6,10 +6,12 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from jrl import registry, sections
-from jrl.hyper import NetworkConfig
+from jrl import registry
+from jrl.fields.data import Fresh, learns_from
+from jrl.fields.hyper import NetworkConfig
 from jrl.migrate import KEYS, memory
 from jrl.migrate.job import Job, canonical, translate
+from jrl.settings import sections
 
 # arguments of ours that stand for more than their key in RLlib, where a number of atoms makes the head distributional
 BY_RULE = {"num_atoms"}
@@ -76,7 +78,7 @@ def _with_sizes(theirs: Mapping[str, Any], given: Mapping[str, Any], config_clas
     at = lambda section, key: (given.get(section) or {}).get(key)
     if "num_envs_per_env_runner" in names and isinstance(runners := at("env_runners", "num"), int):
         yield "num_env_runners", runners
-    if not getattr(config_class, "uses_replay", False) and isinstance(length := at("rollout", "length"), int):
+    if learns_from(config_class) is Fresh and isinstance(length := at("rollout", "length"), int):
         yield "rollout_fragment_length", length
 
 

@@ -22,10 +22,10 @@ from jrl import algos, registry
 from jrl.api import algorithm_class, translation
 from jrl.api.algorithm import Algorithm
 from jrl.api.config import AlgorithmConfig
-from jrl.config import RunConfig as _RunConfig
 from jrl.errors import InputError, cannot_import
 from jrl.rollout import ray_cluster
 from jrl.rollout.runner_health import RunnerOptions
+from jrl.settings.config import RunConfig as _RunConfig
 
 # of a result, what Tune says of its own trials
 _TUNES = {

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jrl import registry, room
+from jrl import registry
 from jrl.envs.check_values import Findings, Watch, choices, described, look_at, look_at_mask, place
 from jrl.envs.graph import Definition
 from jrl.envs.make import make, resolve
 from jrl.errors import counted
+from jrl.host import room
 from jrl.spaces import leaves, map_leaves, masks_actions, num_bytes, of_leaves, split_mask
 from jrl.types import Box, Discrete, EnvSpec, GraphEnv, InputError, Leaf, MultiDiscrete, PyTree, Space
 

@@ -14,7 +14,7 @@ from jrl.envs import context as contexts
 from jrl.envs.context import EnvContext, makes_graph
 from jrl.envs.graph import Definition, build, time_limit
 from jrl.envs.wrappers import wrap
-from jrl.room import check_observations
+from jrl.host.room import check_observations
 from jrl.spaces import leaves
 from jrl.types import AsyncEnv, Env, EnvSpec, GraphEnv, InputError
 

@@ -142,11 +142,12 @@ def apply_in(state: Any, env: GraphEnv, fn: TaskFn, result: dict[str, Any], cont
     def put(task: PyTree) -> None:
         held[0] = set_in(held[0], env, task)
 
-    task = _one(fn, result, context, Handle(lambda: get_in(held[0], env), put))
+    task = asked(fn, result, context, Handle(lambda: get_in(held[0], env), put))
     return held[0], task
 
 
-def _one(fn: TaskFn, result: dict[str, Any], context: EnvContext, handle: Any) -> Any:
+def asked(fn: TaskFn, result: dict[str, Any], context: EnvContext, handle: Any) -> Any:
+    """The task that a curriculum function leaves environments with which `handle` stands for."""
     task = fn(result, handle, context)
     if task is not None:
         handle.set_task(task)
@@ -166,28 +167,20 @@ def setter(task: Any) -> Callable[[Any], None]:
     return fn
 
 
-def apply(source: Any, fn: TaskFn, result: dict[str, Any], context: EnvContext | None = None) -> list[Any]:
+def apply(source: Any, fn: TaskFn, result: dict[str, Any]) -> list[Any]:
     """Asks a curriculum function for the task of every environment, and sets it.
 
     Args:
-      source: of rollouts (`jrl.rollout.sources`).
+      source: one vector's, with `foreach_env`.
       fn: (result, env, context) -> the next task, None for no change. `env` has get_task and set_task: the environment,
         or one Handle for all that are part of a program. It is called where the environment lives: it travels pickled.
       result: the latest row.
-      context: for environments in a program; others know their own.
     Returns:
       The task that each environment has now, or each program.
     Raises:
       InputError: environments without a task, or a task that does not fit.
       RuntimeError: `fn` raised in another process.
     """
-    if hasattr(source, "get_task"):  # in a program
-        return [_one(fn, result, context or EnvContext(), Handle(source.get_task, source.set_task))]
-    each = getattr(source, "foreach_worker", None)
-    if each is not None:
-        parts = each(functools.partial(apply, fn=fn, result=result, context=context))
-        return [task for part in parts for task in part]
-
     check(source)
 
     def one(env: Any) -> Any:

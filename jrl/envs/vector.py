@@ -12,7 +12,7 @@ from jrl.envs.masked import put_around, shapes
 from jrl.envs.step_faults import FIRST_STEPS, Breach, line, of_making, own, seeded, stack
 from jrl.envs.worker_process import Block, row, sizes
 from jrl.errors import EnvironmentFailed, InputError
-from jrl.room import check_observations
+from jrl.host.room import check_observations
 
 ATTEMPTS = 10  # to make and reset an environment anew, until the run ends
 _RESTARTED = 2**30  # seeds from here on belong to no pool's first reset (see `make.seed_range`)

@@ -64,7 +64,7 @@ def leaves(space: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...]
 
 
 def sizes(space: Any) -> list[tuple[str, tuple[int, ...], int]]:
-    """The arrays of an observation, as `jrl.room.check_observations` takes them; without spaces that have none."""
+    """The arrays of an observation, as `jrl.host.room.check_observations` takes them; without spaces that have none."""
     name = lambda path: "observation" + "".join(f"[{key!r}]" for key in path)
     arrays = [leaf for leaf in leaves(space) if leaf[1].shape is not None and leaf[1].dtype is not None]
     return [(name(path), tuple(part.shape), np.dtype(part.dtype).itemsize) for path, part in arrays]

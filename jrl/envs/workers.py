@@ -26,7 +26,7 @@ from jrl.envs import worker_process as process
 from jrl.envs.step_faults import FIRST_STEPS
 from jrl.envs.vector import ATTEMPTS, Infos, Restarts
 from jrl.errors import EnvironmentFailed
-from jrl.room import check_observations
+from jrl.host.room import check_observations
 
 _NEVER_S = 1e6
 _MAKE_S = 60.0  # at least, to make an environment where steps have a time limit

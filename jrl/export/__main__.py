@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jrl import command
 from jrl.errors import InputError
 from jrl.export.directory import check_free
+from jrl.host import command
 
 FORMATS = ("npz", "stablehlo", "onnx")
 

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jrl import checkpoint, config, policy, spaces
+from jrl import spaces
+from jrl.run import checkpoint, policy
+from jrl.settings import config
 from jrl.types import Array, PyTree, Space
 
 

@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from jrl import files, registry
+from jrl import registry
 from jrl.errors import InputError
+from jrl.host import files
 
 Row = Mapping[str, float | int | str | list[float]]  # lists, such as of one number per episode, go to jsonl only
 

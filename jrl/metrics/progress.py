@@ -33,7 +33,7 @@ def open_progress(
     The row that meets a criterion is the last that is shown.
 
     Args:
-      stop: the run's criteria, as `hooks.stop_at` reads them, with env_steps.
+      stop: the run's criteria, as `hooks.stop_at` reads them, with env_steps; none: it goes on for ever.
       stream: where to; None for stdout. A bar if it is a terminal.
       window: as of `hooks.stop_at`.
       interval: seconds at least between two plain lines; the last row is always told.
@@ -108,8 +108,8 @@ class Course:
         percent = math.floor(100 * self.fraction)
         steps = lambda n: f"{number(n)} step{'s' * (n != 1)}"
         said = [f"{percent}% of {steps(target)}" if self.nearest == "env_steps" else
-                f"{percent}% of {_name(self.nearest)} {target:g}"]  # fmt: skip
-        if not (short and self.nearest == "env_steps"):
+                f"{percent}% of {_name(self.nearest)} {target:g}"] if self._stop else []  # fmt: skip
+        if not (short and self.nearest == "env_steps" and self._stop):
             said.append(steps(row["env_steps"]))
         score, evaluation, speed = row.get("episode/return"), row.get("evaluation/return"), self.speed()
         said.append(f"return {_score(score)}" if _known(score) else "return -")

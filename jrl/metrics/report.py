@@ -173,7 +173,7 @@ def plot_learning_curve(
         if name in stop:
             axes.axhline(stop[name], color=drawn[name], linestyle="--", linewidth=1, label=f"{name} {stop[name]:g}")
     if drawn:
-        axes.legend(frameon=False, fontsize=9)
+        axes.legend(framealpha=0.85, edgecolor="none", fontsize=9)
     else:
         axes.text(0.5, 0.5, f"no {y} in {Path(result).name}", ha="center", transform=axes.transAxes)
     return _save(figure, png)
@@ -218,7 +218,7 @@ def plot_runs(
     if stop is not None:
         axes.axhline(stop, color="0.4", linestyle="--", linewidth=1, label=f"{y} {stop:g}")
     if runs:
-        axes.legend(frameon=False, fontsize=9)
+        axes.legend(framealpha=0.85, edgecolor="none", fontsize=9)
     return _save(figure, png)
 
 

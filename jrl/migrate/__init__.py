@@ -1,7 +1,7 @@
 """RLlib's configurations of any generation as jrl's.
 
     migration = migrate(data)           # a config dict, or a tuned example {name: {run, env, stop, config}}
-    cfg = jrl.config.from_dict(migration.config)
+    cfg = jrl.settings.config.from_dict(migration.config)
     python -m jrl.config migrate old.yaml > new.yaml       # what became of each key on stderr
 
 What a file does not set has jrl's default, not RLlib's: those that differ are listed. A key that asks for what jrl does
@@ -10,22 +10,21 @@ not have is an error, unless it is to be dropped. docs/rllib-users.md has the ta
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jrl import command, schema
-from jrl.bounds import short
 from jrl.errors import InputError
+from jrl.fields import schema
+from jrl.fields.bounds import short
+from jrl.host import command
 from jrl.migrate import defaults, hyper, memory, rules
 from jrl.migrate.experiment import conditions, experiment, is_experiment
 from jrl.migrate.job import Job, canonical, translate
 from jrl.migrate.tables import ALGORITHMS, KEYS, PARTS
-from jrl.plain_yaml import limited, parse_json, read_text
+from jrl.settings import config
 
 __all__ = ["KEYS", "Migration", "defaults", "hyper", "looks_like_rllib", "main", "memory", "migrate", "rules"]
-
-_OURS = ("algo", "network", "rollout", "replay", "checkpoint", "devices", "env_runners", "run", "custom", "evaluation")
 
 
 class Migration(NamedTuple):
@@ -44,7 +43,7 @@ class Migration(NamedTuple):
 def looks_like_rllib(data: Mapping[str, Any]) -> bool:
     """Whether this is a configuration of RLlib: a tuned example, an experiment, or a dict of its keys. Cheap."""
     env = data.get("env")
-    if any(isinstance(data.get(section), Mapping) for section in _OURS):
+    if config.is_ours(data):
         return False
     if isinstance(env, Mapping) and "grid_search" not in env:
         return False
@@ -61,7 +60,7 @@ def migrate(
     name: str | None = None,
     drop: bool = False,
 ) -> Migration:
-    """RLlib's configuration as jrl's, checked by `jrl.config.from_dict`.
+    """RLlib's configuration as jrl's, checked by `jrl.settings.config.from_dict`.
 
     Args:
       data: `{name: {run, env, stop, config}}`, `{run, env, stop, config}`, or a config dict.
@@ -100,8 +99,8 @@ def _job(data: Mapping[str, Any], algo: str | None, env: Any, name: str | None) 
     ours, note = ALGORITHMS[source]
     from jrl.algos import get_config_class
 
-    config, choices = _first_choices(body.config)
-    raw = dict(canonical(config))
+    given, choices = _first_choices(body.config)
+    raw = dict(canonical(given))
     if env is not None:
         raw["env"] = env
     job = Job(ours, source, get_config_class(ours), raw)
@@ -149,8 +148,6 @@ def _first_choices(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 def _check(job: Job, drop: bool) -> dict[str, Any]:
     """The whole config. Raises InputError with all that is wrong."""
-    from jrl import config
-
     lacking = [] if drop else [f"{line}: remove it, or let --drop do so" for line in job.lacking]
     if job.faults or lacking:
         raise InputError(*job.faults, *lacking)
@@ -168,8 +165,6 @@ def _in_their_words(message: str, where: Mapping[str, str]) -> str:
 
 def _differing(job: Job) -> dict[str, Any]:
     """What is not jrl's default; sections with a name as a whole."""
-    from jrl import config
-
     default = config.to_dict(config.from_dict({"algo": {"name": job.algo}, "env": {"id": job.tree["env"]["id"]}}))
     found: dict[str, Any] = {}
     for section, values in job.tree.items():
@@ -190,27 +185,50 @@ def _equal(value: Any, default: Any) -> bool:
     return schema.plain(value) == default and isinstance(value, bool) == isinstance(default, bool)
 
 
+def translated(
+    data: Mapping[str, Any],
+    name: str,
+    *,
+    algo: str | None = None,
+    env: str | None = None,
+    drop: bool = False,
+    over_it: Mapping[str, Any] | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Mapping[str, Any]:
+    """Plain data of a run of ours, from ours or RLlib's.
+
+    Args:
+      data: of a file, or empty.
+      name: of that file, for messages.
+      algo, env, drop: as of `migrate`.
+      over_it: keys of RLlib's, put over those in `data`.
+      tell: gets what became of each key, line by line.
+    Raises:
+      InputError: all that is wrong.
+    """
+    theirs = looks_like_rllib(data)
+    if over_it:
+        if data and not theirs:
+            raise InputError(f"--config: {name} is a configuration of jrl: use --set a.b=v for keys of it")
+        if not data and not looks_like_rllib({"run": "PPO", "config": over_it}):
+            return over_it
+        data, theirs = over(data, over_it), True
+    if not theirs:
+        if drop:
+            raise InputError("--drop: there is no configuration of RLlib: leave it out")
+        return data
+    found = migrate(data, algo=algo, env=env, drop=drop)
+    tell(f"{name} is a configuration of RLlib: it was migrated (python -m jrl.config migrate writes it down)")
+    for line in found.told():
+        tell(f"migrated: {line}")
+    return found.config
+
+
 # ---------------------------------------------------------------- python -m jrl.config migrate
-
-
-def read(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file. Raises InputError."""
-    if path.suffix != ".json" or not path.is_file():
-        return schema.read_yaml(path)
-    try:
-        data = parse_json(read_text(path))
-    except ValueError as e:
-        raise InputError(f"{path}: not valid JSON{':' * (not str(e).startswith('at '))} {e}") from None
-    if not isinstance(data, dict):
-        raise InputError(f"{path}: expected a mapping of RLlib's keys, got {short(data)}")
-    limited(data)
-    return data
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """jrl's config on stdout, what became of each key on stderr; the exit status: 0, or 2 for bad input."""
-    from jrl import config
-
     parser = command.parser("config migrate", "RLlib's configuration as jrl's, on stdout.")
     parser.add_argument("config", help="YAML or JSON file: a tuned example, or a config dict such as params.json")
     parser.add_argument("--algo", help="RLlib's name of the algorithm, where the file has none")
@@ -219,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--drop", action="store_true", help=config.DROP)
     args = parser.parse_args(argv)
     try:
-        data = read(Path(args.config))
+        data = schema.read_mapping(Path(args.config))
         if not looks_like_rllib(data):
             raise InputError(f"{args.config}: no configuration of RLlib: there is none of its keys at the top")
         job = _job(data, args.algo, args.env, args.name)

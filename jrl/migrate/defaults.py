@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from jrl import schema
+from jrl.fields import schema
 from jrl.migrate.job import Job, shown, translate
 from jrl.migrate.tables import KEYS
 
@@ -97,7 +97,7 @@ def differing(job: Job, found: dict[str, Any]) -> Iterator[str]:
 
     Args:
       job: the translation, done.
-      found: the whole config that came of it, as `jrl.config.to_dict`.
+      found: the whole config that came of it, as `jrl.settings.config.to_dict`.
     """
     known = DEFAULTS.get(_SAME_AS.get(job.source, job.source), {})
     left = {key: value for key, value in known.items() if not _given(job, key)}

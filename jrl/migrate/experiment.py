@@ -4,18 +4,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jrl.bounds import INT64, is_number, short
 from jrl.errors import InputError
+from jrl.fields.bounds import INT64, is_number, short
 from jrl.migrate.job import Job, shown
 from jrl.migrate.tables import GROUPS
+from jrl.settings import metric_names
 
-_RETURNS = ("episode_reward_mean", "episode_return_mean")
-_STEPS = {
-    "env_steps", "timesteps_total", "agent_timesteps_total", "num_env_steps_sampled", "num_env_steps_sampled_lifetime",
-    "num_agent_steps_sampled", "num_agent_steps_sampled_lifetime", "num_env_steps_trained",
-    "num_env_steps_trained_lifetime", "num_agent_steps_trained", "num_agent_steps_trained_lifetime",
-}  # fmt: skip
-_PARTS = ("env_runners/", "sampler_results/", "info/", "counters/")
 _OUTER = {name for key in GROUPS["Experiment"] for name in key.names if name != "algo_class"}
 
 
@@ -94,34 +88,10 @@ def conditions(job: Job, found: Experiment) -> None:
             job.drop(key, next((k.note for k in GROUPS["Experiment"] if key in k.names), "of Tune"))
 
 
-def metric(name: str) -> str | None:
-    """Our name of a metric of RLlib's results; None for one that has none, or counts iterations."""
-    evaluation = name.startswith("evaluation/")
-    rest = name.removeprefix("evaluation/")
-    for part in _PARTS:
-        rest = rest.removeprefix(part)
-    section = "evaluation" if evaluation else "episode"
-    if rest in _RETURNS:
-        return f"{section}/return"
-    if rest == "episode_len_mean":
-        return f"{section}/length"
-    if rest in ("episode_reward_max", "episode_return_max"):
-        return f"{section}/return_max"
-    if rest in ("episode_reward_min", "episode_return_min"):
-        return f"{section}/return_min"
-    if rest in _STEPS and not evaluation:
-        return "env_steps"
-    if rest == "time_total_s":
-        return "time_s"
-    if rest.startswith("custom_metrics/"):
-        return "evaluation/" * evaluation + "custom/" + rest.removeprefix("custom_metrics/")
-    return None
-
-
 def _stop(job: Job, criteria: Mapping[str, Any]) -> None:
     steps: dict[str, int] = {}
     for name, value in criteria.items():
-        key, ours = f"stop.{name}", metric(str(name))
+        key, ours = f"stop.{name}", metric_names.ours(str(name))
         if not is_number(value) or not -INT64 <= value <= INT64:
             job.wrong(key, "a number", value)
         elif name == "training_iteration":
@@ -157,7 +127,7 @@ def _checkpoints(job: Job, key: str, value: Any) -> None:
 
 def _best(job: Job, key: str, value: Any) -> None:
     name = str(value)
-    ours = metric(name.removeprefix("min-"))
+    ours = metric_names.ours(name.removeprefix("min-"))
     if ours is None:
         job.drop(key, f"{name} is no metric of jrl's result rows")
     else:
@@ -166,4 +136,4 @@ def _best(job: Job, key: str, value: Any) -> None:
         job.put(key, "checkpoint.keep_best", "min")
 
 
-__all__ = ["Experiment", "conditions", "experiment", "is_experiment", "metric"]
+__all__ = ["Experiment", "conditions", "experiment", "is_experiment"]

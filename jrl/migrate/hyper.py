@@ -1,11 +1,12 @@
 """Rules for hyper-parameters, networks and replay."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from jrl import exploration_names
 from jrl.errors import InputError
+from jrl.migrate import exploration_names
 from jrl.migrate.job import NESTED, Job, rule
 from jrl.migrate.tables import KEYS
 
@@ -257,8 +258,10 @@ def _log_std(job: Job, key: str, value: Any) -> None:
 @rule("replay_buffer_config.type")
 def _buffer(job: Job, key: str, value: Any) -> None:
     name = str(value).rpartition(".")[2].strip("'>")
-    if any(other in name for other in ("Reservoir", "Fifo", "MixIn")):
+    if any(other in name for other in ("Fifo", "MixIn")):
         return job.drop(key, f"{name}: jrl's keeps the latest transitions")
+    if re.fullmatch(r"(MultiAgent|Local|Simple)?(Prioritized)?(Episode)?ReplayBuffer", name) is None:
+        return job.lack(key, f"{name}: replay is uniform or prioritized, and keeps the latest transitions")
     if "replay_buffer_config.prioritized_replay" in job.given:
         return job.drop(key, "prioritized_replay decides")
     return job.put(key, "replay.prioritized", "Prioritized" in name)

@@ -13,10 +13,12 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from jrl import plan, schema, sections
-from jrl.bounds import INT64, is_number, short
-from jrl.hyper import NetworkConfig
+from jrl.fields import schema
+from jrl.fields.bounds import INT64, is_number, short
+from jrl.fields.data import Replay, learns_from
+from jrl.fields.hyper import NetworkConfig
 from jrl.migrate.tables import KEYS
+from jrl.settings import plan, sections
 
 # environment steps of a train() of RLlib's algorithms with replay, where the file does not say
 _ITERATION = {"dqn": 1_000, "sac": 100, "td3": 1_000}
@@ -82,7 +84,7 @@ class Job:
 
     @cached_property
     def replays(self) -> bool:
-        return getattr(self.config_class, "uses_replay", False)
+        return learns_from(self.config_class) is Replay
 
     @cached_property
     def fields(self) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Rules for environments, runners, batches, evaluation, and the user's own functions."""
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +17,7 @@ def _env(job: Job, key: str, value: Any) -> None:
     if own := _own_environment(job):
         return job.put(key, "env.id", own, "jrl's, inside the compiled program")
     if callable(value) or "<" in str(value) or ("." in str(value) and "-v" not in str(value)):
-        path = reference(value)
+        path = registry.importable(value)
     if path is None and (not isinstance(value, str) or "<" in value):
         return job.wrong(key, "the name of an environment", value)
     note = "a class is package.module:Class" if path and ":" in path else ""
@@ -52,7 +51,7 @@ def _unwrapped(options: Any) -> Mapping[str, Any]:
 def _own_environment(job: Job) -> str | None:
     """jrl's environment that is the same as the given one of RLlib's examples."""
     given = job.raw.get("env")
-    path = reference(given) if isinstance(given, str | type) else None
+    path = registry.importable(given) if isinstance(given, str | type) else None
     if not path or not path.startswith("ray.rllib.") or _unwrapped(job.raw.get("env_config")).get("continuous"):
         return None
     return _OWN.get(path.rpartition(":")[2])
@@ -247,27 +246,12 @@ def _of_evaluation(job: Job, key: str, value: Mapping[str, Any]) -> None:
     job.lacking += inner.lacking
 
 
-def class_path(text: str) -> str | None:
-    """`package.module:Name` of a dotted path or of a printed class; None of what no process could import."""
-    found = re.fullmatch(r"\s*(?:<class ')?([A-Za-z_][\w.]*?)[.:]([A-Za-z_]\w*)(?:'>)?\s*", text)
-    if found is None or found[1].startswith("__main__"):
-        return None
-    return f"{found[1]}:{found[2]}"
-
-
-def reference(value: Any) -> str | None:
-    """The name by which `jrl.registry` finds a class or function, which may itself be given; None: there is none."""
-    if isinstance(value, str) and registry.registered(value) is None:
-        return class_path(value)
-    return registry.reference(value) if isinstance(value, str) or callable(value) else None
-
-
 @rule("callbacks", "env_task_fn", "custom_evaluation_function")
 def _own(job: Job, key: str, value: Any) -> None:
     if not value:
         return job.drop(key, "it is empty")
     values = list(value) if isinstance(value, list | tuple) else [value]
-    paths = [reference(one) for one in values]
+    paths = [registry.importable(one) for one in values]
     if all(path and path.startswith("ray.rllib") for path in paths):
         return job.drop(key, "RLlib's own, which does nothing")
     if None in paths:
@@ -310,6 +294,3 @@ def _input_evaluation(job: Job, key: str, value: Any) -> None:
     if job.given.get("input", "sampler") == "sampler" or not asks(value):
         return job.drop(key, "it is of samples from files, and there are none")
     return job.lack(key, KEYS[key].note)
-
-
-__all__ = ["class_path", "reference"]

@@ -1,5 +1,5 @@
 """`NetworkConfig` under the name that the networks use; it lives where it can be imported without jax."""
 
-from jrl.hyper import NetworkConfig
+from jrl.fields.hyper import NetworkConfig
 
 __all__ = ["NetworkConfig"]

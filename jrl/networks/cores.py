@@ -11,8 +11,8 @@ memory are f32 (and i32), whatever `dtype` products are computed in.
 
 from collections.abc import Callable
 
-from jrl import hyper
 from jrl.errors import InputError
+from jrl.fields import hyper
 from jrl.networks.attention import gtrxl
 from jrl.networks.lru import lru
 from jrl.networks.recurrent import Core, gru, lstm

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from flax.errors import InvalidRngError
 
 from jrl import registry, spaces
-from jrl.hyper import Options
+from jrl.fields.hyper import Options
 from jrl.networks.config import NetworkConfig
 from jrl.types import Array, InputError, Key, PyTree, Space, element
 

@@ -12,7 +12,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jrl import hyper
+from jrl.fields import hyper
 from jrl.networks.recurrent import Core, dense, kernels, layer_norm, layer_norm_params
 from jrl.ops import random
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jrl import hyper
+from jrl.fields import hyper
 from jrl.networks import initial
 from jrl.networks.dense import linear
 from jrl.types import Array, Key, PyTree

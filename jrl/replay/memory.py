@@ -6,8 +6,8 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from jrl import room
 from jrl.errors import InputError, counted
+from jrl.host import room
 from jrl.types import Buffer
 
 

@@ -19,13 +19,14 @@ import numpy as np
 from jrl.envs.vector import Infos
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
+from jrl.rollout.source import Source
 from jrl.rollout.unroll import finish, reset_where
 from jrl.types import ActOut, Array, AsyncEnv, Env, Episodes, InputError, Key, PyTree, Rollout
 
 FAILURES = "env/failures"  # metric: how often an environment broke so far; absent where none can
 
 
-class HostCollector:
+class HostCollector(Source):
     """Rollouts of host environments; a Source. Acts on the device where the actor lies.
 
     Arguments as `rollout.unroll.make`, and
@@ -66,7 +67,7 @@ class HostCollector:
         self.columns: episodes.Columns
         self._done: np.ndarray
         self._started: np.ndarray
-        self.metrics: dict[str, float] = {}  # FAILURES, once the environments have said whether they broke
+        self._metrics: dict[str, float] = {}  # FAILURES, once the environments have said whether they broke
         self.reset()
         self._record = jax.jit(self._record_step, donate_argnums=0)
         self._allocate = jax.jit(self._empty_buffer)
@@ -127,7 +128,7 @@ class HostCollector:
         self._started = np.ones_like(self._started)
         self.infos = infos if self._told is not None else None
         if failed is not None:
-            self.metrics = {FAILURES: self.metrics.get(FAILURES, 0.0) + float(failed.sum())}
+            self._metrics = {FAILURES: self.metrics.get(FAILURES, 0.0) + float(failed.sum())}
         return rollout, report
 
     def reset(self, key: Key | None = None) -> None:

@@ -16,13 +16,14 @@ import numpy as np
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout.collect import FAILURES, device_of, foreach_env, told_by
+from jrl.rollout.source import Source
 from jrl.rollout.unroll import finish, reset_where
 from jrl.types import ActOut, Array, AsyncEnv, Episodes, Key, PyTree, Rollout, element
 
 VOID = "rollout/void"  # metric: the share of rows that the latest rollout left empty
 
 
-class AsyncCollector:
+class AsyncCollector(Source):
     """Rollouts [T, B] of environments that answer when they are ready; a Source. Arguments as `HostCollector`.
 
     A column that has its T rows waits for the next rollout, so that one actor makes all rows of a rollout. The rollout
@@ -68,7 +69,7 @@ class AsyncCollector:
         self._initial_carry = carry(num_envs)
         self._initial_of_batch = carry(env.batch_size)
         self.columns: episodes.Columns
-        self.metrics: dict[str, float] = {}  # VOID, and FAILURES once the environments have said whether they broke
+        self._metrics: dict[str, float] = {}  # VOID, and FAILURES once the environments have said whether they broke
         self._count: np.ndarray  # [B] rows of this rollout whose result has come; -1 before the first observation
         self._under_way: np.ndarray  # [B] bool: an action, or a reset, whose result has not come
         self._done: np.ndarray  # [B] bool: the row that comes is a reset row
@@ -211,7 +212,7 @@ class AsyncCollector:
         before = self.metrics.get(FAILURES)
         if failed is not None or before is not None:
             metrics[FAILURES] = (before or 0.0) + (0.0 if failed is None else float(failed.sum()))
-        self.metrics = metrics
+        self._metrics = metrics
 
     def _index(self, *rows) -> np.ndarray:
         """[k, N] i32 of k lists of at most N numbers; B, which is out of range and dropped, where there is none."""

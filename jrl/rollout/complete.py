@@ -17,7 +17,7 @@ from flax import struct
 from jrl.errors import InputError
 from jrl.metrics import episodes
 from jrl.ops import minibatch
-from jrl.rollout.wrapper import Wrapper
+from jrl.rollout.source import Wrapper
 from jrl.types import Array, Episodes, Key, PyTree, Rollout
 
 PADDING = "rollout/padding"  # metric: the share of rows that are no environment step, reset rows included

@@ -19,6 +19,7 @@ import numpy as np
 
 from jrl.metrics import episodes
 from jrl.rollout import sources
+from jrl.rollout.source import Source
 from jrl.types import ActOut, AsyncEnv, Env, GraphEnv, Key, PyTree, Rollout
 
 LENGTH = 64  # rows between two looks at who has finished
@@ -240,11 +241,11 @@ class Player:
         if not self.in_program:
             self._options |= {"cut": False} | ({"record_infos": True} if infos else {})
         self._track = jax.jit(episodes.track)
-        self._source: sources.Source | None = None
+        self._source: Source | None = None
         self._columns: episodes.Columns
         self._at_start = False  # environments that stand where their making, or a reset, has left them
 
-    def _made(self, key: Key | None = None) -> sources.Source:
+    def _made(self, key: Key | None = None) -> Source:
         if self._source is None:
             key = jax.random.key(0) if key is None else key
             self._source = sources.make(self._env, self._act, key=key, **self._options)
@@ -274,9 +275,9 @@ class Player:
             self._columns, tracked = self._track(self._columns, rollout.reward, done, rollout.mask)
             found = (done & rollout.mask, rollout.mask, tracked.episode_return, tracked.length)
             rows = Rows(*(np.asarray(x) for x in found))
-            return rows, (jax.device_get(rollout), getattr(source, "infos", None)) if whole else None
+            return rows, (jax.device_get(rollout), source.infos) if whole else None
 
-    def call(self, fn: Callable[[sources.Source], Any]) -> Any:
+    def call(self, fn: Callable[[Source], Any]) -> Any:
         """`fn` of the environments' source, between two blocks."""
         with self._lock:
             source = self._made()
@@ -373,7 +374,7 @@ class Here:
         """What the latest evaluation lacks of its goal, in episodes or steps."""
         return self._tally.missing
 
-    def foreach_worker(self, fn: Callable[[sources.Source], Any]) -> list[Any]:
+    def foreach_worker(self, fn: Callable[[Source], Any]) -> list[Any]:
         """[fn(source)]"""
         return [self._player.call(fn)]
 

@@ -1,6 +1,6 @@
 """The speed of learning alone: a source whose rollouts cost nothing."""
 
-from jrl.rollout.wrapper import Wrapper
+from jrl.rollout.source import Wrapper
 from jrl.types import Episodes, Key, PyTree, Rollout
 
 

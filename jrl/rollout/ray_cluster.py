@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl import runtime
 from jrl.errors import EnvironmentFailed, InputError, RunnersLost
+from jrl.host import runtime
 from jrl.metrics import episodes
 from jrl.rollout import compression
 from jrl.rollout.ray_health import Lifeline, in_words

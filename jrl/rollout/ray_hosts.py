@@ -29,6 +29,7 @@ from jrl.rollout import compression, ray_cluster
 from jrl.rollout.collect import FAILURES
 from jrl.rollout.ray_cluster import Cluster, Failure
 from jrl.rollout.runner_health import Part, Runner, RunnerOptions, Slots, newest_allowed
+from jrl.rollout.source import Parts
 from jrl.types import Episodes, Key, PyTree, Rollout
 
 __all__ = ["EnvRunners", "RunnerOptions", "RunnersLost"]
@@ -60,7 +61,7 @@ class _Runner(Runner):
     ordered: int = 0
 
 
-class EnvRunners:
+class EnvRunners(Parts):
     """K sources in processes of their own as one; a Source.
 
     Synchronous: every call orders one rollout of each runner with the weights of this call and waits for all of them;
@@ -131,7 +132,7 @@ class EnvRunners:
         self._calls = self._restarts = self._dropped = 0
         self._failures: dict[tuple[int, int], float] = {}  # so far, of each runner that there has been
         self._answered = self._closed = False  # a rollout has come from any of them
-        self.metrics: dict[str, float] = {}
+        self._metrics: dict[str, float] = {}
         self.recreated: list[int] = []  # runners that have started in the place of failed ones; readers empty it
         # of each block of columns of the latest rollout: index, restarts and the rollout's number, as in Part
         self.blocks: list[tuple[int, int, int] | None] = [None] * options.num
@@ -234,7 +235,7 @@ class EnvRunners:
         lags = [self._calls - part.version for part in parts]
         names = {name for part in parts for name in part.metrics} - {FAILURES}
         found = {name: [part.metrics[name] for part in parts if name in part.metrics] for name in names}
-        self.metrics = {
+        self._metrics = {
             **{name: sum(x) / len(x) for name, x in found.items()},
             **({FAILURES: sum(self._failures.values())} if self._failures else {}),
             "rollout/policy_lag": sum(lags) / len(lags),

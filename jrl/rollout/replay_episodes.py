@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from jrl.rollout.episode import Block, Episode
+from jrl.rollout.source import Wrapper
 from jrl.rollout.unroll import RECORD
-from jrl.rollout.wrapper import Wrapper
 from jrl.types import Episodes, Key, PyTree, Rollout, seen_anew
 
 
@@ -221,11 +221,11 @@ class Watch(Wrapper):
         return rollout, report
 
     def _replay(self, rollout: Rollout, make: Callable[..., Replay]) -> None:
-        blocks = getattr(self._source, "blocks", None)
+        blocks = self._source.blocks
         if blocks is None:
             if not self._replays:
                 self._replays[0] = make(self, self._num_envs, 0, 0)
-            told = getattr(self._source, "infos", None), getattr(self._source, "reset_infos", None)
+            told = self._source.infos, self._source.reset_infos
             self._replays[0](rollout, told[0], reset_infos=told[1])
             return
         # a runner's rollout may stand among the columns of another: its episodes are its own

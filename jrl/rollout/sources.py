@@ -12,43 +12,23 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jrl.envs import task as tasks
+from jrl.envs.context import EnvContext
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout import unroll
 from jrl.rollout.collect import FAILURES, HostCollector
 from jrl.rollout.collect_async import AsyncCollector
+from jrl.rollout.source import Parts, Source
 from jrl.types import ActOut, AsyncEnv, Env, Episodes, GraphEnv, InputError, Key, PyTree, Rollout
 
 
-class Source(Protocol):
-    """Yields rollouts of the same columns, one after the other."""
-
-    columns: episodes.Columns  # episode statistics, of several parts [K, ...]
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Of the latest rollout, beside the episodes."""
-        ...
-
-    def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]: ...
-
-    def reset(self, key: Key) -> None:
-        """All environments to the start of an episode; `key` counts for graph environments only."""
-
-    def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """`fn` of every environment, in the order of columns. Raises InputError where they are not Python objects."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class GraphSource:
+class GraphSource(Source):
     """Rollouts of a GraphEnv as a program of its own, on `device`. Other arguments as `rollout.unroll.make`."""
 
     def __init__(
@@ -58,10 +38,12 @@ class GraphSource:
         self._env = env
         self._task: PyTree = None  # that was set
         step = jax.jit(functions.step, donate_argnums=0)
+        self._traced = step
         self._step = step if env.pure else outside_compile_cache(step)
-        self._init = functions.init
+        # compiled, as where the program that learns makes them: op by op, numbers are rounded otherwise
+        self._init = jax.jit(functions.init) if env.pure else functions.init
         self.device = device or jax.local_devices()[0]
-        self.metrics: dict[str, float] = {}
+        self._metrics: dict[str, float] = {}
         self._state: unroll.UnrollState
         self.reset(key)
 
@@ -76,6 +58,9 @@ class GraphSource:
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
         self._state, rollout, report = self._step(self._state, actor, key)
         return rollout, report
+
+    def like(self, actor: PyTree, key: Key) -> Rollout | None:
+        return jax.eval_shape(self._traced, self._state, actor, key)[1]
 
     def reset(self, key: Key) -> None:
         # committed to the device, as the outputs of a step will be: another kind of input is another compilation
@@ -99,6 +84,9 @@ class GraphSource:
         """
         self._state = tasks.set_in(self._state, self._env, task)
         self._task = task
+
+    def apply_task(self, fn: tasks.TaskFn, result: dict[str, Any], context: EnvContext) -> list[Any]:
+        return [tasks.asked(fn, result, context, tasks.Handle(self.get_task, self.set_task))]
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
         """`fn` of one `jrl.envs.task.Handle` for all of them, where they have a task."""
@@ -166,23 +154,6 @@ def make(
     return HostCollector(env, act, timers=timers, **options)
 
 
-def set_task(source: Any, task: Any) -> None:
-    """Sets the task of all environments of a source, at the boundary of two rollouts.
-
-    Raises:
-      InputError: environments without a task, or one of another structure.
-      RuntimeError: the environment's own `set_task` raised in another process.
-    """
-    each = getattr(source, "foreach_worker", None)
-    if hasattr(source, "set_task"):
-        source.set_task(task)
-    elif each is not None:
-        each(functools.partial(set_task, task=task))
-    else:
-        tasks.check(source)
-        source.foreach_env(tasks.setter(task))
-
-
 # ---------------------------------------------------------------- threads
 
 
@@ -221,7 +192,7 @@ class _Thread:
 _PATIENCE = 2.0  # seconds for the call under way, when a thread is to end
 
 
-class Pools:
+class Pools(Parts):
     """Several sources, of neighbouring columns, as one; each acts on a device of its own, in a thread of its own.
 
     Args:
@@ -270,14 +241,14 @@ class Pools:
     @property
     def infos(self) -> list[Any] | None:
         """[T][B] of the latest rollout, see HostCollector; None where a part has none."""
-        found = [getattr(part, "infos", None) for part in self._parts]
+        found = [part.infos for part in self._parts]
         if len(found) == 1 or any(rows is None for rows in found):
             return found[0] if len(found) == 1 else None
         return [_side_by_side(rows) for rows in zip(*found)]
 
     @property
     def reset_infos(self) -> Any:
-        found = [getattr(part, "reset_infos", None) for part in self._parts]
+        found = [part.reset_infos for part in self._parts]
         if len(found) == 1 or any(row is None for row in found):
             return found[0] if len(found) == 1 else None
         return _side_by_side(found)
@@ -293,6 +264,9 @@ class Pools:
 
         made = self._each([functools.partial(collect, i) for i in range(len(self._parts))])
         return self._join([rollout for rollout, _ in made]), self._stack([report for _, report in made])
+
+    def like(self, actor: PyTree, key: Key) -> Rollout | None:
+        return self._parts[0].like(actor, key) if len(self._parts) == 1 else None
 
     def reset(self, key: Key) -> None:
         def again(i: int) -> None:
@@ -324,7 +298,7 @@ class _Order(NamedTuple):
     version: int  # updates before the weights that act in it
 
 
-class Async:
+class Async(Parts):
     """Collects in a thread while the caller learns.
 
     Call n of `next` orders rollout n + lag, to be made with the actor of this call, and returns rollout n. Once the
@@ -333,13 +307,13 @@ class Async:
     call that would have returned the rollout.
 
     Args:
-      source: of the rollouts; with `foreach_worker`, as Pools has, for ours.
+      source: of the rollouts.
       lag: at least 1, rollouts that are under way while one is learned from. 1 is enough to keep one thread busy; more
         help where the time to collect varies.
       timers: get `collect`, the time of the thread.
     """
 
-    def __init__(self, source: Any, *, lag: int, timers: Timers | None = None):
+    def __init__(self, source: Source, *, lag: int, timers: Timers | None = None):
         if lag < 1:
             raise ValueError(f"lag: expected at least 1, got {lag}")
         self._source, self._lag, self._timers = source, lag, timers or Timers()
@@ -348,7 +322,7 @@ class Async:
         self._calls = 0
         # the learner's own arrays are donated to its next update, perhaps before the thread has read them
         self._copy = jax.jit(lambda actor: jax.tree.map(jnp.copy, actor))
-        self.metrics: dict[str, float] = {}
+        self._metrics: dict[str, float] = {}
         self.infos: Any = None  # of the latest rollout and of the first reset, see HostCollector
         self.reset_infos: Any = None
 
@@ -357,7 +331,7 @@ class Async:
         rollout, report = self._source.next(actor, key)
         jax.block_until_ready(rollout)  # or the thread would run ahead of the device
         self._timers.add("collect", time.perf_counter() - start)
-        infos = getattr(self._source, "infos", None), getattr(self._source, "reset_infos", None)
+        infos = self._source.infos, self._source.reset_infos
         return rollout, report, self._source.metrics, infos
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
@@ -367,7 +341,7 @@ class Async:
             self._orders.append(_Order(order, self._calls))
         order, version = self._orders.popleft()
         rollout, report, metrics, (self.infos, self.reset_infos) = order.result()
-        self.metrics = {**metrics, "rollout/policy_lag": float(self._calls - version)}
+        self._metrics = {**metrics, "rollout/policy_lag": float(self._calls - version)}
         self._calls += 1
         return rollout, report
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl import learner, networks
+from jrl import networks
 from jrl.algos import actor_critic
 from jrl.algos.exploration import EpsilonGreedy, Gaussian
 from jrl.envs.graph import Definition, build
@@ -18,6 +18,7 @@ from jrl.networks import NetworkConfig
 from jrl.networks.critics import build_critics
 from jrl.replay import ring
 from jrl.rollout import unroll
+from jrl.run import learner
 from jrl.types import Box, Discrete, EnvSpec, Rollout, element
 
 OBS = Box((1,))

@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import hyper, parallel
 from jrl.algos import a2c, actor_critic, ppo, sequences
 from jrl.algos.agent import split_carry
 from jrl.envs import graph, toys
+from jrl.fields import hyper
 from jrl.networks import NetworkConfig
 from jrl.rollout import unroll
+from jrl.run import parallel
 from jrl.types import InputError, Window
 
 CORES = {

@@ -11,8 +11,9 @@ import pytest
 from fakes import assert_close, assert_same, differ
 from test_impala import SOFTMAX, reference_vtrace
 
-from jrl import learner
 from jrl.algos import actor_critic, appo, ppo
+from jrl.fields.data import Fresh
+from jrl.run import learner
 from jrl.types import Box, Discrete
 
 KEY = jax.random.key(5)
@@ -117,7 +118,7 @@ def test_a_rollout_is_counted_once_however_often_it_is_learned_from():
     options = {"circular_buffer_num_batches": 3, "circular_buffer_iterations_per_batch": 4}
     cfg = appo.Config(**COMMON, **options, normalize_obs=True, normalize_reward=True)
     algo, state, rollout = setting(cfg)
-    assert (algo.rollouts_kept, algo.updates_per_rollout) == (3, 4)
+    assert algo.data == Fresh(kept=3, updates=4)
     made = learner.on_policy(algo, jax.eval_shape(lambda: rollout))
     after, _, _ = jax.jit(made.step)(state, made.init_replay(), rollout, KEY)
     counted = int(np.asarray(rollout.mask).sum())

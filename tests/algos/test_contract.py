@@ -11,9 +11,12 @@ import pytest
 from fakes import assert_close, assert_same, differ
 from jax.sharding import PartitionSpec as P
 
-from jrl import algos, checkpoint, config, parallel
+from jrl import algos
 from jrl.errors import InputError
+from jrl.fields.data import Replay, learns_from
 from jrl.networks import NetworkConfig
+from jrl.run import checkpoint, parallel
+from jrl.settings import config
 from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete, Rollout, UpdateAux
 
 NAMES = algos.names()
@@ -462,7 +465,7 @@ def test_steps_are_counted_when_they_come_and_updates_when_they_are_made(name):
 
 @each
 def test_the_config_says_whether_there_is_a_replay(name):
-    assert getattr(algos.get(name).Config, "uses_replay", False) == (not fakes.make(name).on_policy)
+    assert (learns_from(algos.get(name).Config) is Replay) == (not fakes.make(name).on_policy)
 
 
 @each

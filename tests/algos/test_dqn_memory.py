@@ -16,11 +16,11 @@ from jrl.algos.exploration import EpsilonGreedy, ParameterNoiseQ
 from jrl.envs import toys
 from jrl.envs.graph import Definition, build
 from jrl.errors import InputError
-from jrl.hyper import Gru, Lstm
-from jrl.learner import off_policy
+from jrl.fields.hyper import Gru, Lstm
 from jrl.networks import NetworkConfig
 from jrl.replay import sequences
 from jrl.rollout import unroll
+from jrl.run.learner import off_policy
 from jrl.types import Box, Discrete, Window, element
 
 KEY = jax.random.key(3)

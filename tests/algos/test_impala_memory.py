@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from fakes import assert_close, differ
 
-from jrl import hyper
 from jrl.algos import a2c, actor_critic, appo, impala, ppo
+from jrl.fields import hyper
 from jrl.networks import NetworkConfig
 from jrl.rollout import unroll
 from jrl.types import Box, Dict, Discrete, EnvSpec, GraphEnv, StepResult, element

@@ -24,7 +24,7 @@ from jrl.algos.exploration import (
     Stochastic,
 )
 from jrl.errors import InputError
-from jrl.hyper import Lstm, NetworkConfig
+from jrl.fields.hyper import Lstm, NetworkConfig
 from jrl.types import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 N = 100_000

@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import algos, hyper
+from jrl import algos
 from jrl.algos import exploration
 from jrl.envs import graph
+from jrl.fields import hyper
 from jrl.networks import NetworkConfig
 from jrl.replay import ring
 from jrl.rollout import unroll

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jrl import parallel
 from jrl.algos.exploration import ParameterNoiseAction, ParameterNoiseQ
 from jrl.networks import NetworkConfig
+from jrl.run import parallel
 
 KEY = jax.random.key(4)
 NETWORK = NetworkConfig(hidden=(16, 16), layer_norm=True)

@@ -10,7 +10,7 @@ from fakes import assert_close, assert_same
 
 from jrl.algos import dqn, pqn
 from jrl.algos.exploration import EpsilonGreedy, Random, SoftQ
-from jrl.hyper import Gru
+from jrl.fields.hyper import Gru
 from jrl.networks import NetworkConfig
 from jrl.ops import returns
 from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, MultiBinary, Rollout

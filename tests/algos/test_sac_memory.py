@@ -11,9 +11,10 @@ import pytest
 from fakes import assert_close, assert_same, differ
 from test_impala_memory import B, T, rollouts
 
-from jrl import hyper, networks
+from jrl import networks
 from jrl.algos import critics, exploration, observer, sac, td3
 from jrl.errors import InputError
+from jrl.fields import hyper
 from jrl.networks import Head, NetworkConfig
 from jrl.networks.critics import build_critics
 from jrl.ops.exploration import allowed

@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 
 import jrl
-from jrl import api, config, elsewhere, evaluate, registry
+from jrl import api, evaluate, registry
 from jrl.api import PPO, Algorithm, DQNConfig, PPOConfig
 from jrl.api.records import path_of
 from jrl.errors import InputError
+from jrl.host import elsewhere
 from jrl.metrics import loggers
 from jrl.migrate import KEYS
-from jrl.session import Session
+from jrl.run.session import Session
+from jrl.settings import config
 
 RLLIB = Path(__file__).parent.parent / "fixtures" / "rllib"
 
@@ -73,8 +75,9 @@ METHODS = {words[0]: words[1:] for words in map(str.split, (RLLIB / "methods.txt
 
 @pytest.mark.parametrize("kind", METHODS)
 def test_every_method_of_rllibs_is_here_or_has_a_word_that_says_what_is(kind, algo):
-    owner = {"algorithm": algo, "policy": algo.get_policy(), "config": algo.config}[kind]
-    assert len(METHODS[kind]) > 40
+    made = {"algorithm": algo, "policy": algo.get_policy(), "config": algo.config}
+    owner = (made | {"workers": algo.workers, "worker": algo.workers.local_worker()})[kind]
+    assert len(METHODS[kind]) > 35
     for name in METHODS[kind]:
         if name in elsewhere.NAMES[kind]:
             assert not hasattr(owner, name)
@@ -97,7 +100,7 @@ def test_predict_has_the_arguments_of_sb3(algo, tmp_path):
     np.testing.assert_allclose(said, algo.get_policy().distribution(obs).log_prob(best))
     loaded = jrl.load(algo.save(tmp_path / "c"))
     np.testing.assert_array_equal(loaded.predict(obs, deterministic=True)[0], best)
-    with pytest.raises(AttributeError, match=r"Policy has no model: distribution\(obs\)"):
+    with pytest.raises(AttributeError, match=r"Policy has no model: .*\.from_checkpoint\(path\)\.get_policy\(\)"):
         loaded.model  # noqa: B018
 
 
@@ -354,7 +357,35 @@ def test_bad_input_is_found_before_anything_is_made():
         Algorithm({})
 
 
-RUN_DIRECTORY = {"config.yaml", "params.json", "result.jsonl", "progress.csv", "tb", "env.json", "checkpoints"}
+@pytest.mark.parametrize("kind", ["algorithm", "policy", "loaded"])
+def test_names_of_sb3_have_a_word_that_says_what_does_it_instead(kind, algo, tmp_path):
+    owners = {"algorithm": algo, "policy": algo.get_policy()}
+    owner = owners.get(kind) or jrl.load(algo.save(tmp_path / "c"))
+    sb3 = {
+        "algorithm": "predict num_timesteps set_random_seed rollout_buffer ep_info_buffer tensorboard_log n_envs",
+        "policy": "export_policy_model load scale_action model",
+        "loaded": "compute_single_action model set_env learn export_policy_model get_weights",
+    }
+    for name in sb3[kind].split():
+        with pytest.raises(AttributeError) as e:
+            getattr(owner, name)
+        assert "docs/api.md" not in str(e.value), name
+        for given in re.findall(
+            r"(?<![\w.])(\w+)\((?:obs)?\)", str(e.value).partition(": ")[2]
+        ):  # what it names is there
+            assert hasattr(owner, given), (name, given)
+
+
+RUN_DIRECTORY = {
+    "config.yaml",
+    "params.json",
+    "result.jsonl",
+    "progress.csv",
+    "tb",
+    "env.json",
+    "checkpoints",
+    "log.txt",
+}
 
 
 def test_a_run_directory_as_the_command_writes_it(tmp_path, monkeypatch, capsys):
@@ -368,6 +399,9 @@ def test_a_run_directory_as_the_command_writes_it(tmp_path, monkeypatch, capsys)
         results = [first, *(algo.train() for _ in range(3))]
     assert algo.logdir.parent == tmp_path / "runs" and algo.logdir.name.startswith("ppo_CartPole-v1_")
     assert {p.name for p in algo.logdir.iterdir()} == {*RUN_DIRECTORY, "learning_curve.png"}
+    log = (algo.logdir / "log.txt").read_text()
+    assert re.match(r"# 20.*\nppo on CartPole-v1 \(.*parameters\n", log, re.DOTALL) and "steps  return" in log
+    assert log.endswith(f"closed after {results[-1]['num_env_steps_sampled_lifetime']:,} steps\n") and "%" not in log
     rows = loggers.read_rows(algo.logdir / "result.jsonl")
     assert [row["env_steps"] for row in rows] == [r["num_env_steps_sampled_lifetime"] for r in results]
     assert jrl.load(algo.logdir).env_steps == rows[-1]["env_steps"]  # the end has a checkpoint

@@ -6,11 +6,13 @@ import inspect
 import gymnasium
 import pytest
 
-from jrl import algos, api, config, registry, schema
+from jrl import algos, api, registry
 from jrl.api import Algorithm, AlgorithmConfig, DQNConfig, PPOConfig, SACConfig
 from jrl.api.groups import GROUPS
 from jrl.errors import InputError
+from jrl.fields import schema
 from jrl.migrate import KEYS, migrate
+from jrl.settings import config
 
 
 def test_the_builder_writes_the_tree_that_yaml_holds(tmp_path):
@@ -192,6 +194,9 @@ def test_names_of_the_api():
     assert issubclass(api.PPO, Algorithm) and api.PPO is api.algorithm_class("ppo")
     with pytest.raises(AttributeError, match=r"jrl\.api has no PPPO"):
         api.PPPO  # noqa: B018
+    for name, word in (("DDPGConfig", r"configs/ddpg\.yaml"), ("BC", "data from files"), ("RLModule", "torso")):
+        with pytest.raises(AttributeError, match=rf"jrl\.api has no {name}: .*{word}"):
+            getattr(api, name)
 
 
 class Corridor(gymnasium.Env):

@@ -177,12 +177,12 @@ def test_environments_in_python_are_sampled_by_part():
         parts = algo.workers.foreach_worker(lambda w: (w.sample_with_count(), w.worker_index))
         (rollout, count), index = parts[0]
         assert rollout.reward.shape == (T, B) and count == rollout.mask.sum() and index == 0
-        step = algo.session.run.program.parts
-        after, _ = step.collect(algo.session.state, 3, 0, 0)
+        step = algo.session.run.program
+        _, after, _ = step.collect(algo.session.state, 3, 0, 0)
         assert not np.asarray(after.contiguous).any()
         np.testing.assert_array_equal(after.obs[0], rollout.last_obs)
         whole, _ = algo.workers.sample()
-        again, _ = step.collect(algo.session.state, 3, 0, 0)
+        _, again, _ = step.collect(algo.session.state, 3, 0, 0)
         assert np.asarray(whole.contiguous).all() and not np.asarray(again.contiguous).any()
         assert algo.learn_on_batch(concat_samples([whole]))["loss/policy"] is not None
         assert concat_samples([whole, whole]).obs.shape == (T, 2 * B, 4)

@@ -6,10 +6,11 @@ import signal
 import numpy as np
 import pytest
 
-from jrl import envs, faults, room
+from jrl import envs
 from jrl.envs import step_faults
 from jrl.envs.checker import check_env
 from jrl.errors import EnvironmentFailed, InputError
+from jrl.host import faults, room
 
 ID = "faulty_envs:Breaching"
 HERE_AND_THERE = pytest.mark.parametrize("remote", [False, True], ids=["here", "worker"])

@@ -1,6 +1,5 @@
 """Tasks: of environments in a program, in this process, in worker processes; what has none says so."""
 
-import functools
 import sys
 
 import cloudpickle
@@ -13,11 +12,12 @@ from counter_env import Taskless
 from env_helpers import Stepper
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jrl import envs, parallel, registry
+from jrl import envs, registry
 from jrl.envs import task
 from jrl.envs.context import EnvContext
 from jrl.envs.graph import Definition, build
 from jrl.rollout import sources, unroll
+from jrl.run import parallel
 from jrl.types import ActOut, Box, Discrete, InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*", "ignore::UserWarning:gymnasium")
@@ -59,7 +59,7 @@ def test_another_task_counts_at_once_and_compiles_nothing():
     obs, reward, _ = rows(source)
     assert obs[:, 0, 0].tolist() == [0, 1, 2, 3, 0, 1] and obs[:, :, 1].tolist() == [[3, 3]] * 6
     assert task.Handle(source.get_task, source.set_task).get_task() == 3.0
-    sources.set_task(source, 4)  # at position 2; the observation of the next row was made before
+    source.set_task(4)  # at position 2; the observation of the next row was made before
     obs, reward, terminated = rows(source)
     assert obs[:, 1, 0].tolist() == [2, 3, 4, 0, 1, 2] and obs[1:, :, 1].tolist() == [[4, 4]] * 5
     assert terminated[:, 0].tolist() == [False, True, False, False, False, False] and reward[1, 0] == 1
@@ -129,10 +129,10 @@ def test_through_threads_and_pools():
     try:
         lengths = lambda: np.asarray(source.next(jnp.zeros(()), jax.random.key(0))[0])[:, :, 1]
         assert (lengths() == 100).all()
-        sources.set_task(source, 50)
+        source.set_task(50)
         assert (lengths() == 100).all()  # was under way
         assert (lengths()[1:] == 50).all() and lengths().shape == (6, 4)
-        assert task.apply(source, lambda result, env, context: env.get_task() - 1, {}) == [49.0, 49.0]
+        assert source.apply_task(lambda result, env, context: env.get_task() - 1, {}, EnvContext()) == [49.0, 49.0]
         assert source.foreach_env(lambda env: env.unwrapped.get_task()) == [49.0, 49.0]
     finally:
         source.close()
@@ -161,9 +161,9 @@ def test_of_each_environment(settings):
             None if context.vector_index == 0 else env.get_task() + context.vector_index
         )
         expected = [2 + first, 3 + first, 4 + first]
-        assert task.apply(source, local, {"up": 1}) == expected
+        assert source.apply_task(local, {"up": 1}, EnvContext()) == expected
         assert source.foreach_env(lambda env: env.get_task()) == expected
-        sources.set_task(source, 7)
+        source.set_task(7)
         assert source.foreach_env(lambda env: env.get_task()) == [7, 7, 7]
         if settings:
             loaded = source.foreach_env(lambda env: [m for m in ("jax", "jrl") if m in sys.modules])
@@ -186,7 +186,9 @@ def test_behind_wrappers():
         env = envs.make("Mine-v0", num_envs=2)
         task.check(env)
         source = sources.make(env, right, key=jax.random.key(0), length=3)
-        assert task.apply(source, lambda result, env, context: result["n"] + context.vector_index, {"n": 5}) == [5, 6]
+        assert source.apply_task(
+            lambda result, env, context: result["n"] + context.vector_index, {"n": 5}, EnvContext()
+        ) == [5, 6]
         assert source.foreach_env(lambda env: env.unwrapped.task) == [5, 6]
         source.close()
     finally:
@@ -227,10 +229,10 @@ def test_what_has_no_task_says_so():
     with pytest.raises(InputError, match=r"no task to set.*Definition has a `task`"):
         task.check(graph)
     source, in_program = (sources.make(env, right, key=jax.random.key(0), length=2) for env in (here, graph))
-    for call in (sources.set_task, functools.partial(task.apply, fn=lambda *_: 3, result={})):
+    for call in (lambda one: one.set_task(3), lambda one: one.apply_task(lambda *_: 3, {}, EnvContext())):
         for one in (source, in_program):
             with pytest.raises(InputError, match="no task to set"):
-                call(one, task=3) if call is sources.set_task else call(one)
+                call(one)
     with pytest.raises(InputError, match="Python cannot call them"):
         in_program.foreach_env(lambda env: env)
     here.close()

@@ -12,8 +12,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from jrl import files, registry
+from jrl import registry
 from jrl.errors import InputError
+from jrl.host import files
 from jrl.metrics.loggers import Logger, check, csv_table, jsonl, open_loggers, read_rows
 
 

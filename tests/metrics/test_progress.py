@@ -37,6 +37,11 @@ def at(steps, time_s, **more):
     return {"env_steps": steps, "time_s": time_s, **{k.replace("__", "/"): v for k, v in more.items()}}
 
 
+def test_a_run_without_an_end_tells_where_it_is():
+    rows = at(100, 1.0, episode__return=5.0), at(300, 2.0, episode__return=20.0)
+    assert described({}, *rows) == "300 steps  return 20.0  200 steps/s"
+
+
 def test_no_estimate_before_compilation_is_over():
     """The first row holds the compilation: 1,000 steps in 100 s. The next 1,000 take one second."""
     stop = {"env_steps": 100_000}

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import hyper
 from jrl.errors import InputError
+from jrl.fields import hyper
 from jrl.networks import cores
 
 N, L, IN = 4, 11, 3

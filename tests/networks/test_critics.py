@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import hyper, networks
+from jrl import networks
 from jrl.errors import InputError
+from jrl.fields import hyper
 from jrl.networks import Head, NetworkConfig
 from jrl.networks.critics import build_critics
 from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete, Window

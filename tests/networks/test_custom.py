@@ -13,13 +13,14 @@ from flax import linen as nn
 from flax import nnx
 
 import jrl
-from jrl import checkpoint, networks, registry
-from jrl import config as configs
+from jrl import networks, registry
 from jrl.algos import sac
 from jrl.api import PPOConfig
 from jrl.errors import InputError
-from jrl.hyper import Gru
+from jrl.fields.hyper import Gru
 from jrl.networks import Head, NetworkConfig, critics, custom
+from jrl.run import checkpoint
+from jrl.settings import config as configs
 from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, MultiBinary, Window
 
 SPACE = Dict((("n", Discrete(3)), ("image", Box((2, 2, 1), "uint8", 0, 255)), ("x", Box((4,)))))
@@ -190,7 +191,7 @@ def test_ppo_on_two_devices_and_from_its_checkpoint(kind, tmp_path):
 def test_parameters_from_a_checkpoint(kind, tmp_path):
     net = networks.build(SPEC, config(KINDS[kind]), {"policy": Head(2)})
     params = net.init(jax.random.key(0))
-    cfg = jrl.config.load(None, algo="ppo", env="CartPole-v1", stop=["env_steps=1"])
+    cfg = configs.load(None, algo="ppo", env="CartPole-v1", stop=["env_steps=1"])
     meta = checkpoint.meta(cfg, SPEC, counters={"iteration": 1, "env_steps": 1})
     checkpoint.write(tmp_path / "1", {"learner": params}, meta)
     found = checkpoint.restore(tmp_path / "1", "learner", jax.eval_shape(net.init, jax.random.key(1)))

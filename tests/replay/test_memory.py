@@ -3,7 +3,7 @@
 import pytest
 from replay_oracle import struct
 
-from jrl import room
+from jrl.host import room
 from jrl.replay import memory, prioritized, ring
 from jrl.types import InputError
 

@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import build_learner, config, envs
+from jrl import envs
 from jrl.errors import InputError
 from jrl.replay import ring, storage
 from jrl.rollout import unroll
+from jrl.run import build_learner
+from jrl.settings import config
 from jrl.types import ActOut
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium", "ignore:.*fork.*")

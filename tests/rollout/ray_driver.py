@@ -49,7 +49,8 @@ if __name__ == "__main__":
             )
         )
         sys.stdout.flush()
-        time.sleep(600)
+        while True:  # in short steps: the second of two signals at once may reach another thread, and wakes nobody
+            time.sleep(0.1)
     except KeyboardInterrupt:
         # the runner has not been interrupted with us: a run saves its checkpoint and ends where it wants to
         source.next({"version": jax.numpy.int32(1)}, jax.random.key(1))

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tasks
 
-from jrl import learner, loop, parallel
 from jrl.algos import a2c, impala, ppo
 from jrl.envs.graph import build
 from jrl.errors import InputError
@@ -20,6 +19,8 @@ from jrl.replay import ring
 from jrl.rollout import complete
 from jrl.rollout.complete import Complete, longest_episode
 from jrl.rollout.sources import GraphSource
+from jrl.run import learner, loop, parallel
+from jrl.run.staged import Staged
 from jrl.types import Rollout
 
 T, B, H = 5, 6, 7  # the task's episodes have at most 7 steps
@@ -381,9 +382,7 @@ def test_a_run_counts_steps_when_they_are_taken():
         ppo.Config(num_epochs=1, num_minibatches=2), env.spec, NetworkConfig(hidden=(8,)), axis_name=parallel.AXIS
     )
     make = lambda key: Complete(GraphSource(env, made.act, key=key, length=T), limit=H)
-    program = loop.staged(
-        learner.on_policy(made), make, parallel.make_mesh(1), rows=T * B, timers=Timers(), stage="collect"
-    )
+    program = Staged(learner.on_policy(made), make, parallel.make_mesh(1), rows=T * B, timers=Timers(), stage="collect")
     learned = []
     for info in loop.run(program, program.init(0), seed=0, total_env_steps=4 * T * B):
         learned.append(int(info.state.learner.env_steps))

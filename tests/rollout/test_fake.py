@@ -6,13 +6,14 @@ import jax
 import numpy as np
 import tasks
 
-from jrl import learner, loop, parallel
 from jrl.algos import a2c
 from jrl.envs.graph import build
 from jrl.metrics.timers import Timers
 from jrl.networks import NetworkConfig
 from jrl.rollout.fake import Fake
 from jrl.rollout.sources import GraphSource
+from jrl.run import learner, loop, parallel
+from jrl.run.staged import Staged
 
 T, B = 4, 3
 
@@ -33,7 +34,7 @@ def test_a_run_collects_once_and_goes_on_learning():
             return given[-1]
 
     make = lambda key: Noted(Counted(env, algo.act, key=key, length=T))
-    program = loop.staged(learner.on_policy(algo), make, parallel.make_mesh(1), rows=T * B, timers=Timers())
+    program = Staged(learner.on_policy(algo), make, parallel.make_mesh(1), rows=T * B, timers=Timers())
     params, state = [], program.init(0)
     for info in loop.run(program, state, seed=0, total_env_steps=10**9):
         params.append(jax.device_get(info.state.learner.params))
@@ -46,7 +47,7 @@ def test_a_run_collects_once_and_goes_on_learning():
     assert info.env_steps_after() == 3 * int(np.sum(first[0].mask))
     moved = [any((a != b).any() for a, b in zip(*map(jax.tree.leaves, pair))) for pair in itertools.pairwise(params)]
     assert moved == [True, True]
-    source = program.source()
+    source = program.source
     assert source.columns.length.shape == (B,)
     source.reset(jax.random.key(1))
     source.next(program.actor(info.state), jax.random.key(2))

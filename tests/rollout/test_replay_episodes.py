@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tasks import ACTOR, AsyncStreams, Stream, Streams, act, carry, drift, scripts
 
-from jrl import envs, parallel
+from jrl import envs
 from jrl.envs.graph import build
 from jrl.rollout import sources
 from jrl.rollout.collect import HostCollector
@@ -20,6 +20,7 @@ from jrl.rollout.collect_async import AsyncCollector
 from jrl.rollout.replay_episodes import Moments, Replay, Watch
 from jrl.rollout.sources import GraphSource
 from jrl.rollout.unroll import RECORD, rollout_like
+from jrl.run import parallel
 from jrl.types import ActOut
 
 T, B = 7, 4

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import parallel
 from jrl.envs import classic
 from jrl.envs.graph import build
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout import sources
+from jrl.rollout.source import Source
+from jrl.run import parallel
 from jrl.types import ActOut
 
 T, B = 5, 4
@@ -36,11 +37,11 @@ def graph(i=0, device=None):
     return sources.make(env, act, key=jax.random.fold_in(KEY, i), length=T, device=device)
 
 
-class Slow:
+class Slow(Source):
     """A source whose rollouts tell of the calls: reward is the version that acted, obs the number of the rollout."""
 
     def __init__(self, seconds=0.0, fail_at=None):
-        self.columns, self.metrics, self.count, self.seconds = episodes.init(1), {}, 0, seconds
+        self.columns, self._metrics, self.count, self.seconds = episodes.init(1), {}, 0, seconds
         self.fail_at, self.closed, self.keys, self.thread = fail_at, False, [], None
 
     def next(self, actor, key):

@@ -1,0 +1,449 @@
+"""The user's code at the moments of a run: `Callbacks` to subclass, and what a run asks of them. See docs/callbacks.md.
+
+    class PoleAngle(Callbacks):
+        def on_episode_step(self, *, episode, **kwargs):
+            episode.user_data.setdefault("angles", []).append(abs(episode.last_obs[2]))
+
+        def on_episode_end(self, *, episode, **kwargs):
+            episode.custom_metrics["pole_angle"] = np.mean(episode.user_data["angles"])
+
+Imports neither jax nor numpy: the names in a config are checked before anything slow starts.
+"""
+
+import contextlib
+import difflib
+import functools
+import inspect
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from jrl import registry
+from jrl.errors import InputError
+
+if TYPE_CHECKING:
+    from jrl.rollout.replay_episodes import Replay, Watch
+
+Fn = TypeVar("Fn", bound=Callable)
+
+_KEY = "custom.callbacks"
+_EPISODE = ("episode", "env_runner", "worker", "env", "base_env", "env_index", "policies")
+# moment -> the arguments that it is called with, RLlib's older names included
+MOMENTS: dict[str, tuple[str, ...]] = {
+    "on_environment_created": ("env_runner", "worker", "env", "env_context"),
+    "on_sub_environment_created": ("worker", "env_runner", "sub_environment", "env_context", "env_index"),
+    "on_create_policy": ("policy_id", "policy"),
+    "on_algorithm_init": ("algorithm",),
+    "on_episode_created": _EPISODE,
+    "on_episode_start": _EPISODE,
+    "on_episode_step": _EPISODE,
+    "on_episode_end": _EPISODE,
+    "on_postprocess_trajectory": ("postprocessed_batch", "env_runner", "worker", "policy_id", "policies"),
+    "on_sample_end": ("samples", "env_runner", "worker"),
+    "on_learn_on_batch": ("train_batch", "policy", "result"),
+    "on_train_result": ("algorithm", "result"),
+    "on_evaluate_start": ("algorithm",),
+    "on_evaluate_end": ("algorithm", "evaluation_metrics"),
+    "on_checkpoint_loaded": ("algorithm",),
+    "on_workers_recreated": ("algorithm", "worker_set", "worker_ids", "is_evaluation"),
+}
+EPISODE_MOMENTS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
+ROLLOUT_MOMENTS = ("on_postprocess_trajectory", "on_sample_end")  # in the order in which they are called
+PURE_MOMENTS = (*ROLLOUT_MOMENTS, "on_learn_on_batch")  # those that can run inside the program
+DEFAULT_POLICY = "default_policy"
+
+
+def in_program(fn: Fn) -> Fn:
+    """Marks a method as a pure function of its batch, to be traced into the program that learns.
+
+    `on_sample_end(self, samples)` and `on_postprocess_trajectory(self, postprocessed_batch)` return the Rollout to
+    learn from, of the same shapes; `on_learn_on_batch(self, train_batch)` returns the batch of a gradient step, or
+    (batch, {name: scalar}), whose numbers are reported as `learner/<name>`.
+    """
+    fn.in_program = True  # type: ignore[attr-defined]
+    return fn
+
+
+class Callbacks:
+    """What happens at the moments of a run: subclass it, override some, and name the class in `custom.callbacks`.
+
+    All arguments are given by keyword; end yours with `**kwargs`. What a method raises ends the run. Episodes of
+    training and of an evaluation that runs beside it are never told of at the same time. With env runners, all but
+    `on_sub_environment_created` are called in the process that learns.
+
+    Attributes:
+      infos: whether episodes have the environments' infos. None: where the backend has them; True: a run whose backend
+        has none is refused; False: never, which saves recording them.
+      history: latest steps of an episode that its `obs`, `actions`, `rewards` and `infos` hold. None: all of them; 0:
+        none, and observations are not fetched from the device.
+    """
+
+    infos: bool | None = None
+    history: int | None = None
+
+    def on_environment_created(self, *, env_runner, env, env_context, **kwargs) -> None:
+        """A vector of environments was made; `env` is what steps it."""
+
+    def on_sub_environment_created(self, *, worker, sub_environment, env_context, env_index, **kwargs) -> None:
+        """One Gymnasium environment was made; of worker processes and env runners it is called in theirs."""
+
+    def on_create_policy(self, *, policy_id, policy, **kwargs) -> None:
+        """The policy was made: once, before `on_algorithm_init`, with the id "default_policy"."""
+
+    def on_algorithm_init(self, *, algorithm, **kwargs) -> None:
+        """The run is built, and has not begun."""
+
+    def on_episode_created(self, *, episode, env_runner, env, env_index, **kwargs) -> None:
+        """An episode is about to begin: it has no observation yet."""
+
+    def on_episode_start(self, *, episode, env_runner, env, env_index, **kwargs) -> None:
+        """An episode has begun: it has its first observation."""
+
+    def on_episode_step(self, *, episode, env_runner, env, env_index, **kwargs) -> None:
+        """A step was taken, the last of an episode included."""
+
+    def on_episode_end(self, *, episode, env_runner, env, env_index, **kwargs) -> None:
+        """An episode has ended; its custom metrics are taken after this."""
+
+    def on_postprocess_trajectory(self, *, postprocessed_batch, env_runner, **kwargs) -> Any:
+        """A rollout was collected. Returns the one to go on with, of the same shapes, or None for no change."""
+
+    def on_sample_end(self, *, samples, env_runner, **kwargs) -> Any:
+        """A rollout is complete. Returns as `on_postprocess_trajectory`, which comes before."""
+
+    def on_learn_on_batch(self, *, policy, train_batch, result, **kwargs) -> Any:
+        """A rollout is learned from next. Returns as `on_sample_end`; numbers in the dict `result` are reported."""
+
+    def on_train_result(self, *, algorithm, result, **kwargs) -> None:
+        """A result row is complete; what is changed in the dict `result` is reported."""
+
+    def on_evaluate_start(self, *, algorithm, **kwargs) -> None:
+        """An evaluation begins."""
+
+    def on_evaluate_end(self, *, algorithm, evaluation_metrics, **kwargs) -> None:
+        """An evaluation is done; what is changed in the dict `evaluation_metrics` is reported."""
+
+    def on_checkpoint_loaded(self, *, algorithm, **kwargs) -> None:
+        """The run goes on from a checkpoint."""
+
+    def on_workers_recreated(self, *, algorithm, worker_set, worker_ids, is_evaluation, **kwargs) -> None:
+        """Env runners were started in the place of failed ones: `worker_ids` is [1 + the index of each]."""
+
+
+def load(paths: Sequence[str]) -> Callbacks | None:
+    """The callbacks that `custom.callbacks` names; several as one; None for none.
+
+    Raises:
+      InputError: a name that leads nowhere or to no subclass of Callbacks, a moment that there is not, an argument
+        that no moment gives, or a mark that does not fit.
+    """
+    classes = [registry.load(path, _KEY) for path in paths]
+    errors = [e for path, found in zip(paths, classes) for e in _faults(path, found)]
+    if errors:
+        raise InputError(*errors)
+    if not classes:
+        return None
+    return (classes[0] if len(classes) == 1 else make_multi_callbacks(classes))()
+
+
+def _faults(path: str, found: Any) -> list[str]:
+    if not (isinstance(found, type) and issubclass(found, Callbacks)):
+        return [f"{_KEY} {path}: expected a subclass of jrl.callbacks.Callbacks, got {found!r}"]
+    errors = []
+    for name in {n for c in found.__mro__ if not issubclass(Callbacks, c) for n in vars(c) if n.startswith("on_")}:
+        fn = getattr(found, name)
+        if name not in MOMENTS:
+            near = difflib.get_close_matches(name, MOMENTS, 1)
+            mend = f"did you mean {near[0]}?" if near else f"there are {', '.join(MOMENTS)}"
+            errors.append(f"{_KEY} {path}: there is no moment {name}: {mend}")
+        elif getattr(fn, "in_program", False):
+            if name not in PURE_MOMENTS:
+                errors.append(f"{_KEY} {path}: {name} cannot be in_program: only {', '.join(PURE_MOMENTS)} can")
+        elif issubclass(found, _Multi):
+            continue
+        else:
+            parameters = list(inspect.signature(fn).parameters.values())[1:]
+            fixed = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.default is p.empty]
+            errors += [
+                f"{_KEY} {path}: {name} takes {p.name!r}, which it is not given: it gets {', '.join(MOMENTS[name])}"
+                for p in fixed
+                if p.name not in MOMENTS[name]
+            ]
+    return sorted(errors)
+
+
+# ---------------------------------------------------------------- several as one
+
+
+class _Multi(Callbacks):
+    classes: Sequence[type[Callbacks]] = ()
+
+    def __init__(self) -> None:
+        self.parts = [part for cls in self.classes for part in _parts(cls())]
+        wanted = {part.infos for part in self.parts}
+        self.infos = True if True in wanted else None if None in wanted else False
+        lengths = [part.history for part in self.parts]
+        self.history = None if None in lengths else max((n for n in lengths if n is not None), default=0)
+
+
+def _parts(callbacks: Callbacks) -> list[Callbacks]:
+    return callbacks.parts if isinstance(callbacks, _Multi) else [callbacks]
+
+
+def make_multi_callbacks(classes: Sequence[type[Callbacks]]) -> type[Callbacks]:
+    """A class whose methods call those of all `classes`, in order; a batch that one returns goes on to the next."""
+
+    def of(name: str) -> Callable[..., Any]:
+        batch = MOMENTS[name][0]
+
+        def method(self: _Multi, **kwargs: Any) -> Any:
+            changed = None
+            for part in self.parts:
+                if _overrides(part, name):
+                    found = _adapted(getattr(part, name))(**kwargs)
+                    if name in PURE_MOMENTS and found is not None:
+                        changed = kwargs[batch] = found
+            return changed
+
+        return method
+
+    return type("MultiCallbacks", (_Multi,), {"classes": tuple(classes), **{name: of(name) for name in MOMENTS}})
+
+
+def _overrides(callbacks: Callbacks, name: str) -> bool:
+    return getattr(type(callbacks), name) is not getattr(Callbacks, name)
+
+
+def _adapted(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn`, called with those of the keywords that it takes."""
+    parameters = inspect.signature(fn).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return fn
+    names = [p.name for p in parameters]
+    return lambda **kwargs: fn(**{name: kwargs[name] for name in names if name in kwargs})
+
+
+def _of_batch(fn: Callable[..., Any], name: str) -> Callable[[Any], Any]:
+    """A pure function, of one argument: the batch."""
+    keyword = any(p.name == name and p.kind is p.KEYWORD_ONLY for p in inspect.signature(fn).parameters.values())
+    return functools.wraps(fn)(lambda batch: fn(**{name: batch}) if keyword else fn(batch))
+
+
+# ---------------------------------------------------------------- what a run asks
+
+
+class Hooks:
+    """Callbacks as a run sees them: which of its parts they need, and the calls.
+
+    Args:
+      callbacks: of `load`.
+      keep_per_episode: custom metrics as lists instead of mean, min and max.
+    """
+
+    def __init__(self, callbacks: Callbacks, *, keep_per_episode: bool = False):
+        from jrl.metrics.custom import CustomMetrics
+
+        self.callbacks = callbacks
+        self._host: dict[str, list[Callable[..., Any]]] = {name: [] for name in MOMENTS}
+        self._pure: dict[str, list[Callable[..., Any]]] = {name: [] for name in MOMENTS}
+        for part in _parts(callbacks):
+            for name in MOMENTS:
+                fn = getattr(part, name)
+                if getattr(fn, "in_program", False):
+                    self._pure[name].append(_of_batch(fn, MOMENTS[name][0]))
+                elif _overrides(part, name):
+                    self._host[name].append(_adapted(fn))
+        self._metrics = {False: CustomMetrics(keep_per_episode), True: CustomMetrics(keep_per_episode)}
+        self._ids = {False: itertools.count(), True: itertools.count()}
+        self._lock = threading.RLock()
+        self._policies: dict[str, Any] = {}
+
+    # ------------------------------------------------------------ before the run
+
+    @property
+    def needs_episodes(self) -> bool:
+        """Whether anybody looks at episodes."""
+        return any(self._host[name] for name in EPISODE_MOMENTS)
+
+    @property
+    def needs_infos(self) -> bool:  # where there are any
+        return self.needs_episodes and self.callbacks.infos is not False
+
+    @property
+    def needs_rollouts(self) -> bool:
+        """Whether rollouts have to pass through the host, between two programs."""
+        return self.needs_episodes or any(self._host[name] for name in PURE_MOMENTS)
+
+    def check(self, *, on_policy: bool) -> None:
+        """Raises InputError where a moment cannot be had with the kind of algorithm."""
+        if self._host["on_learn_on_batch"] and not on_policy:
+            raise InputError(
+                f"{_KEY}: on_learn_on_batch: this algorithm draws its batches from replay inside the program: mark the "
+                "method with @jrl.callbacks.in_program, or use on_sample_end, which sees each rollout"
+            )
+
+    def collecting(self, env: Any, *, env_runners: bool = False) -> tuple[dict[str, bool], str]:
+        """Options for whoever collects from `env`, and a note for the user, "" for none.
+
+        Raises:
+          InputError: infos are needed, and there are none.
+        """
+        options = {"record": True} if self.needs_episodes else {}
+        if not self.needs_infos:
+            return options, ""
+        if hasattr(env, "infos") and not env_runners:
+            return {**options, "record_infos": True}, ""
+        why = "env runners do not send them" if env_runners else "environments inside a program have none"
+        if self.callbacks.infos:
+            raise InputError(
+                f"{_KEY}: infos is True, but {why}: use Gymnasium's environments, or EnvPool with rollout.collector "
+                "host, without env_runners"
+            )
+        return options, f"callbacks: episodes have no infos: {why}"
+
+    def program_transforms(self) -> tuple[Callable[[Any], Any], ...]:
+        """Pure functions Rollout -> Rollout, between collecting and learning."""
+        return tuple(fn for name in ROLLOUT_MOMENTS for fn in self._pure[name])
+
+    def batch_transforms(self) -> tuple[Callable[[Any], Any], ...]:
+        """Pure functions batch -> (batch, metrics), before each gradient step."""
+
+        def one(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            def transform(batch: Any) -> tuple[Any, dict[str, Any]]:
+                found = fn(batch)
+                batch, metrics = found if type(found) is tuple else (found, {})
+                return batch, {f"learner/{name}": x for name, x in metrics.items()}
+
+            return functools.wraps(fn)(transform)
+
+        return tuple(one(fn) for fn in self._pure["on_learn_on_batch"])
+
+    # ------------------------------------------------------------ moments of the run
+
+    def call(self, name: str, **kwargs: Any) -> None:
+        """Calls a moment that returns nothing."""
+        for fn in self._host[name]:
+            fn(**kwargs)
+
+    def created(self, source: Any, context: Callable[[int], Mapping[str, Any]], *, offset: int = 0) -> None:
+        """Tells of new environments: of the vector, then of each Gymnasium environment in it.
+
+        Args:
+          source: collects from them.
+          context: of environment i of the run.
+          offset: environments before the first of these.
+        """
+        runner = {"env_runner": source, "worker": source, "env": source}
+        self.call("on_environment_created", **runner, env_context=context(offset))
+        if self._host["on_sub_environment_created"]:
+            with contextlib.suppress(InputError):  # none of them is a Python object
+                source.foreach_env(_Each(self._host["on_sub_environment_created"], context, offset, source))
+
+    def begin(self, algorithm: Any, policy: Any = None) -> None:
+        """Tells of the policy, then of the algorithm."""
+        self._policies = {DEFAULT_POLICY: algorithm if policy is None else policy}
+        self.call("on_create_policy", policy_id=DEFAULT_POLICY, policy=self._policies[DEFAULT_POLICY])
+        self.call("on_algorithm_init", algorithm=algorithm)
+
+    def recreated(self, algorithm: Any, workers: Any, source: Any, *, is_evaluation: bool = False) -> None:
+        """Tells of runners that `source` has replaced since the last call."""
+        if source is not None and (found := source.recreated):
+            given = {"worker_set": workers, "worker_ids": [1 + i for i in found], "is_evaluation": is_evaluation}
+            found.clear()
+            self.call("on_workers_recreated", algorithm=algorithm, **given)
+
+    # ------------------------------------------------------------ rollouts and episodes
+
+    def watch(self, source: Any, num_envs: int, *, episodes: bool = True, batches: bool = True) -> "Watch":
+        """`source`, whose rollouts are shown to the callbacks: their episodes, and they as batches."""
+        from jrl.rollout.replay_episodes import Watch
+
+        called: list[Callable[..., Any]] = []
+        if batches:
+            called += [functools.partial(self._rollout, name) for name in ROLLOUT_MOMENTS if self._host[name]]
+            called += [self._learn] if self._host["on_learn_on_batch"] else []
+        return Watch(source, self._replay if episodes and self.needs_episodes else None, called, num_envs)
+
+    def episode_watch(self, num_envs: int, evaluation: bool = True, source: Any = None) -> "Replay | None":
+        """What is called with (rollout, infos) of each rollout of an evaluation; None if nobody looks at episodes.
+
+        Rows that do not count have mask False: an episode that has such a row is none.
+        """
+        return self._replay(source, num_envs, 0, 0, evaluation) if self.needs_episodes else None
+
+    def _replay(self, source: Any, num_envs: int, worker_index: int, env_index: int, evaluation: bool = False) -> Any:
+        from jrl.rollout.replay_episodes import Moments, Replay
+
+        runner = {"env_runner": source, "worker": source, "env": source, "base_env": source}
+
+        def one(name: str) -> Callable[[Any], None] | None:
+            fns = self._host[name]
+
+            def call(episode: Any) -> None:
+                for fn in fns:
+                    fn(episode=episode, env_index=episode.env_index, policies=self._policies, **runner)
+
+            return call if fns else None
+
+        metrics = self._metrics[evaluation]
+        finished = lambda episode: metrics.add_episode(episode.custom_metrics, episode.hist_data)
+        created, start, step, end = map(one, EPISODE_MOMENTS)
+        moments = Moments(created, start, step, end, finished, self.callbacks.history, self._lock)
+        place: dict[str, Any] = {"worker_index": worker_index, "env_index": env_index, "in_evaluation": evaluation}
+        return Replay(moments, self._ids[evaluation], num_envs, **place)
+
+    def _rollout(self, name: str, source: Any, rollout: Any) -> Any:
+        more = {"policy_id": DEFAULT_POLICY, "policies": self._policies}
+        given = {"env_runner": source, "worker": source, **(more if name == "on_postprocess_trajectory" else {})}
+        return self._changed(name, rollout, given)
+
+    def _learn(self, source: Any, rollout: Any) -> Any:
+        result: dict[str, Any] = {}
+        given = {"policy": self._policies.get(DEFAULT_POLICY), "result": result}
+        found = self._changed("on_learn_on_batch", rollout, given)
+        self._metrics[False].add_update(result)
+        return found
+
+    def _changed(self, name: str, rollout: Any, given: dict[str, Any]) -> Any:
+        from jrl.rollout.replay_episodes import placed
+
+        changed = None
+        for fn in self._host[name]:
+            found = fn(**{**given, MOMENTS[name][0]: rollout})
+            if found is not None:
+                changed = rollout = placed(found, rollout, name)
+        return changed
+
+    def drain(self) -> dict[str, Any]:
+        """Custom metrics since the last call, of training and, with the prefix `evaluation/`, of evaluations.
+
+        See `jrl.metrics.custom.CustomMetrics.drain`.
+        """
+        with self._lock:
+            return {**self._metrics[False].drain(), **self._metrics[True].drain("evaluation/")}
+
+    def drain_evaluation(self) -> dict[str, Any]:
+        """Those of evaluations, without the prefix."""
+        with self._lock:
+            return self._metrics[True].drain()
+
+
+class _Each:
+    """Tells of one environment after the other; of those in processes of their own, in each of them."""
+
+    def __init__(self, fns: Sequence[Callable[..., Any]], context: Callable[[int], Any], offset: int, source: Any):
+        self._fns, self._context, self._next, self._source = fns, context, offset, source
+
+    def __call__(self, env: Any) -> None:
+        if not hasattr(env, "step"):  # a handle on environments inside a program
+            return
+        # what it was made with, see `jrl.envs.context`: importing that would load jax into each worker process
+        context = getattr(env, "_jrl_context", None)
+        index, self._next = getattr(context, "vector_index", self._next), self._next + 1
+        given = {"env_context": self._context(index) if context is None else context, "env_index": index}
+        for fn in self._fns:
+            fn(worker=self._source, env_runner=self._source, sub_environment=env, **given)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_source": None}

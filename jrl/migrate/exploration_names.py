@@ -1,0 +1,196 @@
+"""RLlib's spelling of exploration -> that of `algo.exploration`.
+
+    from_rllib({"type": "EpsilonGreedy", "initial_epsilon": 1.0, "final_epsilon": 0.02, "epsilon_timesteps": 10_000})
+    == {"name": "epsilon_greedy", "epsilon": [[0, 1.0], [10_000, 0.02]]}
+
+Imports no jax: configs are read before it loads.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jrl import registry
+from jrl.errors import InputError
+from jrl.fields.bounds import short
+
+_KEY = "exploration_config"
+# type -> its options, and what they are if left out
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "EpsilonGreedy": {
+        "initial_epsilon": 1.0, "final_epsilon": 0.02, "epsilon_timesteps": 10_000, "warmup_timesteps": 0,
+        "epsilon_schedule": None,
+    },
+    "PerWorkerEpsilonGreedy": {
+        "initial_epsilon": 1.0, "final_epsilon": 0.02, "epsilon_timesteps": 10_000, "warmup_timesteps": 0,
+        "epsilon_schedule": None,
+    },
+    "SoftQ": {"temperature": 1.0},
+    "StochasticSampling": {"random_timesteps": 0},
+    "GaussianNoise": {
+        "random_timesteps": 1_000, "stddev": 0.1, "initial_scale": 1.0, "final_scale": 0.02,
+        "scale_timesteps": 10_000, "scale_schedule": None,
+    },
+    "OrnsteinUhlenbeckNoise": {
+        "random_timesteps": 1_000, "ou_theta": 0.15, "ou_sigma": 0.2, "ou_base_scale": 0.1, "initial_scale": 1.0,
+        "final_scale": 0.02, "scale_timesteps": 10_000, "scale_schedule": None,
+    },
+    "ParameterNoise": {"initial_stddev": 1.0, "random_timesteps": 10_000, "sub_exploration": None},
+    "Random": {},
+}  # fmt: skip
+# what an algorithm's own default sets differently; options without a type are meant for its type
+_OF_ALGO: dict[str, dict[str, Any]] = {
+    "dqn": {"type": "EpsilonGreedy"},
+    "simpleq": {"type": "EpsilonGreedy"},
+    "r2d2": {"type": "EpsilonGreedy"},
+    "apex": {"type": "PerWorkerEpsilonGreedy"},
+    "ddpg": {"type": "OrnsteinUhlenbeckNoise"},
+    "td3": {"type": "GaussianNoise", "random_timesteps": 10_000, "final_scale": 1.0, "scale_timesteps": 1},
+}
+_FROM_RLLIB = ("ray.rllib.", "rllib.")
+
+
+def from_rllib(config: Mapping[str, Any], algo: str | None = None) -> dict[str, Any]:
+    """The section `algo.exploration` that means the same as RLlib's `exploration_config`.
+
+    Options that are left out have RLlib's defaults. A class that is not RLlib's becomes `custom`, with all options: it
+    is called as `jrl.algos.exploration.Custom` says. Of `PerWorkerEpsilonGreedy` only the ladder is left: with workers,
+    RLlib does not read its schedule either.
+
+    Args:
+      config: `type` (a name, a path, or a class) and its options.
+      algo: for which algorithm, whose defaults count; without `type`, its own exploration is meant. None: none.
+    Raises:
+      InputError: an unknown type or option, or a value of another kind; names it and its mend.
+    """
+    if not isinstance(config, Mapping):
+        raise InputError(f"{_KEY}: expected a mapping such as {{type: EpsilonGreedy}}, got {short(config)}")
+    own = _OF_ALGO.get((algo or "").lower(), {"type": "StochasticSampling"})
+    given = dict(config)
+    kind, path = _type(given.pop("type", own["type"]))
+    if kind is None:
+        return {"name": "custom", "path": path, "options": given}
+    for name in given:
+        if name not in _OPTIONS[kind]:
+            near = difflib.get_close_matches(name, _OPTIONS[kind], 1)
+            mend = f"did you mean {near[0]}?" if near else f"{kind} has {', '.join(_OPTIONS[kind]) or 'no options'}"
+            raise InputError(f"{_KEY}: {kind} has no option {name}: {mend}")
+    defaults = {k: v for k, v in own.items() if k != "type"} if own["type"] == kind else {}
+    options = {**_OPTIONS[kind], **defaults, **given}
+    for name, value in options.items():
+        if name not in ("epsilon_schedule", "scale_schedule", "sub_exploration"):
+            _number(kind, name, value)
+    return _CONVERT[kind](options)
+
+
+def _type(given: Any) -> tuple[str | None, str]:
+    """(one of _OPTIONS, "") or (None, the name of the user's class or function)."""
+    path = given
+    if callable(given):
+        module = getattr(given, "__module__", "")
+        path = f"{module}.{given.__name__}" if f"{module}.".startswith(_FROM_RLLIB) else registry.reference(given)
+    if not isinstance(path, str) or not path:
+        raise InputError(
+            f"{_KEY}.type: expected a name such as EpsilonGreedy, or the path of a class, got {short(given)}"
+        )
+    last = path.replace(":", ".").rpartition(".")[2]
+    theirs = path == last or path.startswith(_FROM_RLLIB)
+    if theirs and last in _OPTIONS:
+        return last, ""
+    if not theirs or registry.registered(path) is not None:
+        return None, path
+    near = difflib.get_close_matches(last, _OPTIONS, 1)
+    mend = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(_OPTIONS)}, or the path of a class"
+    raise InputError(f"{_KEY}.type: there is no exploration {last}: {mend}")
+
+
+def _number(kind: str, name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"{_KEY}: {name} of {kind} must be a number, not {short(value)}")
+
+
+def _anneal(first: float, last: float, timesteps: float, warmup: float = 0) -> Any:
+    """`first` up to step `warmup`, then in a line to `last`, as a schedule."""
+    if first == last or (timesteps <= 0 and warmup <= 0):
+        return last
+    points = [[0, first]] + ([[int(warmup), first]] if warmup > 0 else [])
+    return [*points, [int(warmup + max(timesteps, 1)), last]]
+
+
+def _points(name: str, schedule: Any, scale: float = 1.0) -> list[list[float]]:
+    """A schedule that was given as [[timestep, value], ...]."""
+    pairs = isinstance(schedule, list | tuple) and all(isinstance(p, list | tuple) and len(p) == 2 for p in schedule)
+    if not pairs or not all(isinstance(x, int | float) for p in schedule for x in p):
+        raise InputError(f"{_KEY}: {name} must be [[timestep, value], ...], not {short(schedule)}")
+    return [[int(step), scale * value] for step, value in schedule]
+
+
+def _epsilon(options: Mapping[str, Any]) -> Any:
+    if options["epsilon_schedule"] is not None:
+        return _points("epsilon_schedule", options["epsilon_schedule"])
+    values = (options[k] for k in ("initial_epsilon", "final_epsilon", "epsilon_timesteps", "warmup_timesteps"))
+    return _anneal(*values)
+
+
+def _scaled(options: Mapping[str, Any], deviation: float) -> Any:
+    """`deviation` times the scale of the noise."""
+    if options["scale_schedule"] is not None:
+        return _points("scale_schedule", options["scale_schedule"], deviation)
+    first, last = (deviation * options[k] for k in ("initial_scale", "final_scale"))
+    return _anneal(first, last, options["scale_timesteps"])
+
+
+def _random_timesteps(options: Mapping[str, Any]) -> dict[str, int]:
+    return {"random_timesteps": int(options["random_timesteps"])} if options["random_timesteps"] else {}
+
+
+def _gaussian(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": "gaussian", "std": _scaled(options, options["stddev"])} | _random_timesteps(options)
+
+
+def _ornstein_uhlenbeck(options: Mapping[str, Any]) -> dict[str, Any]:
+    # there the noise is multiplied by a base scale and by the width of the action space, which is 2 in [-1, 1]; it is
+    # linear in sigma, which can take both
+    sigma = _scaled(options, 2.0 * options["ou_base_scale"] * options["ou_sigma"])
+    section = {"name": "ornstein_uhlenbeck", "theta": options["ou_theta"], "sigma": sigma}
+    return section | _random_timesteps(options)
+
+
+def _parameter_noise(options: Mapping[str, Any]) -> dict[str, Any]:
+    section: dict[str, Any] = {"name": "parameter_noise", "std": options["initial_stddev"]}
+    section |= _random_timesteps(options)
+    beside = options["sub_exploration"]
+    if beside is None:
+        return section
+    if not isinstance(beside, Mapping):
+        raise InputError(
+            f"{_KEY}: sub_exploration must be a mapping such as {{type: EpsilonGreedy}}, not {short(beside)}"
+        )
+    converted = from_rllib(beside)
+    # it says how far the noise is to take the policy
+    match converted["name"]:
+        case "epsilon_greedy" if "epsilon" in converted:
+            return section | {"epsilon": converted["epsilon"]}
+        case "ornstein_uhlenbeck":
+            return section | {"target_std": beside.get("ou_sigma", _OPTIONS["OrnsteinUhlenbeckNoise"]["ou_sigma"])}
+        case "gaussian":
+            return section | {"target_std": beside.get("stddev", _OPTIONS["GaussianNoise"]["stddev"])}
+    raise InputError(
+        f"{_KEY}: sub_exploration {short(beside.get('type'))} does not say how far noise on the parameters may go: "
+        "use EpsilonGreedy, OrnsteinUhlenbeckNoise or GaussianNoise"
+    )
+
+
+_CONVERT: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "EpsilonGreedy": lambda options: {"name": "epsilon_greedy", "epsilon": _epsilon(options)},
+    "PerWorkerEpsilonGreedy": lambda options: {"name": "epsilon_greedy", "ladder": True},
+    "SoftQ": lambda options: {"name": "soft_q", "temperature": options["temperature"]},
+    "StochasticSampling": lambda options: {"name": "stochastic"} | _random_timesteps(options),
+    "GaussianNoise": _gaussian,
+    "OrnsteinUhlenbeckNoise": _ornstein_uhlenbeck,
+    "ParameterNoise": _parameter_noise,
+    "Random": lambda options: {"name": "random"},
+}
+
+
+__all__ = ["from_rllib"]

@@ -1,0 +1,1 @@
+"""A run under way: its programs, keys and loop."""

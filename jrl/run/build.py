@@ -1,0 +1,285 @@
+"""From a RunConfig to the parts of a run: environments, algorithm, program."""
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from jrl import callbacks, envs, registry
+from jrl.envs import task as tasks
+from jrl.envs.context import EnvContext
+from jrl.errors import InputError, counted
+from jrl.metrics.timers import Timers
+from jrl.rollout import fake, unroll
+from jrl.rollout.source import Source
+from jrl.run import build_learner, learner, parallel
+from jrl.run.build_collect import algorithm as algorithm
+from jrl.run.build_collect import close_all, collecting, completed, ladder, make_source, make_vectors, whole_episodes
+from jrl.run.build_collect import collector as collector
+from jrl.run.build_collect import environment as environment
+from jrl.run.build_collect import runner_source as runner_source
+from jrl.run.fused import Fused
+from jrl.run.program import LoopState, Program
+from jrl.run.staged import Staged, Step
+from jrl.settings import plan, plan_faults
+from jrl.settings.config import RunConfig
+from jrl.types import Algo, EnvSpec, GraphEnv, Key, Rollout
+
+GUARANTEES = {
+    "bitwise": "resume continues exactly: the environments are part of a checkpoint",
+    "restarted": "resume continues exactly: at each checkpoint the environments start anew, interrupted or not",
+    "learner": "resume continues the learner exactly; the environments start anew, with other seeds",
+    "refilled": "resume continues the learner exactly; the replay is filled anew",
+}
+
+
+class Run(NamedTuple):
+    """The parts of one run; `program.close()` ends its environments."""
+
+    spec: EnvSpec  # as one device sees it
+    algo: Algo
+    program: Program
+    backend: str  # how the environments are stepped, in words
+    in_program: bool  # whether they are stepped inside a compiled program
+    replay: str  # what the replay buffer takes, in words; "" without
+    guarantee: str  # what a resumed run has in common with one that was never interrupted: a key of GUARANTEES
+    learners: int  # devices that learn
+    num_params: int  # of the networks that learn
+    learn: learner.Learner  # of one device
+    mesh: Mesh  # the devices that learn
+    unroll: unroll.Unroll | None  # of one device, where the program that learns collects, too
+    note: str  # what callbacks cannot have in this run, in words; "" for nothing
+    # (state, curriculum function, result row, a number that differs from call to call) -> state: see `jrl.envs.task`
+    apply_task: Callable[[LoopState, tasks.TaskFn, dict[str, Any], int], LoopState]
+    programs: str  # whether one program collects and learns or two do, and why, in words
+
+
+def run(
+    cfg: RunConfig,
+    *,
+    timers: Timers | None = None,
+    restarts: int = 0,
+    hooks: callbacks.Hooks | None = None,
+    training_step: Callable[[Step], Any] | None = None,
+) -> Run:
+    """Environments, algorithm and the program that trains it.
+
+    Args:
+      cfg: the run.
+      timers: where stages are timed.
+      hooks: what callbacks have to do with rollouts and batches; None: nothing.
+      training_step: what an iteration does; None: as the config says.
+      restarts: a number that differs between a run and its continuations, for environments that cannot be restored:
+        they start anew, with other seeds.
+    Raises:
+      InputError: more devices than there are, an environment or a space that cannot be handled.
+    """
+    devices = parallel.devices(learners=cfg.devices.learners, actors=cfg.devices.actors, fake=cfg.devices.fake)
+    mesh, learners = devices.learners, devices.learners.devices.size
+    if found := list(plan_faults.split_faults(cfg, learners)):
+        raise InputError(*(message for _, message in found))
+    rows = plan.batch_plan(cfg).rows
+    backend = envs.resolve(cfg.env.id, cfg.env.backend)
+    if training_step is None and cfg.custom.training_step:
+        training_step = registry.load(cfg.custom.training_step, "custom.training_step")
+    # pure environments are part of the program, a share on each device; EnvPool's may be of the program of one device
+    pools = plan.num_pools(cfg, learners)
+    vectors = make_vectors(cfg, pools, restarts)
+    try:
+        spec = vectors[0].spec
+        if cfg.custom.env_task:
+            tasks.check(vectors[0])
+        algo = algorithm(cfg, spec, axis_name=parallel.AXIS, hooks=hooks)
+        if hooks:
+            hooks.check(on_policy=algo.on_policy)
+        length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
+        learn, replay = build_learner.make(cfg, algo, spec, devices=learners, length=length)
+        learn = learner.transformed(learn, transforms(cfg, hooks))
+        learn = learner.checked(learn, spec, axis_name=parallel.AXIS)
+    except InputError:
+        close_all(vectors)
+        raise
+    params = jax.eval_shape(algo.init, jax.random.key(0)).params
+    num_params = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+    refilled = cfg.replay is not None and cfg.checkpoint.replay == "none"
+    env = vectors[0]
+    two = _why_two_programs(cfg, devices, env, algo, told=training_step is not None, hooks=hooks)
+    if not two:
+        assert isinstance(env, GraphEnv)
+        iterations = plan.iterations_per_call(cfg)
+        place = cfg.env.num_envs if ladder(cfg) else None
+        collect = unroll.make(env, algo.act, place=place, **collecting(cfg, algo, pools))
+        program = Fused(learn, collect, mesh, iterations=iterations, rows=rows, close=lambda: close_all(vectors))
+        backend = f"{backend}, {counted(iterations, 'iteration')} per call"
+        guarantee = "refilled" if refilled else "bitwise" if env.pure else "learner"
+
+        def task_in_program(state: LoopState, fn: tasks.TaskFn, result: dict[str, Any], count: int):
+            if not env.pure:
+                raise InputError(
+                    f"set_task: {cfg.env.id} is stepped by EnvPool inside the program that learns, and cannot be made "
+                    "anew there: use rollout.collector host, or name the curriculum in custom.env_task"
+                )
+            context = EnvContext(cfg.env.options)
+            return dataclasses.replace(state, source=tasks.apply_in(state.source, env, fn, result, context)[0])
+
+        return Run(
+            spec,
+            algo,
+            program,
+            backend,
+            True,
+            replay,
+            guarantee,
+            learners,
+            num_params,
+            learn,
+            mesh,
+            collect,
+            "",
+            task_in_program,
+            "one program collects and learns",
+        )
+    timers = timers or Timers()
+    latest = [cfg]  # a task of EnvPool is other options of the environment
+    given: list[Any] = []  # the task of the others
+
+    def source(key: Key, vectors: list[Any], count: int) -> Source:
+        made = make_source(latest[0], algo, devices, timers, key, vectors, count, hooks)
+        watched = hooks is not None and hooks.needs_rollouts
+        whole = cfg.rollout.batch_mode == "complete_episodes" and not cfg.env_runners.num
+        if hooks and watched:  # episodes with the rows as they were collected, rollouts as they are learned from
+            made = hooks.watch(made, cfg.env.num_envs, batches=not whole)
+        if whole:
+            made = completed(cfg, made, spec, algo)
+        if hooks and watched and whole:
+            made = hooks.watch(made, cfg.env.num_envs, episodes=False)
+        return fake.Fake(made) if cfg.rollout.fake else made
+
+    def remake(key: Key, count: int) -> Source:
+        made = source(key, make_vectors(latest[0], pools, count), count)
+        for task in given:
+            made.set_task(task)
+        return made
+
+    staged = Staged(
+        learn,
+        lambda key: source(key, vectors, restarts),
+        mesh,
+        rows=cfg.env.num_envs * length,
+        timers=timers,
+        stage="collect" if cfg.rollout.mode == "sync" and not cfg.env_runners.num else "wait",
+        remake=remake,
+        training_step=training_step,
+    )
+
+    def apply_task(state: LoopState, fn: tasks.TaskFn, result: dict[str, Any], count: int) -> LoopState:
+        if envs.resolve(cfg.env.id, cfg.env.backend) != "envpool":
+            assert staged.source is not None
+            found = staged.source.apply_task(fn, result, EnvContext(cfg.env.options))
+            given[:] = found[:1] if all(repr(x) == repr(found[0]) for x in found) else []
+            return state
+        options, wanted = latest[0].env.options, list[Any]()
+        task = fn(result, tasks.Handle(lambda: options, wanted.append), EnvContext(options))
+        for changed in [*wanted, *([] if task is None else [task])][-1:]:
+            if changed != options:
+                latest[0] = _with_options(latest[0], changed)
+                staged.restart(count)
+        return state
+
+    exact = cfg.checkpoint.exact
+    note = hooks.collecting(env, env_runners=cfg.env_runners.num > 0)[1] if hooks else ""
+    graph = isinstance(env, GraphEnv)
+    how = "inside a program" if graph else "from the host"
+    if cfg.env_runners.num:
+        how, graph = f"in {counted(cfg.env_runners.num, 'env runner')}", False
+    guarantee = "refilled" if refilled else "restarted" if exact else "learner"
+    backend = f"{backend}, {how}"
+    return Run(
+        spec,
+        algo,
+        staged,
+        backend,
+        graph,
+        replay,
+        guarantee,
+        learners,
+        num_params,
+        learn,
+        mesh,
+        None,
+        note,
+        apply_task,
+        f"one program collects, another learns: {two}",
+    )
+
+
+def _why_two_programs(
+    cfg: RunConfig, devices: parallel.Devices, env: Any, algo: Algo, *, told: bool, hooks: callbacks.Hooks | None
+) -> str:
+    """Why collecting and learning cannot be one program, in words; "" where they can.
+
+    Args:
+      told: somebody else says what an iteration does.
+    """
+    if cfg.env_runners.num:
+        return "env runners collect"
+    if cfg.rollout.mode != "sync":
+        return f"rollout.mode {cfg.rollout.mode}"
+    if devices.actors != tuple(devices.learners.devices.flat):
+        return "some devices act, others learn"
+    if told:
+        return "custom.training_step decides what to learn from"
+    if hooks and hooks.needs_rollouts:
+        return "callbacks look at rollouts"
+    if cfg.rollout.fake:
+        return "rollout.fake"
+    if cfg.rollout.batch_mode != "truncate_episodes":
+        return f"rollout.batch_mode {cfg.rollout.batch_mode}"
+    if not isinstance(env, GraphEnv):
+        return "the environments are stepped from Python"
+    if env.pure:
+        return ""
+    # EnvPool's too, where one process steps them for one device and an iteration is short: with a rollout of a few rows
+    # and a few gradient steps, dispatching two programs takes a quarter of the time. A pool is a constant of its
+    # program: where pools are made anew, the program that holds one is a small one
+    if devices.learners.devices.size > 1:
+        return "each device acts in a pool of its own"
+    if algo.on_policy:
+        return "rollouts are long enough"
+    if cfg.checkpoint.exact or cfg.custom.env_task:
+        return "pools are made anew"
+    return ""
+
+
+def transforms(cfg: RunConfig, hooks: callbacks.Hooks | None) -> tuple[Callable[[Rollout], Rollout], ...]:
+    """What becomes of a rollout between collecting and learning: the config's, then those of callbacks."""
+    given = [registry.load(path, "custom.transforms") for path in cfg.custom.transforms]
+    return (*given, *(hooks.program_transforms() if hooks else ()))
+
+
+def _with_options(cfg: RunConfig, task: Any) -> RunConfig:
+    """The run in environments with other options, the task's over its own. Raises InputError."""
+    if not isinstance(task, Mapping):
+        raise InputError(f"a task of {cfg.env.id}, which EnvPool steps, is a mapping of its options, not {task!r}")
+    options = {**cfg.env.options, **task}
+    if errors := envs.check(cfg.env.id, cfg.env.backend, options):
+        raise InputError(*errors)
+    return dataclasses.replace(cfg, env=dataclasses.replace(cfg.env, options=options))
+
+
+def enable_compile_cache() -> None:
+    """Keeps compiled programs for the next process, where jax was told to, or in ~/.cache/jrl.
+
+    Call before the first compilation.
+    """
+    settings: Any = jax.config
+    chosen = os.environ.get("JAX_COMPILATION_CACHE_DIR") or settings.jax_compilation_cache_dir
+    directory = chosen or str(Path.home() / ".cache" / "jrl" / "programs")
+    jax.config.update("jax_compilation_cache_dir", directory)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -1,0 +1,276 @@
+"""From a RunConfig to who acts in its environments: the environments, the algorithm, the sources of rollouts."""
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jrl import algos, callbacks, envs, registry
+from jrl.envs.context import EnvContext
+from jrl.errors import InputError
+from jrl.metrics import episodes
+from jrl.metrics.timers import Timers
+from jrl.rollout import complete, ray_hosts, sources, unroll
+from jrl.rollout.source import Source
+from jrl.run import learner, parallel
+from jrl.run.keys import Role, vector_key
+from jrl.settings import plan
+from jrl.settings.config import RunConfig, algo_name, to_dict
+from jrl.types import Algo, AsyncEnv, Env, EnvSpec, GraphEnv, Key, PyTree, Rollout
+
+
+def environment(
+    cfg: RunConfig, *, num_envs: int, role: str = "train", index: int = 0, offset: int = 0, worker_index: int = 0
+) -> GraphEnv | Env | AsyncEnv:
+    """`num_envs` environments as `cfg.env` and `cfg.rollout.collector` describe them.
+
+    Args:
+      cfg: the run.
+      num_envs: of this vector.
+      role, index: see `envs.make`; those of an evaluation wait for each other.
+      offset: of its first environment among those of the run.
+      worker_index: 0 in the process that learns; environment runners count from 1.
+    Raises:
+      InputError: the id is unknown, or the collector does not fit the backend.
+    """
+    training = role == "train"
+    env = envs.make(
+        cfg.env.id,
+        backend=cfg.env.backend,
+        num_envs=num_envs,
+        seed=cfg.run.seed,
+        role=role,
+        index=index,
+        offset=offset,
+        options=cfg.env.options,
+        normalize_actions=cfg.env.normalize_actions,
+        clip_actions=cfg.env.clip_actions,
+        host=cfg.rollout.collector == "host",
+        batch_size=cfg.env.batch_size if training else None,
+        remote_worker_envs=cfg.env.remote_worker_envs,
+        batch_wait_ms=cfg.env.batch_wait_ms if training else None,
+        restart_failed=cfg.env_runners.restart_failed_sub_environments,
+        step_timeout_s=cfg.env_runners.env_step_timeout_s,
+        horizon=cfg.env.horizon,
+        soft_horizon=cfg.env.soft_horizon,
+        no_done_at_end=cfg.env.no_done_at_end,
+        worker_index=worker_index,
+        num_workers=cfg.env_runners.num,
+        action_mask_info=cfg.env.action_mask_info,
+        frame_stack=cfg.env.frame_stack,
+        use_prev_action=cfg.network.use_prev_action,
+        use_prev_reward=cfg.network.use_prev_reward,
+    )
+    if cfg.rollout.collector == "graph" and not isinstance(env, GraphEnv):
+        env.close()
+        raise InputError(
+            f"rollout.collector graph: {cfg.env.id} cannot be stepped inside a program: use auto, or env.backend graph"
+        )
+    if cfg.rollout.collector == "host" and isinstance(env, GraphEnv):
+        raise InputError(
+            f"rollout.collector host: {cfg.env.id} is a graph environment: use auto, or another env.backend"
+        )
+    return env
+
+
+def algorithm(
+    cfg: RunConfig, spec: EnvSpec, *, axis_name: str | None = None, hooks: callbacks.Hooks | None = None
+) -> Algo:
+    """The algorithm that `cfg.algo` belongs to, for the spaces of `spec`; with the user's loss, and what `custom.batch`
+    and `hooks` do to batches in the program.
+    """
+    loss = None if cfg.custom.loss is None else registry.load(cfg.custom.loss, "custom.loss")
+    own = {} if loss is None else {"loss": loss}
+    made = algos.get(algo_name(cfg)).make(cfg.algo, spec, cfg.network, axis_name=axis_name, **own)
+    given = [registry.load(path, "custom.batch") for path in cfg.custom.batch]
+    transforms = (*given, *(hooks.batch_transforms() if hooks else ()))
+    made = made._replace(init=jax.jit(made.init, inline=True))  # asked for its shapes again and again: traced once
+    return learner.batches_transformed(made, transforms, axis_name=axis_name)
+
+
+def whole_episodes(cfg: RunConfig, spec: EnvSpec) -> int:
+    """Rows that a rollout of whole episodes has beyond its length; 0 where episodes may be cut.
+
+    Raises:
+      InputError: nobody knows how long an episode can be.
+    """
+    if cfg.rollout.batch_mode == "truncate_episodes":
+        return 0
+    longest, length = complete.longest_episode(cfg.env.horizon, spec.max_episode_steps), plan.rollout_length(cfg)
+    # whole minibatches of whole sequences, and of a size that can be cut into equal parts
+    sequence = (cfg.network.recurrent and cfg.network.max_seq_len) or 1
+    unit = math.lcm(getattr(cfg.algo, "num_minibatches", 1) * sequence, 16)
+    return -(-(length + longest) // unit) * unit - length
+
+
+def completed(cfg: RunConfig, source: Source, spec: EnvSpec, algo: Algo) -> Source:
+    limit = whole_episodes(cfg, spec)
+    return complete.Complete(source, limit=limit, carry=algo.carry) if limit else source
+
+
+def make_vectors(cfg: RunConfig, pools: int, count: int) -> list[GraphEnv | Env | AsyncEnv]:
+    """The environments of each pool; with env_runners one of a single environment, for its spaces.
+
+    Args:
+      cfg: the run.
+      pools: how many.
+      count: differs from call to call: environments with other seeds.
+    """
+    if cfg.env_runners.num:
+        return [environment(cfg, num_envs=1)]
+    size, vectors = cfg.env.num_envs // pools, []
+    try:
+        for i in range(pools):
+            vectors.append(environment(cfg, num_envs=size, index=count, offset=i * size))
+    except InputError:
+        close_all(vectors)
+        raise
+    return vectors
+
+
+def close_all(vectors: Iterable[GraphEnv | Env | AsyncEnv]) -> None:
+    for env in vectors:
+        env.close()
+
+
+def collecting(cfg: RunConfig, algo: Algo, pools: int) -> dict[str, Any]:
+    """What whoever collects for one of so many pools has to know, beside the environments and how to act."""
+    return {
+        "window": episodes.window_of(pools, cfg.run.smoothing_episodes),
+        "explore": cfg.rollout.explore,
+        "length": plan.rollout_length(cfg),
+        "carry": algo.carry,
+        "reward_transform": envs.reward_transform(
+            cfg.env.clip_rewards,
+            is_atari=envs.is_atari(cfg.env.id),
+            scale=cfg.env.reward_scale,
+            custom=registry.load(cfg.custom.reward, "custom.reward") if cfg.custom.reward else None,
+        ),
+        "running_return_gamma": algo.running_return_gamma,
+    }
+
+
+def ladder(cfg: RunConfig) -> bool:
+    """Whether the environments of the run explore each in its own way."""
+    return getattr(getattr(cfg.algo, "exploration", None), "ladder", False)
+
+
+def placed(cfg: RunConfig, algo: Algo, first: int) -> Callable[..., PyTree]:
+    """`algo.carry` of environments from the run's number `first` on."""
+    return functools.partial(algo.carry, first=first, total=cfg.env.num_envs) if ladder(cfg) else algo.carry
+
+
+def make_source(
+    cfg: RunConfig,
+    algo: Algo,
+    devices: parallel.Devices,
+    timers: Timers,
+    key: Key,
+    vectors: list[GraphEnv | Env | AsyncEnv],
+    count: int,
+    hooks: callbacks.Hooks | None = None,
+) -> Source:
+    """Where the rollouts of a staged program come from; those of the whole batch, on the devices that learn."""
+    lag = plan.policy_lag(cfg)
+    join = functools.partial(parallel.deal, mesh=devices.learners)
+    if cfg.env_runners.num:
+        close_all(vectors)
+        record = hooks is not None and hooks.needs_episodes
+        return _env_runners(cfg, algo, vectors[0].spec, timers, count, join, record=record)
+    how = collecting(cfg, algo, len(vectors))
+    if hooks:
+        how |= hooks.collecting(vectors[0])[0]
+    parts = [
+        sources.make(
+            env,
+            algo.act,
+            key=vector_key(key, i, len(vectors)),
+            timers=timers,
+            device=d,
+            **how | {"carry": placed(cfg, algo, i * env.spec.num_envs)},
+        )
+        for i, (env, d) in enumerate(zip(vectors, devices.actors, strict=True))
+    ]
+    if hooks:
+        for i, part in enumerate(parts):
+            hooks.created(part, _contexts(cfg, 0), offset=i * vectors[0].spec.num_envs)
+    pools = sources.Pools(parts, devices=devices.actors, join=join, stack=parallel.stack)
+    return pools if lag is None or cfg.rollout.fake else sources.Async(pools, lag=lag, timers=timers)
+
+
+def collector(cfg: RunConfig) -> tuple[Source, PyTree]:
+    """The source of a run's rollouts without its learner, and an untrained actor for it."""
+    devices = parallel.devices(learners=cfg.devices.learners, actors=cfg.devices.actors, fake=cfg.devices.fake)
+    vectors = make_vectors(cfg, plan.num_pools(cfg, devices.learners.devices.size), 0)
+    algo = algorithm(cfg, vectors[0].spec)
+    source = make_source(cfg, algo, devices, Timers(), jax.random.key(cfg.run.seed), vectors, 0)
+    return source, jax.jit(lambda key: algo.actor(algo.init(key)))(jax.random.key(0))
+
+
+def _env_runners(
+    cfg: RunConfig,
+    algo: Algo,
+    spec: EnvSpec,
+    timers: Timers,
+    count: int,
+    join: Callable[[Sequence[Rollout]], Rollout],
+    *,
+    record: bool,
+) -> Source:
+    share = cfg.env.num_envs // cfg.env_runners.num
+    length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
+    like = unroll.rollout_like(spec, algo, length=length, num_envs=share, record=record)
+    options = {f: getattr(cfg.env_runners, f) for f in ray_hosts.RunnerOptions._fields}
+    return ray_hosts.EnvRunners(
+        functools.partial(runner_source, cfg, count, registry.needed(to_dict(cfg)), record),
+        ray_hosts.RunnerOptions(**options),
+        num_envs=cfg.env.num_envs,
+        like=like,
+        join=join,
+        lag=plan.policy_lag(cfg),
+        timers=timers,
+        window=episodes.window_of(cfg.env_runners.num, cfg.run.smoothing_episodes),
+        compress=cfg.env_runners.compress_observations,
+        stand_in=cfg.replay is None,
+    )
+
+
+def runner_source(
+    cfg: RunConfig, count: int, registered: Mapping[str, Any], record: bool, index: int, restarts: int
+) -> Source:
+    """The source of one env runner, in its own process.
+
+    Args:
+      cfg: the run.
+      count: differs between a run and its continuations.
+      registered: `registry.needed` of the process that learns.
+      record: whether somebody looks at the episodes: see `unroll.finish`.
+      index: of the runner.
+      restarts: how often runners were started in its place: each has environments of its own.
+    """
+    registry.install(registered)
+    share = cfg.env.num_envs // cfg.env_runners.num
+    seeds = count + _RESTARTED * restarts
+    env = environment(cfg, num_envs=share, index=seeds, offset=index * share, worker_index=index + 1)
+    algo = algorithm(cfg, env.spec)
+    key = jax.random.key(cfg.run.seed)
+    for number in (Role.ENV, count, index, restarts):
+        key = jax.random.fold_in(key, number)
+    how = collecting(cfg, algo, cfg.env_runners.num) | {"carry": placed(cfg, algo, index * share)}
+    made = sources.make(env, algo.act, key=key, record=record, **how)
+    source: Any = completed(cfg, made, env.spec, algo)
+    source.worker_index = index + 1
+    if loaded := callbacks.load(cfg.custom.callbacks):
+        callbacks.Hooks(loaded).created(source, _contexts(cfg, index + 1), offset=index * share)
+    return source
+
+
+def _contexts(cfg: RunConfig, worker_index: int) -> Callable[[int], EnvContext]:
+    """What environment i of the run is told of its place."""
+    runners = cfg.env_runners.num
+    return lambda i: EnvContext(cfg.env.options, worker_index=worker_index, num_workers=runners, vector_index=i)
+
+
+_RESTARTED = 4_099  # between the indices of a runner's environments and those of the next in its place

@@ -1,0 +1,165 @@
+"""From a RunConfig to the learner of a run: the replay that fits the memory, the watch over updates."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+
+from jrl import envs, spaces
+from jrl.envs import envpool_env
+from jrl.errors import InputError
+from jrl.replay import memory, prioritized, ring, sequences, storage
+from jrl.rollout import unroll
+from jrl.run import learner, parallel, watch
+from jrl.settings import plan
+from jrl.settings.config import RunConfig
+from jrl.types import Algo, Buffer, EnvSpec, PyTree, element
+
+
+def make(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int) -> tuple[learner.Learner, str]:
+    """The learner of one of so many devices, and the size of its replay in words ("" without).
+
+    Args:
+      cfg: the run.
+      algo: its algorithm.
+      spec: of the environments.
+      devices: that learn.
+      length: steps of a rollout.
+    Raises:
+      InputError: rollouts, batches or the replay do not fit the memory, or the replay not the environments.
+    """
+    row, envs = spaces.num_bytes(spec.observation), cfg.env.num_envs
+    if not algo.on_policy:
+        assert cfg.replay is not None
+        drawn = plan.sequence_length(cfg) if algo.sequences else 2  # a transition is an observation and the next
+        batch = cfg.replay.batch_size * drawn
+        return _replay_learner(
+            cfg, algo, spec, devices, memory.check_rows(row, envs, length, batch=batch, devices=devices)
+        )
+    memory.check_rows(row, envs, length, kept=getattr(cfg.algo, "circular_buffer_num_batches", 1), devices=devices)
+    like = functools.partial(unroll.rollout_like, spec, algo, length=length)
+    of_one = like(num_envs=cfg.env.num_envs // devices)
+    make_learner = functools.partial(learner.on_policy, like=of_one)
+    of_all = of_one if devices == 1 else like(num_envs=cfg.env.num_envs)
+    return _watched(cfg, algo, of_all, make_learner), ""
+
+
+def _replay_learner(
+    cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int, beside: int
+) -> tuple[learner.Learner, str]:
+    """The learner around a replay buffer that fits the devices' memory, and its size in words.
+
+    Args:
+      beside: bytes that it leaves free.
+    Raises:
+      InputError: it does not fit.
+    """
+    replay = cfg.replay
+    assert replay is not None
+    stack = _frame_stack(cfg, spec)
+    options: dict[str, Any] = {
+        "num_envs": cfg.env.num_envs // devices,
+        "batch_size": replay.batch_size // devices,
+        "gamma": cfg.algo.gamma,
+        "n_step": replay.n_step,
+        "frame_stack": stack,
+        "in_step": plan.in_step(cfg),
+    }
+    if replay.prioritized:
+        options |= {"alpha": replay.priority_alpha, "beta": replay.priority_beta, "eps": replay.priority_eps}
+        options["num_devices"] = devices
+    make: Callable[..., Buffer] = prioritized.make if replay.prioritized else ring.make
+    if algo.sequences:
+        make = sequences.make
+        options |= {"length": plan.sequence_length(cfg), "burn_in": replay.burn_in}
+        options["extras"] = {"carry": _carry_of_one(algo, spec)}
+
+    def buffer(capacity: int) -> Buffer:
+        return make(element(spec.observation), element(spec.action), capacity=capacity // devices, **options)
+
+    size = memory.check_fits(buffer, replay.capacity, devices=devices, beside=beside)
+    held = buffer(replay.capacity)
+    of_all = lambda x: jax.ShapeDtypeStruct((x.shape[0] * devices, *x.shape[1:]), x.dtype)
+    like = jax.tree.map(of_all, jax.eval_shape(lambda: held.sample(held.init(), jax.random.key(0))))
+    make_learner = functools.partial(
+        learner.off_policy,
+        buffer=held,
+        updates=plan.batch_plan(cfg).updates or 1,
+        learning_starts=min(replay.learning_starts, _most_held(cfg, spec)),
+        axis_name=parallel.AXIS,
+        broken=None if stack is None else functools.partial(storage.broken_stacks, stack=stack),
+    )
+    return _watched(cfg, algo, like, make_learner), size
+
+
+def _carry_of_one(algo: Algo, spec: EnvSpec) -> PyTree:
+    """Shapes and dtypes of one environment's memory, as acting hands it on to replay."""
+    like = unroll.rollout_like(spec, algo, length=1, num_envs=1)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), like.extras["carry"])
+
+
+def _watched(cfg: RunConfig, algo: Algo, like: PyTree, make: Callable[[Algo], learner.Learner]) -> learner.Learner:
+    """The learner of `algo`, with a watch over updates that are not finite unless the config says to ignore them."""
+    if cfg.run.on_nonfinite == "ignore":
+        return make(algo)
+    learn = make(watch.watched(algo, like, axis_name=parallel.AXIS))
+    return learn._replace(keep=lambda state: state.state, resume=lambda kept: watch.fresh(kept, like))
+
+
+def _most_held(cfg: RunConfig, spec: EnvSpec) -> int:
+    """Rows that a full buffer can be sampled from: all but the head and those whose frame stacks are incomplete."""
+    assert cfg.replay is not None
+    stack = _frame_stack(cfg, spec)
+    return (cfg.replay.capacity // cfg.env.num_envs - (stack.size if stack else 1)) * cfg.env.num_envs
+
+
+def _frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
+    """How many images of an observation are frames of a stack: what is known of EnvPool's Atari, or as told.
+
+    Raises:
+      InputError: replay could not put such stacks together again.
+    """
+    assert cfg.replay is not None
+    size, shapes = cfg.replay.frame_stack, [leaf.shape for _, leaf in spaces.leaves(spec.observation)]
+    atari = envs.is_atari(cfg.env.id) and envs.resolve(cfg.env.id, cfg.env.backend) == "envpool"
+    known = _atari_stack(cfg) if atari else None
+    if size is None:
+        # rows that a rollout leaves empty hold no frame: stacks around them could not be put together again
+        whole = not atari or len(shapes) > 1 or cfg.env.batch_size is not None
+        size = 1 if known is None or whole else known.size
+    if size == 1:
+        return None
+    if cfg.env.soft_horizon:
+        raise InputError(
+            f"replay.frame_stack {size}: at a soft horizon stacks go on across the end of an episode, and could not be "
+            "put together again: use 1, or leave env.soft_horizon out"
+        )
+    if cfg.env.batch_size is not None or cfg.env.batch_wait_ms is not None:
+        raise InputError(
+            f"replay.frame_stack {size}: environments that do not wait for each other leave rows empty, and frames are "
+            "missing there: use 1, or leave env.batch_size and env.batch_wait_ms out"
+        )
+    if atari and (known is None or known.size != size):
+        raise InputError(
+            f"replay.frame_stack {size}: with these options {cfg.env.id} observes "
+            + (f"stacks of {known.size} frames: use null" if known else "no stack of single images: use 1, or null")
+        )
+    ends: tuple[Literal[0], Literal[-1]] = (0, -1)
+    axes = [axis for axis in ends if any(len(shape) == 3 and shape[axis] == size for shape in shapes)]
+    if not axes:
+        given = ", ".join(map(str, shapes))
+        raise InputError(f"replay.frame_stack {size}: observations {given} are no stacks of {size} images: use 1")
+    return known or ring.FrameStack(size, axes[0])
+
+
+def _atari_stack(cfg: RunConfig) -> ring.FrameStack | None:
+    """The stacks of single gray frames that EnvPool's Atari observes, or `env.frame_stack` makes of its frames; None:
+    observations are others, which replay stores whole."""
+    found = envpool_env.frames(cfg.env.id, cfg.env.options)
+    if found.channels > 1 or min(found.size, cfg.env.frame_stack) > 1:  # colours, or stacks of stacks
+        return None
+    if cfg.env.frame_stack > 1:
+        return ring.FrameStack(cfg.env.frame_stack)  # which begins anew with each episode, whatever EnvPool's do
+    # a curriculum may change the options
+    return ring.FrameStack(found.size, restarts=found.restarts and not cfg.custom.env_task) if found.size > 1 else None

@@ -1,0 +1,291 @@
+"""Single steps of a run beside its iterations: a rollout, an update on what is given, a gradient, a step by one.
+
+They are those of the run: the environments are where training left them, an update is `Algo.update` with the run's
+optimizer, watch and devices. Each compiles its program when it is first asked for; a run that is never asked has none.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrl.algos import gradients
+from jrl.errors import InputError
+from jrl.fields.data import Fresh
+from jrl.rollout import unroll
+from jrl.run import build, learner, parallel
+from jrl.run.keys import Role, role_key
+from jrl.run.program import own_replay
+from jrl.settings import plan
+from jrl.settings.config import algo_name
+from jrl.types import NOT_FINITE, Algo, Batch, Episodes, Key, PyTree, Rollout, SequenceBatch
+
+if TYPE_CHECKING:
+    from jrl.run.session import Session
+
+_FIRST = 2**31  # number of the first call by hand, in keys: the calls of an iteration count from 0
+
+
+class ByHand:
+    """The single steps of one run.
+
+    Args:
+      session: of the run.
+    """
+
+    def __init__(self, session: "Session"):
+        self._session = session
+        self._calls = _FIRST
+        self._programs: dict[str, Callable[..., Any]] = {}
+
+    def _program(self, name: str, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+        if name not in self._programs:
+            self._programs[name] = make()
+        return self._programs[name]
+
+    def _call(self) -> int:
+        self._calls += 1
+        return self._calls
+
+    def key(self, role: Role) -> Key:
+        """Another one at each call."""
+        session = self._session
+        return jax.random.fold_in(role_key(session.config.run.seed, role, session.iteration), self._call())
+
+    # ------------------------------------------------------------ sampling
+
+    def sample(self) -> tuple[Rollout, Episodes]:
+        """The next rollout [T, B] of all environments, on the host; what training collects next begins behind it.
+
+        Its steps count once it is learned from.
+
+        Raises:
+          InputError: EnvPool steps the environments inside the program that learns.
+        """
+        session = self._session
+        program, collect = session.run.program, session.run.unroll
+        if collect is not None and not collect.pure:
+            raise InputError(
+                f"sample: {session.config.env.id} is stepped by EnvPool inside the program that learns: use "
+                "rollout.collector host"
+            )
+        number = session.config.run.seed, session.iteration, self._call()
+        state, *found = program.collect(session.state, *number)
+        session.replace_state(program.apart(state))
+        rollout, report = jax.device_get(found)
+        return rollout, report
+
+    def sample_replay(self) -> Batch | SequenceBatch:
+        """A batch as the next gradient step would draw one, on the host.
+
+        Raises:
+          InputError: there is no replay, or nothing to sample in it yet.
+        """
+        session = self._session
+        learn, state = session.run.learn, session.state
+        if learn.sample is None:
+            raise InputError(f"sample_replay: {algo_name(session.config)} learns without replay: sample() is a rollout")
+
+        def body(replay, key):
+            assert learn.sample is not None and learn.can_sample is not None
+            own = own_replay(replay, learn)
+            return learn.can_sample(own)[None], learn.sample(own, key)
+
+        same, per_device = parallel.REPLICATED, parallel.PER_DEVICE
+        draw = self._program("replay", lambda: parallel.pmap(body, session.run.mesh, (per_device, same), per_device))
+        ready, batch = jax.device_get(draw(state.replay, self.key(Role.UPDATE)))
+        if not ready.all():
+            raise InputError("sample_replay: replay is empty: train(), or learn_on_batch(rollout), fills it")
+        return batch
+
+    # ------------------------------------------------------------ learning
+
+    def learn(self, batch: Rollout | Batch | SequenceBatch) -> dict[str, float]:
+        """One update of the run on what is given.
+
+        A rollout goes the way of those that training collects: on-policy all epochs on it, with replay it is added and
+        learned from as `learning_starts` says. A batch is one gradient step of an algorithm with replay.
+
+        Returns:
+          The update's metrics.
+        Raises:
+          InputError: the algorithm does not learn from such a thing, or not of that size.
+          FloatingPointError: the update was not finite, and was not made.
+        """
+        session = self._session
+        self._check("learn_on_batch", batch)
+        if isinstance(batch, Rollout):
+            batch = dataclasses.replace(batch, contiguous=np.zeros_like(batch.contiguous))
+            steps = int(np.asarray(batch.mask).sum())
+            state, metrics = self._learn_rollout(batch)
+        else:
+            steps = 0
+            state, metrics = self._learn_batch(batch)
+        session.replace_state(state, steps)
+        found = {name: float(x) for name, x in jax.device_get(metrics).items()}
+        if found.get(NOT_FINITE):
+            raise FloatingPointError("learn_on_batch: the update was not finite, and was not made")
+        return found
+
+    def _learn_rollout(self, rollout: Rollout):
+        session = self._session
+        program = session.run.program
+        placed = parallel.shard(rollout, session.run.mesh, parallel.ROLLOUT)
+        number = session.config.run.seed, session.iteration, self._call()
+        return program.learn(program.apart(session.state), placed, *number)
+
+    def _learn_batch(self, batch: Batch | SequenceBatch):
+        run, state, same = self._session.run, self._session.state, parallel.REPLICATED
+
+        def body(learned, batch, key):
+            assert run.learn.update is not None
+            learned, aux = run.learn.update(learned, batch, key)
+            return learned, aux.metrics
+
+        make = lambda: parallel.pmap(body, run.mesh, (same, parallel.PER_DEVICE, same), (same, same))
+        placed = parallel.shard(batch, run.mesh)
+        learned, metrics = self._program("update", make)(state.learner, placed, self.key(Role.UPDATE))
+        return dataclasses.replace(state, learner=learned), metrics
+
+    # ------------------------------------------------------------ gradients
+
+    def gradients(self, batch: Rollout | Batch | SequenceBatch) -> tuple[PyTree, dict[str, float]]:
+        """The gradient of the algorithm's loss at the parameters as they are, and its metrics; nothing is changed.
+
+        Where an update makes several steps, on parts of a rollout or one parameter after another, all are taken at
+        these parameters, and the mean of the parts is the gradient over the whole.
+
+        Returns:
+          Gradients as the State's `params`, before clipping; metrics.
+        Raises:
+          InputError: the algorithm does not learn from such a thing; or its optimizer is its own.
+        """
+        session, run = self._session, self._session.run
+        self._check("compute_gradients", batch)
+        rollout = isinstance(batch, Rollout)
+
+        def make() -> Callable[..., Any]:
+            algo = self._remade(gradients.taken)
+            single = learner.on_policy(algo._replace(data=Fresh()))
+            whole = learner.transformed(single, build.transforms(session.config, session.hooks))
+
+            def body(state, batch, key):
+                state = dataclasses.replace(state, opt_state=algo.init(jax.random.key(0)).opt_state)
+                if rollout:
+                    state, _, metrics = whole.step(state, (), batch, key)
+                else:
+                    state, aux = algo.update(state, batch, key)
+                    metrics = aux.metrics
+                return jax.tree.map(lambda taken: taken.mean(), state.opt_state, is_leaf=gradients.is_node), metrics
+
+            same = parallel.REPLICATED
+            specs = (same, parallel.ROLLOUT if rollout else parallel.PER_DEVICE, same), (same, same)
+            return parallel.pmap(body, run.mesh, *specs)
+
+        placed = parallel.shard(batch, run.mesh, parallel.ROLLOUT if rollout else parallel.PER_DEVICE)
+        state = run.program.keep(session.state).learner
+        found, metrics = jax.device_get(self._program("gradients", make)(state, placed, self.key(Role.UPDATE)))
+        return found, {name: float(x) for name, x in metrics.items()}
+
+    def apply(self, given: PyTree) -> None:
+        """One step of the run's optimizer by gradients as `gradients` gives them; target networks move with it.
+
+        Raises:
+          ValueError: they are not of the parameters' shapes, or not finite.
+        """
+        session, run = self._session, self._session.run
+        state = run.program.keep(session.state).learner
+        shapes = lambda tree: jax.tree.map(np.shape, tree)
+        if shapes(given) != shapes(state.params):
+            raise ValueError(f"apply_gradients: expected the shapes {shapes(state.params)}, got {shapes(given)}")
+        if not all(np.isfinite(x).all() for x in jax.tree.leaves(given)):
+            raise ValueError("apply_gradients: they are not finite: no step was made")
+
+        def make() -> Callable[..., Any]:
+            algo = self._remade(gradients.given)
+
+            def body(state, given, key):
+                like = jax.eval_shape(algo.init, key).opt_state
+                put = lambda _, own, gradient: gradients.Given(own, gradient, jnp.zeros((), bool))
+                opt_state = jax.tree.map(put, like, state.opt_state, given, is_leaf=gradients.is_node)
+                void = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._like(algo, key))
+                after = algo.update(dataclasses.replace(state, opt_state=opt_state), void, key)[0]
+                own = jax.tree.map(lambda node: node.state, after.opt_state, is_leaf=gradients.is_node)
+                moved = {f.name: getattr(after, f.name) for f in dataclasses.fields(after) if _moves(f.name)}
+                return dataclasses.replace(state, **{**moved, "opt_state": own})
+
+            same = parallel.REPLICATED
+            return parallel.pmap(body, run.mesh, (same, same, same), same)
+
+        placed = parallel.replicate(given, run.mesh)
+        after = self._program("apply", make)(state, placed, self.key(Role.UPDATE))
+        session.replace_state(run.program.assign(session.state, after))
+
+    def _remade(self, standing_in: Callable[[], Any]) -> Algo:
+        """The run's algorithm with another optimizer."""
+        session = self._session
+        with standing_in():
+            algo = build.algorithm(session.config, session.run.spec, axis_name=parallel.AXIS, hooks=session.hooks)
+        found = jax.eval_shape(algo.init, jax.random.key(0))
+        nodes = jax.tree.leaves(getattr(found, "opt_state", ()), is_leaf=gradients.is_node)
+        if not nodes or not all(map(gradients.is_node, nodes)):
+            raise InputError(
+                f"gradients: {algo_name(session.config)} has an optimizer of its own: learn_on_batch makes an update, "
+                "and steps of jrl.algos.agent.descend lend theirs"
+            )
+        return algo
+
+    def _like(self, algo: Algo, key: Key) -> PyTree:
+        """Shapes of what one device learns from at once."""
+        run = self._session.run
+        if algo.on_policy:
+            return unroll.rollout_like(run.spec, algo, length=self._length, num_envs=self._columns // run.learners)
+        assert run.learn.sample is not None
+        return jax.eval_shape(run.learn.sample, jax.eval_shape(run.learn.init_replay), key)
+
+    @property
+    def _length(self) -> int:
+        cfg = self._session.config
+        return plan.rollout_length(cfg) + build.whole_episodes(cfg, self._session.run.spec)
+
+    @property
+    def _columns(self) -> int:
+        return self._session.config.env.num_envs
+
+    def _check(self, what: str, batch: Any) -> None:
+        """Raises InputError for what the run does not learn from."""
+        session = self._session
+        cfg, name = session.config, algo_name(session.config)
+        if isinstance(batch, Rollout) and (session.run.algo.on_policy or what == "learn_on_batch"):
+            shape, wanted = tuple(batch.reward.shape), (self._length, self._columns)
+            if shape != wanted:
+                raise InputError(
+                    f"{what}: expected a rollout of {wanted[0]} steps of {wanted[1]} environments, got {shape}: those "
+                    "of all workers side by side are concat_samples(rollouts)"
+                )
+            return
+        if session.run.algo.on_policy:
+            raise InputError(f"{what}: {name} learns from a Rollout, as sample() gives one, got {_kind(batch)}")
+        if not isinstance(batch, Batch | SequenceBatch):
+            raise InputError(f"{what}: {name} learns from a Batch, as sample_replay() gives one, got {_kind(batch)}")
+        assert cfg.replay is not None
+        if len(batch.weight) != cfg.replay.batch_size:
+            raise InputError(
+                f"{what}: expected {cfg.replay.batch_size} rows, as replay.batch_size says, got {len(batch.weight)}"
+            )
+
+
+def concat_samples(rollouts: Sequence[Rollout]) -> Rollout:
+    """Rollouts [T, b] of several workers side by side, as one [T, B], in numpy."""
+    return parallel.side_by_side(jax.device_get(list(rollouts)))
+
+
+def _moves(name: str) -> bool:
+    return name in ("params", "updates") or name.startswith("target_")
+
+
+def _kind(given: Any) -> str:
+    return f"a {type(given).__name__}"

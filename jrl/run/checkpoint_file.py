@@ -1,0 +1,333 @@
+"""`checkpoint.json`: what stands beside the arrays of a checkpoint. It may be damaged, or made by anybody.
+
+    write(directory, {"format": 1, "iteration": 3, ...})
+    found = read_meta(directory); spaces = spec(found)
+
+A checksum tells what is not as it was written; files without one, of earlier versions, are taken if all they hold is of
+the right kind. Sizes are looked at before anything is made of them.
+"""
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import numpy as np
+
+from jrl.errors import InputError
+from jrl.settings.config import RunConfig, renamed, to_dict
+from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Space, Tuple
+
+FORMAT = 1
+FILE = "checkpoint.json"
+_CHECKSUM = "sha256"
+_DEPTH = 64  # of nested brackets; configs and spaces of users have a handful
+_MOST = 2**31 - 1  # elements of an observation or action
+_DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+
+
+# ---------------------------------------------------------------- the file
+
+
+def meta(cfg: RunConfig, spec: EnvSpec, *, counters: Mapping[str, float], **more: Any) -> dict[str, Any]:
+    """What is stored beside the arrays, as JSON.
+
+    Args:
+      cfg: of the run.
+      spec: of its environments.
+      counters: iteration, env_steps, time_s.
+      more: further entries; numbers that are not finite become strings.
+    """
+    config = to_dict(cfg)
+    text = json.dumps(config, sort_keys=True)
+    written = lambda space: None if space is None else space_to_json(space)
+    return {
+        "format": FORMAT,
+        "jrl": importlib.metadata.version("jrl"),
+        "jax": jax.__version__,
+        **counters,
+        "config": config,
+        "config_hash": hashlib.sha256(text.encode()).hexdigest()[:16],
+        "spec": {
+            "observation": written(spec.observation),
+            "action": written(spec.action),
+            "env_action": written(spec.env_action),
+            "env_observation": written(spec.env_observation),
+            "max_episode_steps": spec.max_episode_steps,
+        },
+        **more,
+    }
+
+
+def write(directory: Path, content: Mapping[str, Any]) -> None:
+    """Writes the file; it is on disk once this returns."""
+    content = json.loads(json.dumps(plain(content), allow_nan=False))  # what reading will give
+    with (directory / FILE).open("w") as file:
+        json.dump({**content, _CHECKSUM: _checksum(content)}, file, indent=1, allow_nan=False)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_meta(checkpoint: Path, *, resumable: bool = False) -> dict[str, Any]:
+    """Counters, config and spaces of a checkpoint.
+
+    Args:
+      checkpoint: from `jrl.run.checkpoint.locate`.
+      resumable: it has to hold what a run needs to go on.
+    Raises:
+      InputError: it is not a checkpoint of jrl, is damaged, or of a later format.
+    """
+    try:
+        return _load(checkpoint, resumable)
+    except InputError:
+        raise
+    except (*_DAMAGE, OSError) as e:
+        other = next((path for path in others(checkpoint) if readable(path)), None)
+        raise damaged(checkpoint, _why(e), other) from e
+
+
+def _load(checkpoint: Path, resumable: bool) -> dict[str, Any]:
+    found = json.loads((checkpoint / FILE).read_text())
+    if not isinstance(found, dict):
+        raise ValueError("expected a mapping")
+    version = found.get("format")
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise ValueError(f"format: expected a whole number, got {str(version)[:40]!r}")
+    if version > FORMAT:
+        raise InputError(f"checkpoint: {checkpoint} has format {version}, this jrl reads up to {FORMAT}: update jrl")
+    checksum = found.pop(_CHECKSUM, None)
+    if checksum is not None and checksum != _checksum(found):
+        raise ValueError("it is not what was written")
+    _check_depth(found)
+    _schema(resumable).validate_python(found)
+    spec(found), env_observation(found)
+    found["config"] = _renewed(found["config"])
+    return found
+
+
+def _why(e: BaseException) -> str:
+    """The first of what is wrong, in a line."""
+    if isinstance(e, RecursionError):
+        return "nested too deep"
+    if isinstance(e, OSError):
+        return e.strerror or str(e)
+    if hasattr(e, "errors"):  # of pydantic
+        first = e.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    if isinstance(e, KeyError):
+        return f"{e} is missing"
+    return (str(e).splitlines() or [type(e).__name__])[0][:200]
+
+
+def _check_depth(tree: Any) -> None:
+    level = [tree]
+    for _ in range(_DEPTH):
+        inner = [list(x.values()) if isinstance(x, dict) else x for x in level if isinstance(x, dict | list)]
+        level = [x for part in inner for x in part]
+        if not level:
+            return
+    raise ValueError("nested too deep")
+
+
+@functools.cache
+def _schema(resumable: bool) -> Any:
+    from pydantic import ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter, create_model
+
+    count = Annotated[StrictInt, Field(ge=0, lt=2**62)]
+    kind = ConfigDict(extra="allow", strict=True)
+    model = lambda name, **fields: create_model(name, __config__=kind, **fields)
+    needed = lambda of: (of, ...)
+    optional = lambda of: (of, None)
+    pending = model(
+        "pending",
+        iteration=needed(count), env_steps=needed(count),
+        metrics=needed(dict[str, Any]), episodes=needed(dict[str, Any]),
+    )  # fmt: skip
+    rows = model(
+        "rows",
+        env_steps=needed(count), extra=needed(dict[str, Any]), pending=(pending | None, ...),
+        count=optional(count), trained=optional(count), episodes=optional(count),
+    )  # fmt: skip
+    spaces = model(
+        "spec",
+        observation=needed(dict[str, Any]), action=needed(dict[str, Any]),
+        env_action=(dict[str, Any] | None, ...), env_observation=optional(dict[str, Any] | None),
+        max_episode_steps=(count | None, ...),
+    )  # fmt: skip
+    more = needed if resumable else optional  # debug bundles have less
+    fields = {
+        "iteration": needed(Annotated[StrictInt, Field(ge=0, lt=2**32)]), "env_steps": needed(count),
+        "time_s": more(Annotated[StrictFloat, Field(ge=0, allow_inf_nan=False)]),
+        "config": needed(dict[str, Any]), "spec": needed(spaces),
+        "checksums": optional(dict[str, StrictStr]), "devices": more(Annotated[StrictInt, Field(ge=1, lt=2**20)]),
+        "counted": more(count), "rows": more(rows), "metrics": optional(dict[str, Any]), "keep": optional(StrictBool),
+        "guarantee": optional(StrictStr), "nonfinite": optional(dict[str, Any]),
+    }  # fmt: skip
+    return TypeAdapter(model("checkpoint", **fields))
+
+
+def damaged(checkpoint: Path, why: str, other: Path | None) -> InputError:
+    """The error of a checkpoint that is not as it was written.
+
+    Args:
+      checkpoint: the directory.
+      why: what shows it.
+      other: checkpoint of the run that can be used instead.
+    """
+    mend = f"use another one, such as {other}" if other else "use that of another run: none beside it is whole"
+    return InputError(f"checkpoint: {checkpoint} is damaged or not made by jrl ({why}): {mend}")
+
+
+def others(checkpoint: Path) -> list[Path]:
+    """The other checkpoints in its directory, the latest first."""
+    if not checkpoint.name.isdigit() or not checkpoint.parent.is_dir():
+        return []
+    numbers = (int(p.name) for p in checkpoint.parent.iterdir() if p.name.isdigit() and (p / FILE).is_file())
+    return [checkpoint.parent / str(n) for n in sorted(numbers, reverse=True) if str(n) != checkpoint.name]
+
+
+def readable(checkpoint: Path) -> dict[str, Any] | None:
+    """What `read_meta` gives; None where it would raise."""
+    try:
+        return _load(checkpoint, False)
+    except (*_DAMAGE, OSError):
+        return None
+
+
+def best(checkpoints: Mapping[int, Mapping[str, Any]], name: str | None, mode: str) -> int | None:
+    """Finds the number of the checkpoint with the best metric, of equals the earlier; None if none has it."""
+    sign = -1 if mode == "max" else 1
+    score = {n: sign * number((m.get("metrics") or {}).get(name)) for n, m in checkpoints.items()}
+    known = [n for n, value in score.items() if math.isfinite(value)]
+    return min(known, key=lambda n: (score[n], n)) if known else None
+
+
+def number(x: Any) -> float:
+    """Reads a metric; what is no number is NaN."""
+    try:
+        return float(x)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+# fields of an algorithm's State before it was the same of all algorithms -> where they are now
+MOVED = {
+    "target_critic": ("target_params", "critic"),
+    "kl_coef": ("own", "kl_coef"),
+    "noise": ("own", "noise"),
+    "policy_loss": ("own", "policy_loss"),
+    "policy_metrics": ("own", "policy_metrics"),
+}
+
+
+def renewed_state(found: Any) -> Any:
+    """Puts the fields of a State, in dicts, where they are now."""
+    if not isinstance(found, dict) or "params" not in found or "env_steps" not in found:
+        return found
+    state = {"updates": np.zeros((), np.uint32), **found}
+    for old in MOVED.keys() & found.keys():
+        field, name = MOVED[old]
+        state[field] = {**state.get(field, {}), name: state.pop(old)}
+    return state
+
+
+def _renewed(config: dict[str, Any]) -> dict[str, Any]:
+    """A stored config, changed in place, with names of earlier versions as the present ones."""
+    if (devices := config.get("run", {}).pop("devices", 1)) > 1:
+        config["devices"] = {"learners": list(range(devices))}
+    if "episodes" in (evaluation := config.get("evaluation", {})):
+        evaluation["duration"] = evaluation.pop("episodes")
+    return dict(renamed(config))
+
+
+def plain(tree: Any) -> Any:
+    """A tree as JSON can hold it. It has no numbers that are not finite: `float` reads them from these strings."""
+    if isinstance(tree, Mapping):
+        return {k: plain(v) for k, v in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [plain(v) for v in tree]
+    if isinstance(tree, float) and not math.isfinite(tree):
+        return str(tree)
+    return tree
+
+
+# ---------------------------------------------------------------- spaces
+
+
+def spec(meta: Mapping[str, Any]) -> EnvSpec:
+    """The spaces that a checkpoint was trained in, for one environment."""
+    found = meta["spec"]
+    env_action = None if found["env_action"] is None else _space_from_json(found["env_action"])
+    observation, action = _space_from_json(found["observation"]), _space_from_json(found["action"])
+    return EnvSpec(observation, action, 1, found["max_episode_steps"], env_action)
+
+
+def env_observation(meta: Mapping[str, Any]) -> Space | None:
+    """The environment's own observation space, where the policy sees another; None: it sees the environment's."""
+    found = meta["spec"].get("env_observation")  # checkpoints of earlier versions have no such entry
+    return None if found is None else _space_from_json(found)
+
+
+def space_to_json(space: Space) -> dict[str, Any]:
+    """A space as JSON: `kind` and its fields; Dict and Tuple have their parts under `spaces`, by name or in a list."""
+    match space:
+        case Dict():
+            return {"kind": "Dict", "spaces": {name: space_to_json(part) for name, part in space.items}}
+        case Tuple():
+            return {"kind": "Tuple", "spaces": [space_to_json(part) for part in space.items]}
+    return {"kind": type(space).__name__, **vars(space)}
+
+
+def _space_from_json(found: Any) -> Space:
+    match found:
+        case {"kind": "Discrete", "n": n, "dtype": dtype}:
+            return Discrete(_whole(n, least=1), _dtype(dtype))
+        case {"kind": "MultiDiscrete", "nvec": list(nvec), "dtype": dtype}:
+            return MultiDiscrete(tuple(_whole(n, least=1) for n in nvec), _dtype(dtype))
+        case {"kind": "MultiBinary", "shape": list(shape), "dtype": dtype}:
+            return MultiBinary(_shape(shape), _dtype(dtype))
+        case {"kind": "Box", "shape": list(shape), "dtype": dtype, "low": low, "high": high}:
+            box = Box(_shape(shape), _dtype(dtype), _bound(low), _bound(high))
+            if any(isinstance(b, tuple) and len(b) != math.prod(box.shape) for b in (box.low, box.high)):
+                raise ValueError("spec: a bound does not have the elements of its space")
+            return box
+        case {"kind": "Dict", "spaces": dict(parts)}:
+            return Dict(tuple((name, _space_from_json(part)) for name, part in parts.items()))
+        case {"kind": "Tuple", "spaces": list(parts)}:
+            return Tuple(tuple(map(_space_from_json, parts)))
+    raise ValueError(f"spec: unknown space {str(found)[:100]}")
+
+
+def _whole(n: Any, *, least: int = 0) -> int:
+    if not isinstance(n, int) or isinstance(n, bool) or not least <= n <= _MOST:
+        raise ValueError(f"spec: expected a size of {least} to {_MOST}, got {str(n)[:40]}")
+    return n
+
+
+def _shape(shape: list[Any]) -> tuple[int, ...]:
+    found = tuple(map(_whole, shape))
+    _whole(math.prod(found))
+    return found
+
+
+def _dtype(name: Any) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"spec: expected the name of a dtype, got {str(name)[:40]}")
+    if np.dtype(name).kind in "OMmSU":
+        raise TypeError(f"spec: {name} is no dtype of numbers")
+    return name
+
+
+def _bound(x: Any) -> float | tuple[float, ...]:
+    return tuple(map(float, x)) if isinstance(x, list) else float(x)

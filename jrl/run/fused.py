@@ -1,0 +1,178 @@
+"""Collecting and learning as one compiled program: for environments that are part of one."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jrl.metrics import episodes as episode_metrics
+from jrl.rollout.sources import outside_compile_cache
+from jrl.rollout.unroll import Unroll, UnrollState
+from jrl.run import parallel
+from jrl.run.keys import Role, role_key, vector_key
+from jrl.run.learner import Learner
+from jrl.run.program import LoopState, Program, empty_replay, joined_replay, over_iterations, own_replay
+from jrl.types import Key, PyTree, Rollout
+
+
+class Fused(Program):
+    """Collects and learns in one program, `iterations` times per call, on every device of the mesh.
+
+    Args:
+      learner: made with axis_name=parallel.AXIS.
+      unroll: over the environments of one device; not pure, only of the single device that there is.
+      mesh: the devices.
+      iterations: per call; Python is out of the way in between.
+      rows: T * B over all devices.
+      close: ends the environments.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        unroll: Unroll,
+        mesh: Mesh,
+        *,
+        iterations: int,
+        rows: int,
+        close: Callable[[], None] | None = None,
+    ):
+        super().__init__(learner, mesh, rows=rows)
+        self.unroll, self.iterations = unroll, iterations
+        self._devices = mesh.devices.size
+        if self._devices > 1 and not unroll.pure:
+            raise ValueError("environments that are not pure are stepped once, not once per device: use Staged")
+        self._close = close
+        self._begun: UnrollState | None = None  # environments that are not pure are those of `init`, for ever
+        self._advance: Callable[..., Any] | None = None
+        self._waits = parallel.waits(mesh)
+
+    def init(self, seed: int) -> LoopState:
+        pure = self.unroll.pure
+
+        def start(root, source):
+            source = self._environments(root) if pure else source
+            return LoopState(
+                self.learner.init(role_key(root, Role.INIT)), empty_replay(self.learner, self._devices), source
+            ), root
+
+        root = jax.random.key(seed)
+        source = () if pure else self._environments(root)  # from the host, not while tracing
+        if self._advance is None:
+            mapped = parallel.pmap(self._body, self.mesh, self._in_specs, self._out_specs, donate_argnums=(0,))
+            if pure:  # compiles while the state is made
+                counts = [jax.ShapeDtypeStruct((), jnp.uint32)] * 2
+                shapes = (*jax.eval_shape(start, root, source), *counts)
+                self._advance = parallel.compile_ahead(mapped, shapes, self.mesh, self._in_specs)
+            else:
+                self._advance = outside_compile_cache(mapped)
+        placed = parallel.place_outputs(start, self.mesh, (self._specs, parallel.REPLICATED))
+        state, self._roots[seed] = placed(root, source)
+        self._begun = None if pure else state.source
+        return state
+
+    _specs = LoopState(parallel.REPLICATED, parallel.PER_DEVICE, parallel.PER_DEVICE)
+    _in_specs = (_specs, parallel.REPLICATED, parallel.REPLICATED, parallel.REPLICATED)
+    _out_specs = (_specs, parallel.REPLICATED, parallel.PER_DEVICE)
+
+    def _environments(self, root: Key) -> UnrollState:
+        key = role_key(root, Role.ENV)
+        begun = [self.unroll.init(vector_key(key, i, self._devices), i) for i in range(self._devices)]
+        return jax.tree.map(lambda *x: jnp.stack(x), *begun)
+
+    def _collect(self, learner: PyTree, source: UnrollState, key: Key):
+        """On one device: its environments, with the key of the iteration."""
+        device = jax.lax.axis_index(parallel.AXIS)
+        return self.unroll.step(source, self.learner.actor(learner), vector_key(key, device, self._devices), device)
+
+    def _body(self, state: LoopState, root, iteration, count):
+        def one(state: LoopState, i):
+            source, rollout, report = self._collect(state.learner, state.source, role_key(root, Role.COLLECT, i))
+            update_key = role_key(root, Role.UPDATE, i)
+            learned, replay, metrics = self.learner.step(state.learner, state.replay, rollout, update_key)
+            return LoopState(learned, replay, source), (metrics, report)
+
+        state = LoopState(state.learner, own_replay(state.replay, self.learner), _mine(state.source))
+        out = _repeat(lambda s, i: one(s, iteration + i), state, self.iterations, count)
+        state, (metrics, reports) = out
+        state = LoopState(state.learner, joined_replay(state.replay), _stacked(state.source))
+        reports = episode_metrics.add_up_stacked(reports, count)
+        return state, jax.tree.map(lambda metric: over_iterations(metric, count), metrics), _stacked(reports)
+
+    def advance(self, state: LoopState, seed: int, iteration: int, count: int | None = None):
+        assert self._advance is not None
+        numbers = np.uint32(iteration), np.uint32(self.iterations if count is None else count)
+        out = self._advance(state, self._roots[seed], *numbers)
+        return jax.block_until_ready(out) if self._waits else out
+
+    @functools.cached_property
+    def _collecting(self) -> Callable[..., Any]:
+        def body(learner, source, key):
+            source, rollout, report = self._collect(learner, _mine(source), key)
+            return _stacked(source), rollout, _stacked(report)
+
+        per_device, same = parallel.PER_DEVICE, parallel.REPLICATED
+        return parallel.pmap(body, self.mesh, (same, per_device, same), (per_device, parallel.ROLLOUT, per_device))
+
+    def collect(self, state: LoopState, seed: int, iteration: int, call: int = 0):
+        key = self._keys(seed, iteration, call)[0]
+        source, rollout, report = self._collecting(state.learner, state.source, key)
+        return dataclasses.replace(state, source=source), rollout, report
+
+    def learn(self, state: LoopState, rollout: Rollout, seed: int, iteration: int, call: int = 0):
+        key = self._keys(seed, iteration, call)[1]
+        learned, replay, metrics = self._learning(state.learner, state.replay, rollout, key)
+        return LoopState(learned, replay, state.source), metrics
+
+    def apart(self, state: LoopState) -> LoopState:
+        started = jnp.zeros_like(state.source.started)
+        return dataclasses.replace(state, source=dataclasses.replace(state.source, started=started))
+
+    def keep(self, state: LoopState) -> LoopState:
+        source = state.source if self.unroll.pure else state.source.columns
+        return LoopState(self.learner.keep(state.learner), state.replay, source)
+
+    def place(self, state: LoopState) -> LoopState:
+        source = state.source
+        if self._begun is not None:
+            source = dataclasses.replace(self._begun, columns=episode_metrics.restarted(source))
+        learned = parallel.replicate(self.learner.resume(state.learner), self.mesh)
+        return LoopState(learned, parallel.shard(state.replay, self.mesh), parallel.shard(source, self.mesh))
+
+    def restart(self, count: int) -> None:
+        """Does nothing: what is kept holds these environments."""
+
+    def close(self) -> None:
+        if self._close is not None:
+            self._close()
+
+
+def _mine(tree: PyTree) -> PyTree:
+    """[1, ...], this device's part inside a mapped program -> [...]"""
+    return jax.tree.map(lambda x: x[0], tree)
+
+
+def _stacked(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: x[None], tree)
+
+
+def _repeat(one: Callable, state: PyTree, most: int, count) -> tuple[PyTree, PyTree]:
+    """`state, out = one(state, i)` for i = 0 .. count - 1, count at most `most`: as `lax.scan`, but for a length that
+    may be traced. Beyond `count` the rows of what is stacked are 0.
+    """
+    if most == 1:
+        state, out = one(state, jnp.uint32(0))
+        return state, _stacked(out)
+    shapes = jax.eval_shape(one, state, jax.ShapeDtypeStruct((), jnp.uint32))[1]
+    outs = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), shapes)
+
+    def body(i, carry):
+        state, out = one(carry[0], i)
+        return state, jax.tree.map(lambda row, rows: rows.at[i].set(row), out, carry[1])
+
+    return jax.lax.fori_loop(jnp.uint32(0), count, body, (state, outs))

@@ -1,0 +1,258 @@
+"""What happens beside training: functions of StepInfo, and when it is time for them.
+
+due = reached(10_000)
+for info in run(...):
+    if reason := reporter(info): break
+    if due(info): save(info)
+"""
+
+import collections
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from jrl.metrics import criteria
+from jrl.metrics import episodes as episode_metrics
+from jrl.types import BROKEN_STACKS, NO_CHOICE, NOT_FINITE, VALID_SHARE, InputError, StepInfo
+
+Hook = Callable[[StepInfo], str | None]  # returns why the run should end, or None
+Sink = Callable[[dict[str, Any]], str | None]  # takes a result row
+
+
+class Reporter:
+    """Makes a result row every `every` environment steps and hands it to the sinks.
+
+    A call's metrics are read when the next one is under way, so that the device is never idle for a report. A row
+    covers the calls since the row before: losses are those of the latest call, episode counts and times are summed.
+
+    Args:
+      sinks: get each row; the first may change it.
+      every, seconds, trained: least environment steps, seconds, and environment steps learned from between two rows.
+      updates_per_iteration: gradient steps.
+      rows_per_update: from replay, transitions of a gradient step; None: each step is learned from once it is taken.
+      before: called before each row, may change `extra`.
+      env_steps, time_s: to continue from.
+    """
+
+    def __init__(
+        self,
+        sinks: list[Sink],
+        *,
+        every: int,
+        updates_per_iteration: int,
+        seconds: float = 0.0,
+        trained: int = 0,
+        rows_per_update: int | None = None,
+        before: Callable[[], None] = lambda: None,
+        env_steps: int = 0,
+        time_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._sinks, self._every, self._updates, self._clock = sinks, every, updates_per_iteration, clock
+        self._seconds, self._trained, self._rows_per_update, self._before = seconds, trained, rows_per_update, before
+        self._pending: list[StepInfo] = []
+        self._started = clock() - time_s
+        # time and steps of the last two rows: the last row of a run may follow the one before at once
+        self._marks = collections.deque([(clock(), env_steps)], maxlen=2)
+        self._trained_then = 0
+        self.extra: dict[str, Any] = {}  # keys that other hooks put into the next rows
+        self.row: dict[str, Any] | None = None  # the latest
+        self.count = 0  # rows so far
+        self.episodes = 0  # that have ended in them
+        self._warned = False  # of a replay of little but void rows
+
+    def __call__(self, info: StepInfo) -> str | None:
+        reason = self.flush() if self.due_before(info) else None
+        self.add(info)
+        return reason
+
+    def add(self, info: StepInfo) -> None:
+        """Takes a call into the next row."""
+        self._pending.append(info._replace(state=None))  # the state will be donated
+
+    def due_before(self, info: StepInfo) -> bool:
+        """Whether a row of the calls before this one, which are counted, would be long enough."""
+        return bool(self._pending) and self._due(info.env_steps)
+
+    def due(self) -> bool:
+        """Whether a row that includes the latest call would be long enough. Waits for the device."""
+        return bool(self._pending) and self._due(self._pending[-1].env_steps_after())
+
+    def _due(self, env_steps: int) -> bool:
+        now, (then, steps_then) = self._clock(), self._marks[-1]
+        if env_steps - steps_then < self._every or now - then < self._seconds:
+            return False
+        if self._trained == 0:
+            return True
+        return self.trained(env_steps, self._updates_after(self._pending[-1])) - self._trained_then >= self._trained
+
+    def trained(self, env_steps: int, updates: int) -> int:
+        """Environment steps learned from, when so many were taken; an update from replay learns from those it draws."""
+        return env_steps if self._rows_per_update is None else updates * self._rows_per_update
+
+    def _updates_after(self, info: StepInfo) -> int:
+        # replay-based learners, which begin late, count their gradient steps
+        return int(np.asarray(info.metrics.get("train/updates", info.iteration * self._updates)))
+
+    def state(self) -> dict[str, Any]:
+        """What the next row depends on, as JSON. Waits for the device."""
+        pending = None
+        if self._pending:
+            last = self._pending[-1]
+            merged = episode_metrics.merge([info.episodes for info in self._pending])
+            pending = {
+                "iteration": last.iteration,
+                "env_steps": last.env_steps,
+                "metrics": {name: np.asarray(x).item() for name, x in last.metrics.items()},
+                "episodes": {name: np.asarray(x).tolist() for name, x in vars(merged).items()},
+            }
+        found = {"env_steps": self._marks[-1][1], "count": self.count, "trained": self._trained_then}
+        found["episodes"] = self.episodes
+        return {**found, "extra": dict(self.extra), "pending": pending}
+
+    def restore(self, state: Mapping[str, Any], timers: Any) -> None:
+        """Continues from what `state` returned."""
+        number = lambda x: float(x) if isinstance(x, str) else x  # numbers that are not finite
+        self._marks = collections.deque([(self._clock(), state["env_steps"])], maxlen=2)
+        self.count, self._trained_then = state.get("count", 0), state.get("trained", 0)
+        self.episodes = state.get("episodes", 0)
+        self.extra.update({name: number(x) for name, x in state["extra"].items()})
+        if state["pending"] is not None:
+            p = state["pending"]
+            report = episode_metrics.from_lists(p["episodes"])
+            metrics = {name: number(x) for name, x in p["metrics"].items()}
+            self._pending = [StepInfo(None, metrics, report, p["iteration"], p["env_steps"], timers)]
+
+    def flush(self) -> str | None:
+        """A row for what is pending. Waits for the device."""
+        return self._write(self._pending[-1].env_steps_after()) if self._pending else None
+
+    def seconds(self) -> float:
+        """Of training so far, those before a resume included."""
+        return round(self._clock() - self._started, 3)
+
+    def _write(self, env_steps: int) -> str | None:
+        self._before()
+        last = self._pending[-1]
+        now, (then, steps_then) = self._clock(), self._marks[0]
+        log_start = time.perf_counter()
+        if any(np.asarray(info.metrics.get(NO_CHOICE, 0.0)) > 0 for info in self._pending):
+            raise InputError(
+                "the environment's action_mask allowed no action on a step that was not the last of its episode: "
+                "`python -m jrl.check_env` shows where; an episode in which nothing can be done has to end"
+            )
+        if any(np.asarray(info.metrics.get(BROKEN_STACKS, 0.0)).max() > 0 for info in self._pending):
+            raise InputError(
+                "replay.frame_stack: an observation was not the one before it with one more frame: it is no stack of "
+                "the latest frames, and replay could not put it together again: use 1, which stores it whole"
+            )
+        silent = (NOT_FINITE, NO_CHOICE, BROKEN_STACKS)
+        metrics = {name: value for name, value in last.metrics.items() if name not in silent}
+        metrics.pop("train/updates", None)
+        self._watch_replay(metrics)
+        self.count += 1
+        updates = self._updates_after(last)
+        self._trained_then = self.trained(env_steps, updates)
+        self.row = {
+            "env_steps": env_steps,
+            "iteration": last.iteration,
+            "updates": updates,
+            "time_s": self.seconds(),
+            "timestamp": round(time.time(), 3),
+            "perf/steps_per_s": (env_steps - steps_then) / max(now - then, 1e-9),
+            **episode_metrics.summary([info.episodes for info in self._pending]),
+            **{name: float(np.asarray(value)) for name, value in metrics.items()},
+            **dict.fromkeys(_STAGES, 0.0),
+            **last.timers.drain(),
+            **self.extra,
+        }
+        self.episodes += int(self.row["episode/count"])
+        self._marks.append((now, env_steps))
+        self._pending = []
+        reasons = [sink(self.row) for sink in self._sinks]
+        last.timers.add("log", time.perf_counter() - log_start)
+        return next(filter(None, reasons), None)
+
+    def _watch_replay(self, metrics: Mapping[str, Any]) -> None:
+        """Says once that replay holds little to learn from."""
+        share = float(np.asarray(metrics.get(VALID_SHARE, 1.0)))
+        if share < _LEAST_VALID and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{VALID_SHARE} {share:.2f}: of what replay holds less than {_LEAST_VALID:.0%} can be learned from; "
+                "the rest is ends of episodes, and places where an environment did not go on: longer rollouts "
+                "(replay.train_every, rollout.length) leave fewer, and so do environments that fail less often",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+# an episode of one step is a row and the row that resets it, which is as it should be: a half
+_LEAST_VALID = 0.45
+
+
+def not_finite(info: StepInfo) -> bool:
+    """Whether an update of the call was not finite: see `jrl.run.watch`. Waits for the call."""
+    return bool(np.asarray(info.metrics.get(NOT_FINITE, 0.0)) > 0)
+
+
+_STAGES = ("time/env", "time/act", "time/transfer", "time/collect", "time/update", "time/log")
+
+
+def stop_at(stop: Mapping[str, float], window: int = episode_metrics.WINDOW) -> Sink:
+    """Ends the run when a metric of a row reaches its number; `env_steps` is the loop's own.
+
+    `episode/return` and `episode/length` count once their `window` is full: a mean over the first few episodes is luck.
+    """
+    wanted = {name: value for name, value in stop.items() if name != "env_steps"}
+
+    def sink(row: dict[str, Any]) -> str | None:
+        for name, value in wanted.items():
+            if criteria.met(name, row, value, window):
+                return f"{name} {row[name]:.4g} reached {value:g}"
+        return None
+
+    return sink
+
+
+def evaluation_ends(stop: Mapping[str, float], found: Mapping[str, Any]) -> bool:
+    """Whether `stop_at` ends the run by one of these metrics `evaluation/...`."""
+    return any(found[name] >= value for name, value in stop.items() if name.startswith("evaluation/") and name in found)
+
+
+def seconds_passed(seconds: float) -> Callable[[StepInfo], bool]:
+    """Whether so much wall time has passed since it last had; for what does not change training."""
+    due = time.monotonic() + seconds
+
+    def look(info: StepInfo) -> bool:
+        nonlocal due
+        if time.monotonic() < due:
+            return False
+        due = time.monotonic() + seconds
+        return True
+
+    return look
+
+
+def reached(steps: int, *, most: int = 0, env_steps: int = 0) -> Callable[[StepInfo], bool]:
+    """Whether a call takes the run to the next multiple of `steps` environment steps; once for each.
+
+    Args:
+      steps: environment steps between two.
+      most: environment steps that a call can take: one that may get there is waited for, others are not. A call that
+        takes more is noticed at the next.
+      env_steps: to continue from, the latest call's included.
+    """
+    due = env_steps - env_steps % steps + steps
+
+    def look(info: StepInfo) -> bool:
+        nonlocal due
+        if info.env_steps + most < due or (now := info.env_steps_after()) < due:
+            return False
+        due = now - now % steps + steps
+        return True
+
+    return look

@@ -1,0 +1,58 @@
+"""The one training loop: a generator of StepInfo over a Program, which collects and learns.
+
+program = Staged(learner, source, make_mesh(), ...) or Fused(learner, unroll, make_mesh(), iterations=16, ...)
+for info in run(program, program.init(seed), seed=seed, total_env_steps=300_000): ...
+"""
+
+import math
+from collections.abc import Iterator
+
+from jrl.metrics import episodes as episode_metrics
+from jrl.metrics.timers import Timers
+from jrl.run.program import LoopState, Program
+from jrl.types import Episodes, StepInfo
+
+
+def run(
+    program: Program,
+    state: LoopState,
+    *,
+    seed: int,
+    total_env_steps: int | None,
+    iteration: int = 0,
+    env_steps: int = 0,
+    timers: Timers | None = None,
+) -> Iterator[StepInfo]:
+    """Advances the program until `total_env_steps` environment steps have been counted; None: for ever.
+
+    Args:
+      program, state: a Fused or a Staged, and its `init` or a checkpoint.
+      seed: of the run.
+      total_env_steps: the budget; the iteration that reaches it is the last.
+      iteration, env_steps: counters to continue from.
+    """
+    timers = timers or Timers()
+    total = math.inf if total_env_steps is None else total_env_steps
+    rows, most = program.rows, program.iterations
+    uncounted: Episodes | None = None  # of the call under way
+    count = 0  # its iterations
+    while True:
+        # to count a call is to wait for it: only where this one might go beyond the budget
+        if uncounted is not None and env_steps + (count + most) * rows > total:
+            steps, uncounted = episode_metrics.steps(uncounted), None
+            env_steps += steps
+            rows = max(rows, -(-steps // count))  # a user's training step may sample more
+            if env_steps >= total:
+                return
+        count = most if uncounted is not None or total == math.inf else _iterations(total - env_steps, rows, most)
+        state, metrics, report = program.advance(state, seed, iteration, count)
+        iteration += count
+        if uncounted is not None:
+            env_steps += episode_metrics.steps(uncounted)
+        yield StepInfo(state, metrics, report, iteration, env_steps, timers)
+        uncounted = report
+
+
+def _iterations(left: float, rows: int, most: int) -> int:
+    """The iterations of a call that may count `left` more steps: the last of them is the first that may reach it."""
+    return int(min(most, max(1, -(-left // rows))))

@@ -1,0 +1,360 @@
+"""A trained policy as an object: `jrl.load(path).act(obs)`."""
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jrl import spaces
+from jrl.envs import action_transform
+from jrl.envs.history import PREV_ACTION, PREV_REWARD, history
+from jrl.host import elsewhere
+from jrl.rollout.unroll import reset_where
+from jrl.run import build, checkpoint
+from jrl.settings import config
+from jrl.settings.config import RunConfig
+from jrl.types import Algo, Array, Box, Dict, EnvSpec, Leaf, PyTree, Space, Tuple, element
+
+
+class Policy:
+    """Acts as the policy of a checkpoint does, in the environment's own units.
+
+    Observation statistics are those of the checkpoint and stay as they are. Between calls it keeps what goes on through
+    an episode: the network's memory, the frames of a stack, the previous action, noise that drifts; and the number of
+    calls, from which the random numbers of exploration follow. It is for one thread.
+
+    Attributes:
+      spec: spaces of one environment as the algorithm sees it; `spec.env_action`, where there is one, is the space of
+        what `act` returns.
+      observation_space: of what `act` takes: the environment's own, without frame stacks, previous action and reward.
+      config: of the run.
+      env_steps: of training, up to the checkpoint.
+    """
+
+    def __init__(self, trained: "Trained", *, seed: int = 0):
+        algo, transform = trained.algo, trained.to_env
+        self.spec, self.config, self.env_steps = trained.spec, trained.config, trained.meta["env_steps"]
+        self._inputs = inputs = Inputs(trained.spec, trained.config, trained.observation)
+        self.observation_space = inputs.observation
+        self._algo = algo
+        self._actor = jax.device_put(trained.actor)
+        self._key = jax.random.key(seed)
+        self._calls = 0
+        self._carry: PyTree = None
+        self._past: Past | None = None
+        self._batch_size: int | None = None
+
+        def step(actor, obs, carry, key, calls, explore):
+            out = algo.act(actor, obs, carry, jax.random.fold_in(key, calls), explore)
+            action = out.action if transform is None else transform(out.action)
+            return action, out.carry, out.action if inputs.remembers else None
+
+        # a program for each batch size, with and without exploration
+        self._step = {explore: jax.jit(partial(step, explore=explore)) for explore in (False, True)}
+        self._restart = jax.jit(lambda mask, carry: reset_where(mask, algo.carry(mask.shape[0]), carry))
+
+    def act(
+        self, obs: Any, explore: bool = False, *, reset: Any = None, reward: Any = None, action_mask: Any = None
+    ) -> Any:
+        """The actions for one observation, or for a batch of them.
+
+        Args:
+          obs: an element [*] of `observation_space`, or a batch: each of its arrays [N, *]. Numbers of another
+            precision are converted, pixels must be uint8. A call with another N than the one before begins new
+            episodes. With `network.use_prev_action` or `use_prev_reward` an observation may have items `prev_action`
+            (as the policy chose it) and `prev_reward`, which are then used.
+          explore: sample as in training; otherwise the same observation always gets the same action.
+          reset: [N] bool, the rows where a new episode begins with this observation; None: all go on.
+          reward: [N], or one number, that came with this observation; needed with `network.use_prev_reward` but where
+            an episode begins.
+          action_mask: [K] or [N, K], the actions that can be taken, where the observation does not hold it.
+        Returns:
+          numpy, [*] or [N, *], a dict or tuple of such where the action space is one: integers from 0 for Discrete (one
+          observation: a numpy integer) and MultiDiscrete, float32 for Box, scaled and clipped to the environment's
+          bounds as in training.
+        Raises:
+          ValueError: observations of another shape or kind, a mask that allows nothing, a reward that is missing, or a
+            `reset` that does not fit.
+        """
+        obs, given, single = self._inputs.batch(obs, action_mask)
+        num = len(jax.tree.leaves(obs)[0])
+        if num != self._batch_size:
+            self._batch_size, self._carry, self._past = num, self._algo.carry(num), self._inputs.past(num)
+        if reset is not None:
+            mask = np.asarray(reset, bool).reshape((1,) if single else np.shape(reset))
+            if mask.shape != (num,):
+                raise ValueError(f"reset: expected {num} of bool, one for each observation, got {mask.shape}")
+            self._carry = self._restart(mask, self._carry)
+            if self._past is not None:
+                self._past = self._past._replace(begins=self._past.begins | mask)
+        frames = None
+        if self._past is not None:
+            frames, obs = self._inputs.told(self._past, obs, given, reward)
+        calls = np.uint32(self._calls % 2**32)
+        action, self._carry, own = self._step[bool(explore)](self._actor, obs, self._carry, self._key, calls)
+        self._calls += 1
+        if self._past is not None:
+            self._past = Past(frames, jax.tree.map(np.asarray, own), np.zeros(num, bool))
+        # copies: jax's own memory cannot be written to
+        return jax.tree.map((lambda x: np.array(x)[0]) if single else np.array, action)
+
+    def use(self, actor: PyTree) -> None:
+        """Acts with other weights of the same algorithm from now on, and begins new episodes."""
+        self._actor = jax.device_put(actor)
+        self.reset()
+
+    def predict(
+        self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
+    ) -> tuple[Any, None]:
+        """(actions, None) of one observation or of many, with SB3's arguments; `act` with another signature.
+
+        Args:
+          observation: as `act`.
+          state: is not looked at: the policy keeps what goes on through an episode itself.
+          episode_start: [N] bool, as `reset` of `act`.
+          deterministic: the best action; otherwise one that is drawn as in training.
+        """
+        return self.act(observation, explore=not deterministic, reset=episode_start), None
+
+    def __getattr__(self, name: str) -> Any:
+        raise elsewhere.missing(self, name, "loaded")
+
+    def reset(self) -> None:
+        """The next call begins new episodes."""
+        self._batch_size = None
+
+
+class Past(NamedTuple):
+    """What N environments' earlier steps leave for the next observation; numpy."""
+
+    frames: PyTree  # of `jrl.envs.history.History`
+    action: PyTree  # [N, *], as the policy chose it; None where nothing asks for it
+    begins: Array  # [N] bool: an episode begins with the next observation
+
+
+class Inputs:
+    """From observations as a user gives them to those that an algorithm acts on.
+
+    Attributes:
+      observation: the space of one that is given.
+      history: what becomes of them with their past; None where they are the algorithm's.
+      added: the items that tell of the past, of those that the network reads: name -> space.
+      remembers: whether the previous action is one of them.
+
+    Args:
+      spec: of the algorithm.
+      cfg: of the run.
+      observation: the environment's own space, where `spec` has another; None: they are the same.
+    """
+
+    def __init__(self, spec: EnvSpec, cfg: RunConfig, observation: Space | None = None):
+        self.observation = observation or spec.observation
+        self._own = own = spec._replace(observation=self.observation)
+        asked = {PREV_ACTION: cfg.network.use_prev_action, PREV_REWARD: cfg.network.use_prev_reward}
+        self.history, self.added = None, dict[str, Space]()
+        if observation is not None:
+            frames = cfg.env.frame_stack
+            of_past = {"prev_action": asked[PREV_ACTION], "prev_reward": asked[PREV_REWARD]}
+            self.history = history(own, frame_stack=frames, **of_past)
+            items = {PREV_ACTION: spec.action, PREV_REWARD: Box((), "float32")}
+            self.added = {name: space for name, space in items.items() if asked[name]}
+        self.remembers = PREV_ACTION in self.added
+        self._masked = spaces.masks_actions(own)
+
+    # ------------------------------------------------------------ one observation, or many
+
+    def batch(self, obs: Any, action_mask: Any = None, name: str = "obs") -> tuple[PyTree, dict[str, PyTree], bool]:
+        """(observations [N, *] in the space's dtypes, the items of the past among them, whether it was a single one).
+
+        Raises:
+          ValueError: `name` says that they are no elements of the space, or their mask allows nothing.
+        """
+        given: dict[str, Any] = {}
+        if isinstance(obs, Mapping) and (found := self.added.keys() & obs.keys()):
+            given = {name: obs[name] for name in found}
+            obs = {name: x for name, x in obs.items() if name not in found}
+            if not isinstance(self.observation, Dict) and set(obs) == {"obs"}:
+                obs = obs["obs"]
+        if action_mask is not None:
+            obs = self._with_mask(obs, action_mask)
+        reader = _Reader(f"{name}/{spaces.ACTION_MASK}" if self._masked else None)
+        obs = reader.read(self.observation, obs, name)
+        given = {item: reader.read(self.added[item], x, f"{name}/{item}") for item, x in given.items()}
+        if reader.lead == ():
+            obs, given = jax.tree.map(lambda x: x[None], (obs, given))
+        if self._masked:
+            self._check_mask(obs[spaces.ACTION_MASK], name)
+        return obs, given, reader.lead == ()
+
+    def item(self, name: str, x: Any, num: int, *, single: bool) -> PyTree:
+        """The item `name` of the past [N, *], of one observation or of N. Raises ValueError where it does not fit."""
+        reader = _Reader(lead=() if single else (num,))
+        x = reader.read(self.added[name], x, name)
+        return jax.tree.map(lambda x: x[None], x) if single else x
+
+    def _with_mask(self, obs: Any, mask: Any) -> Any:
+        if not self._masked:
+            raise ValueError("action_mask: this policy was trained without one: leave it out")
+        assert isinstance(self.observation, Dict)
+        rest = {name for name, _ in self.observation.items} - {spaces.ACTION_MASK}
+        if isinstance(obs, Mapping) and set(obs) - {spaces.ACTION_MASK} == rest:
+            return {**obs, spaces.ACTION_MASK: mask}
+        return {"obs": obs, spaces.ACTION_MASK: mask} if rest == {"obs"} else obs
+
+    def _check_mask(self, mask: np.ndarray, name: str) -> None:
+        start = 0
+        for size in num_choices_each(self._own.action):
+            nothing = ~(mask[:, start : start + size] != 0).any(-1)
+            if nothing.any():
+                raise ValueError(
+                    f"{name}/{spaces.ACTION_MASK}: entries {start} to {start + size - 1} are all 0 in row "
+                    f"{np.flatnonzero(nothing)[0]}: no action could be taken: at least one of them must be 1"
+                )
+            start += size
+
+    # ------------------------------------------------------------ with their past
+
+    def past(self, num: int) -> Past | None:
+        """Of `num` environments that begin an episode; None where observations tell of nothing earlier."""
+        if self.history is None:
+            return None
+        zeros = lambda x: np.zeros((num, *x.shape), x.dtype)
+        action = jax.tree.map(zeros, element(self._own.action)) if self.remembers else None
+        return Past(self.history.empty(num), action, np.ones(num, bool))
+
+    def told(self, past: Past, obs: PyTree, given: Mapping[str, PyTree], reward: Any = None) -> tuple[PyTree, PyTree]:
+        """(frames of the next `Past`, observations [N, *] as the algorithm acts on them).
+
+        Raises:
+          ValueError: a reward is missing, or does not fit.
+        """
+        assert self.history is not None
+        num = len(past.begins)
+        if reward is not None:
+            reward = np.asarray(reward, np.float32).reshape(-1)
+            if reward.shape != (num,):
+                raise ValueError(f"reward: expected {num} numbers, one for each observation, got {reward.shape[0]}")
+        elif PREV_REWARD in self.added and PREV_REWARD not in given and not past.begins.all():
+            raise ValueError(
+                "reward: this policy reads the previous reward (network.use_prev_reward): pass act(obs, reward=...), "
+                "or call reset() where an episode begins"
+            )
+        reward = np.zeros(num, np.float32) if reward is None else reward
+        frames, obs = self.history.see(past.frames, obs, past.action, reward, np.asarray(past.begins))
+        return frames, {**obs, **given} if given else obs
+
+
+def num_choices_each(action: Space) -> tuple[int, ...]:
+    """The lengths of the parts of an action mask, of each of which one choice is taken."""
+    found: list[int] = []
+    for _, leaf in spaces.leaves(action):
+        found += [getattr(leaf, "n")] if hasattr(leaf, "n") else getattr(leaf, "nvec", ())  # noqa: B009
+    return tuple(found)
+
+
+class _Reader:
+    """Reads elements of spaces that all have the same leading axes, `lead`: () or (N,).
+
+    `mask` is the path of the action mask, whose numbers may be of any kind.
+    """
+
+    def __init__(self, mask: str | None = None, lead: tuple[int, ...] | None = None):
+        self._mask, self.lead = mask, lead
+
+    def read(self, space: Space, x: Any, path: str) -> PyTree:
+        match space:
+            case Dict():
+                names = [name for name, _ in space.items]
+                if not isinstance(x, Mapping) or set(x) != set(names):
+                    got = f"one of {', '.join(map(str, x)) or 'nothing'}" if isinstance(x, Mapping) else _kind(x)
+                    raise ValueError(f"{path}: expected a dict of {', '.join(names)}, got {got}")
+                return {name: self.read(part, x[name], f"{path}/{name}") for name, part in space.items}
+            case Tuple():
+                if not isinstance(x, tuple | list) or len(x) != len(space.items):
+                    got = f"one of {len(x)}" if isinstance(x, tuple | list) else _kind(x)
+                    raise ValueError(f"{path}: expected a tuple of {len(space.items)}, got {got}")
+                return tuple(self.read(part, x[i], f"{path}/{i}") for i, part in enumerate(space.items))
+        return self._array(space, x, path)
+
+    def _array(self, leaf: Leaf, x: Any, path: str) -> np.ndarray:
+        shape, dtype = leaf.shape, np.dtype(leaf.dtype)
+        try:
+            x = np.asarray(x)
+        except ValueError as e:  # rows of different lengths
+            raise ValueError(f"{path}: expected {_expected(leaf)}: {e}") from e
+        lead = x.shape[: x.ndim - len(shape)]
+        mask = path == self._mask and x.dtype.kind in "biuf"
+        if len(lead) > 1 or x.shape[len(lead) :] != shape or not (mask or np.can_cast(x.dtype, dtype, "same_kind")):
+            raise ValueError(f"{path}: expected {_expected(leaf)}, got {x.dtype} {x.shape}")
+        if self.lead is None:
+            self.lead = lead
+        elif self.lead != lead:
+            rows = f"a batch of {self.lead[0]}" if self.lead else "a single observation"
+            raise ValueError(f"{path}: expected {dtype} {(*self.lead, *shape)}, as the rest is {rows}, got {x.shape}")
+        if mask:
+            x = x != 0
+        return x if x.dtype == dtype else x.astype(dtype)
+
+
+def _kind(x: Any) -> str:
+    return f"{x.dtype} {x.shape}" if hasattr(x, "dtype") else type(x).__name__
+
+
+def _expected(leaf: Leaf) -> str:
+    return f"{np.dtype(leaf.dtype)} {leaf.shape}, or a batch ({', '.join(map(str, ('N', *leaf.shape)))})"
+
+
+def load(path: str | os.PathLike[str], *, best: bool | None = None, seed: int = 0) -> Policy:
+    """The policy of a checkpoint; no environment is made.
+
+    Args:
+      path: a run directory, or a checkpoint.
+      best: of a run directory, True: the best checkpoint by the run's `checkpoint.keep_best_by`; False: the latest;
+        None: the best, and where no checkpoint has that metric, as in a run without evaluations, the latest.
+      seed: of the random numbers of `act(..., explore=True)`.
+    Raises:
+      InputError: no checkpoint is there, it is damaged, or of a later version.
+    """
+    return Policy(restore(path, best=best), seed=seed)
+
+
+class Trained(NamedTuple):
+    """What a checkpoint says of its policy."""
+
+    algo: Algo
+    actor: PyTree  # of `algo.act`
+    to_env: Callable[[PyTree], PyTree] | None  # from the policy's actions [N, *] to the environment's; None: the same
+    spec: EnvSpec  # of one environment, as the algorithm sees it
+    config: RunConfig
+    meta: dict[str, Any]  # of the checkpoint
+    observation: Space | None = None  # the environment's own, where `spec` has another
+
+
+def restore(path: str | os.PathLike[str], *, best: bool | None = None) -> Trained:
+    """The parts of `load`; arguments and errors as there."""
+    found = checkpoint.locate(Path(path), best=best)
+    meta = checkpoint.read_meta(found)
+    cfg, spec = config.override(meta["config"], []), checkpoint.spec(meta)
+    algo = build.algorithm(config.without_loss(cfg), spec)
+    state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, jax.random.key(0)))
+    return Trained(algo, algo.actor(state), _to_env(cfg, spec), spec, cfg, meta, checkpoint.env_observation(meta))
+
+
+def of_training(cfg: RunConfig, spec: EnvSpec) -> Policy:
+    """The policy of a run under way, which acts with the weights that `Policy.use` gives it.
+
+    Args:
+      cfg: of the run, or of its evaluations.
+      spec: of its environments.
+    """
+    algo, meta = build.algorithm(config.without_loss(cfg), spec), {"env_steps": 0}
+    return Policy(Trained(algo, None, _to_env(cfg, spec), spec, cfg, meta, spec.env_observation))
+
+
+def _to_env(cfg: RunConfig, spec: EnvSpec) -> Callable[[PyTree], PyTree] | None:
+    own = spec.env_action or spec.action
+    return action_transform(own, normalize=cfg.env.normalize_actions, clip=cfg.env.clip_actions)[1]

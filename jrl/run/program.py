@@ -1,0 +1,154 @@
+"""What a run advances: iterations that collect and learn, in one compiled program (fused.py) or in two (staged.py).
+
+Both draw the same keys from the seed, so that environments written in JAX give the same bits either way.
+"""
+
+import abc
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax.sharding import Mesh
+
+from jrl.rollout.source import Source
+from jrl.run import parallel
+from jrl.run.keys import Role, role_key
+from jrl.run.learner import Learner
+from jrl.types import Episodes, Key, Metrics, PyTree, Rollout
+
+
+@struct.dataclass
+class LoopState:
+    """All that changes from call to call."""
+
+    learner: PyTree  # replicated over devices
+    replay: PyTree  # each device's own, [D * n, ...] of leaves [n, ...] and [D] of scalars; () without
+    # environments in the program, [D, ...]; of others nothing, and in what is kept their episode statistics
+    source: PyTree
+
+
+class Program(abc.ABC):
+    """What a run advances: one call of `advance` makes up to `iterations` iterations, dispatched and not waited for.
+
+    The parts of an iteration can be called by themselves: `collect` and `learn`.
+
+    Attributes:
+      learner: of one device.
+      mesh: the devices that learn.
+      rows: T * B over all devices, reset rows included: an iteration takes no more steps than that.
+      iterations: of one call, at most.
+      source: where rollouts come from, after `init`; None where they are part of the program that learns.
+    """
+
+    source: Source | None = None
+    iterations = 1
+
+    def __init__(self, learner: Learner, mesh: Mesh, *, rows: int):
+        self.learner, self.mesh, self.rows = learner, mesh, rows
+        self._roots: dict[int, Key] = {}
+
+    @abc.abstractmethod
+    def init(self, seed: int) -> LoopState:
+        """The state at the start of a run."""
+
+    @abc.abstractmethod
+    def advance(
+        self, state: LoopState, seed: int, iteration: int, count: int = 1
+    ) -> tuple[LoopState, Metrics, Episodes]:
+        """Makes `count` iterations, 1 to `iterations`; takes over the buffers of `state`."""
+
+    @abc.abstractmethod
+    def collect(
+        self, state: LoopState, seed: int, iteration: int, call: int = 0
+    ) -> tuple[LoopState, Rollout, Episodes]:
+        """The next rollout, with the state as it is. `call` counts those of one iteration; that of `advance` is 0."""
+
+    @abc.abstractmethod
+    def learn(
+        self, state: LoopState, rollout: Rollout, seed: int, iteration: int, call: int = 0
+    ) -> tuple[LoopState, Metrics]:
+        """Learns from a rollout; takes over the buffers of `state`, not those of the rollout."""
+
+    @abc.abstractmethod
+    def apart(self, state: LoopState) -> LoopState:
+        """The state whose next rollout does not continue the latest one, which nobody may have learned from."""
+
+    @abc.abstractmethod
+    def keep(self, state: LoopState) -> LoopState:
+        """What of a state a checkpoint holds."""
+
+    @abc.abstractmethod
+    def place(self, state: LoopState) -> LoopState:
+        """What was kept, on the devices again; after `init`."""
+
+    @abc.abstractmethod
+    def restart(self, count: int) -> None:
+        """Makes environments anew that a checkpoint cannot hold; those of another `count` are others."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends the environments."""
+
+    def actor(self, state: LoopState) -> PyTree:
+        """What acts, on one device."""
+        return parallel.first(self.learner.actor(state.learner))
+
+    def assign(self, state: LoopState, kept: PyTree) -> LoopState:
+        """The state with the learner `kept`, as `keep` gave one; all else is as it was."""
+        return dataclasses.replace(state, learner=parallel.replicate(self.learner.resume(kept), self.mesh))
+
+    def _keys(self, seed: int, iteration: int, call: int) -> tuple[Key, Key]:
+        """Those of collecting and of learning."""
+        if seed not in self._roots:
+            self._roots[seed] = jax.random.key(seed)
+        collect, update = _iteration_keys(self._roots[seed], np.uint32(iteration))
+        return (_later(collect, np.uint32(call)), _later(update, np.uint32(call))) if call else (collect, update)
+
+    @functools.cached_property
+    def _learning(self) -> Any:
+        """(learner, replay, rollout, key) -> (learner, replay, metrics), mapped over the devices."""
+
+        def body(state, replay, rollout, key):
+            state, replay, metrics = self.learner.step(state, own_replay(replay, self.learner), rollout, key)
+            return state, joined_replay(replay), metrics
+
+        specs = (parallel.REPLICATED, parallel.PER_DEVICE, parallel.ROLLOUT, parallel.REPLICATED)
+        out_specs = (parallel.REPLICATED, parallel.PER_DEVICE, parallel.REPLICATED)
+        return parallel.pmap(body, self.mesh, specs, out_specs, donate_argnums=(0, 1))
+
+
+_iteration_keys = jax.jit(lambda root, i: (role_key(root, Role.COLLECT, i), role_key(root, Role.UPDATE, i)))
+_later = jax.jit(jax.random.fold_in)
+
+
+# The replays of D devices are one array behind the other, not stacked along a new axis: a device sees its part as is.
+# With an axis to take off and put back on, XLA copies the buffer several times.
+
+
+def empty_replay(learner: Learner, devices: int) -> PyTree:
+    repeat = lambda x: jnp.broadcast_to(x[None], (devices, *x.shape)).reshape(-1, *x.shape[1:])
+    return jax.tree.map(repeat, learner.init_replay())
+
+
+def own_replay(replay: PyTree, learner: Learner) -> PyTree:
+    """This device's part inside a mapped program, as the learner knows it."""
+    return jax.tree.map(lambda x, like: x.reshape(like.shape), replay, jax.eval_shape(learner.init_replay))
+
+
+def joined_replay(replay: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: x[None] if x.ndim == 0 else x, replay)
+
+
+def over_iterations(metric, count=None):
+    """[K] -> []: the mean over iterations that have one (NaN is none); of a whole number, which counts, the last. Of
+    the first `count` iterations; None: of all.
+    """
+    if not jnp.issubdtype(metric.dtype, jnp.floating):
+        return metric[-1 if count is None else count - 1]
+    if count is not None:
+        metric = jnp.where(jnp.arange(metric.shape[0], dtype=jnp.uint32) < count, metric, jnp.nan)
+    return jnp.nanmean(metric)

@@ -1,0 +1,223 @@
+"""From a checkpoint to the state that a run continues with, or to the weights that a new one begins with."""
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import yaml
+
+from jrl.errors import InputError
+from jrl.fields.schema import flatten, flow
+from jrl.host import files
+from jrl.metrics.episodes import Columns, restarted
+from jrl.replay.regroup import regroup, renewed
+from jrl.run import checkpoint
+from jrl.run.checkpoint_file import plain
+from jrl.run.learner import Kept
+from jrl.run.program import LoopState
+from jrl.settings.config import RunConfig, to_dict
+from jrl.types import PyTree
+
+_log = logging.getLogger(__name__)
+
+NOT_WEIGHTS = ("opt_state", "env_steps", "updates")  # of an algorithm's State
+
+
+def parts(state: LoopState, cfg: RunConfig) -> dict[str, PyTree]:
+    """What a checkpoint holds of the state that `Program.keep` gave."""
+    replay = state.replay if cfg.checkpoint.replay == "full" else ()
+    return {"learner": state.learner, "replay": replay, "source": state.source}
+
+
+def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int) -> LoopState:
+    """The state of a checkpoint, on the host.
+
+    Args:
+      saved: from `checkpoint.locate`.
+      cfg: of the run that continues.
+      template: what `Program.keep` gives of its fresh state; where the checkpoint keeps no replay, its replay is taken.
+      devices: that the run has; the checkpoint may come from another number of them.
+    Raises:
+      InputError: the checkpoint does not hold what the run needs.
+    """
+    wanted, before = parts(template, cfg), checkpoint.read_meta(saved, resumable=True)["devices"]
+    if jax.tree.leaves(wanted["replay"]) and not (saved / "replay").is_dir():
+        raise InputError(f"checkpoint: {saved} holds no replay: --set checkpoint.replay=none starts with an empty one")
+    found = {"learner": checkpoint.restore(saved, "learner", wanted["learner"])}
+    if before != devices and isinstance(template.replay, Kept):
+        wanted["replay"] = ()  # the latest few rollouts: soon there are others
+    found["replay"] = _replay(saved, wanted["replay"], before, devices)
+    found["source"] = _source(saved, wanted["source"])
+    if found["replay"] == ():
+        found["replay"] = template.replay
+    return LoopState(**found)
+
+
+def _replay(saved: Path, wanted: PyTree, before: int, devices: int) -> PyTree:
+    renew = lambda replay, like: renewed(replay, like, before)
+    if before == devices or not jax.tree.leaves(wanted):
+        return checkpoint.restore(saved, "replay", wanted, renew)
+    like = _shapes(wanted)
+    dealt = regroup(checkpoint.read(saved, "replay", like, renew), before, devices)
+    return checkpoint.fitting(saved, "replay", dealt, like)
+
+
+def _source(saved: Path, wanted: PyTree) -> PyTree:
+    """Of environments that are part of a program all, of others the episode statistics. Where a run changes from one to
+    the other, the statistics go on and the environments are those that it has begun with."""
+    if not jax.tree.leaves(wanted):
+        return wanted
+    like, anew = _shapes(wanted), False
+
+    def renew(found: Any, like: PyTree) -> Any:
+        nonlocal anew
+        if isinstance(like, Columns):
+            return found.get("columns", found)
+        anew = "columns" not in found
+        return {**_fields(wanted), "columns": found} if anew else found
+
+    found = checkpoint.read(saved, "source", like, renew)
+    if anew:
+        dealt = found.replace(columns=restarted(_regroup_source(found.columns, like.columns)))
+    else:
+        dealt = _regroup_source(found, like)
+    return checkpoint.fitting(saved, "source", dealt, like)
+
+
+def _fields(source: PyTree) -> dict[str, PyTree]:
+    return {f.name: getattr(source, f.name) for f in dataclasses.fields(source)}
+
+
+def _shapes(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
+def stored_config(path: Path) -> dict[str, Any] | None:
+    """The config of a run or checkpoint as plain data, its `run.out` the run's directory; None: there is no run.
+
+    Of a run it is what config.yaml says, or where that is missing or damaged, its latest checkpoint.
+
+    Raises:
+      InputError: neither can be read.
+    """
+    data, found = None, checkpoint.locate(path) if checkpoint.exists(path) else None
+    directory = checkpoint.run_of(path)
+    if found != files.absolute(path) and (file := path / "config.yaml").exists():
+        try:
+            data = yaml.safe_load(file.read_text(encoding="utf-8"))
+            if not isinstance(data, dict) or not isinstance(data.get("run", {}), dict):
+                raise ValueError("it is not a mapping")
+        except (OSError, ValueError, yaml.YAMLError, RecursionError) as e:
+            data, why = None, str(e).splitlines()[0]
+            if found is None:
+                raise InputError(f"{file}: it is damaged ({why}), and there is no checkpoint: begin a new run") from e
+            _log.warning("%s: it is damaged (%s): the config of %s is taken", file, why, found)
+    if data is None and found is not None:
+        data = checkpoint.read_meta(found)["config"]
+    if data is None:
+        return None
+    return {**data, "run": {**data.get("run", {}), "out": None if directory is None else str(directory)}}
+
+
+def notes(saved: Path, cfg: RunConfig, devices: int) -> Iterator[str]:
+    """What a user should know of continuing from there with this config."""
+    meta = checkpoint.read_meta(saved)
+    for line in differences(meta["config"], cfg):
+        yield f"changed: {line}"
+    if meta["devices"] != devices:
+        yield f"from {meta['devices']} devices to {devices}: the columns are dealt out anew"
+    if cfg.replay is not None and cfg.checkpoint.replay == "none":
+        yield "checkpoint.replay is none: replay starts empty, learning waits until it is filled"
+
+
+def differences(saved: dict[str, Any], now: RunConfig) -> list[str]:
+    """The keys in which two configs differ, as `key saved -> now`, but for those that say nothing of what comes."""
+    old, new = (flatten(plain(tree)) for tree in (saved, to_dict(now)))
+    keys = [k for k in {**old, **new} if k not in ("run.out", "network.init") and old.get(k) != new.get(k)]
+    return [f"{k} {flow(old.get(k))} -> {flow(new.get(k))}" for k in keys]
+
+
+def _regroup_source(source: PyTree, like: PyTree) -> PyTree:
+    """What a source keeps, dealt out to as many devices or pools as `like` has: environments written in JAX
+    [old, B / old, *], or episode statistics [old, B / old] (without the first axis where there is one pool).
+
+    Each environment stays itself; of what else each pool has once, every old / new-th is taken.
+    """
+    columns, wanted = (x if isinstance(x, Columns) else x.columns for x in (source, like))
+    if columns.length.shape == wanted.length.shape and columns.window_return.shape == wanted.window_return.shape:
+        return source
+    axes, pools = columns.length.ndim, columns.window_next.size
+    by_env = lambda x: np.reshape(x, (*wanted.length.shape, *x.shape[axes:]))
+
+    def once(x):
+        taken = np.arange(wanted.window_next.size) * pools // wanted.window_next.size
+        rest = x.shape[columns.window_next.ndim :]
+        return np.reshape(np.reshape(x, (pools, *rest))[taken], (*wanted.window_next.shape, *rest))
+
+    of_envs = ("episode_return", "return_rest", "length", "running_return")
+    dealt = Columns(**{name: by_env(getattr(columns, name)) for name in of_envs}, **_regroup_windows(columns, wanted))
+    if columns is source:
+        return dealt
+    of_env = lambda x: x.shape[:axes] == columns.length.shape
+    rest = jax.tree.map(lambda x: by_env(x) if of_env(x) else once(x), source.replace(columns=()))
+    return rest.replace(columns=dealt)
+
+
+def _regroup_windows(columns: Columns, wanted: Columns) -> dict[str, np.ndarray]:
+    """The latest episodes in turn over as many windows as are wanted; where they are smaller, not all of them."""
+    found = np.stack([np.ravel(columns.window_return), np.ravel(columns.window_length)])
+    found = found[:, np.isfinite(found[0])]
+    size = wanted.window_return.shape[-1]
+    windows = np.full((2, wanted.window_next.size, size), np.nan, np.float32)
+    starts = np.zeros(wanted.window_next.size, np.int32)
+    for i in range(len(starts)):
+        mine = found[:, i :: len(starts)][:, :size]
+        windows[:, i, : mine.shape[1]] = mine
+        starts[i] = mine.shape[1] % size
+    shaped = [w.reshape(wanted.window_return.shape) for w in windows]
+    starts = starts.reshape(wanted.window_next.shape)
+    return {"window_return": shaped[0], "window_length": shaped[1], "window_next": starts}
+
+
+def weights(saved: Path, state: PyTree) -> tuple[PyTree, list[str]]:
+    """Takes over parameters and statistics, for fine-tuning: what has the same name and shape in a checkpoint.
+
+    Args:
+      saved: from `checkpoint.locate`.
+      state: of the algorithm, fresh; optimizer and counters stay as they are.
+    Returns:
+      The state, and what was done in words.
+    Raises:
+      InputError: nothing in it fits.
+    """
+    found = _named(checkpoint.read(saved, "learner"))
+    mine = {name: x for name, x in _named(state).items() if _is_weight(name)}
+    fits = {n for n, x in mine.items() if n in found and (found[n].shape, found[n].dtype) == (x.shape, x.dtype)}
+    if not any(mine[name].ndim > 1 for name in fits):  # a bias of an output is no likeness
+        raise InputError(f"--init-from: {saved} holds no weights that fit: the network must have the same layers")
+    lines = [f"{len(fits)} of {len(mine)} arrays from {saved}"]
+    for name, x in mine.items():
+        if name not in fits:
+            there = f"{list(found[name].shape)} there" if name in found else "not there"
+            lines.append(f"not taken: {name} ({list(x.shape)} here, {there})")
+    unused = [n for n in found if n not in mine and _is_weight(n)]
+    lines += [f"not used: {name} ({list(found[name].shape)})" for name in unused]
+
+    def take(path: Any, x):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        return found[name] if name in fits else x
+
+    return jax.tree.map_with_path(take, state), lines
+
+
+def _is_weight(name: str) -> bool:
+    """Also no weight is what rounding has lost of a sum, which statistics begin without."""
+    return not name.startswith(NOT_WEIGHTS) and checkpoint.BESIDE.keys().isdisjoint(name.split("."))
+
+
+def _named(tree: PyTree) -> dict[str, Any]:
+    return {jax.tree_util.keystr(p, simple=True, separator="."): x for p, x in jax.tree.leaves_with_path(tree)}

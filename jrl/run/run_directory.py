@@ -1,0 +1,83 @@
+"""The files of a run directory beside its checkpoints, opened in one way for the command and for `jrl.api`."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jrl.errors import counted
+from jrl.host import output
+from jrl.metrics import loggers, progress, report
+from jrl.run import build
+from jrl.settings import config, plan
+
+if TYPE_CHECKING:
+    from jrl.run.hooks import Sink
+    from jrl.run.session import Session
+
+
+@contextlib.contextmanager
+def opened(session: "Session", directory: Path, rows_until: int | None, **logging: Any) -> Iterator["Sink"]:
+    """config.yaml, params.json and env.json of a run, and the files of its result rows, which are closed at the end.
+
+    Args:
+      session: of the run.
+      directory: made if missing.
+      rows_until: env_steps of the last result row that counts, of a run that is continued; None: it begins.
+      logging: further arguments of `jrl.metrics.loggers.open_loggers`.
+    Yields:
+      What takes a result row.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    config.write(session.config, directory)
+    report.write_env_json(directory, devices=[str(d) for d in jax.devices()])
+    log = loggers.open_loggers(directory, session.config.run.log, rows_until, **logging)
+    try:
+        yield log.write
+    finally:
+        log.close()
+
+
+def introduction(session: "Session") -> Iterator[str]:
+    """Tells in lines of text what a run is going to do."""
+    cfg, run, kind = session.config, session.run, jax.devices()[0].device_kind
+    yield f"{config.algo_name(cfg)} on {cfg.env.id} ({run.backend}), {run.learners} x {kind}"
+    yield from plan.lines(cfg)
+    yield run.programs
+    yield f"{run.num_params:,} parameters"
+    if run.replay:
+        yield run.replay
+    if session.hooks:
+        yield from filter(None, [run.note])
+    yield build.GUARANTEES[run.guarantee]
+
+
+@contextlib.contextmanager
+def logged(session: "Session", directory: Path) -> Iterator["Sink"]:
+    """log.txt of a run that no command prints about: what it is, each row and what jrl's loggers say; then its end.
+
+    Args:
+      session: of the run.
+      directory: there already.
+    Yields:
+      What takes a result row.
+    """
+    with output.log_file(directory / "log.txt") as file:
+        print(*introduction(session), sep="\n", file=file)
+        if session.env_steps:
+            print(f"goes on at {counted(session.env_steps, 'step', ',')}", file=file)
+        display = progress.open_progress({}, file)
+        try:
+            yield display.update
+        finally:
+            display.close()
+            print(f"closed after {counted(session.counted(), 'step', ',')}", file=file)
+
+
+def plot(session: "Session", directory: Path) -> None:
+    """Draws the result rows of a run as learning_curve.png."""
+    cfg = session.config
+    title = f"{config.algo_name(cfg)} on {cfg.env.id}"
+    report.plot_learning_curve(directory, directory / "learning_curve.png", stop=cfg.stop, title=title)

@@ -1,0 +1,453 @@
+"""A run that is under way: its parts, where it stands, and what may be done to it between two calls of its program.
+
+    with Session(cfg) as session:
+        session.start()
+        while info := session.advance():
+            ...
+
+`python -m jrl.train` drives it to the end of the step budget, `jrl.api.Algorithm` as long as it is asked to. Callbacks,
+curricula and custom evaluations are given it as `algorithm` (or the Algorithm in front of it).
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrl import callbacks, registry
+from jrl.errors import InputError
+from jrl.host import runtime
+from jrl.metrics import results
+from jrl.metrics.timers import Timers
+from jrl.run import build, checkpoint, evaluation, hooks, loop, resume, video
+from jrl.run.by_hand import ByHand
+from jrl.run.program import LoopState
+from jrl.run.staged import Step
+from jrl.run.workers import Workers
+from jrl.settings import plan
+from jrl.settings.config import RunConfig
+from jrl.types import PyTree, Rollout, StepInfo
+
+_log = logging.getLogger(__name__)
+
+
+class Session:
+    """Parts and progress of one run.
+
+    Args:
+      cfg: of the run.
+      timers: where stages are timed.
+      restarts: differs between a run and its continuations.
+      face: what callbacks are given as `algorithm`; None: this.
+      sinks: get each result row, after callbacks have seen it; more may be appended.
+      endless: whether it goes on beyond `stop.env_steps`.
+      training_step: what an iteration does; None: as the config says.
+      directory: of the run, for videos of evaluations; None: `run.out`.
+    Attributes:
+      config, run: the run and its parts.
+      state: LoopState; taken over by the next call.
+      iteration, env_steps: so far; env_steps of the calls that are counted.
+      reporter: makes the result rows.
+      decides: whether a result of an evaluation, by the names of result rows, has consequences. One that was played
+        beside training is played again then, with the weights as they are.
+      workers, evaluation_workers: who collects and who evaluates.
+      by_hand: samples, updates and gradients beside the iterations.
+    Raises:
+      InputError: what cannot be run.
+    """
+
+    def __init__(
+        self,
+        cfg: RunConfig,
+        *,
+        timers: Timers | None = None,
+        restarts: int = 0,
+        face: Any = None,
+        sinks: list[hooks.Sink] | None = None,
+        endless: bool = False,
+        training_step: Callable[[Step], Any] | None = None,
+        directory: Path | None = None,
+    ):
+        self.config, self.timers = cfg, timers or Timers()
+        _log_at(cfg.run.log_level)
+        self._face = face or self
+        self.sinks: list[hooks.Sink] = [] if sinks is None else sinks
+        self._total = None if endless else plan.total_steps(cfg)
+        self.version = 0  # of the weights: another number, other weights
+        loaded = callbacks.load(cfg.custom.callbacks)
+        self.hooks = callbacks.Hooks(loaded, keep_per_episode=cfg.run.keep_per_episode_metrics) if loaded else None
+        self._task_fn = cfg.custom.env_task and registry.load(cfg.custom.env_task, "custom.env_task")
+        self.evaluations = evaluation.Evaluations(cfg, callbacks=self.hooks, algorithm=self._face)
+        self._videos = _videos(self.evaluations.config, cfg, directory)
+        self._recompiles = runtime.Recompiles(cfg.run.max_recompiles)
+        self.run = build.run(cfg, timers=self.timers, restarts=restarts, hooks=self.hooks, training_step=training_step)
+        self.workers, self.by_hand = Workers(self), ByHand(self)
+        self.state: LoopState
+        self.iteration = self.env_steps = 0
+        self.result: dict[str, Any] | None = None  # the latest, as callbacks left it
+        self.reporter: hooks.Reporter
+        self._infos: Iterator[StepInfo] | None = None
+        self.decides: Callable[[Mapping[str, Any]], bool] = lambda found: hooks.evaluation_ends(cfg.stop, found)
+        self._reaches_evaluation: Callable[[StepInfo], bool] | None = None
+        self._evaluation_asked = False  # for the row that comes next
+        self._latest: StepInfo | None = None
+        self._row: dict[str, Any] | None = None  # the latest
+        self._tasks = 0
+
+    # ------------------------------------------------------------ beginning and end
+
+    def start(self, saved: Path | None = None, weights: Path | None = None, *, begin: bool = True) -> list[str]:
+        """The state to begin with: of a checkpoint, with the weights of one, or fresh.
+
+        Args:
+          saved: checkpoint to continue from.
+          weights: checkpoint whose weights are taken over.
+          begin: whether callbacks are told that the algorithm is made.
+        Returns:
+          What there is to say about it.
+        Raises:
+          InputError: the checkpoint does not fit, or evaluations cannot be played.
+        """
+        cfg, program, notes = self.config, self.run.program, []
+        self._recompiles.start()
+        if self._evaluates():
+            self.evaluations.prepare()
+        if self._videos:
+            self._videos.prepare(self.run.spec)
+        state = program.init(cfg.run.seed)
+        meta = checkpoint.read_meta(saved, resumable=True) if saved else None
+        if saved and meta:
+            notes = [f"resume: {note}" for note in resume.notes(saved, cfg, self.run.learners)]
+            state = program.place(resume.restore(saved, cfg, program.keep(state), self.run.learners))
+            notes.append(f"resume: from {saved} at {meta['env_steps']:,} steps")
+            self.iteration, self.env_steps = meta["iteration"], meta["env_steps"]
+        elif weights:
+            learner, lines = resume.weights(weights, jax.device_get(program.keep(state).learner))
+            notes = [f"init-from: {line}" for line in lines]
+            state = program.assign(state, learner)
+        self.state = state
+        updates = plan.batch_plan(cfg).updates or 1
+        self.reporter = hooks.Reporter(
+            [self._finish_row, self._to_sinks],
+            every=plan.report_every(cfg),
+            seconds=cfg.run.report_every_s or 0.0,
+            trained=cfg.run.report_every_trained or 0,
+            rows_per_update=cfg.replay.batch_size if cfg.replay else None,
+            updates_per_iteration=updates,
+            before=self._before_row,
+            env_steps=self.env_steps,
+            time_s=meta["time_s"] if meta else 0.0,
+        )
+        if self._evaluates():
+            self.reporter.extra.update(self.evaluations.nothing())
+        if saved and meta:
+            try:
+                self.reporter.restore(meta["rows"], self.timers)
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
+                raise checkpoint.damaged(saved, f"rows: {e}") from e
+        if cfg.evaluation.every:
+            self._reaches_evaluation = hooks.reached(
+                cfg.evaluation.every, most=self.steps_per_call, env_steps=self.env_steps
+            )
+        if self.hooks:
+            if begin:
+                named = getattr(self._face, "get_policy", None)
+                self.hooks.begin(self._face, named and named())
+            if saved:
+                self.hooks.call("on_checkpoint_loaded", algorithm=self._face)
+        if cfg.evaluation.parallel and self._in_row(1):
+            self._begin_evaluation()
+        return notes
+
+    def close(self) -> None:
+        """Ends the environments, the evaluation and whoever else works for the run. May be called again."""
+        self._infos = None
+        self._recompiles.close()
+        self.evaluations.close()
+        if self._videos:
+            self._videos.close()
+        self.run.program.close()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ going on
+
+    def advance(self) -> StepInfo | None:
+        """One call of the program; None once `stop.env_steps` is reached. Dispatched, not waited for.
+
+        Raises:
+          Recompiled: the calls before compiled more programs again than `run.max_recompiles`.
+        """
+        self._recompiles.check()
+        if self._infos is None:
+            cfg = self.config
+            self._infos = loop.run(
+                self.run.program,
+                self.state,
+                seed=cfg.run.seed,
+                total_env_steps=self._total,
+                iteration=self.iteration,
+                env_steps=self.env_steps,
+                timers=self.timers,
+            )
+        with self._recompiles.iteration(self.reporter.count):
+            info = next(self._infos, None)
+        if info is None:
+            return None
+        self._latest, self.state = info, info.state
+        self.version += 1
+        self.iteration, self.env_steps = info.iteration, info.env_steps
+        if self.hooks:
+            self.hooks.recreated(self._face, self.workers, self.run.program.source)
+        return info
+
+    @property
+    def steps_per_call(self) -> int:
+        """The most environment steps that a call takes, unless a training step of the user's samples more than once."""
+        return self.run.program.iterations * self.run.program.rows
+
+    def after(self, info: StepInfo) -> str | None:
+        """The result row and the evaluation that are due after a call; why the run should end, or None.
+
+        A row covers the calls before this one, which is under way. One with an evaluation is waited for and covers this
+        one, too: its numbers, and what is decided by them, are those of the weights that were evaluated.
+        """
+        reached, due = self.evaluation_reached(info), self.reporter.due_before(info)
+        if reached or (due and (self.evaluations.busy or self._in_row(1))):
+            self.reporter.add(info)
+            return self.reporter.flush()
+        reason = self.reporter.flush() if due else None
+        self.reporter.add(info)
+        return reason
+
+    def evaluation_reached(self, info: StepInfo) -> bool:
+        """Whether a call takes the run to an evaluation by `evaluation.every`, which is for a row that ends here: the
+        next has it. One beside training begins at once and ends with a later row, unless another is under way.
+        """
+        if self._reaches_evaluation is None or not self._reaches_evaluation(info):
+            return False
+        if self.config.evaluation.parallel and not self.evaluations.busy:
+            self._evaluation_due()
+            return False
+        self._evaluation_asked = True
+        return True
+
+    def _to_sinks(self, row: dict[str, Any]) -> str | None:
+        reasons = [sink(row) for sink in self.sinks]
+        return next(filter(None, reasons), None)
+
+    def counted(self) -> int:
+        """Environment steps so far, the latest call's included. Waits for it."""
+        return self._latest.env_steps_after() if self._latest else self.env_steps
+
+    def replace_state(self, state: LoopState, steps: int = 0) -> None:
+        """Goes on from another state, which has learned from so many more environment steps."""
+        self.env_steps, self.state, self._infos = self.counted() + steps, state, None
+        self._latest = None
+        self.version += 1
+
+    # ------------------------------------------------------------ result rows
+
+    def _before_row(self) -> None:
+        extra, parallel = self.reporter.extra, self.config.evaluation.parallel
+        if not self.config.evaluation.always_attach and extra.get("evaluation/weights_version") is not None:
+            extra.update(self.evaluations.nothing())
+        if self.evaluations.busy:
+            self._attach(found := self.evaluations.finish())
+            if self.decides({f"evaluation/{name}": value for name, value in (found or {}).items()}):
+                self.evaluate()  # those weights are gone
+        # beside training, that of the next row begins now
+        if self._evaluation_asked or self._in_row(1 + parallel):
+            self._evaluation_asked = False
+            self._evaluation_due()
+
+    def _in_row(self, ahead: int) -> bool:
+        """Whether the row that is so many ahead of the latest has an evaluation of its own by `evaluation.interval`."""
+        interval = self.config.evaluation.interval
+        return interval is not None and (self.reporter.count + ahead) % interval == 0
+
+    def _evaluation_due(self) -> None:
+        if self.evaluations.busy:
+            self._attach(self.evaluations.finish())
+        if self.config.checkpoint.exact:  # environments that would go on where they were the last time
+            self.evaluations.restart(self.iteration)
+        if self.config.evaluation.parallel:
+            self._begin_evaluation()
+        else:
+            self.evaluate()
+
+    def _finish_row(self, row: dict[str, Any]) -> None:
+        """Puts into a new row what callbacks and the machine have to say, and lets callbacks change it."""
+        if self.hooks:
+            row.update(self.hooks.drain())
+        if self.config.run.log_sys_usage:
+            from jrl.metrics import system
+
+            row.update(system.usage())
+        _log.info("row %d: %d steps, return %s", self.reporter.count, row["env_steps"], row["episode/return"])
+        _log.debug("%s", row)
+        trained = self.reporter.trained(row["env_steps"], row["updates"])
+        counts = {"iteration": self.reporter.count, "trained": trained, "episodes": self.reporter.episodes}
+        then = (self.result or {}).get("num_env_steps_trained_lifetime", 0)
+        self.result = results.result(row, **counts, before=self._row, trained_before=then)
+        self._row = dict(row)
+        if self.hooks:
+            before = results.flat(self.result)
+            self.hooks.call("on_train_result", algorithm=self._face, result=self.result)
+            row.update(results.changed(before, results.flat(self.result)))
+        if self._task_fn:
+            self._apply_task(self._task_fn, self.result)
+
+    # ------------------------------------------------------------ evaluation
+
+    def _evaluates(self) -> bool:
+        return bool(self.config.evaluation.every or self.config.evaluation.interval)
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether the latest result row has an evaluation of the weights as they are now."""
+        return (self.reporter.row or {}).get("evaluation/weights_version") == self.iteration
+
+    def _begin_evaluation(self) -> None:
+        if self.hooks:
+            self.hooks.call("on_evaluate_start", algorithm=self._face)
+        self.evaluations.begin(self._evaluated(), count=self.iteration, version=self.iteration)
+
+    def evaluate(self, duration: int | None = None) -> dict[str, Any]:
+        """Plays an evaluation with the present weights, now.
+
+        Args:
+          duration: of it; None: as the config says.
+        Returns:
+          The metrics, without the prefix `evaluation/` that they have in result rows.
+        """
+        if self.evaluations.busy:
+            self._attach(self.evaluations.finish())
+        if self.hooks:
+            self.hooks.call("on_evaluate_start", algorithm=self._face)
+        found = self.evaluations.play(
+            self._evaluated(), count=self.iteration, version=self.iteration, duration=duration
+        )
+        self._attach(found)
+        return found
+
+    def _evaluated(self) -> PyTree:
+        """The actor that an evaluation is about to play with; its video begins."""
+        actor = self.actor()
+        if self._videos:
+            self._videos.begin(actor, self.counted())
+        return actor
+
+    def _attach(self, found: dict[str, Any] | None) -> None:
+        if found is None:
+            return
+        if self.hooks:
+            self.hooks.recreated(self._face, self.evaluation_workers, self.evaluations, is_evaluation=True)
+            found.update(self.hooks.drain_evaluation())
+            self.hooks.call("on_evaluate_end", algorithm=self._face, evaluation_metrics=found)
+        self.reporter.extra.update({f"evaluation/{name}": value for name, value in found.items()})
+
+    @property
+    def evaluation_workers(self) -> Any:
+        return self.evaluations.workers
+
+    # ------------------------------------------------------------ weights, tasks, checkpoints
+
+    def actor(self) -> PyTree:
+        """What acting needs, on one device; valid until the next call."""
+        return self.run.program.actor(self.state)
+
+    def learner_state(self) -> PyTree:
+        """The algorithm's State, on the host."""
+        return jax.device_get(self.run.program.keep(self.state).learner)
+
+    def get_weights(self) -> dict[str, PyTree]:
+        """Parameters, target parameters and statistics of the State, by field, as numpy arrays."""
+        state = self.learner_state()
+        return {f.name: getattr(state, f.name) for f in dataclasses.fields(state) if f.name not in resume.NOT_WEIGHTS}
+
+    def set_weights(self, weights: Mapping[str, PyTree]) -> None:
+        """Takes over fields as `get_weights` gives them; the others, the optimizer's state among them, stay.
+
+        Raises:
+          ValueError: an unknown field, or arrays of other shapes.
+        """
+        state = self.learner_state()
+        for name, given in weights.items():
+            if not hasattr(state, name) or name in resume.NOT_WEIGHTS:
+                raise ValueError(f"set_weights: {name} is none of {', '.join(self.get_weights())}")
+            like = getattr(state, name)
+            if (found := _shapes(given)) != (wanted := _shapes(like)):
+                raise ValueError(f"set_weights: {name} has the shapes {wanted}, not {found}")
+            taken = jax.tree.map(lambda x, old: np.asarray(x, old.dtype), given, like)
+            state = dataclasses.replace(state, **{name: taken})
+        self.replace_state(self.run.program.assign(self.state, state))
+
+    def set_task(self, given: Any) -> None:
+        """Gives all environments a task, at once: see `jrl.envs.task`. EnvPool's are made anew with other options."""
+        self._apply_task(lambda result, env, context: given, {})
+
+    def _apply_task(self, fn: Any, result: dict[str, Any]) -> None:
+        self._tasks += 1
+        state = self.run.apply_task(self.state, fn, result, self.iteration + self._tasks)
+        if state is not self.state:
+            self.replace_state(state)
+
+    def description(self) -> dict[str, Any]:
+        """What stands beside the arrays of a checkpoint."""
+        reporter, run = self.reporter, self.run
+        counts = {"iteration": self.iteration, "env_steps": self.counted(), "time_s": reporter.seconds()}
+        metrics = {**(reporter.row or {}), **reporter.extra}
+        if not self.evaluated:  # that of other weights says nothing about these
+            metrics = {name: value for name, value in metrics.items() if not name.startswith("evaluation/")}
+        more = {"counted": self.env_steps, "rows": reporter.state(), "metrics": metrics}
+        return checkpoint.meta(
+            self.config, run.spec, counters=counts, devices=run.learners, guarantee=run.guarantee, **more
+        )
+
+    def write_fault(self, directory: Path, info: StepInfo) -> Path:
+        """Writes what `jrl.debug` needs to repeat an update that was not finite; the path."""
+        state = jax.device_get(info.state.learner)
+        fault = state.fault
+        found = [name for name, flag in (("loss", fault.in_loss), ("params", fault.in_params)) if flag]
+        kind = "rollout" if isinstance(fault.batch, Rollout) else "batch"
+        note = {"iteration": info.iteration, "key": fault.key.tolist(), "kind": kind, "found": found}
+        path = directory / "nonfinite" / str(info.iteration)
+        arrays = {"learner": state.state, "batch": fault.batch}
+        checkpoint.write(path, arrays, {**self.description(), "nonfinite": note})
+        print(f"not finite: {' and '.join(found)}, before iteration {info.iteration}: the last good state is in {path}")
+        return path
+
+    def parts(self) -> dict[str, PyTree]:
+        """The arrays of a checkpoint."""
+        return resume.parts(self.run.program.keep(self.state), self.config)
+
+
+def _log_at(level: str) -> None:
+    """Lets jrl's loggers through from that level on, and shows them where the program has not said how."""
+    logger = logging.getLogger("jrl")
+    logger.setLevel({"WARN": "WARNING"}.get(level, level))
+    if level in ("INFO", "DEBUG") and not logger.hasHandlers():
+        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+
+
+def _videos(evaluated: RunConfig, cfg: RunConfig, directory: Path | None) -> video.Videos | None:
+    """Videos of the evaluations, where the run asks for them."""
+    if not cfg.evaluation.record:
+        return None
+    found = directory or (Path(cfg.run.out) if cfg.run.out else None)
+    if found is None:
+        raise InputError("evaluation.record: videos go into the directory of the run: set run.out")
+    return video.Videos(evaluated, found / "videos", episodes=cfg.evaluation.record)
+
+
+def _shapes(tree: PyTree) -> Any:
+    return jax.tree.map(np.shape, tree)

@@ -1,0 +1,260 @@
+"""Videos of a policy: its episodes frame by frame, the file that they become, and those of a run under way."""
+
+import concurrent.futures
+import contextlib
+import logging
+import math
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jrl.errors import InputError
+
+if TYPE_CHECKING:
+    from jrl.envs.render import Drawn
+    from jrl.run.policy import Policy
+    from jrl.settings.config import RunConfig
+    from jrl.types import EnvSpec, PyTree
+
+MAX_STEPS = 10_000  # of an episode
+_GIF_FPS = 50.0  # the most that viewers show: a GIF counts in hundredths of a second, and 1 of them is read as 10
+_SECONDS_TO_FINISH = 30.0  # that the end of a run waits for its last video
+
+_log = logging.getLogger(__name__)
+
+
+# ---------------------------------------------------------------- files
+
+
+def check_file(out: Path, key: str) -> None:
+    """Raises InputError, about `key`, unless a video can be written to `out`."""
+    if out.suffix not in (".mp4", ".gif"):
+        raise InputError(f"{key} {out}: expected a name that ends in .mp4 or .gif")
+    if out.suffix == ".mp4":
+        check_encoder(f"{key} {out}", "choose a name that ends in .gif")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        probe = _unfinished(out)
+        probe.touch()
+        probe.unlink()
+    except OSError as e:
+        raise InputError(f"{key} {out}: cannot write there: {e.strerror}: choose another file") from e
+
+
+def check_encoder(key: str, otherwise: str) -> None:
+    """Raises InputError, about `key`, where there is no encoder of mp4."""
+    # otherwise it starts the encoder by a plain fork, which may deadlock beside jax's threads
+    os.environ.setdefault("IMAGEIO_FFMPEG_NO_PREVENT_SIGINT", "1")
+    try:
+        import imageio_ffmpeg
+
+        imageio_ffmpeg.get_ffmpeg_exe()
+    except Exception as e:  # not installed, or without a program for this platform
+        reason = str(e).strip().splitlines()[:1]
+        raise InputError(
+            f"{key}: there is no encoder for mp4 ({''.join(reason)}): pip install imageio-ffmpeg, or {otherwise}"
+        ) from e
+
+
+def write(out: Path, frames: Iterable[np.ndarray], fps: float) -> int:
+    """Writes pictures [H, W, 3] u8 as a video, mp4 or GIF by the name; a file that is there is replaced at the end.
+
+    Returns:
+      The number of frames in the file.
+    Raises:
+      OSError: it cannot be written. Nothing is left of it then, nor of one whose frames raise.
+    """
+    part = _unfinished(out)
+    try:
+        count = (_write_gif if out.suffix == ".gif" else _write_mp4)(part, frames, fps)
+        part.replace(out)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    return count
+
+
+def _unfinished(out: Path) -> Path:
+    return out.with_name(f"{out.stem}.unfinished{out.suffix}")  # encoders go by the ending
+
+
+def _write_mp4(out: Path, frames: Iterable[np.ndarray], fps: float) -> int:
+    """H.264 for every player; returns the number of frames."""
+    import imageio_ffmpeg
+
+    count, writer = 0, None
+    with contextlib.ExitStack() as stack:
+        for frame in frames:
+            odd = [(0, side % 2) for side in frame.shape[:2]]  # sides must be even
+            frame = np.ascontiguousarray(np.pad(frame, [*odd, (0, 0)], mode="edge"))
+            if writer is None:
+                # macro_block_size: otherwise pictures are scaled to multiples of 16
+                writer = imageio_ffmpeg.write_frames(
+                    str(out), frame.shape[1::-1], fps=fps, codec="libx264", quality=8, macro_block_size=1
+                )
+                stack.callback(writer.close)
+                writer.send(None)
+            writer.send(frame)
+            count += 1
+    return count
+
+
+def _write_gif(out: Path, frames: Iterable[np.ndarray], fps: float) -> int:
+    """Loops for ever; above 50 frames per second some are left out. Returns the number of those that are in."""
+    from PIL import Image
+
+    every = math.ceil(fps / _GIF_FPS)
+    images = [Image.fromarray(frame).quantize(method=Image.Quantize.FASTOCTREE) for frame in _thinned(frames, every)]
+    duration = round(100 * every / fps) * 10
+    images[0].save(out, save_all=True, append_images=images[1:], duration=duration, loop=0)
+    return len(images)
+
+
+def _thinned(frames: Iterable[np.ndarray], every: int) -> Iterator[np.ndarray]:
+    """Each `every`-th, and the last."""
+    frame = None
+    for i, frame in enumerate(frames):
+        if i % every == 0:
+            yield frame
+    if frame is not None and i % every:
+        yield frame
+
+
+# ---------------------------------------------------------------- episodes
+
+
+def environment(policy: "Policy", *, seed: int) -> "Drawn":
+    """An environment in which the policy can be watched; `seed` is of the run's evaluations, never of training.
+
+    Raises:
+      InputError: nothing can draw it.
+    """
+    from jrl.envs import render
+
+    env = policy.config.env
+    # the policy itself remembers the frames of a stack, the previous action and reward
+    own = policy.spec._replace(observation=policy.observation_space)
+    return render.make(env.id, own, backend=env.backend, seed=seed, options=env.options)
+
+
+def frames(
+    policy: "Policy",
+    env: "Drawn",
+    *,
+    episodes: int,
+    max_steps: int = MAX_STEPS,
+    explore: bool = False,
+    ended: Callable[[int, float, int, bool], Any] = lambda *_: None,
+) -> Iterator[np.ndarray]:
+    """The pictures [H, W, 3] u8 of episodes that are played meanwhile.
+
+    Args:
+      policy, env: as `environment` makes it.
+      episodes: so many, one after the other.
+      max_steps: an episode is cut there, or at the run's `env.horizon`.
+      explore: as of `Policy.act`.
+      ended: called after each episode with its number (from 1), return, steps, and whether it was cut by `max_steps`.
+    """
+    limits = policy.config.env
+    horizon = math.inf if limits.soft_horizon or limits.horizon is None else limits.horizon
+    for episode in range(1, episodes + 1):
+        policy.reset()
+        obs, reward, total, steps, done = env.reset(), None, 0.0, 0, False
+        yield env.render()
+        while not done and steps < max_steps:
+            result = env.step(policy.act(obs, explore, reward=reward))
+            obs, reward = result.obs, result.reward
+            total, steps = total + float(reward[0]), steps + 1
+            done = bool(result.terminated[0] or result.truncated[0]) or steps >= horizon
+            yield env.render()
+        ended(episode, total, steps, not done)
+
+
+# ---------------------------------------------------------------- of a run under way
+
+
+class Videos:
+    """Videos of the policy that a run trains: STEPS.mp4 of a directory, played and written in a thread of their own.
+
+    Training does not wait for a video, but for the one before it. One that fails is told as a warning and left out.
+
+    Args:
+      cfg: of the evaluations: with the environment that is to be seen.
+      directory: where to; made with the first video.
+      episodes: of each video.
+    """
+
+    def __init__(self, cfg: "RunConfig", directory: Path, *, episodes: int):
+        self._cfg, self._directory, self._episodes = cfg, directory, episodes
+        self._stop = threading.Event()
+        # one thread for all: what draws by OpenGL belongs to the thread that began it
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="jrl-video")
+        self._under_way: concurrent.futures.Future | None = None
+        self._policy: Policy
+        self._env: Drawn | None = None
+
+    def prepare(self, spec: "EnvSpec") -> None:
+        """Makes the environment and draws a first picture of it; `spec` is of the environments of training.
+
+        Raises:
+          InputError: the environment cannot be drawn, or there is no encoder.
+        """
+        check_encoder("evaluation.record", "leave it out")
+        from jrl.run import policy
+
+        self._policy = policy.of_training(self._cfg, spec)
+        try:
+            self._env = self._thread.submit(environment, self._policy, seed=self._cfg.run.seed).result()
+        except InputError as e:
+            raise InputError(*(f"evaluation.record: {line}" for line in e.errors)) from e
+
+    def begin(self, actor: "PyTree", steps: int) -> None:
+        """Begins the video of a copy of these weights, after so many steps, once the one before is written."""
+        import jax
+
+        if self._under_way is not None:
+            self._under_way.result()
+        copied = jax.tree.map(lambda x: x.copy(), actor)  # the learner's own are donated to its next update
+        self._under_way = self._thread.submit(self._record, copied, steps)
+
+    def _record(self, actor: "PyTree", steps: int) -> None:
+        assert self._env is not None
+        out = self._directory / f"{steps}.mp4"
+        try:
+            self._policy.use(actor)
+            self._directory.mkdir(parents=True, exist_ok=True)
+            found = frames(
+                self._policy, self._env, episodes=self._episodes, explore=self._cfg.rollout.explore, ended=self._told
+            )
+            write(out, self._until_stopped(found), self._env.fps)
+        except _Stopped:
+            _log.warning("evaluation.record: the run ended before %s was finished: it was left out", out)
+        except Exception as e:  # a video is not worth a run
+            _log.warning("evaluation.record: %s could not be written: %s: %s", out, type(e).__name__, e)
+
+    def _told(self, episode: int, total: float, steps: int, cut: bool) -> None:
+        _log.info("evaluation.record: episode %d: return %g, %d steps", episode, total, steps)
+
+    def _until_stopped(self, found: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        for frame in found:
+            if self._stop.is_set():
+                raise _Stopped
+            yield frame
+
+    def close(self) -> None:
+        """Waits a little for the video that is under way, and ends the environment."""
+        if self._under_way is not None:
+            concurrent.futures.wait([self._under_way], timeout=_SECONDS_TO_FINISH)
+        self._stop.set()
+        if self._env is not None:
+            self._thread.submit(self._env.close)
+            self._env = None
+        self._thread.shutdown(wait=True)
+
+
+class _Stopped(Exception):
+    """The run is over."""

@@ -1,0 +1,293 @@
+"""Who collects for a run, as callbacks, curricula and examples address them: `algorithm.workers.foreach_worker(fn)`."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrl.errors import InputError
+from jrl.host import elsewhere
+from jrl.run.keys import Role
+from jrl.types import Batch, Episodes, PyTree, Rollout, SequenceBatch
+
+if TYPE_CHECKING:
+    from jrl.run.session import Session
+
+POLICY = "default_policy"  # the id of the one policy
+
+
+class Worker:
+    """One that collects: a part of this process, or an environment runner in its own.
+
+    What it acts with comes with each request, so that an environment runner has nothing to keep: weights and filters
+    are set, and gradients applied, in the process that learns.
+
+    Args:
+      source: see below.
+      worker_index: see below.
+      weights: the Actor that it acts with, or a function that gives it.
+      session: of the run; None in an environment runner.
+      whole: `source` is that of all environments, whatever they are stepped by; else it is one part's.
+      key: data of the key of what it samples; None where the run has it.
+    Attributes:
+      worker_index: 0 in this process; environment runners count from 1.
+      source: its rollouts come from there; None where environments are part of the program that learns.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        worker_index: int,
+        weights: Any,
+        session: "Session | None" = None,
+        *,
+        whole: bool = False,
+        key: np.ndarray | None = None,
+    ):
+        self.source, self.worker_index, self._weights = source, worker_index, weights
+        self._session, self._whole, self._key, self._calls = session, whole, key, 0
+
+    def _actor(self) -> PyTree:
+        return self._weights() if callable(self._weights) else self._weights
+
+    def _learns(self, what: str) -> "Session":
+        """The run. Raises InputError in an environment runner."""
+        if self._session is None:
+            raise InputError(
+                f"{what}: an environment runner acts with what comes with each request: call it of the Algorithm, or "
+                "of workers.local_worker(), not in foreach_worker"
+            )
+        return self._session
+
+    def __getattr__(self, name: str) -> Any:
+        raise elsewhere.missing(self, name, "worker")
+
+    # ------------------------------------------------------------ sampling
+
+    def sample(self) -> Rollout:
+        """The next rollout [T, b] of its environments, in numpy; training goes on behind it, and has not seen it.
+
+        Raises:
+          InputError: EnvPool steps the environments inside the program that learns.
+        """
+        if self._session is not None and self._whole:
+            return self._session.by_hand.sample()[0]
+        device = self.source.device or jax.local_devices()[0]
+        if self._session is not None:
+            key = self._session.by_hand.key(Role.COLLECT)
+        else:
+            self._calls += 1
+            key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(self._key)), self._calls)
+        rollout, _ = self.source.next(*jax.device_put((self._actor(), key), device))
+        self.source.discontinue()
+        return jax.device_get(rollout)
+
+    def sample_with_count(self) -> tuple[Rollout, int]:
+        """`sample()`, and the environment steps in it: rows that only reset are none."""
+        rollout = self.sample()
+        return rollout, int(rollout.mask.sum())
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Of the latest episodes that ended in its environments, as many as metrics are smoothed over.
+
+        Returns:
+          episode_return_mean, _min, _max, episode_len_mean (NaN until one has ended), num_episodes, and one number per
+          episode: hist_stats with episode_return and episode_lengths.
+        """
+        columns = self._session.state.source.columns if self.source is None and self._session else self.source.columns
+        returns, lengths = np.ravel(columns.window_return), np.ravel(columns.window_length)
+        returns, lengths = (x[np.isfinite(returns)].tolist() for x in (returns, lengths))
+        of = lambda fn, x: float(fn(x)) if x else float("nan")
+        return {
+            "episode_return_mean": of(np.mean, returns),
+            "episode_return_min": of(np.min, returns),
+            "episode_return_max": of(np.max, returns),
+            "episode_len_mean": of(np.mean, lengths),
+            "num_episodes": len(returns),
+            "hist_stats": {"episode_return": returns, "episode_lengths": lengths},
+        }
+
+    # ------------------------------------------------------------ weights, filters, policies
+
+    def get_weights(self) -> dict[str, Any]:
+        """What it acts with, by the fields of the algorithm's Actor, as numpy arrays."""
+        return {POLICY: {name: x for name, x in vars(jax.device_get(self._actor())).items() if name != "env_steps"}}
+
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
+        """Takes over what `get_weights` of an Algorithm gave, or `Algorithm.import_weights`'s.
+
+        Raises:
+          InputError: in an environment runner.
+          ValueError: an unknown policy or field, or other shapes.
+        """
+        session = self._learns("set_weights")
+        if set(weights) != {POLICY}:
+            raise ValueError(f"set_weights: expected {{'{POLICY}': ...}}, got {', '.join(map(str, weights))}")
+        session.set_weights(weights[POLICY])
+
+    def get_filters(self, flush_after: bool = False) -> dict[str, Any]:
+        """The running statistics of observations that it acts with, by policy; () without `normalize_obs`.
+
+        Args:
+          flush_after: for the sake of RLlib's callers: there is one copy, and nothing to hand over.
+        """
+        actor = jax.device_get(self._actor())
+        return {POLICY: getattr(actor, "obs_stats", ())}
+
+    def sync_filters(self, new_filters: Mapping[str, Any]) -> None:
+        """Takes over what `get_filters` gave. Raises as `set_weights`."""
+        session = self._learns("sync_filters")
+        if set(new_filters) != {POLICY}:
+            raise ValueError(f"sync_filters: expected {{'{POLICY}': ...}}, got {', '.join(map(str, new_filters))}")
+        session.set_weights({"obs_stats": new_filters[POLICY]})
+
+    def get_policy(self, policy_id: str = POLICY) -> "WorkerPolicy":
+        """The policy that it acts with: `get_weights()`."""
+        if policy_id != POLICY:
+            raise KeyError(f"there is no policy {policy_id}: one agent has {POLICY}")
+        return WorkerPolicy(self)
+
+    def for_policy(self, fn: Callable[..., Any], policy_id: str = POLICY, **kwargs: Any) -> Any:
+        """`fn(policy, **kwargs)` of a policy."""
+        return fn(self.get_policy(policy_id), **kwargs)
+
+    def foreach_policy(self, fn: Callable[..., Any], **kwargs: Any) -> list[Any]:
+        """`fn(policy, policy_id, **kwargs)` of each policy: of the one."""
+        return [fn(self.get_policy(), POLICY, **kwargs)]
+
+    foreach_policy_to_train = foreach_trainable_policy = foreach_policy
+
+    # ------------------------------------------------------------ learning
+
+    def learn_on_batch(self, samples: Rollout | Batch | SequenceBatch) -> dict[str, float]:
+        """See `Algorithm.learn_on_batch`."""
+        return self._learns("learn_on_batch").by_hand.learn(samples)
+
+    def compute_gradients(self, samples: Rollout | Batch | SequenceBatch) -> tuple[PyTree, dict[str, float]]:
+        """See `Algorithm.compute_gradients`."""
+        return self._learns("compute_gradients").by_hand.gradients(samples)
+
+    def apply_gradients(self, grads: PyTree) -> None:
+        """See `Algorithm.apply_gradients`."""
+        self._learns("apply_gradients").by_hand.apply(grads)
+
+    # ------------------------------------------------------------ environments
+
+    def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
+        """`fn` of each of its environments, in their order. Raises InputError where Python cannot call them."""
+        if self.source is None:
+            raise InputError(
+                "foreach_env: these environments are part of a program, Python cannot call them: set_task changes "
+                "their parameters; rollout.collector host or another env.backend makes objects of them"
+            )
+        return self.source.foreach_env(fn)
+
+    def set_task(self, task: Any) -> None:
+        """Gives its environments a task."""
+        self.source.set_task(task)
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerPolicy:
+    """What a worker acts with."""
+
+    worker: Worker
+
+    @property
+    def weights(self) -> dict[str, Any]:
+        return self.get_weights()
+
+    def get_weights(self) -> dict[str, Any]:
+        return self.worker.get_weights()[POLICY]
+
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
+        self.worker.set_weights({POLICY: weights})
+
+    def learn_on_batch(self, samples: Any) -> dict[str, float]:
+        return self.worker.learn_on_batch(samples)
+
+    def compute_gradients(self, samples: Any) -> tuple[PyTree, dict[str, float]]:
+        return self.worker.compute_gradients(samples)
+
+    def apply_gradients(self, gradients: PyTree) -> None:
+        self.worker.apply_gradients(gradients)
+
+
+class Workers:
+    """All that collect for a run."""
+
+    def __init__(self, session: "Session"):
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        raise elsewhere.missing(self, name, "workers")
+
+    def foreach_worker(self, fn: Callable[[Worker], Any], *, local_worker: bool = True) -> list[Any]:
+        """`fn(worker)` of each, in its own process or thread; what it returns, in order.
+
+        Args:
+          fn: of a Worker; for environment runners it travels there.
+          local_worker: for the sake of RLlib's callers; there is either this process or environment runners.
+        """
+        return self.foreach_worker_with_index(lambda worker, index: fn(worker))
+
+    foreach_env_runner = foreach_worker
+
+    def foreach_worker_with_index(self, fn: Callable[[Worker, int], Any]) -> list[Any]:
+        """As `foreach_worker`, with (worker, worker_index)."""
+        session = self._session
+        program, state = session.run.program, session.state
+        if (source := program.source) is None:
+            return [fn(self.local_worker(), 0)]
+        if session.config.env_runners.num > 0:
+            key = np.asarray(jax.random.key_data(session.by_hand.key(Role.COLLECT)))
+            weights = jax.device_get(program.actor(state))
+            return source.foreach_worker(functools.partial(_in_runner, fn, weights, key))
+        return source.foreach_worker(lambda part: fn(Worker(part, 0, session.actor, session), 0))
+
+    def foreach_worker_with_id(self, fn: Callable[[int, Worker], Any]) -> list[Any]:
+        """As `foreach_worker`, with (worker_index, worker)."""
+        return self.foreach_worker_with_index(lambda worker, index: fn(index, worker))
+
+    def local_worker(self) -> Worker:
+        """This process as a worker: the weights as they are here; its environments, where it has any. It samples from
+        all environments of the run, those of environment runners too.
+        """
+        session = self._session
+        return Worker(session.run.program.source, 0, session.actor, session, whole=True)
+
+    local_env_runner = property(local_worker)
+
+    def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
+        """`fn(env)` of every environment, in the order of columns. Raises InputError where Python cannot call them."""
+        return [x for found in self.foreach_worker(lambda worker: worker.foreach_env(fn)) for x in found]
+
+    def foreach_policy(self, fn: Callable[..., Any]) -> list[Any]:
+        """`fn(policy, policy_id)` of the policy of each worker."""
+        return [x for found in self.foreach_worker(lambda worker: worker.foreach_policy(fn)) for x in found]
+
+    foreach_policy_to_train = foreach_trainable_policy = foreach_policy
+
+    def sample(self) -> tuple[Rollout, Episodes]:
+        """The next rollout [T, B] of all environments, in numpy, and what is known of its episodes."""
+        return self._session.by_hand.sample()
+
+    def sync_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: weights go with each request, and there is no older copy of them."""
+
+    @property
+    def num_healthy_workers(self) -> int:
+        """Environment runners that answer; 0 where this process collects."""
+        source = self._session.run.program.source
+        found = source.metrics if source else {}
+        return int(found.get("env_runners/num_healthy_workers", self._session.config.env_runners.num))
+
+
+def _in_runner(fn: Callable[[Worker, int], Any], weights: Any, key: np.ndarray, source: Any) -> Any:
+    index = source.worker_index
+    own = np.asarray(jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(key)), index)))
+    return fn(Worker(source, index, weights, key=own), index)

@@ -1,0 +1,344 @@
+"""A run's configuration: frozen dataclasses, the one source of defaults, and the same tree as YAML.
+
+    cfg = load("configs/ppo.yaml", ["algo.lr=1e-3", "rollout.length=256"])
+    python -m jrl.config show configs/ppo.yaml --set algo.lr=1e-3
+    python -m jrl.config show configs/ppo.yaml --network
+    python -m jrl.config validate configs/ppo.yaml
+    python -m jrl.config list
+
+Imports no jax and no environment library, so that commands answer `--help` and bad input at once.
+"""
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jrl import registry
+from jrl.errors import InputError
+from jrl.fields import schema, shipped
+from jrl.fields.bounds import Count, short
+from jrl.fields.data import Replay, learns_from
+from jrl.fields.hyper import NetworkConfig
+from jrl.fields.plain_yaml import limited
+from jrl.fields.schema import Problem, merge
+from jrl.host import files
+from jrl.settings import metric_names
+from jrl.settings.plan import STEPS_PER_REPORT, batch_plan
+from jrl.settings.plan_faults import endless, faults
+from jrl.settings.sections import (
+    SYNONYMS,
+    CheckpointConfig,
+    CustomConfig,
+    DevicesConfig,
+    EnvConfig,
+    EnvRunnersConfig,
+    EvaluationConfig,
+    ReplayConfig,
+    RolloutConfig,
+    RunConfig,
+    RunSettings,
+    RuntimeConfig,
+)
+
+__all__ = [
+    "CheckpointConfig",
+    "CustomConfig",
+    "DevicesConfig",
+    "EnvConfig",
+    "EnvRunnersConfig",
+    "EvaluationConfig",
+    "InputError",
+    "NetworkConfig",
+    "ReplayConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "RunSettings",
+    "RuntimeConfig",
+    "algo_name",
+    "batch_plan",
+    "from_dict",
+    "load",
+    "merge",
+    "override",
+    "read",
+    "renamed",
+    "to_dict",
+    "to_yaml",
+    "without_loss",
+    "write",
+]  # fmt: skip
+
+
+Algos = Mapping[str, type]
+# for --help of the commands that take a config
+DROP = "of RLlib's configuration, leave out what jrl does not have (several agents, data from files); else an error"
+_OURS = ("algo", "network", "rollout", "replay", "checkpoint", "devices", "env_runners", "run", "custom", "evaluation")
+_MOST_DOTS = 40  # in a key of the command line
+_MOST_PROBLEMS = 50  # that are told at once
+
+
+# ---------------------------------------------------------------- reading
+
+
+def load(
+    path: str | Path | Mapping[str, Any] | None,
+    overrides: Iterable[str] = (),
+    *,
+    algo: str | None = None,
+    env: str | None = None,
+    stop: Iterable[str] = (),
+    out: str | None = None,
+    algos: Algos | None = None,
+) -> RunConfig:
+    """The YAML file with the command line over it. One of RLlib's is for `jrl.migrate`.
+
+    Args:
+      path: of a file, or the name of a config that comes with jrl; what a file holds; None for defaults only.
+      overrides: "rollout.length=256"; the value is read as YAML.
+      algo, env, out: short for algo.name, env.id and run.out.
+      stop: "env_steps=1e6", short for stop.env_steps; or RLlib's JSON '{"training_iteration": 30}'.
+      algos: name -> Config class; None for `jrl.algos`.
+    Raises:
+      InputError: all that is wrong.
+    """
+    flags = {"--algo": algo, "--env": env, "--out": out}
+    return read(path, overrides, flags, stop, algos)[0]
+
+
+def from_dict(data: Mapping[str, Any], *, algos: Algos | None = None) -> RunConfig:
+    """Plain data -> RunConfig; the inverse of `to_dict`. A run without an end is one. Raises InputError with all that
+    is wrong.
+    """
+    cfg, problems = _build(renamed(data), algos, ends=False)
+    if problems:
+        raise InputError(*_told(problems))
+    return cfg
+
+
+def override(data: Mapping[str, Any], overrides: Iterable[str]) -> RunConfig:
+    """`from_dict` of plain data with "a.b=v" texts over it. Raises InputError with all that is wrong."""
+    return read(data, overrides, {}, (), None, ends=False)[0]
+
+
+def to_dict(cfg: RunConfig, *, algos: Algos | None = None) -> dict[str, Any]:
+    """Plain data that YAML and JSON can hold, every key present, `algo.name` first."""
+    tree = schema.plain(cfg)
+    return {**tree, "algo": {"name": algo_name(cfg, algos=algos), **tree["algo"]}}
+
+
+def to_yaml(cfg: RunConfig, *, origins: Mapping[str, str] | None = None, algos: Algos | None = None) -> str:
+    """The complete config. With `origins` (dotted key -> word) each line says where its value is from and what it is.
+
+    `load` gives an equal config back, with or without the comments.
+    """
+    if origins is None:
+        return schema.dump(to_dict(cfg, algos=algos))
+    docs = schema.tree_docs(cfg)
+    data = to_dict(cfg, algos=algos)
+    comments = {k: "; ".join(filter(None, [origins.get(k, "default"), docs.get(k)])) for k in schema.flatten(data)}
+    return schema.dump(data, comments)
+
+
+def renamed(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Plain data with names of earlier versions as the present ones."""
+    network = data.get("network")
+    if not isinstance(network, Mapping) or not isinstance(network.get("orthogonal"), bool):
+        return data
+    rest = {name: value for name, value in network.items() if name != "orthogonal"}
+    return {**data, "network": {"init": "orthogonal" if network["orthogonal"] else "lecun", **rest}}
+
+
+def without_loss(cfg: RunConfig) -> RunConfig:
+    """The run for those who only act: a loss of the user's, which may be out of reach, is not loaded."""
+    return dataclasses.replace(cfg, custom=dataclasses.replace(cfg.custom, loss=None))
+
+
+def write(cfg: RunConfig, directory: Path) -> None:
+    """Writes the complete config to `directory`/config.yaml, and for other tools to params.json."""
+    files.replace(directory / "config.yaml", to_yaml(cfg))
+    files.replace(directory / "params.json", json.dumps(to_dict(cfg), indent=2) + "\n")
+
+
+def algo_name(cfg: RunConfig, *, algos: Algos | None = None) -> str:
+    """The name under which the Config class of `cfg.algo` is registered."""
+    own = getattr(cfg.algo, "name", None)
+    if isinstance(own, str):
+        return own
+    known = _Registry(algos)
+    found = [name for name in known.names if known.get(name) is type(cfg.algo)]
+    if not found and algos is None and known.get(type(cfg.algo).__module__) is type(cfg.algo):
+        return type(cfg.algo).__module__  # the user's own
+    if len(found) != 1:
+        raise InputError(f"algo: {type(cfg.algo).__qualname__} is registered {len(found)} times, must be once")
+    return found[0]
+
+
+class _Registry:
+    """Algorithm name -> Config class, without importing `jrl.algos` (and jax) before it is asked."""
+
+    def __init__(self, algos: Algos | None):
+        if algos is None:
+            from jrl.algos import get_config_class, is_own, names
+
+            self.names: tuple[str, ...] = tuple(names())
+            self.get: Callable[[str], type] = get_config_class
+            self.is_own: Callable[[Any], bool] = is_own
+        else:
+            self.names, self.get, self.is_own = tuple(algos), algos.__getitem__, lambda name: False
+
+
+def read(
+    source: str | Path | Mapping[str, Any] | None,
+    overrides: Iterable[str],
+    flags: Mapping[str, str | None],
+    stop: Iterable[str],
+    algos: Algos | None,
+    *,
+    ends: bool = True,
+) -> tuple[RunConfig, dict[str, str]]:
+    """The config, which has to name an end of the run if `ends`, and the origin of each key that is not a default."""
+    from_file = source if isinstance(source, Mapping) else mapping(source)
+    problems: list[Problem] = []
+    given: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    short = {"--algo": "algo.name", "--env": "env.id", "--out": "run.out"}
+    assignments: list[tuple[str, str, Any]] = [(f, short[f], value) for f, value in flags.items() if value is not None]
+    for flag, prefix, texts in (("--stop", "stop.", stop), ("--set", "", overrides)):
+        for text in texts:
+            if flag == "--stop" and text.lstrip().startswith("{"):
+                found_stop, problem = _json_stop(text)
+                assignments += [(flag, prefix + name, value) for name, value in found_stop.items()]
+                problems += problem
+                continue
+            key, equals, value = text.partition("=")
+            try:
+                if not equals or not all(key.split(".")) or key.count(".") > _MOST_DOTS:
+                    raise ValueError
+                assignments.append((flag, prefix + key.strip(), schema.parse(value)))
+            except (ValueError, yaml.YAMLError):
+                given_as = f"{flag} {schema.shown(text)}"
+                problems.append(Problem(key, f"{given_as}: expected key=value, such as rollout.length=256"))
+    for flag, key, value in assignments:
+        nested = value
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        nested = renamed(nested)
+        given = merge(given, nested)
+        origins |= dict.fromkeys(schema.flatten(nested), flag)
+    data = merge(renamed(from_file), given)
+    cfg, found = _build(data, algos, ends=ends)
+    if problems or found:
+        raise InputError(*_told(problems + found))
+    return cfg, {key: origins.get(key, "file") for key in schema.flatten(data)}
+
+
+def _told(problems: Sequence[Problem]) -> Iterator[str]:
+    yield from (p.message for p in problems[:_MOST_PROBLEMS])
+    if len(problems) > _MOST_PROBLEMS:
+        yield f"and {len(problems) - _MOST_PROBLEMS:,} more errors"
+
+
+def mapping(path: str | Path | None) -> Mapping[str, Any]:
+    """The mapping in a YAML or JSON file, or in one that comes with jrl, by name; without a path an empty one.
+
+    Raises:
+      InputError: it cannot be read, or holds something else.
+    """
+    return {} if path is None else schema.read_mapping(shipped.locate(path))
+
+
+def is_ours(data: Mapping[str, Any]) -> bool:
+    """Whether plain data are certainly no configuration of RLlib: they have a section of ours, or nothing. Cheap."""
+    return not data or any(isinstance(data.get(section), Mapping) for section in _OURS)
+
+
+def _json_stop(text: str) -> tuple[dict[str, Any], list[Problem]]:
+    """The criteria in RLlib's form, '{"env_runners/episode_return_mean": 150}', and what is wrong with them."""
+    try:
+        found = schema.parse(text)
+    except yaml.YAMLError:
+        found = None
+    if not isinstance(found, dict):
+        return {}, [
+            Problem("stop", f'--stop {schema.shown(text)}: expected metric=number, or JSON such as {{"time_s": 60}}')
+        ]
+    return {key.replace(".", "/"): value for key, value in schema.flatten(found).items()}, []
+
+
+@dataclasses.dataclass(frozen=True)
+class _Iterations:
+    """RLlib's other end of a run."""
+
+    training_iteration: Count = 1
+
+
+def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple[RunConfig, list[Problem]]:
+    """A config and all problems; where there are any, the config is for further checks only."""
+    limited(data)
+    problems: list[Problem] = []
+    algo = data.get("algo")
+    cls = None
+    if "algo" in data and not isinstance(algo, Mapping):
+        problems.append(Problem("algo", f"algo: expected a mapping such as {{name: ppo}}, got {short(algo)}"))
+    else:
+        algo = dict(algo or {})
+        known_algos = _Registry(algos)
+        name = next((n for n in known_algos.names if n.lower() == str(algo.get("name")).lower()), None)
+        if name is None and known_algos.is_own(algo.get("name")):  # the user's own module
+            try:
+                known_algos.get(name := str(algo["name"]))
+            except InputError as e:
+                problems += [Problem("algo", line) for line in e.errors]
+                name = None
+        if problems:
+            algo = {}
+        elif name is not None:
+            cls = known_algos.get(name)
+            algo.pop("name")
+            if "name" in {f.name for f in dataclasses.fields(cls)}:
+                algo["name"] = name
+        elif algo.get("name") is None:
+            problems.append(Problem("algo", f"algo.name is missing: expected one of {', '.join(known_algos.names)}"))
+        else:
+            near = difflib.get_close_matches(short(algo["name"]).lower(), known_algos.names, 1)
+            mend = f": did you mean {near[0]}?" if near else ""
+            known = ", ".join(known_algos.names)
+            problems.append(Problem("algo", f"algo.name: expected one of {known}, got {short(algo['name'])}{mend}"))
+    data, iterations = {**data, "algo": algo}, None
+    if isinstance(env := data.get("env"), Mapping) and "." in str(env.get("id")) and ":" not in str(env["id"]):
+        data["env"] = {**env, "id": registry.importable(env["id"]) or env["id"]}  # package.module.Class
+    if isinstance(data.get("stop"), Mapping):
+        data["stop"] = {metric_names.ours(str(name)) or name: value for name, value in data["stop"].items()}
+        iterations = data["stop"].pop("training_iteration", None)
+    if learns_from(cls) is Replay:
+        data["replay"] = data.get("replay") or {}
+    elif cls is not None and data.get("replay") is not None:
+        having = [n for n in known_algos.names if learns_from(known_algos.get(n)) is Replay]
+        mend = f"remove the section, or use {', '.join(having) or 'another algorithm'}"
+        problems.append(Problem("replay", f"replay: {name} learns from each rollout once and keeps no replay: {mend}"))
+    cfg = schema.build(
+        RunConfig, data, problems,
+        swap={"algo": cls}, synonyms=SYNONYMS, known=("algo.name", "stop.env_steps"),
+    )  # fmt: skip
+    steps = cfg.stop.get("env_steps")
+    if isinstance(steps, float) and steps.is_integer():
+        cfg = dataclasses.replace(cfg, stop={**cfg.stop, "env_steps": int(steps)})
+    if iterations is not None:
+        schema.build(_Iterations, {"training_iteration": iterations}, problems, prefix="stop.")
+    if iterations is not None and "env_steps" not in cfg.stop and not problems:
+        each = max(
+            batch_plan(cfg).rows, cfg.run.report_every or STEPS_PER_REPORT
+        )  # as long as those of Algorithm.train
+        run = dataclasses.replace(cfg.run, report_every=cfg.run.report_every or each)
+        cfg = dataclasses.replace(cfg, stop={**cfg.stop, "env_steps": int(float(iterations) * each)}, run=run)
+    # A check that reads a broken key would speak of that key's default: leave it out.
+    broken = [p.key + "." for p in problems]
+    for keys, message in (*faults(cfg), *(endless(cfg) if ends else ())):
+        if not any(b.startswith(k + ".") or (k + ".").startswith(b) for k in keys for b in broken):
+            problems.append(Problem(keys[0], message))
+    return cfg, problems

@@ -30,9 +30,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl import algos, registry, spaces
-from jrl.algos import uniform
+from jrl.algos import dqn, uniform
 from jrl.envs.graph import Definition
 from jrl.errors import InputError
+from jrl.fields.data import Replay, learns_from
 from jrl.rollout import unroll
 from jrl.run import build, checkpoint
 from jrl.run.session import Session
@@ -158,6 +159,13 @@ def task_of(algo: str, column: str) -> Task:
     return TASKS[found.box_task or found.task if algo in BOX else found.task]
 
 
+def of_algorithm(algo: str) -> dict[str, Any]:
+    """What an algorithm is tried with; one without settings of its own as the one that it is most like."""
+    found = algos.get_config_class(algo)
+    like = "dqn" if issubclass(found, dqn.QLearning) else "sac" if learns_from(found) is Replay else "ppo"
+    return ALGOS.get(algo) or ALGOS[like]
+
+
 def settings(algo: str, column: str, seed: int = 0) -> dict[str, Any]:
     """The config of a cell, as a YAML file would have it."""
     task = task_of(algo, column)
@@ -166,7 +174,7 @@ def settings(algo: str, column: str, seed: int = 0) -> dict[str, Any]:
         "env": {"id": task.id, "options": task.options},
         "run": {"seed": seed},
     }
-    for more in (_ALL, ALGOS.get(algo, _ON_POLICY), COLUMNS[column].config):
+    for more in (_ALL, of_algorithm(algo), COLUMNS[column].config):
         tree = config.merge(tree, more)
     return config.merge(tree, {"run": {"report_every": tree["stop"]["env_steps"] // 8}})
 

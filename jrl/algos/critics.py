@@ -26,7 +26,6 @@ from jrl.types import (
     Array,
     Batch,
     Box,
-    Discrete,
     EnvSpec,
     InputError,
     Key,
@@ -62,25 +61,19 @@ def policy_of(network: Network, output: Callable[[Array, PyTree], Any]) -> Polic
     return Policy(network.init, apply, network.carry, step, unroll)
 
 
-def check_action(name: str, space: Space, *, discrete: bool = False) -> None:
-    """Raises InputError unless `space` is a Box of floats in [-1, 1], or Discrete where `discrete`."""
-    if discrete and isinstance(space, Discrete):
+def check(cfg: Common, space: Space, network: NetworkConfig) -> None:
+    """Raises InputError where a Box has other bounds than -1 and 1, or policy and critics would share a torso."""
+    name = agents.name_of(cfg)
+    if network.shared:
+        raise InputError(f"network.shared: {name} keeps policy and critics apart: set it to false")
+    if not isinstance(space, Box):
         return
-    if not isinstance(space, Box) or not np.issubdtype(np.dtype(space.dtype), np.floating):
-        needs = "a Discrete one or a Box of floats" if discrete else "a Box of floats"
-        raise InputError(f"{name} cannot act in the action space {space}, it needs {needs}: {parts.who_can(space)}")
     low, high = space.bounds()
     if not ((low == -1) & (high == 1)).all():
         mend = "set env.normalize_actions=true"
         if not (np.isfinite(low) & np.isfinite(high)).all():
             mend = "give the environment finite bounds and env.normalize_actions=true, or use ppo"
         raise InputError(f"{name} acts in [-1, 1], not in the action space {space}: {mend}")
-
-
-def check_network(name: str, network: NetworkConfig) -> None:
-    """Raises InputError where policy and critics would share a torso."""
-    if network.shared:
-        raise InputError(f"network.shared: {name} keeps policy and critics apart: set it to false")
 
 
 class Networks(NamedTuple):
@@ -106,6 +99,8 @@ def make_agent(
     def networks(cfg: Common, watch: Observer, network: NetworkConfig) -> Networks:
         return Networks(policy(watch, network), build_critics(watch.spec, network, num_critics))
 
+    agents.check_action(cfg, spec.action)
+    check(cfg, spec.action, network)
     records = Records(memory=True)
     return agents.make(
         cfg, spec, network, networks, kind=kind, records=records, flat=False, axis_name=axis_name, loss=loss

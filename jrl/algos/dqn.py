@@ -26,6 +26,7 @@ Gradients and metrics are reduced over `make(..., axis_name="d")`; noise is the 
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -53,7 +54,6 @@ from jrl.types import (
     Batch,
     Discrete,
     EnvSpec,
-    InputError,
     Key,
     Metrics,
     PyTree,
@@ -68,24 +68,51 @@ DEFAULT_NETWORK = NetworkConfig(init="uniform")
 
 
 @hyperparams
-class Config(Common):
-    """Hyper-parameters of DQN; a Schedule is a number or `[[env_steps, value], ...]`.
+class QLearning(Common):
+    """Hyper-parameters of Q-learning from replay with a target network, whatever the network's outputs stand for.
 
     After every `target_update_every`-th gradient step the target network moves: (1 - tau) target + tau online. So tau 1
     is a copy (the hard update), and target_update_every 1 with a small tau is Polyak averaging.
     """
 
     learns_from: ClassVar[type] = Replay
+    acts_in: ClassVar[Any] = Discrete
 
     lr: NonNegativeSchedule = 5e-4
     double: bool = False  # the online network picks the next action
-    dueling: bool = False  # separate streams for the state's value and the actions' advantages
-    noisy: bool = False  # noise on the heads' weights; then exploration.epsilon 0 leaves exploring to it
-    noisy_sigma: Positive = 0.5  # initial deviation of the noise, times 1 / sqrt(inputs of the layer)
     munchausen: bool = False  # adds alpha * clip(temperature * log pi(action), clip, 0) to the reward; soft backups
     munchausen_alpha: Unit = 0.9
     munchausen_temperature: Positive = 0.03  # of the policy softmax(Q / temperature)
     munchausen_clip: Annotated[float, Lt(0)] = -1.0  # least of the clipped term; the paper has -1
+    target_update_every: Count = 500  # gradient steps between moves of the target network
+    tau: Share = 1.0  # share of the way to the online network that it moves; 1: a copy
+    exploration: OverQ = EpsilonGreedy()
+    max_grad_norm: Positive | None = 10.0
+
+    def q_head(self) -> q_heads.QHead:
+        """What the K outputs for an action stand for."""
+        return q_heads.expected("huber")
+
+    @property
+    def draws(self) -> bool:
+        """Whether a key draws what the network puts out."""
+        return False
+
+    def validate(self) -> list[str]:
+        """What is wrong with the combination of values, each with its mend."""
+        errors: list[str] = []
+        if self.double and self.munchausen:
+            errors.append("double picks the greedy action, munchausen averages over a soft policy: leave one out")
+        return errors + super().validate()
+
+
+@hyperparams
+class Config(QLearning):
+    """Hyper-parameters of DQN; a Schedule is a number or `[[env_steps, value], ...]`."""
+
+    dueling: bool = False  # separate streams for the state's value and the actions' advantages
+    noisy: bool = False  # noise on the heads' weights; then exploration.epsilon 0 leaves exploring to it
+    noisy_sigma: Positive = 0.5  # initial deviation of the noise, times 1 / sqrt(inputs of the layer)
     head: Literal["expected", "c51", "qr"] = "expected"  # what the network estimates: the return's mean or distribution
     num_atoms: Annotated[int, Interval(ge=2, le=65_536)] = 51  # of c51
     v_min: float = -10.0  # lowest atom of c51; returns beyond the atoms are taken for the nearest
@@ -93,18 +120,25 @@ class Config(Common):
     num_quantiles: Annotated[int, Interval(ge=1, le=65_536)] = 200  # of qr
     loss: Literal["huber", "mse"] = "huber"  # of the TD error; for head expected
     value_rescaling: bool = False  # learns h(Q) = sign(Q) (sqrt(|Q| + 1) - 1) + Q / 1000; for head expected
-    target_update_every: Count = 500  # gradient steps between moves of the target network
-    tau: Share = 1.0  # share of the way to the online network that it moves; 1: a copy
-    exploration: OverQ = EpsilonGreedy()
-    max_grad_norm: Positive | None = 10.0
+
+    def q_head(self) -> q_heads.QHead:
+        """What the K outputs for an action stand for."""
+        if self.head == "c51":
+            return q_heads.categorical(self.num_atoms, self.v_min, self.v_max)
+        if self.head == "qr":
+            return q_heads.quantiles(self.num_quantiles)
+        return q_heads.expected(self.loss, rescaled=self.value_rescaling)
+
+    @property
+    def draws(self) -> bool:
+        """Whether a key draws what the network puts out."""
+        return self.noisy
 
     def validate(self) -> list[str]:
         """What is wrong with the combination of values, each with its mend."""
         errors: list[str] = []
         if self.v_min >= self.v_max:
             errors.append(f"v_min {self.v_min} must be below v_max {self.v_max}")
-        if self.double and self.munchausen:
-            errors.append("double picks the greedy action, munchausen averages over a soft policy: leave one out")
         if self.loss != "huber" and self.head != "expected":
             errors.append(f"loss {self.loss} is for head expected; head {self.head} has a loss of its own: use huber")
         if self.value_rescaling and self.head != "expected":
@@ -123,7 +157,7 @@ class Around(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """A draw of the noise of noisy layers for each network's use; None without such layers."""
+    """A draw of what each use of a network puts out (of the noise of noisy layers); None where nothing is drawn."""
 
     target: Key | None = None
     chooser: Key | None = None
@@ -136,24 +170,11 @@ class Keys(NamedTuple):
 def networks(cfg: Config, watch: Observer, network: NetworkConfig) -> Network:
     """Heads `q` [A * K], or `value` [K] and `advantage` [A * K], on one torso."""
     assert isinstance(watch.spec.action, Discrete)
-    size, noise = head_of(cfg).size, cfg.noisy_sigma if cfg.noisy else None
+    size, noise = cfg.q_head().size, cfg.noisy_sigma if cfg.noisy else None
     heads = {"q": Head(watch.spec.action.n * size, 1.0, noise)}
     if cfg.dueling:
         heads = {"value": Head(size, 1.0, noise), "advantage": Head(watch.spec.action.n * size, 1.0, noise)}
     return nets.build(watch.spec, replace(network, shared=True), heads)
-
-
-def head_of(cfg: Config) -> q_heads.QHead:
-    """What the K outputs for an action stand for."""
-    if cfg.head == "c51":
-        return q_heads.categorical(cfg.num_atoms, cfg.v_min, cfg.v_max)
-    if cfg.head == "qr":
-        return q_heads.quantiles(cfg.num_quantiles)
-    return q_heads.expected(cfg.loss, rescaled=cfg.value_rescaling)
-
-
-def _names(cfg: Config) -> tuple[str, ...]:
-    return ("value", "advantage") if cfg.dueling else ("q",)
 
 
 def _num_actions(agent: Agent) -> int:
@@ -161,10 +182,10 @@ def _num_actions(agent: Agent) -> int:
     return agent.spec.action.n
 
 
-def of_actions(cfg: Config, agent: Agent, heads: Any, mask: Array | None) -> Array:
+def of_actions(cfg: QLearning, agent: Agent, heads: Any, mask: Array | None) -> Array:
     """[M, A, K] of what the heads say, whatever their leading axes were (arXiv:1511.06581, eq. 9)."""
-    num_actions, size = _num_actions(agent), head_of(cfg).size
-    if not cfg.dueling:
+    num_actions, size = _num_actions(agent), cfg.q_head().size
+    if len(heads) == 1:
         return heads[0].reshape(-1, num_actions, size)
     value, advantage = heads[0].reshape(-1, size), heads[1].reshape(-1, num_actions, size)
     if mask is None:
@@ -173,55 +194,57 @@ def of_actions(cfg: Config, agent: Agent, heads: Any, mask: Array | None) -> Arr
     return value[:, None] + advantage - jnp.mean(advantage, 1, keepdims=True, where=allowed)
 
 
-def network_outputs(cfg: Config, agent: Agent, params: PyTree, obs: PyTree, key: Key | None = None) -> Array:
-    """[M, A, K] for observations, or a Window; `key` draws the noise of noisy layers, None: without."""
-    return of_actions(cfg, agent, agent.net.apply(params, obs, *_names(cfg), key=key), agent.observer.mask(obs))
+def network_outputs(cfg: QLearning, agent: Agent, params: PyTree, obs: PyTree, key: Key | None = None) -> Array:
+    """[M, A, K] for observations, or a Window; `key` draws what is drawn (noise), None: without."""
+    return of_actions(cfg, agent, agent.net.apply(params, obs, key=key), agent.observer.mask(obs))
 
 
-def q_values(cfg: Config, agent: Agent, params: PyTree, obs: PyTree) -> Array:
+def q_values(cfg: QLearning, agent: Agent, params: PyTree, obs: PyTree) -> Array:
     """[M, A]; of a Window [N, L, A]."""
-    q = head_of(cfg).mean(network_outputs(cfg, agent, params, obs))
+    q = cfg.q_head().mean(network_outputs(cfg, agent, params, obs))
     return q.reshape(*obs.reset.shape, -1) if isinstance(obs, Window) else q
 
 
 # ---------------------------------------------------------------- acting
 
 
-def init(cfg: Config, agent: Agent, key: Key) -> State:
+def init(cfg: QLearning, agent: Agent, key: Key, networks: Callable[..., Network] = networks) -> State:
     """The State at the start, with a target network."""
     params = networks(cfg, agent.observer, agent.network).init(key)  # anew: noisy_sigma may be traced
     return agents.begin(cfg, agent, key, params, target_params=params)
 
 
-def act(cfg: Config, agent: Agent, actor: Actor, obs: PyTree, carry: PyTree, key: Key, explore: bool = True) -> ActOut:
+def act(
+    cfg: QLearning, agent: Agent, actor: Actor, obs: PyTree, carry: PyTree, key: Key, explore: bool = True
+) -> ActOut:
     """Actions [B] by Q values, which with noisy layers are drawn, too."""
-    noise_key, key = jax.random.split(key) if cfg.noisy and explore else (None, key)
+    noise_key, key = jax.random.split(key) if cfg.draws and explore else (None, key)
 
     def policy(cfg, agent, actor, obs, memory, explore):
         params = actor.params if not explore or actor.noisy == () else actor.noisy
-        heads, memory = agent.net.step(params, obs, memory, *_names(cfg), key=noise_key)
-        return head_of(cfg).mean(of_actions(cfg, agent, heads, agent.observer.mask(obs))), memory, {}
+        heads, memory = agent.net.step(params, obs, memory, key=noise_key)
+        return cfg.q_head().mean(of_actions(cfg, agent, heads, agent.observer.mask(obs))), memory, {}
 
     return agents.act(cfg, agent, policy, actor, obs, carry, key, explore)
 
 
-def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
+def outputs(cfg: QLearning, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
     """Q values of observations [B, *] at an episode's start."""
     memory = agent.net.carry(spaces.batch_shape(agent.spec.observation, obs)[0])
     obs = agent.observer.see(state.obs_stats, obs)
-    heads, _ = agent.net.step(state.params, obs, memory, *_names(cfg))
-    return {"q": head_of(cfg).mean(of_actions(cfg, agent, heads, agent.observer.mask(obs)))}
+    heads, _ = agent.net.step(state.params, obs, memory)
+    return {"q": cfg.q_head().mean(of_actions(cfg, agent, heads, agent.observer.mask(obs)))}
 
 
 # ---------------------------------------------------------------- learning
 
 
-def backup(cfg: Config, around: Around, action: Array, reward: Array, discount: Array) -> Array:
+def backup(cfg: QLearning, around: Around, action: Array, reward: Array, discount: Array) -> Array:
     """What the outputs for the actions taken [M] should be [M, K].
 
     The greedy policy's (Nature 2015; double: arXiv:1509.06461, eq. 4), or munchausen's (arXiv:2007.14430, eq. 2).
     """
-    head, after, allowed = head_of(cfg), around.after, around.allowed
+    head, after, allowed = cfg.q_head(), around.after, around.allowed
     one_hot = lambda action: jax.nn.one_hot(action, after.shape[1])
     if cfg.munchausen:
         scaled = lambda q, mask: ops.masked_logits(q / cfg.munchausen_temperature, mask)
@@ -235,7 +258,7 @@ def backup(cfg: Config, around: Around, action: Array, reward: Array, discount: 
     return head.backup(after, policy, None, reward, discount)
 
 
-def of_transitions(cfg: Config, agent: Agent, state: State, batch: Batch, keys: Keys) -> parts.TdBatch:
+def of_transitions(cfg: QLearning, agent: Agent, state: State, batch: Batch, keys: Keys) -> parts.TdBatch:
     """A batch as the networks read it, with targets."""
     watch, of = agent.observer, functools.partial(network_outputs, cfg, agent)
     obs, next_obs = (watch.see(state.obs_stats, x) for x in (batch.obs, batch.next_obs))
@@ -249,7 +272,7 @@ def of_transitions(cfg: Config, agent: Agent, state: State, batch: Batch, keys: 
     return parts.TdBatch(**vars(batch), target=jax.lax.stop_gradient(target))
 
 
-def of_sequences(cfg: Config, agent: Agent, state: State, batch: SequenceBatch, keys: Keys) -> parts.TdBatch:
+def of_sequences(cfg: QLearning, agent: Agent, state: State, batch: SequenceBatch, keys: Keys) -> parts.TdBatch:
     """The same of sequences: leaves [N, L, *], `obs` a Window that begins after the burn-in."""
     shape, watch, of = batch.weight.shape, agent.observer, functools.partial(network_outputs, cfg, agent)
     reward = parts.scaled_reward(cfg, state.return_stats, batch.reward)
@@ -279,11 +302,12 @@ def of_sequences(cfg: Config, agent: Agent, state: State, batch: SequenceBatch, 
 
 
 def loss(
-    cfg: Config, agent: Agent, params: PyTree, batch: parts.TdBatch, *, key: Key | None = None
+    cfg: QLearning, agent: Agent, params: PyTree, batch: parts.TdBatch, *, key: Key | None = None
 ) -> tuple[Array, tuple[Metrics, Array]]:
     """The distance of the outputs for the actions taken from their targets: (mean, (metrics, priority [N]))."""
-    head = head_of(cfg)
-    action, target = batch.action.reshape(-1), batch.target.reshape(-1, head.size)
+    head = cfg.q_head()
+    action = batch.action.reshape(-1)
+    target = batch.target.reshape(*action.shape, -1)
     by_row = lambda x: x.reshape(batch.weight.shape)
     # a comparison instead of an index: its gradient is a select, that of an index is a scatter
     chosen = jax.nn.one_hot(action, _num_actions(agent))[..., None]
@@ -299,9 +323,11 @@ def loss(
     return metrics["loss/value"], (metrics, priority)
 
 
-def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
+def update(
+    cfg: QLearning, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key
+) -> tuple[State, UpdateAux]:
     """One gradient step, then perhaps a move of the target network."""
-    keys = Keys(*jax.random.split(key, 3)) if cfg.noisy else Keys()
+    keys = Keys(*jax.random.split(key, 3)) if cfg.draws else Keys()
     if isinstance(batch, SequenceBatch):
         td_batch = of_sequences(cfg, agent, state, sequences.without_void(batch), keys)
     else:
@@ -319,13 +345,13 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
     return state, UpdateAux(metrics | parameter_noise.metrics(cfg.exploration, state.own), priority)
 
 
-def ingest(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> State:
+def ingest(cfg: QLearning, agent: Agent, state: State, rollout: Rollout) -> State:
     """The State with a new rollout's statistics, and the parameter noise after it."""
     state = agents.adapted(cfg, agent, functools.partial(q_values, cfg, agent), state, rollout)
     return agents.ingest(cfg, agent, state, rollout)
 
 
-def _exploration_metrics(cfg: Config, env_steps: Array) -> Metrics:
+def _exploration_metrics(cfg: QLearning, env_steps: Array) -> Metrics:
     match cfg.exploration:
         case EpsilonGreedy(ladder=False, epsilon=epsilon):
             return {"policy/epsilon": schedules.value(epsilon, env_steps)}
@@ -356,8 +382,6 @@ def make(
     Raises:
       InputError: a space, torso or core that DQN cannot handle, or parameter noise with memory.
     """
-    if not isinstance(spec.action, Discrete):
-        raise InputError(f"dqn needs a Discrete action space, not {spec.action}: {parts.who_can(spec.action)}")
     network = parts.initialised(network, DEFAULT_NETWORK)
     agent = agents.make(
         cfg, spec, network, networks, kind="q", records=Records(memory=True), axis_name=axis_name, loss=loss
@@ -377,6 +401,7 @@ def make(
 __all__ = [
     "Around",
     "Config",
+    "QLearning",
     "act",
     "backup",
     "init",

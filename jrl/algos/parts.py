@@ -6,13 +6,12 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from jax.flatten_util import ravel_pytree
 
 from jrl.fields.hyper import NetworkConfig
 from jrl.ops import losses, normalize
-from jrl.types import Array, Batch, Box, Discrete, Key, Metrics, PyTree, Rollout, Space
+from jrl.types import Array, Batch, Key, Metrics, PyTree, Rollout
 
 _SATURATED = 2**32 - 1  # environment steps are counted in uint32 on the device and stay there, should they get that far
 
@@ -121,15 +120,3 @@ def scaled_reward(cfg: RewardClipping, stats: PyTree, reward: Array) -> Array:
         return reward
     reward, bound = reward / (normalize.std(stats) + 1e-8), cfg.normalize_reward_clip
     return reward if bound is None else jnp.clip(reward, -bound, bound)
-
-
-def who_can(space: Space) -> str:
-    """The algorithms that can act in `space`, as the mend of an error."""
-    match space:
-        case Discrete():
-            return "use ppo, a2c, impala, appo, dqn, pqn or sac"
-        case Box() if np.issubdtype(np.dtype(space.dtype), np.floating):
-            return "use ppo, a2c, impala, appo, sac or td3"
-        case Box():
-            return "no algorithm handles a Box of integers"
-    return "use ppo, a2c, impala or appo"

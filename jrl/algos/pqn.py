@@ -35,7 +35,7 @@ from jrl.fields.bounds import Count, NonNegativeSchedule, Positive, Unit
 from jrl.networks import Head, Network, NetworkConfig
 from jrl.ops import exploration as ops
 from jrl.ops import losses, returns, schedules
-from jrl.types import Algo, Array, Discrete, EnvSpec, InputError, Key, Metrics, PyTree, Rollout, UpdateAux, hyperparams
+from jrl.types import Algo, Array, Discrete, EnvSpec, Key, Metrics, PyTree, Rollout, UpdateAux, hyperparams
 
 DEFAULT_NETWORK = NetworkConfig(hidden=(128, 128), activation="relu", layer_norm=True)
 
@@ -44,6 +44,7 @@ DEFAULT_NETWORK = NetworkConfig(hidden=(128, 128), activation="relu", layer_norm
 class Config(Common):
     """Hyper-parameters of PQN; a Schedule is a number or `[[env_steps, value], ...]`."""
 
+    acts_in: ClassVar[Any] = Discrete
     uncorrected: ClassVar[bool] = True  # rollouts count as the policy's own, which with rollout.mode async they are not
 
     lr: NonNegativeSchedule = 5e-4
@@ -213,8 +214,6 @@ def make(
       InputError: a space, torso or core that PQN cannot handle, an exploration that needs more than Q values, or
         parameter noise with memory; in `update`, a `network.max_seq_len` that does not divide the rollout.
     """
-    if not isinstance(spec.action, Discrete):
-        raise InputError(f"pqn needs a Discrete action space, not {spec.action}: {parts.who_can(spec.action)}")
     network = parts.initialised(network, DEFAULT_NETWORK)
     agent = agents.make(
         cfg, spec, network, networks, kind="q", records=Records(seen=True), axis_name=axis_name, loss=loss

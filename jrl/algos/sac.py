@@ -62,6 +62,7 @@ class Config(Common):
     """Hyper-parameters of SAC; a Schedule is a number or `[[env_steps, value], ...]`."""
 
     learns_from: ClassVar[type] = Replay
+    acts_in: ClassVar[Any] = Discrete | Box
 
     actor_lr: NonNegativeSchedule | None = None  # of the policy; null: lr
     ent_coef_lr: NonNegativeSchedule | None = None  # of the temperature; null: lr
@@ -261,8 +262,6 @@ def make(
     Raises:
       InputError: a space or network that SAC cannot handle.
     """
-    critics.check_action("sac", spec.action, discrete=True)
-    critics.check_network("sac", network)
     network = parts.initialised(network, DEFAULT_NETWORK)
     agent = critics.make_agent(
         cfg,

@@ -52,6 +52,7 @@ class Config(Common):
     """Hyper-parameters of TD3; a Schedule is a number or `[[env_steps, value], ...]`."""
 
     learns_from: ClassVar[type] = Replay
+    acts_in: ClassVar[Any] = Box
 
     actor_lr: NonNegativeSchedule | None = None  # of the policy; null: lr
     tau: Share = 0.005  # share of the way that the target networks move with each step of the policy
@@ -171,8 +172,6 @@ def make(
     Raises:
       InputError: a space or network that TD3 cannot handle.
     """
-    critics.check_action("td3", spec.action)
-    critics.check_network("td3", network)
     network = parts.initialised(network, DEFAULT_NETWORK)
     agent = critics.make_agent(
         cfg, spec, network, policy_network, kind="action", num_critics=cfg.num_critics, axis_name=axis_name, loss=loss

@@ -1,4 +1,4 @@
-"""Distributions of returns: the projection onto fixed atoms (C51) and the quantile Huber loss (QR-DQN)."""
+"""Distributions of returns: the projection onto fixed atoms (C51) and the quantile Huber loss (QR-DQN, IQN)."""
 
 import jax
 import jax.numpy as jnp
@@ -31,14 +31,14 @@ def project(probs, atoms, *, low, high, num_atoms: int) -> jax.Array:
     return jnp.einsum("nmk,nm->nk", share, probs, precision="highest")
 
 
-def quantile_huber(quantiles, target, *, kappa=1.0) -> jax.Array:
+def quantile_huber(quantiles, target, levels=None, *, kappa=1.0) -> jax.Array:
     """Quantile regression by the Huber loss, summed over quantiles, mean over targets (arXiv:1710.10044, eq. 10).
-
-    The i-th of K quantiles stands for the level (i + 1/2) / K.
 
     Args:
       quantiles: [N, K] f32.
       target:    [N, M] f32, samples (or quantiles) of the distribution to be learned; without gradient.
+      levels:    [N, K] f32 in [0, 1], what share of the distribution lies below each quantile; None: (i + 1/2) / K of
+                 the i-th. Without gradient.
       kappa:     positive scalar: the loss is quadratic for errors below it.
     Returns:
       [N] f32.
@@ -47,25 +47,27 @@ def quantile_huber(quantiles, target, *, kappa=1.0) -> jax.Array:
     """
     if jnp.ndim(quantiles) != 2 or jnp.ndim(target) != 2 or jnp.shape(quantiles)[0] != jnp.shape(target)[0]:
         raise ValueError(f"quantiles [N, K] and target [N, M], got {jnp.shape(quantiles)} and {jnp.shape(target)}")
-    return _quantile_huber(quantiles, target, kappa)
+    if levels is None:
+        num_quantiles = quantiles.shape[1]
+        levels = ((jnp.arange(num_quantiles, dtype=jnp.float32) + 0.5) / num_quantiles)[None]
+    return _quantile_huber(quantiles, target, levels, kappa)
 
 
 @jax.custom_vjp
-def _quantile_huber(quantiles, target, kappa):
-    return _loss_and_slope(quantiles, target, kappa)[0]
+def _quantile_huber(quantiles, target, levels, kappa):
+    return _loss_and_slope(quantiles, target, levels, kappa)[0]
 
 
-def _loss_and_slope(quantiles, target, kappa):
+def _loss_and_slope(quantiles, target, levels, kappa):
     """The loss [N] and its derivative by the quantiles [N, K]: JAX's own derivative of it takes six times as long."""
-    num_quantiles, num_targets = quantiles.shape[1], target.shape[1]
-    level = (jnp.arange(num_quantiles, dtype=jnp.float32) + 0.5) / num_quantiles
+    num_targets = target.shape[1]
     error = target[:, :, None] - quantiles[:, None, :]
     clipped = jnp.clip(error, -kappa, kappa)
     # level where the error is positive, 1 - level where it is negative, times the clipped error
-    slope = 0.5 * clipped + (level - 0.5)[None, None] * jnp.abs(clipped)
+    slope = 0.5 * clipped + (levels - 0.5)[:, None] * jnp.abs(clipped)
     # as a product of matrices: on CPU a sum takes three times as long
     mean = lambda x: jnp.einsum("nmk,m->nk", x, jnp.full(num_targets, 1.0 / num_targets), precision="highest") / kappa
     return jnp.sum(mean(slope * (error - 0.5 * clipped)), -1), -mean(slope)
 
 
-_quantile_huber.defvjp(_loss_and_slope, lambda slope, gradient: (gradient[:, None] * slope, None, None))
+_quantile_huber.defvjp(_loss_and_slope, lambda slope, gradient: (gradient[:, None] * slope, None, None, None))

@@ -8,90 +8,29 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cases import CASES
 
 from jrl import algos
 from jrl.networks import NetworkConfig
 from jrl.types import Batch, Box, Discrete, EnvSpec, MultiDiscrete, Rollout
 
 VECTOR = Box((4,))
-ACTION = {"td3": Box((2,), low=-1.0, high=1.0)}  # where Discrete(3) is none
 BOX = Box((3,), low=-1.0, high=1.0)
-SUPPORTS = {  # action spaces
-    "ppo": (Discrete, MultiDiscrete, Box),
-    "a2c": (Discrete, MultiDiscrete, Box),
-    "impala": (Discrete, MultiDiscrete, Box),
-    "appo": (Discrete, MultiDiscrete, Box),
-    "pqn": (Discrete,),
-    "dqn": (Discrete,),
-    "sac": (Discrete, Box),
-    "td3": (Box,),
-}
 NETWORK = NetworkConfig(hidden=(8, 8))
-SMALL = {
-    name: {"num_epochs": 2, "num_minibatches": 2} for name in ("ppo", "impala", "appo", "pqn")
-}  # what keeps their tests quick
-SMALL["dqn"] = {"loss": "mse"}  # the gradient of a Huber loss does not change with a far reward
-_CLIPPED_STEPS = {
-    "normalize_obs": True,
-    "normalize_reward": True,
-    "kl_coef": 0.2,
-    "kl_target": 0.01,
-    "target_kl": 0.5,
-    "value_clip_eps": 0.2,
-    "ent_coef": 0.01,
-    "lr": ((0, 3e-4), (200, 1e-4)),
-}
-# every option that holds state or reduces over devices, at once
-LOADED = {
-    "ppo": _CLIPPED_STEPS,
-    "a2c": {
-        "gae_lambda": 0.9,
-        "normalize_obs": True,
-        "normalize_reward": True,
-        "normalize_advantage": True,
-        "microbatch_size": 8,
-        "lr": ((0, 3e-4), (200, 1e-4)),
-    },
-    "impala": {
-        "vtrace_lambda": 0.9,
-        "clip_rho": 1.5,
-        "clip_c": 1.2,
-        "clip_pg_rho": 2.0,
-        "normalize_obs": True,
-        "normalize_reward": True,
-        "max_grad_norm": 0.5,
-        "lr": ((0, 3e-4), (200, 1e-4)),
-    },
-    "appo": {**_CLIPPED_STEPS, "target_update_every": 3, "tau": 0.5},
-    "dqn": {
-        "double": True,
-        "dueling": True,
-        "noisy": True,
-        "head": "c51",
-        "num_atoms": 11,
-        "tau": 0.1,
-        "target_update_every": 2,
-        "max_grad_norm": 0.5,
-        "lr": ((0, 3e-4), (200, 1e-4)),
-    },
-    "sac": {
-        "num_critics": 3,
-        "target_critics": 2,
-        "policy_every": 2,
-        "max_grad_norm": 0.5,
-        "lr": ((0, 3e-4), (200, 1e-4)),
-    },
-    "td3": {"num_critics": 3, "policy_every": 1, "max_grad_norm": 0.5, "lr": ((0, 3e-4), (200, 1e-4))},
-    "pqn": {"normalize_reward": True, "max_leaf_norm": 1.0, "lr": ((0, 3e-4), (200, 1e-4))},
-}
+
+
+def acts_in(name, kind):
+    """Whether an algorithm acts in spaces of this kind."""
+    return issubclass(kind, algos.get_config_class(name).acts_in)
 
 
 def spec(action=None, observation=VECTOR, num_envs=8, name="ppo"):
-    return EnvSpec(observation, action or ACTION.get(name, Discrete(3)), num_envs)
+    some = Discrete(3) if acts_in(name, Discrete) else Box((2,), low=-1.0, high=1.0)
+    return EnvSpec(observation, action or some, num_envs)
 
 
 def config(name, **overrides):
-    return algos.get_config_class(name)(**{**SMALL.get(name, {}), **overrides})
+    return algos.get_config_class(name)(**{**CASES[name].small, **overrides})
 
 
 def make(name, env_spec=None, network=NETWORK, *, axis_name=None, **overrides):

@@ -3,19 +3,15 @@
 Each asks one question: if an algorithm fails a probe and passes the ones before it, the question says where to look.
 """
 
-from dataclasses import replace
-
 import fakes
 import jax
 import jax.numpy as jnp
 import numpy as np
+from cases import CASES
 
-from jrl import networks
 from jrl.algos import actor_critic
-from jrl.algos.exploration import EpsilonGreedy, Gaussian
 from jrl.envs.graph import Definition, build
 from jrl.networks import NetworkConfig
-from jrl.networks.critics import build_critics
 from jrl.replay import ring
 from jrl.rollout import unroll
 from jrl.run import learner
@@ -91,18 +87,6 @@ def endless(time_limit=10):
 
 
 NUM_ENVS, LENGTH = 16, 16
-# learning that is quick and forgets quickly, as these tasks are
-HYPER = {
-    "ppo": {"lr": 1e-2, "num_epochs": 4, "num_minibatches": 2, "gamma": 0.9, "adam_eps": 1e-5},
-    "a2c": {"lr": 1e-2, "gae_lambda": 0.95, "gamma": 0.9, "ent_coef": 0.0},
-    "impala": {"lr": 1e-2, "num_epochs": 4, "num_minibatches": 2, "vtrace_lambda": 0.95, "gamma": 0.9, "ent_coef": 0.0},
-    "appo": {"lr": 1e-2, "num_epochs": 4, "num_minibatches": 2, "gamma": 0.9},
-    "dqn": {"lr": 3e-3, "gamma": 0.9, "target_update_every": 16, "exploration": EpsilonGreedy(epsilon=0.2)},
-    "pqn": {"lr": 1e-2, "num_epochs": 4, "num_minibatches": 2, "gamma": 0.9, "exploration": EpsilonGreedy(epsilon=0.2)},
-    "sac": {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "learn_ent_coef": False, "ent_coef": 0.02},
-    "td3": {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "exploration": Gaussian(std=0.5)},
-}
-ROLLOUTS = {"a2c": 6}  # times as many for an algorithm of one gradient step each
 MAX_LAG = 4
 REPLAY = {"updates": 16, "batch_size": 64, "capacity": 4 * NUM_ENVS * LENGTH}  # of algorithms that learn from one
 
@@ -136,9 +120,9 @@ def train(name, task, *, iterations=60, mutate=lambda rollout: rollout, lag=None
       value(obs [N]) -> [N], and act(obs [N]) -> [N, *] without exploration.
     """
     discrete = isinstance(task.action, Discrete)
-    signed = discrete and Discrete not in fakes.SUPPORTS[name]
+    signed = discrete and not fakes.acts_in(name, Discrete)
     env = build(_with_sign(task) if signed else task, NUM_ENVS)
-    overrides = {**HYPER.get(name, {}), **overrides}
+    overrides = {**CASES[name].probe, **overrides}
     algo = fakes.make(name, env.spec, NETWORK, **overrides)
     learn = _learner(name, algo, env.spec, **overrides)
     collect = unroll.make(
@@ -162,7 +146,7 @@ def train(name, task, *, iterations=60, mutate=lambda rollout: rollout, lag=None
         state = learn.init(init_key)
         actors = jax.tree.map(lambda x: jnp.stack([x] * (MAX_LAG + 1)), algo.actor(state)) if lag is not None else ()
         carry = (state, learn.init_replay(), collect.init(env_key), actors)
-        keys = jax.random.split(key, iterations * ROLLOUTS.get(name, 1))
+        keys = jax.random.split(key, iterations * CASES[name].rollouts)
         return jax.lax.scan(iteration, carry, keys)[0][0]
 
     state = run(jax.random.key(0), None if lag is None else jnp.int32(lag))
@@ -172,7 +156,11 @@ def train(name, task, *, iterations=60, mutate=lambda rollout: rollout, lag=None
         action = algo.act(algo.actor(state), obs(x), algo.carry(len(x)), jax.random.key(0), explore=False).action
         return (action[:, 0] > 0).astype(jnp.int32) if signed else action
 
-    return lambda x: _VALUES[name](env.spec, state, obs(x)), act
+    def value(x):
+        found = algo.outputs(state, obs(x))
+        return found["value"] if "value" in found else found["q"].max(-1)
+
+    return value, act
 
 
 # A chain of two states, the same for both actions: at state s action a is worth CHAIN_REWARD[s, a].
@@ -233,41 +221,3 @@ def between(policy, clip_rho):
     """The policy that V-trace's values are of (arXiv:1802.01561, eq. 3): pi, but no more than clip_rho mu."""
     clipped = np.minimum(clip_rho * CHAIN_POLICY, policy)
     return clipped / clipped.sum(1, keepdims=True)
-
-
-def _state_value(spec, state, obs):
-    return actor_critic.make(spec, NETWORK).value(state.params, obs)
-
-
-def _best_action_value(spec, state, obs):
-    network = networks.build(spec, NETWORK, {"q": networks.Head(spec.action.n)})
-    return network.apply(state.params, obs, "q")[0].max(-1)
-
-
-def _best_action_value_shared(spec, state, obs):
-    network = networks.build(spec, replace(NETWORK, shared=True), {"q": networks.Head(spec.action.n)})
-    return network.apply(state.params, obs, "q")[0].max(-1)
-
-
-def _best_of_critics(spec, state, obs):
-    critics = build_critics(spec, NETWORK, 2)
-    return critics.apply(state.params["critic"], obs).min(0).max(-1)
-
-
-def _critics_of_policy(spec, state, obs):
-    algo = fakes.make("td3", spec, NETWORK)
-    action = algo.act(algo.actor(state), obs, algo.carry(len(obs)), None, explore=False).action
-    return build_critics(spec, NETWORK, 2).apply(state.params["critic"], obs, action).min(0)
-
-
-# how to read an algorithm's value of an observation
-_VALUES = {
-    "ppo": _state_value,
-    "a2c": _state_value,
-    "impala": _state_value,
-    "appo": _state_value,
-    "pqn": _best_action_value,
-    "dqn": _best_action_value_shared,
-    "sac": _best_of_critics,
-    "td3": _critics_of_policy,
-}

@@ -126,7 +126,7 @@ def test_a_rollout_is_counted_once_however_often_it_is_learned_from():
     assert float(after.obs_stats.count) == float(after.return_stats.count) == counted
     kept, rows = np.asarray(rollout.mask), np.asarray(rollout.obs, np.float64)
     np.testing.assert_allclose(after.obs_stats.mean, rows[kept].mean(0), rtol=1e-4, atol=1e-5)
-    assert_same(after.obs_stats, algo.ingest(state, rollout).obs_stats)
+    assert_close(after.obs_stats, algo.ingest(state, rollout).obs_stats)
 
 
 # ---------------------------------------------------------------- lag

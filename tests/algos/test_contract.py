@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import CASES
 from fakes import assert_close, assert_same, differ
 from jax.sharding import PartitionSpec as P
 
@@ -44,12 +45,12 @@ class Made:
 
 @functools.cache
 def made(name, loaded):
-    return Made(name, **(fakes.LOADED.get(name, {}) if loaded else {}))
+    return Made(name, **(CASES[name].loaded if loaded else {}))
 
 
-PPOS_RELATIVES = ("a2c", "impala", "appo")  # they see, act and count by the code that PPO does
+PPOS_RELATIVES = tuple(name for name in NAMES if CASES[name].like == "ppo")
 slow = lambda name, rare: pytest.param(name, marks=[pytest.mark.slow] if rare else [])
-OTHERS = (*PPOS_RELATIVES, "pqn", "td3")  # ppo, dqn and sac stand for their kinds in the quick set
+OTHERS = tuple(name for name in NAMES if CASES[name].like)
 each = pytest.mark.parametrize("name", [slow(n, n in OTHERS) for n in NAMES])
 # with every option on; with the defaults one of each kind, the others in the slow set
 each_variant = pytest.mark.parametrize(
@@ -307,7 +308,7 @@ def test_void_rows_change_nothing(name, loaded):
     assert differ(before.params, seen.params)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if Box in fakes.SUPPORTS[n]])
+@pytest.mark.parametrize("name", [n for n in NAMES if fakes.acts_in(n, Box)])
 def test_void_actions_of_a_box_change_nothing(name):
     """A huge action on a void row has a log-probability that overflows."""
     env_spec = fakes.spec(fakes.BOX)
@@ -357,7 +358,7 @@ def supported(actions, *more):
         pytest.param(name, action, *more, marks=[pytest.mark.slow] if name in PPOS_RELATIVES else [])
         for name in NAMES
         for action in actions
-        if isinstance(action, fakes.SUPPORTS[name])
+        if fakes.acts_in(name, type(action))
     ]
 
 
@@ -471,7 +472,7 @@ def test_the_config_says_whether_there_is_a_replay(name):
 @each
 def test_spaces_that_are_not_supported(name):
     whole_numbers = Box((2,), "int32", 0, 5)
-    for action in (whole_numbers, *(a for a in ACTIONS if not isinstance(a, fakes.SUPPORTS[name]))):
+    for action in (whole_numbers, *(a for a in ACTIONS if not fakes.acts_in(name, type(a)))):
         with pytest.raises(InputError, match="action space"):
             fakes.make(name, EnvSpec(fakes.VECTOR, action, 8))
 

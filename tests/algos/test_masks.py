@@ -1,9 +1,11 @@
 """Every algorithm with discrete actions under action masks: what is forbidden is never done, and never learned from."""
 
+import fakes
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import CASES
 
 from jrl import algos
 from jrl.algos import exploration
@@ -16,7 +18,7 @@ from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, 
 
 ACTIONS = 5
 OBSERVATION = Dict((("x", Box((3,))), ("action_mask", MultiBinary((ACTIONS,)))))
-DISCRETE = ("ppo", "a2c", "impala", "appo", "dqn", "pqn", "sac")
+DISCRETE = tuple(name for name in algos.names() if fakes.acts_in(name, Discrete))
 EXPLORATIONS = {
     "epsilon": exploration.EpsilonGreedy(epsilon=0.5),
     "soft_q": exploration.SoftQ(temperature=10.0),
@@ -95,9 +97,7 @@ def world(num_envs):
     )
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in ("a2c", "appo", "impala", "pqn") else n for n in DISCRETE]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if CASES[n].like else []) for n in DISCRETE])
 def test_gradients_never_see_a_masked_output(name):
     env = world(8)
     module = algos.get(name)
@@ -114,8 +114,7 @@ def test_gradients_never_see_a_masked_output(name):
         batch = jax.jit(lambda r, k: buffer.sample(buffer.add(buffer.init(), r), k))(rollout, key)
     after, aux = jax.jit(algo.update)(state, batch, key)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((after, aux.metrics)))
-    heads = lambda state: state.params["actor"]["policy_head"] if name == "sac" else state.params[head]
-    head = "q_head" if name in ("dqn", "pqn") else "policy_head"
-    before, now = (np.asarray(heads(s)["kernel"]) for s in (state, after))
+    networks = [s.params.get("actor", s.params) for s in (state, after)]
+    before, now = (np.asarray((net.get("policy_head") or net["q_head"])["kernel"]) for net in networks)
     np.testing.assert_array_equal(before[:, -1], now[:, -1])
     assert (before[:, :-1] != now[:, :-1]).any(0).all()

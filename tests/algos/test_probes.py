@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import probes
 import pytest
+from cases import CASES
 from probes import train
 
 from jrl import algos
@@ -13,10 +14,8 @@ from jrl.types import Box
 NAMES = algos.names()
 GAMMA = 0.9
 
-# one of each family in the quick set
-each = pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in ("ppo", "impala", "dqn", "sac") else [pytest.mark.slow]) for n in NAMES]
-)
+QUICK = [name for name in NAMES if CASES[name].like is None] + ["impala"]
+each = pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in NAMES])
 
 
 @each
@@ -51,7 +50,7 @@ def test_obs_and_action_dependent_reward(name):
     np.testing.assert_allclose(value([-1.0, 1.0]), [1.0, 1.0], atol=0.15)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if Box in fakes.SUPPORTS[n]])
+@pytest.mark.parametrize("name", [n for n in NAMES if fakes.acts_in(n, Box)])
 def test_continuous_action(name):
     _, act = train(name, probes.continuous_action(), iterations=160)
     np.testing.assert_allclose(act([-1.0, 1.0])[:, 0], [-0.5, 0.5], atol=0.12)

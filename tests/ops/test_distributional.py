@@ -68,11 +68,11 @@ def test_projection_of_traced_bounds():
     np.testing.assert_allclose(run(2.0), [[0.5, 0.5, 0]])
 
 
-def plain_quantile_huber(quantiles, target, kappa):
-    """Eq. 10 of arXiv:1710.10044 for one row."""
+def plain_quantile_huber(quantiles, target, kappa, levels=None):
+    """Eq. 10 of arXiv:1710.10044 for one row, which with levels that are drawn is eq. 3 of arXiv:1806.06923."""
     total = 0.0
     for i, theta in enumerate(quantiles):
-        level = (i + 0.5) / len(quantiles)
+        level = (i + 0.5) / len(quantiles) if levels is None else levels[i]
         for z in target:
             u = z - theta
             huber = 0.5 * u * u if abs(u) <= kappa else kappa * (abs(u) - 0.5 * kappa)
@@ -87,13 +87,16 @@ def test_quantile_huber_by_hand():
     np.testing.assert_allclose(loss, [0.359375 + 0.4375], rtol=1e-6)
 
 
+@pytest.mark.parametrize("drawn", [False, True])
 @pytest.mark.parametrize(("num_quantiles", "num_targets", "kappa"), [(4, 7, 1.0), (5, 1, 0.3), (1, 3, 2.0)])
-def test_quantile_huber_is_the_papers_loop_and_so_is_its_gradient(num_quantiles, num_targets, kappa):
+def test_quantile_huber_is_the_papers_loop_and_so_is_its_gradient(num_quantiles, num_targets, kappa, drawn):
     rng = np.random.default_rng(1)
     quantiles = rng.normal(size=(20, num_quantiles)).astype(np.float32)
     target = rng.normal(size=(20, num_targets)).astype(np.float32)
-    loss = lambda q, t: distributional.quantile_huber(q, t, kappa=kappa)
-    want = [plain_quantile_huber(q, t, kappa) for q, t in zip(quantiles, target)]
+    levels = rng.uniform(size=quantiles.shape).astype(np.float32) if drawn else None
+    loss = lambda q, t: distributional.quantile_huber(q, t, levels, kappa=kappa)
+    of_row = lambda n, q: plain_quantile_huber(q, target[n], kappa, levels[n] if drawn else None)
+    want = [of_row(n, q) for n, q in enumerate(quantiles)]
     np.testing.assert_allclose(loss(quantiles, target), want, rtol=1e-5)
     weight = rng.uniform(size=20).astype(np.float32)
     slope = jax.jit(jax.grad(lambda q: jnp.sum(weight * loss(q, target))))(quantiles)
@@ -102,7 +105,7 @@ def test_quantile_huber_is_the_papers_loop_and_so_is_its_gradient(num_quantiles,
             step = np.zeros(num_quantiles)
             step[i] = 1e-5
             q = quantiles[n].astype(np.float64)
-            ends = [plain_quantile_huber(q + sign * step, target[n], kappa) for sign in (1, -1)]
+            ends = [of_row(n, q + sign * step) for sign in (1, -1)]
             np.testing.assert_allclose(slope[n, i], weight[n] * (ends[0] - ends[1]) / 2e-5, atol=1e-4)
     assert not jax.grad(lambda t: jnp.sum(loss(quantiles, t)))(target).any()  # the target is a constant
 

@@ -1,0 +1,68 @@
+"""The algorithms as all suites meet them, a row each; a new one gets a row here and nothing else."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from jrl.algos.exploration import EpsilonGreedy, Gaussian
+
+
+class Case(NamedTuple):
+    """Hyper-parameters of one algorithm for its tests."""
+
+    loaded: dict[str, Any]  # every option that holds state or reduces over devices, at once
+    probe: dict[str, Any]  # learning that is quick and forgets quickly, as the probe environments are
+    small: Mapping[str, Any] = MappingProxyType({})  # what keeps its tests quick
+    rollouts: int = 1  # times as many to learn a probe, of an algorithm of one gradient step each
+    like: str | None = None  # another by whose code it sees, acts and counts: its own tests stand in the slow set
+
+
+_RATE: dict[str, Any] = {"lr": ((0, 3e-4), (200, 1e-4))}
+_STATISTICS = {"normalize_obs": True, "normalize_reward": True}
+_CLIPPED_STEPS = {
+    **_RATE, **_STATISTICS, "kl_coef": 0.2, "kl_target": 0.01, "target_kl": 0.5, "value_clip_eps": 0.2, "ent_coef": 0.01
+}  # fmt: skip
+_EPOCHS = {"num_epochs": 2, "num_minibatches": 2}
+_PROBE = {"lr": 1e-2, "gamma": 0.9}
+_PROBE_EPOCHS = {**_PROBE, "num_epochs": 4, "num_minibatches": 2}
+_EPSILON = {"exploration": EpsilonGreedy(epsilon=0.2)}
+
+CASES: dict[str, Case] = {
+    "ppo": Case(_CLIPPED_STEPS, {**_PROBE_EPOCHS, "adam_eps": 1e-5}, _EPOCHS),
+    "a2c": Case(
+        {**_RATE, **_STATISTICS, "gae_lambda": 0.9, "normalize_advantage": True, "microbatch_size": 8},
+        {**_PROBE, "gae_lambda": 0.95, "ent_coef": 0.0},
+        rollouts=6,
+        like="ppo",
+    ),
+    "impala": Case(
+        {
+            **_RATE, **_STATISTICS, "vtrace_lambda": 0.9, "clip_rho": 1.5, "clip_c": 1.2, "clip_pg_rho": 2.0,
+            "max_grad_norm": 0.5,
+        },
+        {**_PROBE_EPOCHS, "vtrace_lambda": 0.95, "ent_coef": 0.0},
+        _EPOCHS,
+        like="ppo",
+    ),
+    "appo": Case({**_CLIPPED_STEPS, "target_update_every": 3, "tau": 0.5}, _PROBE_EPOCHS, _EPOCHS, like="ppo"),
+    "dqn": Case(
+        {
+            **_RATE, "double": True, "dueling": True, "noisy": True, "head": "c51", "num_atoms": 11, "tau": 0.1,
+            "target_update_every": 2, "max_grad_norm": 0.5,
+        },
+        {**_PROBE, **_EPSILON, "lr": 3e-3, "target_update_every": 16},
+        {"loss": "mse"},  # the gradient of a Huber loss does not change with a far reward
+    ),
+    "pqn": Case(
+        {**_RATE, "normalize_reward": True, "max_leaf_norm": 1.0}, {**_PROBE_EPOCHS, **_EPSILON}, _EPOCHS, like="dqn"
+    ),
+    "sac": Case(
+        {**_RATE, "num_critics": 3, "target_critics": 2, "policy_every": 2, "max_grad_norm": 0.5},
+        {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "learn_ent_coef": False, "ent_coef": 0.02},
+    ),
+    "td3": Case(
+        {**_RATE, "num_critics": 3, "policy_every": 1, "max_grad_norm": 0.5},
+        {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "exploration": Gaussian(std=0.5)},
+        like="sac",
+    ),
+}  # fmt: skip

@@ -304,8 +304,9 @@ def test_void_rows_change_nothing(name, loaded):
     # and the same change on a row that counts is seen
     counts = ~void & ~np.asarray(m.data.terminated | m.data.truncated) if m.algo.on_policy else ~void
     row = tuple(np.argwhere(counts)[0])
-    seen, _ = m.update(m.state, m.data.replace(reward=m.data.reward.at[row].add(1.0)), KEY)
-    assert differ(before.params, seen.params)
+    # a Huber loss has one slope for all far rewards of a side
+    changed = [m.data.replace(reward=m.data.reward.at[row].add(change)) for change in (1.0, -1e3)]
+    assert any(differ(before.params, m.update(m.state, data, KEY)[0].params) for data in changed)
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if fakes.acts_in(n, Box)])

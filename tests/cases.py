@@ -53,6 +53,12 @@ CASES: dict[str, Case] = {
         {**_PROBE, **_EPSILON, "lr": 3e-3, "target_update_every": 16},
         {"loss": "mse"},  # the gradient of a Huber loss does not change with a far reward
     ),
+    "iqn": Case(
+        {**_RATE, "double": True, "num_quantiles": 5, "tau": 0.1, "target_update_every": 2},
+        {**_PROBE, **_EPSILON, "lr": 3e-3, "target_update_every": 16, "num_quantiles": 8, "width": 32},
+        {"num_quantiles": 4, "width": 8},
+        like="dqn",
+    ),
     "pqn": Case(
         {**_RATE, "normalize_reward": True, "max_leaf_norm": 1.0}, {**_PROBE_EPOCHS, **_EPSILON}, _EPOCHS, like="dqn"
     ),

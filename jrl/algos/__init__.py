@@ -42,6 +42,7 @@ _MODULES = {
     "impala": "jrl.algos.impala",
     "appo": "jrl.algos.appo",
     "dqn": "jrl.algos.dqn",
+    "iqn": "jrl.algos.iqn",
     "pqn": "jrl.algos.pqn",
     "sac": "jrl.algos.sac",
     "td3": "jrl.algos.td3",

@@ -1,0 +1,137 @@
+"""Implicit quantile networks (Dabney et al., arXiv:1806.06923): the return's quantiles at levels that are drawn.
+
+    q(s, a; level) = f(psi(s) * phi(level))_a,   phi(level) = relu(W cos(pi i level) + b), i = 0 .. 63     (eq. 3 and 4)
+
+psi is the torso and a layer of `width`, f another such layer and the outputs. Each use of the network draws
+`num_quantiles` levels of its own, the paper's N, N' and K at once, for all rows of a batch together, so that devices
+that share a batch draw the same; greedy acting takes the levels (i + 1/2) / K.
+All else is DQN's: targets, double, munchausen, memory, masks, replay.
+
+    algo = iqn.make(iqn.Config(), spec)
+    state, aux = jax.jit(algo.update)(state, batch, key)                   # batch: jrl.types.Batch; one gradient step
+"""
+
+import functools
+import math
+from dataclasses import replace
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+from annotated_types import Interval
+
+from jrl import networks as nets
+from jrl.algos import agent as agents
+from jrl.algos import dqn, parts
+from jrl.algos.agent import Records
+from jrl.algos.custom_loss import Loss
+from jrl.algos.observer import Observer
+from jrl.algos.q_heads import QHead
+from jrl.networks import Head, Network, NetworkConfig
+from jrl.networks.dense import linear
+from jrl.ops import distributional, random
+from jrl.types import Algo, Array, Discrete, EnvSpec, Key, PyTree, hyperparams
+
+DEFAULT_NETWORK = NetworkConfig(activation="relu", init="uniform")
+_COSINES = 64  # that a level is told by (section 4)
+
+
+@hyperparams
+class Config(dqn.QLearning):
+    """Hyper-parameters of IQN; a Schedule is a number or `[[env_steps, value], ...]`."""
+
+    num_quantiles: Annotated[int, Interval(ge=1, le=1024)] = 32  # levels that each use of the network draws
+    width: Annotated[int, Interval(ge=1, le=65_536)] = 128  # of the layers that observations and levels meet in
+
+    def q_head(self) -> QHead:
+        """For an action there are K returns, and the K levels that they are quantiles at."""
+        num = self.num_quantiles
+        mean = lambda outputs: jnp.mean(outputs[..., :num], -1)
+
+        def backup(outputs, policy, bonus, reward, discount):
+            after = outputs[..., :num] if bonus is None else outputs[..., :num] + bonus[..., None]
+            return reward[:, None] + discount[:, None] * jnp.sum(policy[..., None] * after, 1)
+
+        loss = lambda outputs, target: distributional.quantile_huber(outputs[:, :num], target, outputs[:, num:])
+        return QHead(2 * num, mean, backup, loss, lambda target: jnp.mean(target, -1), False)
+
+    @property
+    def draws(self) -> bool:
+        """Whether a key draws what the network puts out."""
+        return True
+
+
+def networks(cfg: Config, watch: Observer, network: NetworkConfig) -> Network:
+    """One output `q` [A * 2K]: for each action the returns and their levels."""
+    assert isinstance(watch.spec.action, Discrete)
+    num_actions, width = watch.spec.action.n, cfg.width
+    base = nets.build(watch.spec, replace(network, shared=True), {"embedding": Head(width, math.sqrt(2))})
+    sizes = {"level": (_COSINES, width), "hidden": (width, width), "q_head": (width, num_actions)}
+
+    def init(key: Key) -> PyTree:
+        key, *keys = jax.random.split(key, 4)
+        return {"base": base.init(key)} | {name: _layer(k, *sizes[name]) for name, k in zip(sizes, keys, strict=True)}
+
+    def quantiles(params: PyTree, embedding: Array, key: Key | None) -> tuple[Array]:
+        """[..., A * 2K] of embeddings [..., width], at levels [K] that all rows share."""
+        num, x = cfg.num_quantiles, jax.nn.relu(embedding.reshape(-1, 1, width))
+        middles = (jnp.arange(num, dtype=jnp.float32) + 0.5) / num
+        levels = middles if key is None else random.uniform(key, (num,))
+        cosines = jnp.cos(math.pi * levels[:, None] * jnp.arange(_COSINES, dtype=jnp.float32)[None])
+        x = x * jax.nn.relu(_dense(params["level"], cosines))[None]
+        q = jnp.swapaxes(_dense(params["q_head"], jax.nn.relu(_dense(params["hidden"], x))), 1, 2)  # [rows, A, K]
+        both = jnp.concatenate([q, jnp.broadcast_to(levels[None, None], q.shape)], -1)
+        return (both.reshape(*embedding.shape[:-1], -1),)
+
+    def apply(params, obs, *names, key=None):
+        return quantiles(params, base.apply(params["base"], obs)[0], key)
+
+    def step(params, obs, carry, *names, key=None):
+        (embedding,), carry = base.step(params["base"], obs, carry)
+        return quantiles(params, embedding, key), carry
+
+    def unroll(params, window, *names, key=None):
+        (embedding,), carry = base.unroll(params["base"], window)
+        return quantiles(params, embedding, key), carry
+
+    return Network(init, apply, base.carry, step, unroll)
+
+
+def _layer(key: Key, inputs: int, outputs: int) -> dict[str, Array]:
+    """Weights uniform in +-1/sqrt(inputs)."""
+    draws = (2.0 * random.uniform(key, (inputs + 1, outputs)) - 1.0) / math.sqrt(inputs)
+    return {"kernel": draws[:-1], "bias": draws[-1]}
+
+
+def _dense(layer: dict[str, Array], x: Array) -> Array:
+    """x [..., inputs] through one layer."""
+    y = linear(x.reshape(-1, x.shape[-1]), layer["kernel"]) + layer["bias"][None]
+    return y.reshape(*x.shape[:-1], -1)
+
+
+def make(
+    cfg: Config,
+    spec: EnvSpec,
+    network: NetworkConfig = DEFAULT_NETWORK,
+    *,
+    axis_name: str | None = None,
+    loss: Loss | None = None,
+) -> Algo:
+    """IQN as pure functions; arguments and errors as of `dqn.make`."""
+    network = parts.initialised(network, DEFAULT_NETWORK)
+    agent = agents.make(
+        cfg, spec, network, networks, kind="q", records=Records(memory=True), axis_name=axis_name, loss=loss
+    )
+    return agents.algo(
+        cfg,
+        agent,
+        init=functools.partial(dqn.init, networks=networks),
+        act=dqn.act,
+        update=dqn.update,
+        ingest=dqn.ingest,
+        outputs=dqn.outputs,
+        memory=agent.net.carry,
+    )
+
+
+__all__ = ["Config", "make", "networks"]

@@ -57,7 +57,7 @@ class Common:
     """Hyper-parameters that all algorithms have; a Schedule is a number or `[[env_steps, value], ...]`."""
 
     learns_from: ClassVar[type] = Fresh
-    acts_in: ClassVar[Any] = Space  # kinds of action spaces
+    acts_in: ClassVar[Any] = Space
 
     lr: NonNegativeSchedule = 3e-4  # Adam's step size
     gamma: Unit = 0.99  # discount per step

@@ -68,6 +68,7 @@ TASKS = (
     Task("apex-cartpole-runners", "configs/dqn.yaml", (*_APEX, *_RUNNERS)),
     Task("c51-cartpole", "configs/c51.yaml"),
     Task("qrdqn-cartpole", "configs/qrdqn.yaml"),
+    Task("iqn-cartpole", "configs/iqn.yaml"),
     Task("softq-cartpole", "configs/softq.yaml"),
     Task("rainbow-cartpole", "configs/rainbow.yaml"),
     Task("pqn-cartpole", "configs/pqn.yaml"),

@@ -14,7 +14,7 @@ scalars by name; of both, means are taken over the pieces of a batch and over de
     a2c           the same                                                               batch: actor_critic.Rows [N]
     impala        the same                                         batch: impala.Columns [T, b], whole sequences;
                   with a core the network reads `impala.window(batch)`, [b, T + 1]
-    dqn           net: parts.QNetwork, `q(params, obs) -> [N, A]`                        batch: parts.TdBatch [N]
+    dqn, iqn      net: parts.QNetwork, `q(params, obs) -> [N, A]`                        batch: parts.TdBatch [N]
     pqn           the same                                                               batch: pqn.Rows [N]
     sac, td3      net: networks.critics.Critics, `apply(params, obs, action) -> [C, N]`, for sac with Discrete actions
                   `apply(params, obs) -> [C, N, A]`; it is the critics' loss, `params` are theirs

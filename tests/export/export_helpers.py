@@ -21,7 +21,7 @@ CONTINUOUS = EnvSpec(VECTOR, NORMAL, 1, None, OWN)
 def trained(state):
     """The state with large parameters, so that actions differ, and statistics of observations that were seen."""
     rng = np.random.default_rng(0)
-    scale = lambda x: 0.1 if x.ndim < 2 else 0.3 / math.sqrt(math.prod(x.shape[:-1]))
+    scale = lambda x: 0.02 if x.ndim < 2 else 0.5 / math.sqrt(math.prod(x.shape[:-1]))
     noisy = jax.tree.map(lambda x: x + scale(x) * rng.normal(size=x.shape).astype(x.dtype), state.params)
     state = state.replace(params=noisy)
     if getattr(state, "obs_stats", ()) != ():

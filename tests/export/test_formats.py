@@ -48,6 +48,12 @@ CASES = {
     "td3": ("td3", CONTINUOUS, ["algo.exploration.name=ornstein_uhlenbeck"]),
     "td3_impala": ("td3", EnvSpec(COLOURS, NORMAL, 1, None, OWN), ["network.torso=impala"]),
 }
+# an algorithm that none of these names: small, on its own kind of actions
+_NAMED = {algo for algo, *_ in CASES.values()}
+for _name in algos.names():
+    if _name not in _NAMED:
+        _discrete = issubclass(Discrete, algos.get_config_class(_name).acts_in)
+        CASES[_name] = (_name, EnvSpec(VECTOR, Discrete(50), 1) if _discrete else CONTINUOUS, [])
 BLOCKED = {"npz": "jrl,jax,jaxlib,flax,ml_dtypes", "stablehlo": "jrl,flax,optax,orbax", "onnx": "jrl,jax,jaxlib,flax"}
 
 

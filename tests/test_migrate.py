@@ -258,6 +258,14 @@ def test_what_jrl_does_not_have_is_an_error_unless_it_is_to_be_dropped():
     assert left.told()[at + 1 : at + 1 + len(names)] == [f"  {line}" for line in left.dropped]
 
 
+def test_what_one_policy_alone_would_learn_by_is_not_dropped_either():
+    given = {"env": "CartPole-v1", "algorithm_config_overrides_per_module": {"default_policy": {"lr": 1}}}
+    with pytest.raises(InputError, match="algorithm_config_overrides_per_module: multi-agent"):
+        migrate(given, algo="PPO")
+    given["algorithm_config_overrides_per_module"] = {}
+    assert migrate(given, algo="PPO").dropped == []
+
+
 def test_what_rllib_writes_down_by_itself_asks_for_nothing():
     given = {
         "policies": {"default_policy": [None] * 4}, "policy_mapping_fn": "<function AlgorithmConfig.DEFAULT>",

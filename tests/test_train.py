@@ -301,12 +301,10 @@ def test_ctrl_c_saves_a_checkpoint(tmp_path):
     out = tmp_path / "h"
     command = [sys.executable, "-m", "jrl.train", *SMALL, "--out", str(out), "--stop=env_steps=1000000000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ})
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (out / "result.jsonl").exists():
+    while process.poll() is None and not (out / "result.jsonl").exists():
         time.sleep(0.2)
-    time.sleep(2)
     process.send_signal(signal.SIGINT)
-    text = process.communicate(timeout=60)[0].decode()
+    text = process.communicate()[0].decode()
     assert process.returncode == 130, text
     assert "interrupted" in text and "Traceback" not in text
     assert checkpoint.read_meta(checkpoint.locate(out))["env_steps"] > 0

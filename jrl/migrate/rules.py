@@ -265,7 +265,8 @@ def _own(job: Job, key: str, value: Any) -> None:
 def _policies(job: Job, key: str, value: Any) -> None:
     policies = job.given.get("policies")
     several = isinstance(policies, Mapping | list | tuple | set) and len(policies) > 1
-    if several or (KEYS[key].name == "observation_fn" and asks(value)):
+    alone = ("observation_fn", "algorithm_config_overrides_per_module")
+    if several or (KEYS[key].name in alone and asks(value)):
         return job.lack(key, KEYS[key].note) if KEYS[key].lacking else job.drop(key, KEYS[key].note)
     return job.drop(key, "there is one policy")
 

@@ -114,7 +114,12 @@ class Worker:
     # ------------------------------------------------------------ weights, filters, policies
 
     def get_weights(self) -> dict[str, Any]:
-        """What it acts with, by the fields of the algorithm's Actor, as numpy arrays."""
+        """The Algorithm's weights, as `set_weights` takes them, numpy arrays.
+
+        In an environment runner what it acts with, by the fields of the algorithm's Actor.
+        """
+        if self._session is not None:
+            return {POLICY: self._session.get_weights()}
         return {POLICY: {name: x for name, x in vars(jax.device_get(self._actor())).items() if name != "env_steps"}}
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:

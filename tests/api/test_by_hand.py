@@ -224,6 +224,11 @@ def test_every_worker_acts_with_weights_that_were_set(a2c):
     worker = a2c.workers.local_worker()
     worker.for_policy(lambda policy: policy.set_weights(before["default_policy"]))
     same(a2c.get_weights(), before)
+    worker.set_weights(jax.tree.map(np.zeros_like, worker.get_weights()))  # what it gives it takes
+    same(a2c.get_weights()["default_policy"]["params"], zeros)
+    worker.for_policy(lambda policy: policy.set_weights(policy.get_weights()))
+    a2c.set_weights(before)
+    same(worker.get_weights(), before)
     with pytest.raises(KeyError, match="there is no policy other"):
         worker.get_policy("other")
 

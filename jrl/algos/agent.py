@@ -16,38 +16,24 @@ So `functools.partial(ppo.update, cfg, agent)` is `ppo.make(...).update`, and `v
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import struct
 
-from jrl import algos, spaces
+from jrl import spaces
 from jrl.algos import custom_loss, exploration, gradients, observer, parameter_noise, parts, sequences
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import Exploration, Explorer, Stochastic
 from jrl.algos.observer import Observer
-from jrl.errors import InputError
 from jrl.fields.bounds import NonNegativeSchedule, Positive, Unit
 from jrl.fields.data import Fresh, Replay
 from jrl.networks import NetworkConfig
 from jrl.ops import exploration as ops
 from jrl.ops import minibatch, normalize
-from jrl.types import (
-    ActOut,
-    Algo,
-    Array,
-    Box,
-    EnvSpec,
-    Key,
-    PyTree,
-    Rollout,
-    Space,
-    UpdateAux,
-    hyperparams,
-)
+from jrl.types import ActOut, Algo, Array, EnvSpec, Key, PyTree, Rollout, Space, UpdateAux, hyperparams
 
 Kind = Literal["distribution", "q", "action"]
 
@@ -134,24 +120,6 @@ class Agent(NamedTuple):
         return spaces.num_bytes(self.spec.observation)
 
 
-def name_of(cfg: Common) -> str:
-    """An algorithm's name, which is that of its module."""
-    return type(cfg).__module__.rpartition(".")[2]
-
-
-def check_action(cfg: Common, space: Space) -> None:
-    """Raises InputError unless the algorithm of `cfg` acts in `space`; names those that do."""
-    known: dict[str, Any] = {name: algos.get_config_class(name) for name in algos.names()}
-    others = [name for name, config in known.items() if isinstance(space, config.acts_in)]
-    mend = f"use {', '.join(others[:-1])} or {others[-1]}"
-    if isinstance(space, Box) and not np.issubdtype(np.dtype(space.dtype), np.floating):
-        mend = "no algorithm handles a Box of integers"
-    elif isinstance(space, cfg.acts_in):
-        return
-    kinds = ["float Box" if kind is Box else kind.__name__ for kind in get_args(cfg.acts_in) or (cfg.acts_in,)]
-    raise InputError(f"{name_of(cfg)} needs a {' or '.join(kinds)} action space, not {space}: {mend}")
-
-
 def make(
     cfg: Common,
     spec: EnvSpec,
@@ -176,7 +144,7 @@ def make(
       InputError: a space, torso, exploration or loss that cannot be handled.
     """
     if cfg.acts_in is not Space:  # those of policies are told by jrl.distributions
-        check_action(cfg, spec.action)
+        parts.check_action(cfg, spec.action)
     custom_loss.check(loss)
     parameter_noise.refuse_memory(cfg.exploration, network)
     exploration.make(cfg.exploration, spec.action, kinds=(kind,))  # whose faults are told now

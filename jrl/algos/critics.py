@@ -63,7 +63,7 @@ def policy_of(network: Network, output: Callable[[Array, PyTree], Any]) -> Polic
 
 def check(cfg: Common, space: Space, network: NetworkConfig) -> None:
     """Raises InputError where a Box has other bounds than -1 and 1, or policy and critics would share a torso."""
-    name = agents.name_of(cfg)
+    name = parts.name_of(cfg)
     if network.shared:
         raise InputError(f"network.shared: {name} keeps policy and critics apart: set it to false")
     if not isinstance(space, Box):
@@ -99,7 +99,7 @@ def make_agent(
     def networks(cfg: Common, watch: Observer, network: NetworkConfig) -> Networks:
         return Networks(policy(watch, network), build_critics(watch.spec, network, num_critics))
 
-    agents.check_action(cfg, spec.action)
+    parts.check_action(cfg, spec.action)
     check(cfg, spec.action, network)
     records = Records(memory=True)
     return agents.make(

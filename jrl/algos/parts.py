@@ -2,16 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax.flatten_util import ravel_pytree
 
+from jrl import algos
+from jrl.errors import InputError
 from jrl.fields.hyper import NetworkConfig
 from jrl.ops import losses, normalize
-from jrl.types import Array, Batch, Key, Metrics, PyTree, Rollout
+from jrl.types import Array, Batch, Box, Key, Metrics, PyTree, Rollout, Space
 
 _SATURATED = 2**32 - 1  # environment steps are counted in uint32 on the device and stay there, should they get that far
 
@@ -120,3 +123,21 @@ def scaled_reward(cfg: RewardClipping, stats: PyTree, reward: Array) -> Array:
         return reward
     reward, bound = reward / (normalize.std(stats) + 1e-8), cfg.normalize_reward_clip
     return reward if bound is None else jnp.clip(reward, -bound, bound)
+
+
+def name_of(cfg: Any) -> str:
+    """An algorithm's name, which is that of its module."""
+    return type(cfg).__module__.rpartition(".")[2]
+
+
+def check_action(cfg: Any, space: Space) -> None:
+    """Raises InputError unless the algorithm of `cfg` acts in `space`; names those that do."""
+    known: dict[str, Any] = {name: algos.get_config_class(name) for name in algos.names()}
+    others = [name for name, config in known.items() if isinstance(space, config.acts_in)]
+    mend = f"use {', '.join(others[:-1])} or {others[-1]}"
+    if isinstance(space, Box) and not np.issubdtype(np.dtype(space.dtype), np.floating):
+        mend = "no algorithm handles a Box of integers"
+    elif isinstance(space, cfg.acts_in):
+        return
+    kinds = ["float Box" if kind is Box else kind.__name__ for kind in get_args(cfg.acts_in) or (cfg.acts_in,)]
+    raise InputError(f"{name_of(cfg)} needs a {' or '.join(kinds)} action space, not {space}: {mend}")

@@ -94,7 +94,8 @@ class AlgorithmConfig:
         wrong: list[str] = []
         for key, given in translation.spelled(name, value).items():
             if key in translation.KEYS:
-                self._theirs = {k: v for k, v in self._theirs.items() if not _same_key(k, key)} | {key: given}
+                others = {k: v for k, v in self._theirs.items() if not translation.synonymous(k, key)}
+                self._theirs = others | {key: given}
             else:
                 wrong.append(self._unknown(key, group))
         if self.algo_name and not wrong and (lacking := self._job()[0].lacking):
@@ -125,7 +126,7 @@ class AlgorithmConfig:
     def _put(self, key: str, value: Any) -> None:
         if key == "network" and dataclasses.is_dataclass(value) and not isinstance(value, type):
             value = dataclasses.asdict(value)  # RLlib's DefaultModelConfig
-        if key in ("network", "replay") and isinstance(value, Mapping) and not _is_search(value):
+        if key in ("network", "replay") and isinstance(value, Mapping) and not translation.is_search(value):
             value, theirs = translation.split(key, value)
             for name, given in theirs.items():
                 if wrong := self._put_theirs("training", name, given):
@@ -136,9 +137,9 @@ class AlgorithmConfig:
 
     def _plain(self, key: str, value: Any) -> Any:
         """`value` as the tree holds it: objects by their names."""
-        if _is_search(value) and not isinstance(value, Mapping):
+        if translation.is_search(value) and not isinstance(value, Mapping):
             return value
-        if _is_search(value):
+        if translation.is_search(value):
             return {"grid_search": [self._plain(key, v) for v in value["grid_search"]]}
         if key == "env.id":
             translation.install_environment(value)
@@ -183,7 +184,7 @@ class AlgorithmConfig:
         tree: dict[str, Any] = {}
         for name, value in data.items():
             # `env` is both: a section, or the name of an environment
-            if name in sections and isinstance(value, Mapping) and not _is_search(value):
+            if name in sections and isinstance(value, Mapping) and not translation.is_search(value):
                 tree[name] = self._plain(name, value) if name == "network" else value
             elif name in sections and value is None:  # such as the replay of algorithms without one
                 continue
@@ -273,7 +274,7 @@ class AlgorithmConfig:
 
     def _job(self) -> tuple[Job, dict[str, list[str]]]:
         """What RLlib's names come to, with a line or several for each; searches are worked out in each trial."""
-        theirs = {name: value for name, value in self._theirs.items() if not _is_search(value)}
+        theirs = {name: value for name, value in self._theirs.items() if not translation.is_search(value)}
         return translation.job(self.algo_name, algos.get_config_class(self.algo_name), theirs, self._given)
 
     def translations(self) -> list[str]:
@@ -425,21 +426,10 @@ class AlgorithmConfig:
         return f"{type(self).__name__}({self.arguments()})"
 
 
-def _is_search(value: Any) -> bool:
-    """Whether Ray Tune is to choose: a grid, or one of its distributions."""
-    if isinstance(value, Mapping):
-        return set(value) == {"grid_search"}
-    return type(value).__module__.startswith("ray.tune.search")
-
-
 def _nested(key: str, value: Any) -> dict[str, Any]:
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
-
-
-def _same_key(a: str, b: str) -> bool:
-    return translation.newest(a) == translation.newest(b)
 
 
 for _group in (*groups.GROUPS, *groups.THEIRS):

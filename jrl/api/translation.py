@@ -96,3 +96,15 @@ def near(name: str, among: Iterable[str]) -> str | None:
     """The name of RLlib's, or of those given, that the writer of `name` most likely meant."""
     found = difflib.get_close_matches(name, {*among, *(n for n in KEYS if "." not in n)}, 1, 0.75)
     return found[0] if found else None
+
+
+def is_search(value: Any) -> bool:
+    """Whether Ray Tune is to choose: a grid, or one of its distributions."""
+    if isinstance(value, Mapping):
+        return set(value) == {"grid_search"}
+    return type(value).__module__.startswith("ray.tune.search")
+
+
+def synonymous(a: str, b: str) -> bool:
+    """Whether two names of RLlib's are of one key."""
+    return newest(a) == newest(b)

@@ -19,7 +19,6 @@ import jax
 import numpy as np
 
 from jrl import callbacks, registry
-from jrl.errors import InputError
 from jrl.host import runtime
 from jrl.metrics import results
 from jrl.metrics.timers import Timers
@@ -82,7 +81,7 @@ class Session:
         self.hooks = callbacks.Hooks(loaded, keep_per_episode=cfg.run.keep_per_episode_metrics) if loaded else None
         self._task_fn = cfg.custom.env_task and registry.load(cfg.custom.env_task, "custom.env_task")
         self.evaluations = evaluation.Evaluations(cfg, callbacks=self.hooks, algorithm=self._face)
-        self._videos = _videos(self.evaluations.config, cfg, directory)
+        self._videos = video.of_run(self.evaluations.config, cfg, directory)
         self._recompiles = runtime.Recompiles(cfg.run.max_recompiles)
         self.run = build.run(cfg, timers=self.timers, restarts=restarts, hooks=self.hooks, training_step=training_step)
         self.workers, self.by_hand = Workers(self), ByHand(self)
@@ -437,16 +436,6 @@ def _log_at(level: str) -> None:
     logger.setLevel({"WARN": "WARNING"}.get(level, level))
     if level in ("INFO", "DEBUG") and not logger.hasHandlers():
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
-
-
-def _videos(evaluated: RunConfig, cfg: RunConfig, directory: Path | None) -> video.Videos | None:
-    """Videos of the evaluations, where the run asks for them."""
-    if not cfg.evaluation.record:
-        return None
-    found = directory or (Path(cfg.run.out) if cfg.run.out else None)
-    if found is None:
-        raise InputError("evaluation.record: videos go into the directory of the run: set run.out")
-    return video.Videos(evaluated, found / "videos", episodes=cfg.evaluation.record)
 
 
 def _shapes(tree: PyTree) -> Any:

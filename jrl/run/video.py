@@ -258,3 +258,13 @@ class Videos:
 
 class _Stopped(Exception):
     """The run is over."""
+
+
+def of_run(evaluated: "RunConfig", cfg: "RunConfig", directory: Path | None) -> Videos | None:
+    """Videos of the evaluations, where the run asks for them."""
+    if not cfg.evaluation.record:
+        return None
+    found = directory or (Path(cfg.run.out) if cfg.run.out else None)
+    if found is None:
+        raise InputError("evaluation.record: videos go into the directory of the run: set run.out")
+    return Videos(evaluated, found / "videos", episodes=cfg.evaluation.record)

@@ -29,6 +29,12 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+def pytest_collection_finish(session):
+    """Leaves what all modules have imported out of the garbage collector's walks: they take 4 % of the time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def four_devices():
     """A mesh of four devices."""

@@ -50,3 +50,11 @@ def _forget_programs():
     yield
     jax.clear_caches()
     gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def _typed_by_module(monkeypatch):
+    """Commands are told as `python -m jrl.X` in each test, whatever was typed in the one before."""
+    from jrl.host import command
+
+    monkeypatch.setattr(command, "_prefix", command.MODULE)

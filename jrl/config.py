@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jrl.run import preflight  # imports jax
 
         try:
-            preflight.check_env(cfg)
+            preflight.check(cfg)
         except ImportError as e:
             print(f"the environment was not checked: {e}")
     except InputError as e:

@@ -112,9 +112,8 @@ def _train(args: argparse.Namespace, transcript: output.Transcript) -> int:
         print("runtime:", *settings)
     with contextlib.ExitStack() as stack:
         directory, saved = _directory(args, cfg, stack)
-        from jrl.run import checkpoint, preflight
+        from jrl.run import checkpoint
 
-        preflight.check_env(cfg)
         weights = checkpoint.locate(Path(args.init_from)) if args.init_from else None
         # a run that was killed before its first checkpoint begins anew: its rows do not count
         start = _Start(saved, weights, 0 if args.resume else None)

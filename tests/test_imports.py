@@ -24,7 +24,7 @@ ARROWS = {
     "networks": {"errors", "fields", "ops", "registry", "spaces", "types"},
     "algos": {"distributions", "errors", "fields", "networks", "ops", "registry", "spaces", "types"},
     "replay": {"errors", "host", "ops", "types"},
-    "envs": {"errors", "host", "ops", "registry", "spaces", "types"},
+    "envs": {"errors", "fields", "host", "ops", "registry", "spaces", "types"},
     "metrics": {"errors", "host", "ops", "registry", "types"},
     "rollout": {"envs", "errors", "host", "metrics", "ops", "types"},
     "callbacks": {"errors", "registry", "rollout"},

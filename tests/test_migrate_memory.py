@@ -65,7 +65,7 @@ def test_recurrent_ppo():
     }
     note = "the nearest that divides a rollout of 128 steps, not 20"
     assert f"model.max_seq_len -> network.max_seq_len: 16  ({note})" in found.lines
-    preflight.check_env(config.from_dict(found.config))
+    preflight.check(config.from_dict(found.config))
 
 
 def test_r2d2():
@@ -85,7 +85,7 @@ def test_r2d2():
         found.lines
     )
     assert "batch_mode: dropped: sequences from replay end with their episodes by themselves" in found.lines
-    preflight.check_env(config.from_dict(found.config))
+    preflight.check(config.from_dict(found.config))
 
 
 def test_the_name_r2d2_is_enough():

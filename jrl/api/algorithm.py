@@ -23,7 +23,7 @@ from jrl.api.records import Records, Saved, hold, path_of
 from jrl.errors import InputError
 from jrl.host import elsewhere, runtime
 from jrl.metrics import results
-from jrl.run import build, checkpoint, hooks, preflight
+from jrl.run import build, checkpoint, hooks
 from jrl.run.session import Session
 from jrl.settings import config
 from jrl.types import PyTree
@@ -111,7 +111,6 @@ class Algorithm(ByHand):
         if type(self).loss is not Algorithm.loss:
             own_loss = registry.reference(type(self).loss)
             cfg = dataclasses.replace(cfg, custom=dataclasses.replace(cfg.custom, loss=own_loss))
-        preflight.check_env(cfg)
         if cfg.run.on_nonfinite == "rollback":
             raise InputError(
                 "run.on_nonfinite rollback needs the checkpoints of `python -m jrl.train`: use stop or ignore here"

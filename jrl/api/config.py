@@ -327,7 +327,7 @@ class AlgorithmConfig:
 
     def validate(self) -> Self:
         """Raises InputError with all that is wrong, the environment's options included."""
-        preflight.check_env(self.to_run_config())
+        preflight.check(self.to_run_config())
         return self
 
     def copy(self, copy_frozen: bool | None = None) -> Self:

@@ -3,13 +3,18 @@
 Importing this package imports no environment library.
 """
 
-from jrl.envs.make import BACKENDS, GRAPH, ROLES, backends_of, check, ids, is_atari, make, resolve, seed_range
+from jrl.envs.context import OnFailure, Place
+from jrl.envs.make import BACKENDS, GRAPH, ROLES, backends_of, check, ids, is_atari, make, resolve, section, seed_range
 from jrl.envs.wrappers import action_transform, reward_transform
+from jrl.fields.env import EnvConfig
 
 __all__ = [
     "BACKENDS",
     "GRAPH",
     "ROLES",
+    "EnvConfig",
+    "OnFailure",
+    "Place",
     "action_transform",
     "backends_of",
     "check",
@@ -18,5 +23,6 @@ __all__ = [
     "make",
     "resolve",
     "reward_transform",
+    "section",
     "seed_range",
 ]

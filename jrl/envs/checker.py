@@ -13,6 +13,7 @@ import numpy as np
 
 from jrl import registry
 from jrl.envs.check_values import Findings, Watch, choices, described, look_at, look_at_mask, place
+from jrl.envs.context import OnFailure
 from jrl.envs.graph import Definition
 from jrl.envs.make import make, resolve
 from jrl.errors import counted
@@ -98,7 +99,8 @@ class _Runs:
 
     def __init__(self, id: str, made: dict[str, Any], steps: int, num_envs: int, seed: int, found: Findings):
         self._id, self._steps, self._num_envs, self._seed, self._found = id, steps, num_envs, seed, found
-        own: dict[str, Any] = {"normalize_actions": False, "clip_actions": False, "host": True, "check_steps": 0}
+        own: dict[str, Any] = {"normalize_actions": False, "clip_actions": False, "host": True}
+        own["on_failure"] = OnFailure(check_steps=0)
         self._make = functools.partial(make, id, num_envs=num_envs, **made, **own)
         self._asked, self.backend = made["backend"], ""
         self.limit: int | None = None

@@ -1,6 +1,7 @@
 """The user's own environments: what a name in `env.id` stands for, and what it is told of its place in the run."""
 
 import contextlib
+import dataclasses
 import difflib
 import inspect
 import sys
@@ -10,9 +11,34 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jrl.envs.limits import Limited
+from jrl.envs.step_faults import FIRST_STEPS
 
 CONFIG_NAMES = ("config", "env_config", "env_context", "context")  # of a first parameter that takes an EnvContext
 _KEPT_AS = "_jrl_context"  # attribute of an environment
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Which of a run's environments a vector has, and in which process it is."""
+
+    role: str = "train"  # or eval: one role has no environment in common with the other
+    index: int = 0  # nor have vectors of one role with different indices
+    offset: int = 0  # environments of the same seed, role and index that other vectors have before this one
+    worker_index: int = 0  # 0 in the process that learns, from 1 on in env runners
+    num_workers: int = 0  # env runners in all
+
+
+@dataclasses.dataclass(frozen=True)
+class OnFailure:
+    """What is looked for in Gymnasium environments, and what becomes of one that fails."""
+
+    restart: bool = False  # it is made anew (`StepResult.failed` tells); False: the first failure ends the run
+    step_timeout_s: float | None = None  # a step or reset in a worker process that takes longer has failed
+    check_steps: int = FIRST_STEPS  # of each environment that are looked at closely: see `jrl.envs.step_faults`
+
+
+TRAINING = Place()
+ENDS_RUN = OnFailure()
 
 
 class EnvContext(dict):
@@ -179,11 +205,3 @@ def by_value() -> Iterator[None]:
         finally:
             for module in modules:
                 cloudpickle.unregister_pickle_by_value(module)
-
-
-def maker(
-    found: Callable[..., Any], context: EnvContext, *, creator: bool, horizon: int | None, soft_horizon: bool
-) -> Maker:
-    """A Maker for a class or function; `creator` as in `takes_context`."""
-    by_context = takes_context(found, creator=creator, options=context)
-    return Maker(found, context, by_context=by_context, horizon=horizon, soft_horizon=soft_horizon)

@@ -18,6 +18,7 @@ from jrl.envs import envpool_import, masks
 from jrl.envs import spec as spaces
 from jrl.envs.vector import Infos
 from jrl.errors import cannot_import
+from jrl.fields.env import EnvConfig
 from jrl.types import Array, EnvSpec, GraphEnv, InputError, PyTree, Space, StepResult, element
 
 _RESERVED = ("num_envs", "seed", "env_seed", "batch_size", "max_num_players", "base_path", "gym_reset_return_info")
@@ -111,7 +112,7 @@ def _ends_at_limit(id: str) -> bool:
     """Whether an episode of at most one step has one. Those of Catch-v0, CliffWalking-v1 and Highway's have more, and
     call their true end a time limit then.
     """
-    pool = _pool(id, 1, 0, {"max_episode_steps": 1})
+    pool = _pool(EnvConfig(id, "envpool", 1, {"max_episode_steps": 1}), 0, None)
     try:
         taken = _actions(pool)
         pool.reset()
@@ -122,19 +123,16 @@ def _ends_at_limit(id: str) -> bool:
         pool.close()
 
 
-def _pool(id: str, num_envs: int, seed: int, options: dict[str, Any], batch_size: int | None = None) -> Any:
-    errors = check(id, options)
-    if errors:
-        raise InputError(*errors)
-    envpool = envpool_import.load()
+def _pool(cfg: EnvConfig, seed: int, batch_size: int | None) -> Any:
+    id, envpool, options = cfg.id, envpool_import.load(), limited(cfg.id, cfg.options, cfg.horizon)
     with _quiet():
         # tasks of a microsecond a step lose more to a second thread than they gain, up to hundreds of environments
-        threads = 1 if family(id).startswith(_TINY) else min(num_envs, os.cpu_count() or 1)
+        threads = 1 if family(id).startswith(_TINY) else min(cfg.num_envs, os.cpu_count() or 1)
         settings = {"num_threads": threads, **options}
         if batch_size is not None:
             settings["batch_size"] = batch_size
         try:
-            return envpool.make(id, env_type="gymnasium", num_envs=num_envs, seed=seed, **settings)
+            return envpool.make(id, env_type="gymnasium", num_envs=cfg.num_envs, seed=seed, **settings)
         except (TypeError, ValueError, ImportError) as e:
             said = cannot_import("envpool", e) if isinstance(e, ModuleNotFoundError) else e
             raise InputError(f"env.id {id}: EnvPool cannot make it with options {options}: {said}") from e
@@ -154,24 +152,24 @@ def _info_shapes(pool: Any) -> dict[str, tuple[int, ...]]:
 
 
 class _Pool:
-    """A pool between our spaces and EnvPool's. `spec` is the environment's own, before any action transform."""
+    """A pool between our spaces and EnvPool's. `spec` is the environment's own, before any action transform.
 
-    def __init__(
-        self,
-        id: str,
-        num_envs: int,
-        seed: int,
-        options: dict[str, Any],
-        batch_size: int | None = None,
-        mask_info: str | None = None,
-    ):
-        self._pool: Any = _pool(id, num_envs, seed, options, batch_size)
-        self.infos = Infos(num_envs)
+    Args:
+      cfg: what is right by `jrl.envs.check`.
+      seed: environment i gets seed + i.
+      batch_size: environments of a step that wait for each other; None: all.
+    Raises:
+      InputError: a space that cannot be handled, a pool that cannot be made, or one that does not end at its limit.
+    """
+
+    def __init__(self, cfg: EnvConfig, *, seed: int, batch_size: int | None = None):
+        self._pool: Any = _pool(cfg, seed, batch_size)
+        self.infos = Infos(cfg.num_envs)
         try:
             with _quiet():
                 observed = self._pool.observation_space
             seen, taken = spaces.observations(observed), _actions(self._pool)
-            name = self._mask(id, mask_info, observed, taken.space)
+            name = self._mask(cfg.id, cfg.action_mask_info, observed, taken.space)
             if name is not None:
                 seen = spaces.with_mask_of_infos(seen, _info_shapes(self._pool)[name])
             seen, taken = spaces.with_flat_mask(seen, taken)
@@ -184,7 +182,7 @@ class _Pool:
             (lambda obs, info: convert(obs)) if name is None else lambda obs, info: convert((obs, info[name]))
         )
         limit = int(self._pool.spec.config.max_episode_steps)
-        self.spec = EnvSpec(seen.space, taken.space, num_envs, None if limit == _UNLIMITED else limit)
+        self.spec = EnvSpec(seen.space, taken.space, cfg.num_envs, None if limit == _UNLIMITED else limit)
 
     def _mask(self, id: str, name: str | None, observed: Any, action: Space) -> str | None:
         """The entry of the infos that is the mask."""
@@ -207,8 +205,8 @@ class _Pool:
 class EnvPoolEnv(_Pool):
     """Host environments that wait for each other, and the same inside a program."""
 
-    def __init__(self, id: str, *, num_envs: int, seed: int, options: dict[str, Any], mask_info: str | None = None):
-        super().__init__(id, num_envs, seed, options, mask_info=mask_info)
+    def __init__(self, cfg: EnvConfig, *, seed: int):
+        super().__init__(cfg, seed=seed)
         self._in_program = False
 
     def reset(self) -> PyTree:
@@ -272,20 +270,12 @@ class AsyncEnvPoolEnv(_Pool):
     EnvPool waits for exactly `batch_size` of them, and for ever if fewer are under way: such a `recv` is refused.
     """
 
-    def __init__(
-        self,
-        id: str,
-        *,
-        num_envs: int,
-        seed: int,
-        options: dict[str, Any],
-        batch_size: int,
-        mask_info: str | None = None,
-    ):
-        super().__init__(id, num_envs, seed, options, batch_size, mask_info)
-        self.batch_size = self.least = batch_size
-        self._under_way = np.zeros(num_envs, bool)
-        self._stale = np.zeros(num_envs, bool)  # what is under way was sent before the latest reset
+    def __init__(self, cfg: EnvConfig, *, seed: int):
+        assert cfg.batch_size is not None
+        super().__init__(cfg, seed=seed, batch_size=cfg.batch_size)
+        self.batch_size = self.least = cfg.batch_size
+        self._under_way = np.zeros(cfg.num_envs, bool)
+        self._stale = np.zeros(cfg.num_envs, bool)  # what is under way was sent before the latest reset
 
     def reset(self) -> None:
         """Begins new episodes in all of them; those whose step is under way when it is done, and that is lost."""

@@ -11,10 +11,11 @@ from jrl import registry
 from jrl.envs import context as contexts
 from jrl.envs import masks
 from jrl.envs import spec as spaces
-from jrl.envs.context import EnvContext, Maker
-from jrl.envs.step_faults import FIRST_STEPS, line, mend_of_import, own
+from jrl.envs.context import ENDS_RUN, EnvContext, Maker, OnFailure
+from jrl.envs.step_faults import line, mend_of_import, own
 from jrl.envs.vector import Infos, Vector
 from jrl.envs.workers import Workers
+from jrl.fields.env import EnvConfig
 from jrl.types import Array, EnvSpec, InputError, PyTree, Space, StepResult
 
 
@@ -79,24 +80,17 @@ def _registered(id: str) -> bool:
     return registry.registered(id) is not None
 
 
-def _maker(id: str, context: EnvContext, horizon: int | None, soft_horizon: bool) -> Maker:
-    """What makes the environments, here or in a process that has registered nothing of this one's.
-
-    Raises:
-      InputError: see `check`.
-    """
+def _maker(cfg: EnvConfig, context: EnvContext) -> Maker:
+    """What makes the environments, here or in a process that has registered nothing of this one's."""
     import gymnasium
 
-    errors = check(id, context)
-    if errors:
-        raise InputError(*errors)
-    limits: dict[str, Any] = {"horizon": horizon, "soft_horizon": soft_horizon}
-    found = load_class(id)
+    found, by_context = load_class(cfg.id), False
     if found is not None:
-        return contexts.maker(found, context, creator=_registered(id), **limits)
-    name = id if id in gymnasium.registry else id.partition(":")[2]
-    found = functools.partial(gymnasium.make, gymnasium.registry.get(name, id))
-    return Maker(found, context, by_context=False, **limits)
+        by_context = contexts.takes_context(found, creator=_registered(cfg.id), options=context)
+    else:
+        name = cfg.id if cfg.id in gymnasium.registry else cfg.id.partition(":")[2]
+        found = functools.partial(gymnasium.make, gymnasium.registry.get(name, cfg.id))
+    return Maker(found, context, by_context=by_context, horizon=cfg.horizon, soft_horizon=cfg.soft_horizon)
 
 
 def _in_workers(make: Maker, **settings: Any) -> Workers:
@@ -121,31 +115,49 @@ def _inside(fn: Callable[[Any], Any], depth: int) -> Callable[[Any], Any]:
 
 
 class _Adapter:
-    """A vector between our spaces and Gymnasium's. `spec` is the environment's own, before any action transform."""
+    """A vector between our spaces and Gymnasium's. `spec` is the environment's own, before any action transform.
+
+    Args:
+      cfg: what is right by `jrl.envs.check`.
+      seed: environment i gets seed + i at the first reset.
+      context: of environment 0, options included; None: they know of their options only.
+      on_failure: see there. One that fails eleven times in a row ends the run.
+    Raises:
+      InputError: a space that cannot be handled, an environment that cannot be made; by `reset` and `step`, one that
+        does not keep to Gymnasium's interface in its first steps.
+      EnvironmentFailed: by `reset` and `step`, an environment failed; the exception that it raised in this process,
+        SystemExit included, is the cause.
+    """
 
     def __init__(
         self,
-        vector: Vector | Workers,
-        num_envs: int,
-        restart_failed: bool,
-        horizon: int | None,
-        soft_horizon: bool,
-        mask_info: str | None,
+        cfg: EnvConfig,
+        *,
+        seed: int,
+        context: EnvContext | None = None,
+        on_failure: OnFailure = ENDS_RUN,
     ):
-        self._vector: Any = vector
-        self._depth, self._goes_on = int(horizon is not None), soft_horizon  # depth: of what is around an environment
-        self._restart_failed, self._was_reset = restart_failed, False
+        make = _maker(cfg, context or EnvContext(cfg.options, num_envs=cfg.num_envs, seed=seed))
+        how: dict[str, Any] = {"id": cfg.id, "options": cfg.options, "num_envs": cfg.num_envs, "seed": seed}
+        how |= {"restart_failed": on_failure.restart, "check_steps": on_failure.check_steps}
+        if cfg.remote_worker_envs:
+            vector: Any = _in_workers(make, step_timeout_s=on_failure.step_timeout_s, **how)
+        else:
+            vector = Vector(make, **how)
+        self._vector = vector
+        self._depth = int(cfg.horizon is not None)  # of what is around an environment
+        self._goes_on, self._restart_failed, self._was_reset = cfg.soft_horizon, on_failure.restart, False
         try:
             seen, taken = spaces.observations(vector.observation_space), spaces.actions(vector.action_space)
-            if self._mask(taken.space, mask_info):
+            if self._mask(taken.space, cfg.action_mask_info):
                 seen = spaces.observations(vector.observation_space)
             seen, taken = spaces.with_flat_mask(seen, taken)
         except BaseException:
             vector.close()
             raise
         self._observe, self._taken = seen.convert, taken.convert
-        limit = min((n for n in (vector.max_episode_steps, horizon) if n is not None), default=None)
-        self.spec = EnvSpec(seen.space, taken.space, num_envs, limit)
+        limit = min((n for n in (vector.max_episode_steps, cfg.horizon) if n is not None), default=None)
+        self.spec = EnvSpec(seen.space, taken.space, cfg.num_envs, limit)
 
     def _mask(self, action: Space, name: str | None) -> bool:
         """Whether the infos have a mask, which the environments then show."""
@@ -206,50 +218,7 @@ class _Adapter:
 
 
 class GymnasiumEnv(_Adapter):
-    """Host environments that wait for each other.
-
-    Args:
-      id, options: what Gymnasium, or the class that the id names, makes an environment of.
-      num_envs, seed: B environments; i gets seed + i at the first reset.
-      context: of environment 0, options included; None: they know of `options` only.
-      horizon, soft_horizon: see `jrl.envs.limits`.
-      mask_info: entry of the infos that joins the observation as `action_mask`; None: `action_mask`, where the infos
-        of the first reset have one that fits the action space.
-      remote: each in a process of its own.
-      restart_failed: an environment that raises, or whose process ends or exceeds the time limit, is closed and made
-        anew with another seed; `StepResult.failed` tells. One that fails eleven times in a row ends the run. Without
-        it, the first failure does.
-      step_timeout_s: the time limit of a step or reset, for worker processes, in seconds.
-      check_steps: how many of the first steps of each are looked at: see `jrl.envs.step_faults`.
-    Raises:
-      InputError: no such environment, an option or a space that cannot be handled, an environment that cannot be made;
-        by `reset` and `step`, one that does not keep to Gymnasium's interface in its first steps.
-      EnvironmentFailed: by `reset` and `step`, an environment failed; the exception that it raised in this process,
-        SystemExit included, is the cause.
-    """
-
-    def __init__(
-        self,
-        id: str,
-        *,
-        num_envs: int,
-        seed: int,
-        options: dict[str, Any],
-        remote: bool = False,
-        restart_failed: bool = False,
-        step_timeout_s: float | None = None,
-        context: EnvContext | None = None,
-        horizon: int | None = None,
-        soft_horizon: bool = False,
-        mask_info: str | None = None,
-        check_steps: int = FIRST_STEPS,
-    ):
-        make = _maker(id, context or EnvContext(options, num_envs=num_envs, seed=seed), horizon, soft_horizon)
-        common: dict[str, Any] = {"id": id, "options": options, "num_envs": num_envs, "seed": seed}
-        common |= {"restart_failed": restart_failed, "check_steps": check_steps}
-        vector: Vector | Workers
-        vector = _in_workers(make, step_timeout_s=step_timeout_s, **common) if remote else Vector(make, **common)
-        super().__init__(vector, num_envs, restart_failed, horizon, soft_horizon, mask_info)
+    """Host environments that wait for each other."""
 
     def reset(self) -> PyTree:
         """[B, *] observations of new episodes; the first reset seeds the environments."""
@@ -267,30 +236,15 @@ class AsyncGymnasiumEnv(_Adapter):
     """Host environments in worker processes that do not wait for each other; a `jrl.types.AsyncEnv`.
 
     `recv` waits for one, then `batch_wait_ms` milliseconds for others. One that is made anew holds up no other: its
-    first observation comes when it is ready. Arguments otherwise as `GymnasiumEnv`.
+    first observation comes when it is ready.
     """
 
     least = 1
 
-    def __init__(
-        self,
-        id: str,
-        *,
-        num_envs: int,
-        seed: int,
-        options: dict[str, Any],
-        batch_wait_ms: float,
-        context: EnvContext | None = None,
-        horizon: int | None = None,
-        soft_horizon: bool = False,
-        mask_info: str | None = None,
-        **limits: Any,
-    ):
-        make = _maker(id, context or EnvContext(options, num_envs=num_envs, seed=seed), horizon, soft_horizon)
-        workers = _in_workers(make, id=id, options=options, num_envs=num_envs, seed=seed, **limits)
-        restart_failed = limits.get("restart_failed", False)
-        super().__init__(workers, num_envs, restart_failed, horizon, soft_horizon, mask_info)
-        self._workers, self.batch_size, self._more_s = workers, num_envs, batch_wait_ms / 1000
+    def __init__(self, cfg: EnvConfig, **how: Any):
+        super().__init__(cfg, **how)
+        assert cfg.batch_wait_ms is not None
+        self._workers, self.batch_size, self._more_s = self._vector, cfg.num_envs, cfg.batch_wait_ms / 1000
 
     def reset(self) -> None:
         """Begins new episodes in all, when the steps under way are done; their results are lost."""

@@ -45,13 +45,6 @@ class History(NamedTuple):
     see: Callable[[PyTree, PyTree, PyTree, Array, Array], tuple[PyTree, PyTree]]
 
 
-def check(frame_stack: Any) -> list[str]:
-    """What is wrong with these settings, whatever the environment."""
-    if isinstance(frame_stack, bool) or not isinstance(frame_stack, int) or frame_stack < 1:
-        return [f"env.frame_stack: expected a positive integer, got {frame_stack!r}"]
-    return []
-
-
 def history(
     spec: EnvSpec, *, frame_stack: int = 1, prev_action: bool = False, prev_reward: bool = False
 ) -> History | None:
@@ -70,9 +63,6 @@ def history(
     Raises:
       InputError: no Box to stack, or a part of the observation that has such a name already.
     """
-    errors = check(frame_stack)
-    if errors:
-        raise InputError(*errors)
     if frame_stack == 1 and not (prev_action or prev_reward):
         return None
     stacks = [None] * len(spaces.leaves(spec.observation)) if frame_stack == 1 else _stacks(spec, frame_stack)

@@ -25,7 +25,7 @@ and a limit of the environment's own, reset it as ever, also on the step that re
 The words are RLlib's; its default, `no_done_at_end: False`, is our false.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -35,21 +35,6 @@ from flax import struct
 from jrl.types import Array, GraphEnv, Key, PyTree, StepResult
 
 _PAUSED, _FRESH = -1, -2  # SoftState.steps of an environment whose next row is the one after an end
-
-
-def errors(horizon: int | None, soft_horizon: bool, id: str, backend: str, others: tuple[str, ...]) -> Iterator[str]:
-    """What is wrong with these settings for an `id` stepped by `backend`, which `others` have, too."""
-    if horizon is not None and (isinstance(horizon, bool) or not isinstance(horizon, int) or horizon < 1):
-        yield f"env.horizon: expected a positive integer, got {horizon!r}"
-    if soft_horizon and horizon is None:
-        yield "env.soft_horizon: there is no horizon at which an episode could go on: set env.horizon, or leave it out"
-    if soft_horizon and backend == "envpool":
-        able = [name for name in others if name != "envpool"]
-        mend = f"use env.backend {' or '.join(able)}" if able else "leave it out"
-        yield (
-            "env.soft_horizon: EnvPool steps and resets all environments of a pool, none can be held back, and "
-            f"{id} is stepped by the envpool backend: {mend}"
-        )
 
 
 def flags(no_done_at_end: bool | None) -> Callable[[Array, Array], tuple[Array, Array]] | None:

@@ -1,5 +1,6 @@
 """Ids, backends and seeds: `make` is how everything else comes by an environment."""
 
+import dataclasses
 import difflib
 import math
 import os
@@ -11,9 +12,11 @@ import numpy as np
 from jrl import registry
 from jrl.envs import classic, history, limits, nested, parametric, step_faults, suites, toys
 from jrl.envs import context as contexts
-from jrl.envs.context import EnvContext, makes_graph
+from jrl.envs.context import ENDS_RUN, TRAINING, EnvContext, OnFailure, Place, makes_graph
 from jrl.envs.graph import Definition, build, time_limit
 from jrl.envs.wrappers import wrap
+from jrl.fields import schema
+from jrl.fields.env import EnvConfig
 from jrl.host.room import check_observations
 from jrl.spaces import leaves
 from jrl.types import AsyncEnv, Env, EnvSpec, GraphEnv, InputError
@@ -34,6 +37,7 @@ GRAPH: dict[str, Callable[..., Definition]] = {
     "Nested-v0": nested.nested,
 }
 ROLES = ("train", "eval")
+_KEYS = tuple(f.name for f in dataclasses.fields(EnvConfig))
 _BLOCKS = 8_192  # per role, of 65,536 seeds each: int32 holds those of four roles
 
 
@@ -94,94 +98,79 @@ def resolve(id: str, backend: str = "auto") -> str:
     raise InputError(f"env.id {id}: no backend has it: {mend}")
 
 
-def check(
-    id: str,
-    backend: str = "auto",
-    options: dict[str, Any] | None = None,
-    *,
-    num_envs: int | None = None,
-    batch_size: int | None = None,
-    remote_worker_envs: bool = False,
-    batch_wait_ms: float | None = None,
-    restart_failed: bool = False,
-    step_timeout_s: float | None = None,
-    horizon: int | None = None,
-    soft_horizon: bool = False,
-    action_mask_info: str | None = None,
-    frame_stack: int = 1,
-) -> list[str]:
-    """What is wrong with these, without making an environment; each message names the mend. Arguments as `make`."""
+def check(env: EnvConfig | str, *, on_failure: OnFailure = ENDS_RUN, **settings: Any) -> list[str]:
+    """Says what is wrong with these, without making an environment, each with its mend. Arguments as `make`."""
     try:
-        found = resolve(id, backend)
+        cfg = section(env, **settings)
+        found = resolve(cfg.id, cfg.backend)
     except InputError as e:
         return list(e.errors)
-    errors = [
-        *_size_errors(id, found, num_envs, batch_size),
-        *_worker_errors(id, found, remote_worker_envs, batch_wait_ms, restart_failed, step_timeout_s),
-        *limits.errors(horizon, soft_horizon, id, found, backends_of(id) if soft_horizon else ()),
-        *_mask_errors(id, found, action_mask_info),
-        *history.check(frame_stack),
-    ]
+    errors = [*(message for _, message in cfg.faults()), *_backend_errors(cfg, found, on_failure)]
     try:
         if found == "envpool":
             from jrl.envs import envpool_env
 
-            errors += envpool_env.check(id, options or {})
+            errors += envpool_env.check(cfg.id, cfg.options)
         elif found == "gymnasium":
             from jrl.envs import gym_env
 
-            errors += gym_env.check(id, options or {})
-        elif _is_suites(id):
-            errors += suites.check(id)
+            errors += gym_env.check(cfg.id, cfg.options)
+        elif _is_suites(cfg.id):
+            errors += suites.check(cfg.id)
         else:
-            _definition(id, options or {})
+            _definition(cfg.id, cfg.options)
     except InputError as e:
         errors += e.errors
     return errors
 
 
-def _size_errors(id: str, found: str, num_envs: int | None, batch_size: int | None) -> Iterator[str]:
-    if batch_size is None:
-        return
-    if found != "envpool":
-        yield f"env.batch_size: only EnvPool takes it, and {id} is stepped by the {found} backend: leave it out"
-    elif batch_size < 1:
-        yield f"env.batch_size: expected at least 1, got {batch_size}"
-    elif num_envs is not None and batch_size > num_envs:
-        yield f"env.batch_size {batch_size}: a vector has {num_envs} environments only: use at most so many"
+def section(env: EnvConfig | str, **settings: Any) -> EnvConfig:
+    """The `env` section of a config, from an id and its other keys; None of them is its default.
+
+    Raises:
+      InputError: a key that there is not, a value of another type or out of range: as for a config file.
+    """
+    if isinstance(env, EnvConfig) and not settings:
+        return env
+    data = {key: getattr(env, key) for key in _KEYS} if isinstance(env, EnvConfig) else {"id": env}
+    data |= {key: value for key, value in settings.items() if value is not None}
+    problems: list[schema.Problem] = []
+    cfg = schema.build(EnvConfig, data, problems, prefix="env.", known=[f"env.{key}" for key in _KEYS])
+    if problems:
+        raise InputError(*(p.message for p in problems))
+    return cfg
 
 
-def _mask_errors(id: str, found: str, action_mask_info: str | None) -> Iterator[str]:
-    if action_mask_info == "":
-        yield "env.action_mask_info: expected the name of an entry of the infos, or null, got ''"
-    elif action_mask_info is not None and found == "graph":
-        yield (
-            f"env.action_mask_info {action_mask_info}: environments in JAX have no infos, and {id} is stepped by the "
-            "graph backend: let its observation be a Dict with an action_mask, or leave it out"
-        )
-
-
-def _worker_errors(
-    id: str, found: str, remote: bool, batch_wait_ms: float | None, restart_failed: bool, step_timeout_s: float | None
-) -> Iterator[str]:
-    stepped = f"{id} is stepped by the {found} backend: "
-    other = "use env.backend gymnasium, or leave it out" if _has(id, "gymnasium") else "leave it out"
-    if remote and found != "gymnasium":
+def _backend_errors(cfg: EnvConfig, found: str, on_failure: OnFailure) -> Iterator[str]:
+    """The settings that the backend that steps the environments does not have."""
+    stepped = f"{cfg.id} is stepped by the {found} backend: "
+    other = "use env.backend gymnasium, or leave it out" if _has(cfg.id, "gymnasium") else "leave it out"
+    if cfg.batch_size is not None and found != "envpool":
+        yield f"env.batch_size: only EnvPool takes it, and {stepped}leave it out"
+    elif cfg.batch_size is not None and cfg.batch_size > cfg.num_envs:
+        yield (f"env.batch_size {cfg.batch_size}: a vector has {cfg.num_envs} environments only: use at most so many")
+    if cfg.remote_worker_envs and found != "gymnasium":
         yield f"env.remote_worker_envs: only Gymnasium's environments run in processes, and {stepped}{other}"
-    elif remote and not hasattr(os, "fork"):
+    elif cfg.remote_worker_envs and not hasattr(os, "fork"):
         yield "env.remote_worker_envs: worker processes need an operating system that can fork: leave it out"
-    if batch_wait_ms is not None and not remote:
-        yield "env.batch_wait_ms: only worker processes are waited for: set env.remote_worker_envs, or leave it out"
-    elif batch_wait_ms is not None and not 0 <= batch_wait_ms < float("inf"):
-        yield f"env.batch_wait_ms: expected 0 or more, got {batch_wait_ms}"
-    name = "env_runners.restart_failed_sub_environments"
-    if restart_failed and found != "gymnasium":
+    if on_failure.restart and found != "gymnasium":
+        name = "env_runners.restart_failed_sub_environments"
         yield f"{name}: only Gymnasium's environments are made anew, and {stepped}{other}"
-    name = "env_runners.env_step_timeout_s"
-    if step_timeout_s is not None and not remote:
+    if on_failure.step_timeout_s is not None and not cfg.remote_worker_envs:
+        name = "env_runners.env_step_timeout_s"
         yield f"{name}: only a worker process can be ended: set env.remote_worker_envs, or leave it out"
-    elif step_timeout_s is not None and not step_timeout_s > 0:
-        yield f"{name}: expected more than 0, got {step_timeout_s}"
+    if cfg.soft_horizon and found == "envpool":
+        able = [name for name in backends_of(cfg.id) if name != "envpool"]
+        mend = f"use env.backend {' or '.join(able)}" if able else "leave it out"
+        yield (
+            "env.soft_horizon: EnvPool steps and resets all environments of a pool, none can be held back, and "
+            f"{stepped}{mend}"
+        )
+    if cfg.action_mask_info and found == "graph":
+        yield (
+            f"env.action_mask_info {cfg.action_mask_info}: environments in JAX have no infos, and {stepped}"
+            "let its observation be a Dict with an action_mask, or leave it out"
+        )
 
 
 def _is_suites(id: str) -> bool:
@@ -215,18 +204,20 @@ def _definition(id: str, options: dict[str, Any]) -> Definition:
     return made if limit is None else made._replace(max_episode_steps=time_limit(limit))
 
 
-def _graph(id: str, num_envs: int, options: dict[str, Any], horizon: int | None, soft_horizon: bool) -> GraphEnv:
+def _graph(cfg: EnvConfig) -> GraphEnv:
     def made(**limit: int) -> GraphEnv:
-        given = {**options, **limit}
-        return suites.make(id, num_envs, given) if _is_suites(id) else build(_definition(id, given), num_envs)
+        given = {**cfg.options, **limit}
+        if _is_suites(cfg.id):
+            return suites.make(cfg.id, cfg.num_envs, given)
+        return build(_definition(cfg.id, given), cfg.num_envs)
 
     env = made()
-    if horizon is None:
+    if cfg.horizon is None:
         return env
-    if soft_horizon:
-        return limits.soften(env, horizon)
+    if cfg.soft_horizon:
+        return limits.soften(env, cfg.horizon)
     own = env.spec.max_episode_steps
-    return env if own is not None and own <= horizon else made(max_episode_steps=horizon)
+    return env if own is not None and own <= cfg.horizon else made(max_episode_steps=cfg.horizon)
 
 
 def _check_sizes(id: str, spec: EnvSpec) -> None:
@@ -278,132 +269,83 @@ def is_atari(id: str) -> bool:
 
 
 def make(
-    id: str,
+    env: EnvConfig | str,
     *,
-    backend: str = "auto",
-    num_envs: int,
     seed: int = 0,
-    role: str = "train",
-    index: int = 0,
-    options: dict[str, Any] | None = None,
-    normalize_actions: bool = True,
-    clip_actions: bool = True,
+    place: Place = TRAINING,
     host: bool = False,
-    offset: int = 0,
-    batch_size: int | None = None,
-    remote_worker_envs: bool = False,
-    batch_wait_ms: float | None = None,
-    restart_failed: bool = False,
-    step_timeout_s: float | None = None,
-    horizon: int | None = None,
-    soft_horizon: bool = False,
-    no_done_at_end: bool | None = None,
-    action_mask_info: str | None = None,
-    frame_stack: int = 1,
+    on_failure: OnFailure = ENDS_RUN,
     use_prev_action: bool = False,
     use_prev_reward: bool = False,
-    worker_index: int = 0,
-    num_workers: int = 0,
-    check_steps: int = step_faults.FIRST_STEPS,
+    **settings: Any,
 ) -> GraphEnv | Env | AsyncEnv:
-    """B environments under one contract (see `jrl.types.StepResult`).
+    """Makes B environments under one contract (see `jrl.types.StepResult`).
+
+    >>> env = make("CartPole-v1", backend="graph", num_envs=4)
+    >>> env.spec.action
+    Discrete(n=2, dtype='int32')
 
     Args:
-      id: `CartPole-v1`, `package.module:Class`, `gymnax:NAME`, `brax:NAME`, or a name that was registered (see
-        `jrl.registry`). A function that returns a `jrl.envs.graph.Definition` gives graph environments.
-      backend: auto, envpool, gymnasium or graph.
-      num_envs: B.
-      seed, role (one of ROLES), index: pools that differ in role or index have no environment in common. Graph
-        environments take their randomness from the keys they are given instead.
-      options: passed to the environment; graph ones take `max_episode_steps`, too.
-      normalize_actions, clip_actions: see `wrappers.action_transform`.
-      host: an EnvPool environment from Python rather than inside a program.
-      offset: environments of the same seed, role and index that other vectors have before this one: split so, they
-        stay what they are in one vector.
-      batch_size: EnvPool only: fewer than num_envs come at a time, those that are ready first.
-      remote_worker_envs: Gymnasium only: each environment in a process of its own.
-      batch_wait_ms: of worker processes: those that are ready come so many milliseconds after the first; None: all
-        wait for each other.
-      restart_failed: Gymnasium only: an environment that fails is made anew (`StepResult.failed`).
-      step_timeout_s: of worker processes: a step or reset that takes longer has failed; seconds.
-      action_mask_info: EnvPool and Gymnasium: the entry of the infos that says which actions can be taken. It joins the
-        observation as `action_mask` bool [K] (see `jrl.spaces`): {"obs": what it was, "action_mask": mask}, or one more
-        item of a Dict. None: `action_mask`, where the infos of a first reset have one that fits the action space.
-      frame_stack, use_prev_action, use_prev_reward: what observations tell of earlier steps; see `jrl.envs.history`.
-      horizon, soft_horizon, no_done_at_end: where episodes end and what that means; see `jrl.envs.limits`.
-      worker_index, num_workers: which env runner of how many this is; for `jrl.envs.context.EnvContext`.
-      check_steps: Gymnasium only: how many of the first steps of each are looked at: see `jrl.envs.step_faults`.
+      env: the `env` section of a config, or its `id`: `CartPole-v1`, `package.module:Class`, `gymnax:NAME`,
+        `brax:NAME`, or a name that was registered (see `jrl.registry`). A function that returns a
+        `jrl.envs.graph.Definition` gives graph environments.
+      seed: with `place`, of which environments these are. Graph environments take their randomness from the keys that
+        they are given instead.
+      host: an EnvPool environment is stepped from Python rather than inside a program.
+      use_prev_action, use_prev_reward: what observations tell of earlier steps; see `jrl.envs.history`.
+      settings: other keys of the section, such as num_envs=16, backend="gymnasium", options={"start": 2}; they
+        stand over those of `env`.
     Returns:
       An AsyncEnv with `batch_wait_ms`, or a `batch_size` below `num_envs`; else a GraphEnv where the environment can be
       stepped inside a program, and an Env where it cannot. Gymnasium's have two members more, `foreach_env(fn)` and
       `num_restarts`.
     Raises:
-      InputError: unknown id, backend or option, no environments, a space that is not supported, or a setting that does
-        not go with the backend or another setting.
+      InputError: unknown id, backend, key or option, a value out of its range, a space that is not supported, or a
+        setting that does not go with the backend or another setting.
     """
-    if num_envs < 1:
-        raise InputError(f"env.num_envs: expected at least 1, got {num_envs}")
-    errors = check(
-        id,
-        backend,
-        options,
-        num_envs=num_envs,
-        batch_size=batch_size,
-        remote_worker_envs=remote_worker_envs,
-        batch_wait_ms=batch_wait_ms,
-        restart_failed=restart_failed,
-        step_timeout_s=step_timeout_s,
-        horizon=horizon,
-        soft_horizon=soft_horizon,
-        action_mask_info=action_mask_info,
-        frame_stack=frame_stack,
-    )
-    if errors:
+    cfg = section(env, **settings)
+    if errors := check(cfg, on_failure=on_failure):
         raise InputError(*errors)
-    found, options = resolve(id, backend), dict(options or {})
-    first = seed_range(seed, role, index) + offset
-    pool: dict[str, Any] = {"num_envs": num_envs, "seed": first, "options": options}
-    env: Any
+    made = _stepped(cfg, seed, place, host=host, on_failure=on_failure)
+    try:
+        _check_sizes(cfg.id, made.spec)
+        made = wrap(
+            made,
+            normalize=cfg.normalize_actions,
+            clip=cfg.clip_actions,
+            no_done_at_end=cfg.no_done_at_end,
+        )
+        return history.remember(
+            made, frame_stack=cfg.frame_stack, prev_action=use_prev_action, prev_reward=use_prev_reward
+        )
+    except InputError:
+        made.close()
+        raise
+
+
+def _stepped(cfg: EnvConfig, seed: int, place: Place, *, host: bool, on_failure: OnFailure) -> Any:
+    """The environments as their library steps them, with its own spaces."""
+    first, found = seed_range(seed, place.role, place.index) + place.offset, resolve(cfg.id, cfg.backend)
     if found == "graph":
-        env = _graph(id, num_envs, options, horizon, soft_horizon)
-    elif found == "envpool":
+        return _graph(cfg)
+    if found == "envpool":
         from jrl.envs import envpool_env
 
-        pool["mask_info"] = action_mask_info
-        pool["options"] = envpool_env.limited(id, options, horizon)
-        if batch_size is not None and batch_size < num_envs:
-            env = envpool_env.AsyncEnvPoolEnv(id, batch_size=batch_size, **pool)
-        else:
-            from_host = envpool_env.EnvPoolEnv(id, **pool)
-            env = from_host if host else from_host.to_graph() or from_host
-    else:
-        from jrl.envs import gym_env
+        if cfg.batch_size is not None and cfg.batch_size < cfg.num_envs:
+            return envpool_env.AsyncEnvPoolEnv(cfg, seed=first)
+        from_host = envpool_env.EnvPoolEnv(cfg, seed=first)
+        return from_host if host else from_host.to_graph() or from_host
+    from jrl.envs import gym_env
 
-        pool |= {"restart_failed": restart_failed, "step_timeout_s": step_timeout_s}
-        pool |= {"horizon": horizon, "soft_horizon": soft_horizon, "mask_info": action_mask_info}
-        pool["check_steps"] = check_steps
-        pool["context"] = EnvContext(
-            options,
-            worker_index=worker_index,
-            num_workers=num_workers,
-            vector_index=offset,
-            num_envs=num_envs,
-            remote=remote_worker_envs,
-            in_evaluation=role == "eval",
-            seed=first,
-        )
-        if batch_wait_ms is not None:
-            env = gym_env.AsyncGymnasiumEnv(id, batch_wait_ms=batch_wait_ms, **pool)
-        else:
-            env = gym_env.GymnasiumEnv(id, remote=remote_worker_envs, **pool)
-    try:
-        _check_sizes(id, env.spec)
-    except InputError:
-        env.close()
-        raise
-    env = wrap(env, normalize=normalize_actions, clip=clip_actions, no_done_at_end=no_done_at_end)
-    try:
-        return history.remember(env, frame_stack=frame_stack, prev_action=use_prev_action, prev_reward=use_prev_reward)
-    except InputError:
-        env.close()
-        raise
+    context = EnvContext(
+        cfg.options,
+        worker_index=place.worker_index,
+        num_workers=place.num_workers,
+        vector_index=place.offset,
+        num_envs=cfg.num_envs,
+        remote=cfg.remote_worker_envs,
+        in_evaluation=place.role == "eval",
+        seed=first,
+    )
+    kind = gym_env.GymnasiumEnv if cfg.batch_wait_ms is None else gym_env.AsyncGymnasiumEnv
+    return kind(cfg, seed=first, context=context, on_failure=on_failure)

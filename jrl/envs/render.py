@@ -14,10 +14,12 @@ import jax
 import numpy as np
 
 from jrl import spaces
+from jrl.envs.context import Place
 from jrl.envs.envpool_env import EnvPoolEnv, family
 from jrl.envs.gym_env import GymnasiumEnv
-from jrl.envs.make import backends_of, resolve, seed_range
+from jrl.envs.make import backends_of, check, resolve, section, seed_range
 from jrl.envs.make import make as make_env
+from jrl.fields.env import EnvConfig
 from jrl.types import Array, Box, Dict, Env, EnvSpec, GraphEnv, InputError, Leaf, PyTree, Space, StepResult, Tuple
 
 # they draw without OpenGL; MuJoCo's renderer ends the process where OpenGL is missing, so others are tried in a child
@@ -38,63 +40,56 @@ class Drawn(Env, Protocol):
         ...
 
 
-def make(
-    id: str,
-    spec: EnvSpec,
-    *,
-    backend: str = "auto",
-    seed: int = 0,
-    options: dict[str, Any] | None = None,
-    around: Callable[[Any], Any] = lambda env: env,
-) -> Drawn:
+def make(env: EnvConfig, spec: EnvSpec, *, seed: int = 0, around: Callable[[Any], Any] = lambda env: env) -> Drawn:
     """An environment that a policy can be watched in, the first of these that can be made and drawn:
 
     the backend of the run; EnvPool or Gymnasium, where one has the same id; the backend of the run with its
     observations as pictures, if they are images (the newest of a stack).
 
     Args:
-      id, backend, seed, options: as `envs.make`; the seeds are those of the role eval. Another backend than the run's
-        takes none of the options but `max_episode_steps`.
+      env: of a run, of which a single environment is made that takes actions as they are. Another backend than the
+        run's takes none of the options but `max_episode_steps`.
+      seed: as of `envs.make`, in the role eval.
       around: what the run has between environment and policy, such as `history.remember` with its frame stack.
       spec: of the policy; the environment's observations and actions must be the same.
     Raises:
       InputError: nothing can draw it, with what each of them said.
     """
-    own, options = resolve(id, backend), dict(options or {})
+    own, id, options = resolve(env.id, env.backend), env.id, env.options
     first = seed_range(seed, "eval")
+    plain: dict[str, Any] = {"num_envs": 1, "normalize_actions": False, "clip_actions": False}
+    plain["action_mask_info"] = env.action_mask_info
     errors = []
     for name in sorted(backends_of(id), key=lambda b: b != own):
         if name not in _RENDERERS:
             continue
         kept = options if name == own else {k: v for k, v in options.items() if k == "max_episode_steps"}
         try:
-            env = _started(lambda *how, name=name: around(_RENDERERS[name](*how)), id, first, kept, spec)
+            one = section(id, backend=name, options={**kept, **_OPTIONS[name]}, **plain)
+            drawn = _started(lambda *how, name=name: around(_RENDERERS[name](*how)), one, first, spec)
         except _CannotDraw as e:
             errors.append(f"{name}: {e}")
             continue
         if kept.keys() != options.keys():
-            env.how += f" (without the options {', '.join(k for k in options if k not in kept)})"
-        return env
+            drawn.how += f" (without the options {', '.join(k for k in options if k not in kept)})"
+        return drawn
     draw = picture(spec.observation)
     if draw is not None:
-        plain: Any = make_env(
-            id, backend=own, num_envs=1, seed=seed, role="eval", options=options, host=True, **_OWN_ACTIONS
-        )
-        return _Observed(around(plain), draw, first)
+        shown: Any = make_env(id, backend=own, options=options, **plain, seed=seed, place=Place("eval"), host=True)
+        return _Observed(around(shown), draw, first)
     raise InputError(f"env {id} cannot be drawn: {'; '.join(errors) or 'neither EnvPool nor Gymnasium has it'}")
-
-
-_OWN_ACTIONS: dict[str, Any] = {"normalize_actions": False, "clip_actions": False}
 
 
 class _CannotDraw(Exception):
     """Why, and the mend, if the library says one."""
 
 
-def _started(renderer: Callable[..., Any], id: str, seed: int, options: dict[str, Any], spec: EnvSpec) -> Drawn:
+def _started(renderer: Callable[..., Any], cfg: EnvConfig, seed: int, spec: EnvSpec) -> Drawn:
     """One that has drawn its first picture. Raises _CannotDraw."""
+    if errors := check(cfg):
+        raise _CannotDraw("; ".join(errors))
     try:
-        env = renderer(id, seed, options)
+        env = renderer(cfg, seed)
     except InputError as e:
         raise _CannotDraw("; ".join(e.errors)) from e
     try:
@@ -136,21 +131,21 @@ def _last_line(text: str) -> str:
 class _EnvPool(EnvPoolEnv):
     how = "EnvPool"
 
-    def __init__(self, id: str, seed: int, options: dict[str, Any]):
-        super().__init__(id, num_envs=1, seed=seed, options=options)
+    def __init__(self, cfg: EnvConfig, seed: int):
+        super().__init__(cfg, seed=seed)
         self._pool._render_mode = "rgb_array"  # all that `envpool.make(render_mode=...)` does with it
-        self.fps = 60.0 / self._pool.config.get("frame_skip", 4) if _is_atari(id) else _native_fps(id)
+        self.fps = 60.0 / self._pool.config.get("frame_skip", 4) if _is_atari(cfg.id) else _native_fps(cfg.id)
 
     def render(self) -> np.ndarray:
         return self._pool.render()[0]
 
 
-def _envpool(id: str, seed: int, options: dict[str, Any]) -> _EnvPool:
-    if not family(id).startswith(_SOFTWARE):
-        reason = _probe(id, options)
+def _envpool(cfg: EnvConfig, seed: int) -> _EnvPool:
+    if not family(cfg.id).startswith(_SOFTWARE):
+        reason = _probe(cfg.id, cfg.options)
         if reason:
             raise InputError(f"its renderer fails here: {reason}")
-    return _EnvPool(id, seed, options)
+    return _EnvPool(cfg, seed)
 
 
 def _probe(id: str, options: dict[str, Any]) -> str:
@@ -168,7 +163,7 @@ def _probe(id: str, options: dict[str, Any]) -> str:
 
 def probe(id: str, options: dict[str, Any]) -> None:
     """Draws one picture by EnvPool. May end the process: call it in a child."""
-    env = _EnvPool(id, 0, options)
+    env = _EnvPool(EnvConfig(id, "envpool", 1, options), 0)
     env.reset()
     env.render()
 
@@ -194,11 +189,11 @@ def _native_fps(id: str) -> float:
 class _Gymnasium(GymnasiumEnv):
     how = "Gymnasium"
 
-    def __init__(self, id: str, seed: int, options: dict[str, Any]):
+    def __init__(self, cfg: EnvConfig, seed: int):
         if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
             os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo would look for a screen
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame would look for a loudspeaker
-        super().__init__(id, num_envs=1, seed=seed, options={**options, "render_mode": "rgb_array"})
+        super().__init__(cfg, seed=seed)
         self.fps = float(self._vector.metadata.get("render_fps") or _FPS)
 
     def render(self) -> np.ndarray:
@@ -207,6 +202,7 @@ class _Gymnasium(GymnasiumEnv):
 
 
 _RENDERERS: dict[str, Callable[..., Any]] = {"envpool": _envpool, "gymnasium": _Gymnasium}
+_OPTIONS: dict[str, dict[str, Any]] = {"envpool": {}, "gymnasium": {"render_mode": "rgb_array"}}
 
 
 # ---------------------------------------------------------------- observations as pictures

@@ -267,9 +267,10 @@ def _with_options(cfg: RunConfig, task: Any) -> RunConfig:
     if not isinstance(task, Mapping):
         raise InputError(f"a task of {cfg.env.id}, which EnvPool steps, is a mapping of its options, not {task!r}")
     options = {**cfg.env.options, **task}
-    if errors := envs.check(cfg.env.id, cfg.env.backend, options):
+    env = dataclasses.replace(cfg.env, options=options)
+    if errors := envs.check(env):
         raise InputError(*errors)
-    return dataclasses.replace(cfg, env=dataclasses.replace(cfg.env, options=options))
+    return dataclasses.replace(cfg, env=env)
 
 
 def enable_compile_cache() -> None:

@@ -1,5 +1,6 @@
 """From a RunConfig to who acts in its environments: the environments, the algorithm, the sources of rollouts."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,7 +9,7 @@ from typing import Any
 import jax
 
 from jrl import algos, callbacks, envs, registry
-from jrl.envs.context import EnvContext
+from jrl.envs.context import EnvContext, OnFailure, Place
 from jrl.errors import InputError
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
@@ -21,45 +22,33 @@ from jrl.settings.config import RunConfig, algo_name, to_dict
 from jrl.types import Algo, AsyncEnv, Env, EnvSpec, GraphEnv, Key, PyTree, Rollout
 
 
+def on_failure(cfg: RunConfig) -> OnFailure:
+    """What becomes of an environment that fails."""
+    runners = cfg.env_runners
+    return OnFailure(runners.restart_failed_sub_environments, runners.env_step_timeout_s)
+
+
 def environment(
     cfg: RunConfig, *, num_envs: int, role: str = "train", index: int = 0, offset: int = 0, worker_index: int = 0
 ) -> GraphEnv | Env | AsyncEnv:
-    """`num_envs` environments as `cfg.env` and `cfg.rollout.collector` describe them.
+    """Makes `num_envs` environments as `cfg.env` and `cfg.rollout.collector` describe them.
 
     Args:
       cfg: the run.
       num_envs: of this vector.
-      role, index: see `envs.make`; those of an evaluation wait for each other.
-      offset: of its first environment among those of the run.
-      worker_index: 0 in the process that learns; environment runners count from 1.
+      role, index, offset, worker_index: see `envs.Place`; those of an evaluation wait for each other.
     Raises:
       InputError: the id is unknown, or the collector does not fit the backend.
     """
-    training = role == "train"
+    section = dataclasses.replace(cfg.env, num_envs=num_envs)
+    if role != "train":
+        section = dataclasses.replace(section, batch_size=None, batch_wait_ms=None)
     env = envs.make(
-        cfg.env.id,
-        backend=cfg.env.backend,
-        num_envs=num_envs,
+        section,
         seed=cfg.run.seed,
-        role=role,
-        index=index,
-        offset=offset,
-        options=cfg.env.options,
-        normalize_actions=cfg.env.normalize_actions,
-        clip_actions=cfg.env.clip_actions,
+        place=Place(role, index, offset, worker_index, cfg.env_runners.num),
         host=cfg.rollout.collector == "host",
-        batch_size=cfg.env.batch_size if training else None,
-        remote_worker_envs=cfg.env.remote_worker_envs,
-        batch_wait_ms=cfg.env.batch_wait_ms if training else None,
-        restart_failed=cfg.env_runners.restart_failed_sub_environments,
-        step_timeout_s=cfg.env_runners.env_step_timeout_s,
-        horizon=cfg.env.horizon,
-        soft_horizon=cfg.env.soft_horizon,
-        no_done_at_end=cfg.env.no_done_at_end,
-        worker_index=worker_index,
-        num_workers=cfg.env_runners.num,
-        action_mask_info=cfg.env.action_mask_info,
-        frame_stack=cfg.env.frame_stack,
+        on_failure=on_failure(cfg),
         use_prev_action=cfg.network.use_prev_action,
         use_prev_reward=cfg.network.use_prev_reward,
     )
@@ -73,6 +62,13 @@ def environment(
             f"rollout.collector host: {cfg.env.id} is a graph environment: use auto, or another env.backend"
         )
     return env
+
+
+def check_environments(cfg: RunConfig, vectors: int) -> None:
+    """Raises InputError with what is wrong with the environments of a run in so many vectors, without making one."""
+    section = dataclasses.replace(cfg.env, num_envs=cfg.env.num_envs // vectors)
+    if errors := envs.check(section, on_failure=on_failure(cfg)):
+        raise InputError(*errors)
 
 
 def algorithm(
@@ -119,7 +115,9 @@ def make_vectors(cfg: RunConfig, pools: int, count: int) -> list[GraphEnv | Env 
       count: differs from call to call: environments with other seeds.
     """
     if cfg.env_runners.num:
-        return [environment(cfg, num_envs=1)]
+        check_environments(cfg, pools)
+        alone = dataclasses.replace(cfg.env, batch_size=None)
+        return [environment(dataclasses.replace(cfg, env=alone), num_envs=1)]
     size, vectors = cfg.env.num_envs // pools, []
     try:
         for i in range(pools):

@@ -20,7 +20,8 @@ import numpy as np
 
 from jrl import callbacks, registry
 from jrl.host import runtime
-from jrl.metrics import results
+from jrl.errors import InputError
+from jrl.metrics import loggers, results
 from jrl.metrics.timers import Timers
 from jrl.run import build, checkpoint, evaluation, hooks, loop, resume, video
 from jrl.run.by_hand import ByHand
@@ -71,6 +72,8 @@ class Session:
         training_step: Callable[[Step], Any] | None = None,
         directory: Path | None = None,
     ):
+        if errors := loggers.check(cfg.run.log):
+            raise InputError(*errors)
         self.config, self.timers = cfg, timers or Timers()
         _log_at(cfg.run.log_level)
         self._face = face or self

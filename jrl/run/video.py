@@ -135,10 +135,9 @@ def environment(policy: "Policy", *, seed: int) -> "Drawn":
     """
     from jrl.envs import render
 
-    env = policy.config.env
     # the policy itself remembers the frames of a stack, the previous action and reward
     own = policy.spec._replace(observation=policy.observation_space)
-    return render.make(env.id, own, backend=env.backend, seed=seed, options=env.options)
+    return render.make(policy.config.env, own, seed=seed)
 
 
 def frames(

@@ -259,14 +259,7 @@ def _metric_faults(cfg: Any) -> Iterator[Fault]:
 
 def _episode_faults(cfg: Any) -> Iterator[Fault]:
     env, rollout = cfg.env, cfg.rollout
-    if isinstance(env.clip_rewards, tuple) and not env.clip_rewards[0] < env.clip_rewards[1]:
-        key = "env.clip_rewards"
-        yield (key,), f"{key}: expected [low, high] with low < high, got {list(env.clip_rewards)}"
-    if env.soft_horizon and env.horizon is None:
-        yield (
-            ("env.soft_horizon", "env.horizon"),
-            "env.soft_horizon: without env.horizon there is none: set it, e.g. env.horizon=100, or leave this out",
-        )
+    yield from env.faults()
     if rollout.batch_mode == "complete_episodes" and (env.batch_size is not None or env.batch_wait_ms is not None):
         yield (
             ("rollout.batch_mode", "env.batch_size", "env.batch_wait_ms"),

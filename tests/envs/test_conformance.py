@@ -219,7 +219,7 @@ def test_envpool_in_a_scanned_program_equals_the_host():
 
 
 def test_a_pool_belongs_to_one_side():
-    pool = EnvPoolEnv("CartPole-v1", num_envs=2, seed=0, options={})
+    pool = EnvPoolEnv(envs.section("CartPole-v1", backend="envpool", num_envs=2), seed=0)
     assert pool.to_graph() is not None
     with pytest.raises(RuntimeError, match="belongs to a program"):
         pool.step(np.zeros(2, np.int32))
@@ -233,13 +233,16 @@ def test_pools_of_other_roles_and_indices_share_no_environment(kind):
     """And the trap that this avoids: EnvPool's seed s + 1 has all but one of the environments of seed s."""
     first = lambda **where: make_first("CartPole-v1", kind, num_envs=64, **where)
     pools = [
-        first(seed=seed, role=role, index=index) for seed in (0, 1) for role in ("train", "eval") for index in (0, 1)
+        first(seed=seed, place=envs.Place(role, index))
+        for seed in (0, 1)
+        for role in ("train", "eval")
+        for index in (0, 1)
     ]
     rows = {row.tobytes() for pool in pools for row in pool}
     assert len(rows) == 64 * len(pools)
     np.testing.assert_array_equal(pools[0], first(seed=0))  # train, 0
     if kind == "host":
-        raw = [EnvPoolEnv("CartPole-v1", num_envs=4, seed=s, options={}) for s in (7, 8)]
+        raw = [EnvPoolEnv(envs.section("CartPole-v1", backend="envpool", num_envs=4), seed=s) for s in (7, 8)]
         a, b = (pool.reset() for pool in raw)
         np.testing.assert_array_equal(a[1:], b[:3])
         for pool in raw:
@@ -248,8 +251,9 @@ def test_pools_of_other_roles_and_indices_share_no_environment(kind):
 
 @pytest.mark.parametrize("kind", ["host", "program", "gymnasium"])
 def test_a_vector_that_is_split_keeps_its_environments(kind):
-    whole = make_first("CartPole-v1", kind, num_envs=5, seed=3, index=2)
-    parts = [make_first("CartPole-v1", kind, num_envs=n, seed=3, index=2, offset=o) for n, o in ((2, 0), (3, 2))]
+    whole = make_first("CartPole-v1", kind, num_envs=5, seed=3, place=envs.Place(index=2))
+    places = {2: envs.Place(index=2), 3: envs.Place(index=2, offset=2)}
+    parts = [make_first("CartPole-v1", kind, num_envs=n, seed=3, place=place) for n, place in places.items()]
     np.testing.assert_array_equal(whole, np.concatenate(parts))
 
 
@@ -274,10 +278,10 @@ def test_seed_ranges_are_disjoint():
 def test_tiny_tasks_get_one_thread():
     """Measured: 144k steps/s with one thread against 91k with two, CartPole x 8. Others get one per core."""
     for id, threads in (("CartPole-v1", 1), ("Catch-v0", 1), ("HalfCheetah-v4", min(4, envpool_env.os.cpu_count()))):
-        pool = EnvPoolEnv(id, num_envs=4, seed=0, options={})
+        pool = EnvPoolEnv(envs.section(id, backend="envpool", num_envs=4), seed=0)
         assert pool._pool.spec.config.num_threads == threads, id
         pool.close()
-    pool = EnvPoolEnv("CartPole-v1", num_envs=4, seed=0, options={"num_threads": 2})
+    pool = EnvPoolEnv(envs.section("CartPole-v1", num_envs=4, options={"num_threads": 2}), seed=0)
     assert pool._pool.spec.config.num_threads == 2
     pool.close()
 

@@ -39,8 +39,8 @@ def test_a_creator_is_called_with_the_place_of_each_environment(remote):
         return env
 
     registry.register("my-level", creator)
-    place = {"offset": 2, "index": 5, "worker_index": 2, "num_workers": 3}
-    env = envs.make("my-level", num_envs=2, options={"task": 4}, remote_worker_envs=remote, **place)
+    place = envs.Place(index=5, offset=2, worker_index=2, num_workers=3)
+    env = envs.make("my-level", num_envs=2, options={"task": 4}, remote_worker_envs=remote, place=place)
     first = envs.seed_range(0, "train", 5) + 2
     found = env.foreach_env(describe)
     obs = env.reset()
@@ -52,7 +52,7 @@ def test_a_creator_is_called_with_the_place_of_each_environment(remote):
 
 
 def test_of_an_evaluation_and_as_foreach_env_hands_it_out():
-    env = envs.make("counter_env:Taskless", num_envs=1, role="eval", options={"size": 5}, horizon=3)
+    env = envs.make("counter_env:Taskless", num_envs=1, place=envs.Place("eval"), options={"size": 5}, horizon=3)
     (found,) = env.foreach_env(context.of)
     env.close()
     assert found.in_evaluation and found == {"size": 5} and context.of(object()) is None
@@ -118,7 +118,7 @@ def test_functions_that_give_a_definition():
         ("as-it-is", "auto"),
         ("CartPole-v1", "auto"),
     ):
-        assert envs.resolve(id, backend) == "graph" and envs.check(id, backend) == []
+        assert envs.resolve(id, backend) == "graph" and envs.check(id, backend=backend) == []
         assert isinstance(envs.make(id, backend=backend, num_envs=2), GraphEnv)
     env = envs.make(f"{HERE}:unannotated", backend="graph", num_envs=2, options={"length": 4, "max_episode_steps": 9})
     assert env.spec.max_episode_steps == 9

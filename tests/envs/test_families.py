@@ -50,7 +50,7 @@ def test_a_family_steps_alike_on_the_host_and_in_a_program(id):
 
 def test_float64_actions_arrive_as_they_were_sent():
     """HalfCheetah takes float64; its control cost tells what it got: half the actions, a quarter of the cost."""
-    env = EnvPoolEnv("HalfCheetah-v4", num_envs=2, seed=0, options={})
+    env = EnvPoolEnv(envs.section("HalfCheetah-v4", backend="envpool", num_envs=2), seed=0)
     env.reset()
     costs = []
     for scale in (0.25, 0.5):
@@ -59,7 +59,7 @@ def test_float64_actions_arrive_as_they_were_sent():
     np.testing.assert_allclose(costs[1], np.float64(4) * costs[0])
     env.close()
     zero, quarter = np.zeros((1, 2, 6), np.float32), np.full((1, 2, 6), 0.25, np.float32)
-    raw = EnvPoolEnv("HalfCheetah-v4", num_envs=2, seed=envs.seed_range(0), options={})
+    raw = EnvPoolEnv(envs.section("HalfCheetah-v4", backend="envpool", num_envs=2), seed=envs.seed_range(0))
     raw.reset()
     expected = raw._pool.step(np.full((2, 6), 0.25))[0]
     raw.close()
@@ -120,7 +120,7 @@ DICTS = {
 def test_a_dict_is_what_the_pool_gives_on_the_host_and_in_a_program(id):
     observation, action = DICTS[id]
     actions = random_actions(action, 12, 2)
-    raw = EnvPoolEnv(id, num_envs=2, seed=envs.seed_range(0), options={})
+    raw = EnvPoolEnv(envs.section(id, backend="envpool", num_envs=2), seed=envs.seed_range(0))
     assert (raw.spec.observation, raw.spec.action) == (observation, action)
     typed = lambda obs: spaces.map_leaves(lambda leaf, x: np.asarray(x).astype(leaf.dtype), observation, obs)
     first = typed(raw._pool.reset()[0])
@@ -149,7 +149,7 @@ def test_integers_in_a_box_are_choices(id):
     actions = random_actions(action, 6, 2)
     host, program = run(id, "host", actions), run(id, "program", actions)
     assert_same(list(host)[:5], list(program)[:5])
-    raw = EnvPoolEnv(id, num_envs=2, seed=envs.seed_range(0), options={})
+    raw = EnvPoolEnv(envs.section(id, backend="envpool", num_envs=2), seed=envs.seed_range(0))
     first, taken = raw._pool.reset()[0], raw._pool.action_space
     if size is not None:
         np.testing.assert_array_equal(host.first["action_mask"], first["action_mask"].reshape(2, size))
@@ -165,7 +165,7 @@ def test_a_mask_in_the_infos_joins_the_observation():
     """Of Play2048: the board as bits, and the moves that change it. Both interfaces have it in its own row."""
     id, how = "Play2048-v1", {"action_mask_info": "legal_action_mask"}
     actions = random_actions(Discrete(4), 40, 3)
-    raw = EnvPoolEnv(id, num_envs=3, seed=envs.seed_range(0), options={})
+    raw = EnvPoolEnv(envs.section(id, backend="envpool", num_envs=3), seed=envs.seed_range(0))
     assert raw.spec.observation == MultiBinary((4, 4, 31))  # no entry `action_mask`: nothing by itself
     first, told = raw._pool.reset()
     pooled = [raw._pool.step(a) for a in actions]

@@ -29,10 +29,10 @@ def counter() -> Definition:
 
 
 KINDS = {
-    "graph": {"id": "test_limits:counter", "backend": "graph"},
-    "gymnasium": {"id": "counter_env:Counter"},
-    "workers": {"id": "counter_env:Counter", "remote_worker_envs": True},
-    "ready_workers": {"id": "counter_env:Counter", "remote_worker_envs": True, "batch_wait_ms": 0.0},
+    "graph": {"env": "test_limits:counter", "backend": "graph"},
+    "gymnasium": {"env": "counter_env:Counter"},
+    "workers": {"env": "counter_env:Counter", "remote_worker_envs": True},
+    "ready_workers": {"env": "counter_env:Counter", "remote_worker_envs": True, "batch_wait_ms": 0.0},
 }
 
 
@@ -186,9 +186,9 @@ def test_a_limit_of_its_own_resets_under_a_soft_horizon():
 @pytest.mark.parametrize(
     ("id", "settings", "expected"),
     [
-        ("Pendulum-v1", {"horizon": 0}, ["env.horizon", "positive integer", "0"]),
-        ("Pendulum-v1", {"horizon": True}, ["env.horizon", "positive integer", "True"]),
-        ("Catch-v0", {"backend": "graph", "soft_horizon": True}, ["env.soft_horizon", "set env.horizon"]),
+        ("Pendulum-v1", {"horizon": 0}, ["env.horizon", "whole number of at least 1 or null", "0"]),
+        ("Pendulum-v1", {"horizon": True}, ["env.horizon", "whole number", "True"]),
+        ("Catch-v0", {"backend": "graph", "soft_horizon": True}, ["env.soft_horizon", "env.horizon=100"]),
         (
             "Pendulum-v1",
             {"horizon": 9, "soft_horizon": True},

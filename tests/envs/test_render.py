@@ -41,14 +41,14 @@ def spec_of(id, backend):
     return env.spec
 
 
-def error(*args, **kwargs):
+def error(id, spec, *, options=None, **kwargs):
     with pytest.raises(InputError) as caught:
-        render.make(*args, **kwargs).close()
+        render.make(envs.section(id, options=options), spec, **kwargs).close()
     return str(caught.value)
 
 
 def test_gymnasium_draws():
-    env = render.make("painted:Painted", ONE, options={"shade": 9})
+    env = render.make(envs.section("painted:Painted", options={"shade": 9}), ONE)
     assert env.how == "Gymnasium"
     assert env.fps == 25
     assert env.reset().tolist() == [[0]]
@@ -64,7 +64,7 @@ def test_gymnasium_draws():
 @pytest.mark.parametrize("backend", ["envpool", "graph"])
 def test_envpool_draws_its_own_and_the_graph_environments(backend):
     spec = spec_of("Pendulum-v1", backend)
-    env = render.make("Pendulum-v1", spec, backend=backend, seed=3)
+    env = render.make(envs.section("Pendulum-v1", backend=backend), spec, seed=3)
     assert env.how == "EnvPool"
     assert env.fps == 30  # as Gymnasium's
     assert env.spec.action == spec.env_action  # the environment's own units
@@ -83,7 +83,7 @@ def test_seeds():
     spec = spec_of("CartPole-v1", "envpool")
 
     def first(seed):
-        env = render.make("CartPole-v1", spec, seed=seed)
+        env = render.make(envs.section("CartPole-v1"), spec, seed=seed)
         obs = env.reset().copy()
         env.close()
         return obs
@@ -95,9 +95,9 @@ def test_seeds():
 def test_options_that_another_backend_does_not_take_are_named():
     options = {"max_episode_steps": 2, "delay": 1}
     spec = spec_of("CartPole-v1", "envpool")
-    own = render.make("CartPole-v1", spec, backend="envpool", options={"max_episode_steps": 2})
+    own = render.make(envs.section("CartPole-v1", backend="envpool", options={"max_episode_steps": 2}), spec)
     assert own.how == "EnvPool"
-    other = render.make("CartPole-v1", spec, backend="graph", options=options)
+    other = render.make(envs.section("CartPole-v1", backend="graph", options=options), spec)
     assert other.how == "EnvPool (without the options delay)"
     for env in (own, other):
         env.reset()
@@ -107,7 +107,7 @@ def test_options_that_another_backend_does_not_take_are_named():
 
 
 def test_an_image_that_nobody_draws_is_shown_as_it_is():
-    env = render.make("test_render:Screen", EnvSpec(Box((8, 8, 3), "uint8", 0.0, 255.0), Discrete(2), 1))
+    env = render.make(envs.section("test_render:Screen"), EnvSpec(Box((8, 8, 3), "uint8", 0.0, 255.0), Discrete(2), 1))
     assert env.how == "its own observations"
     env.reset()
     assert (env.render() == 7).all()
@@ -117,7 +117,7 @@ def test_an_image_that_nobody_draws_is_shown_as_it_is():
 def test_a_graph_environment_shown_by_its_observations():
     spec = spec_of("Catch-v0", "graph")
     assert isinstance(envs.make("Catch-v0", backend="graph", num_envs=1), GraphEnv)
-    env = render.make("Catch-v0", spec, backend="graph")  # EnvPool has it, and does not draw it
+    env = render.make(envs.section("Catch-v0", backend="graph"), spec)  # EnvPool has it, and does not draw it
     assert env.how == "its own observations"
     obs = np.asarray(env.reset())[0]
     frame = env.render()
@@ -154,7 +154,7 @@ def test_observations_of_several_parts():
     """Spaces are compared part by part; what the run has around its environments stands around this one, too."""
     seen = Dict((("obs", Box((3, 1), "float32", 0.0, 10.0)), ("prev_action", Discrete(2))))
     around = functools.partial(remember, frame_stack=3, prev_action=True)
-    env = render.make("painted:Painted", ONE._replace(observation=seen), around=around)
+    env = render.make(envs.section("painted:Painted"), ONE._replace(observation=seen), around=around)
     assert env.how == "Gymnasium" and env.fps == 25
     env.reset()
     env.step(np.ones(1, np.int32))
@@ -169,7 +169,7 @@ def test_the_first_image_of_several_parts_is_shown():
     spec = spec_of("Catch-v0", "graph")
     seen = Dict((("obs", spec.observation), ("prev_reward", Box(()))))
     around = functools.partial(remember, prev_reward=True)
-    env = render.make("Catch-v0", spec._replace(observation=seen), backend="graph", around=around)
+    env = render.make(envs.section("Catch-v0", backend="graph"), spec._replace(observation=seen), around=around)
     obs = env.reset()
     np.testing.assert_array_equal(env.render()[13::26, 13::26, 0], 255 * np.asarray(obs["obs"])[0])
     env.close()

@@ -11,6 +11,8 @@ from jrl.envs import spec as convert
 from jrl.errors import EnvironmentFailed
 from jrl.types import Box, Dict, Discrete, EnvSpec, InputError, MultiBinary, MultiDiscrete, Tuple
 
+RESTART = envs.OnFailure(restart=True)
+
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium", "ignore:.*fork.*")
 GYM = [kind for kind, settings in KINDS.items() if settings["backend"] == "gymnasium"]
 box, discrete, multi = gymnasium.spaces.Box, gymnasium.spaces.Discrete, gymnasium.spaces.MultiDiscrete
@@ -222,7 +224,13 @@ def test_masks_with_a_horizon(soft, remote):
 @pytest.mark.parametrize("remote", [False, True])
 def test_one_that_is_made_anew_still_shows_its_mask(remote):
     options = {"raises_at": 2}
-    env = envs.make("space_envs:Legal", num_envs=1, options=options, restart_failed=True, remote_worker_envs=remote)
+    env = envs.make(
+        "space_envs:Legal",
+        num_envs=1,
+        options=options,
+        on_failure=RESTART,
+        remote_worker_envs=remote,
+    )
     env.reset()
     rows = [env.step(np.zeros(1, np.int32)) for _ in range(3)]
     env.close()
@@ -256,7 +264,7 @@ def test_a_mask_that_is_not_there(options, name, message, remote):
 
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_step_without_the_mask_is_an_error_that_no_restart_mends(remote):
-    settings = {"options": {"forgets_at": 2}, "restart_failed": True, "remote_worker_envs": remote}
+    settings = {"options": {"forgets_at": 2}, "on_failure": RESTART, "remote_worker_envs": remote}
     env = envs.make("space_envs:Legal", num_envs=1, **settings)
     env.reset()
     env.step(np.zeros(1, np.int32))
@@ -281,7 +289,7 @@ def test_without_masks_nothing_changes():
     with pytest.raises(InputError, match="have an action_mask already"):
         envs.make("space_envs:Observed", num_envs=1, action_mask_info="mask")
     for name, message in (("mask", "environments in JAX have no infos"), ("", "expected the name of an entry")):
-        (error,) = envs.check("CartPole-v1", "graph", action_mask_info=name)
+        (error,) = envs.check("CartPole-v1", backend="graph", action_mask_info=name)
         assert message in error
 
 

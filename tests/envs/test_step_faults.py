@@ -12,6 +12,8 @@ from jrl.envs.checker import check_env
 from jrl.errors import EnvironmentFailed, InputError
 from jrl.host import faults, room
 
+RESTART = envs.OnFailure(restart=True)
+
 ID = "faulty_envs:Breaching"
 HERE_AND_THERE = pytest.mark.parametrize("remote", [False, True], ids=["here", "worker"])
 BREACHES = {
@@ -49,7 +51,7 @@ def test_a_breach_has_the_words_of_check_env(remote):
         if remote and what not in ("four", "Discrete", "no info"):
             continue  # a process each
         with pytest.raises(InputError) as e:
-            stepped(made(what=what, remote=remote, restart_failed=what == "four"))
+            stepped(made(what=what, remote=remote, on_failure=envs.OnFailure(restart=what == "four")))
         assert str(e.value).startswith(f"env.id {ID}: environment 0: {words}")
         if not remote:
             (line,) = check_env(ID, options={"what": what}, num_envs=1, steps=5).problems
@@ -76,7 +78,7 @@ def test_a_breach_in_later_steps_is_a_failure_in_the_same_words(remote):
             continue  # no step, and too dear to look at
         with pytest.raises(EnvironmentFailed, match="^ValueError: " + re.escape(words.replace("step 3", "a step"))):
             stepped(made(what=what, remote=remote, options=late))
-    env = made(what="four", remote=remote, options=late, restart_failed=True)
+    env = made(what="four", remote=remote, options=late, on_failure=RESTART)
     stepped(env)
     assert env.num_restarts == 1
 
@@ -111,7 +113,7 @@ def test_only_the_first_steps_are_looked_at(monkeypatch):
     assert looked[0] == "the first reset" and looked[-1] == f"step {step_faults.FIRST_STEPS}"
     assert len(looked) == 1 + step_faults.FIRST_STEPS + 1  # with the reset after the first episode
     looked.clear()
-    stepped(made(what="bounds", check_steps=0))
+    stepped(made(what="bounds", on_failure=envs.OnFailure(check_steps=0)))
     assert looked == []
 
 
@@ -128,7 +130,7 @@ def test_an_environment_has_no_say_in_when_the_run_ends(what, remote):
             stepped(made(what=what, remote=remote, options={"at": at}))
     with pytest.raises(InputError, match=rf"^env.id {ID}: it cannot be made with .*faulty_envs.py:\d+: {what}"):
         made(what=what, remote=remote, options={"at": "constructor"})
-    env = made(what=what, remote=remote, options={"at": 5}, num_envs=2, restart_failed=True)
+    env = made(what=what, remote=remote, options={"at": 5}, num_envs=2, on_failure=RESTART)
     stepped(env)
     assert env.num_restarts > 2
 

@@ -152,7 +152,9 @@ def harder(result, env, context):
 )
 def test_of_each_environment(settings):
     """Each has a task of its own; worker processes import neither jrl nor jax to change it."""
-    env = envs.make(LEVEL, num_envs=3, offset=4 if not settings else 0, options={"task": 2}, **settings)
+    env = envs.make(
+        LEVEL, num_envs=3, place=envs.Place(offset=4 if not settings else 0), options={"task": 2}, **settings
+    )
     task.check(env)
     source = sources.make(env, right, key=jax.random.key(0), length=3)
     try:

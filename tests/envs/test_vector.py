@@ -13,6 +13,8 @@ from jrl import envs, errors
 from jrl.errors import EnvironmentFailed
 from jrl.types import Discrete
 
+RESTART = envs.OnFailure(restart=True)
+
 CRASHING = "faulty_envs:Crashing"
 
 
@@ -118,7 +120,7 @@ def test_a_failed_row_begins_an_episode():
     """Reward 0, no end, a start; then CartPole goes on from there. The others do not notice."""
     steps, num_envs = 400, 4
     plan = actions(steps, num_envs)
-    env = envs.make(CRASHING, num_envs=num_envs, options={"p_step": 0.03}, restart_failed=True)
+    env = envs.make(CRASHING, num_envs=num_envs, options={"p_step": 0.03}, on_failure=RESTART)
     stepper = Stepper(env)
     obs, rows = [stepper.reset()], []
     for action in plan:
@@ -144,7 +146,7 @@ def test_a_failed_row_begins_an_episode():
 def test_a_reset_that_fails_after_an_end_loses_nothing():
     """That row was to begin an episode anyway: it is no failed one, but it counts as a restart."""
     Fragile.failures = 0
-    env = envs.make("test_vector:Fragile", num_envs=1, restart_failed=True)
+    env = envs.make("test_vector:Fragile", num_envs=1, on_failure=RESTART)
     env.reset()
     rows = [env.step(np.zeros(1, np.int32)) for _ in range(6)]
     env.close()
@@ -154,14 +156,14 @@ def test_a_reset_that_fails_after_an_end_loses_nothing():
 
 
 def test_the_first_reset_may_fail():
-    env = envs.make(CRASHING, num_envs=16, options={"p_reset": 0.4}, restart_failed=True)
+    env = envs.make(CRASHING, num_envs=16, options={"p_reset": 0.4}, on_failure=RESTART)
     assert (np.abs(env.reset()) <= 0.05).all()
     assert 2 <= env.num_restarts <= 16
     env.close()
 
 
 def test_an_environment_that_cannot_be_made_anew_ends_the_run(caplog):
-    env = envs.make(CRASHING, num_envs=2, options={"p_reset": 1.0}, restart_failed=True)
+    env = envs.make(CRASHING, num_envs=2, options={"p_reset": 1.0}, on_failure=RESTART)
     with pytest.raises(RuntimeError, match=r"environment 0 of 2, faulty_envs:Crashing, failed 11 times in a row") as e:
         env.reset()
     assert isinstance(e.value.__cause__, ZeroDivisionError) and env.num_restarts == 0
@@ -170,7 +172,7 @@ def test_an_environment_that_cannot_be_made_anew_ends_the_run(caplog):
 
 
 def test_failures_are_reported_less_and_less_often(caplog):
-    env = envs.make(CRASHING, num_envs=4, options={"p_step": 0.1}, restart_failed=True)
+    env = envs.make(CRASHING, num_envs=4, options={"p_step": 0.1}, on_failure=RESTART)
     env.reset()
     for action in actions(100, 4):
         env.step(action)
@@ -183,7 +185,7 @@ def test_failures_are_reported_less_and_less_often(caplog):
 def test_seeds_are_never_used_twice():
     def seeds():
         Recorded.seeds.clear()
-        env = envs.make("test_vector:Recorded", num_envs=4, options={"p_step": 0.1}, restart_failed=True, seed=3)
+        env = envs.make("test_vector:Recorded", num_envs=4, options={"p_step": 0.1}, on_failure=RESTART, seed=3)
         env.reset()
         for action in actions(200, 4):
             env.step(action)

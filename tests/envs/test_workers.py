@@ -15,6 +15,8 @@ from env_helpers import Stepper, random_actions, run
 from jrl import envs
 from jrl.types import Discrete, InputError
 
+RESTART = envs.OnFailure(restart=True)
+
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 CRASHING, STALLING = "faulty_envs:Crashing", "faulty_envs:Stalling"
 
@@ -69,8 +71,8 @@ def test_equal_to_environments_in_this_process(id, kind):
 def test_failures_make_the_same_rows_as_in_this_process(how):
     """The seed decides when it fails, and the restarts decide the next seed: in a new process or in the same."""
     plan, options = actions(60, 3), {"p_step": 0.03, "p_reset": 0.1}
-    here = run(CRASHING, "gymnasium", plan, options=options, restart_failed=True)
-    there = run(CRASHING, "workers", plan, options={**options, "how": how}, restart_failed=True)
+    here = run(CRASHING, "gymnasium", plan, options=options, on_failure=RESTART)
+    there = run(CRASHING, "workers", plan, options={**options, "how": how}, on_failure=RESTART)
     assert here.failed.sum() > 3
     for a, b in zip(here, there):
         np.testing.assert_array_equal(a, b)
@@ -98,7 +100,7 @@ def test_a_worker_that_ends_says_how():
 
 
 def test_one_that_cannot_be_made_anew_ends_the_run():
-    env = make(CRASHING, 2, {"p_reset": 1.0, "how": "exit"}, restart_failed=True)
+    env = make(CRASHING, 2, {"p_reset": 1.0, "how": "exit"}, on_failure=RESTART)
     with pytest.raises(RuntimeError, match=r"environment \d of 2, .* failed 11 times in a row.*exit code 3"):
         env.reset()
     env.close()
@@ -107,7 +109,7 @@ def test_one_that_cannot_be_made_anew_ends_the_run():
 def test_kill_9_costs_an_episode_and_nothing_else():
     plan = actions(40, 3)
     calm = run("CartPole-v1", "workers", plan)
-    env = make("CartPole-v1", 3, restart_failed=True)
+    env = make("CartPole-v1", 3, on_failure=RESTART)
     before = pids(env)
     env.reset()
     rows = [env.step(action) for action in plan[:5]]
@@ -133,7 +135,7 @@ def test_kill_9_without_restart_is_a_clear_error():
 
 
 def test_one_that_stalls_is_made_anew_in_time():
-    env = make(STALLING, 2, {"at": 3, "seconds": 60}, restart_failed=True, step_timeout_s=1.0)
+    env = make(STALLING, 2, {"at": 3, "seconds": 60}, on_failure=envs.OnFailure(True, 1.0))
     env.reset()
     before = pids(env)
     rows = [env.step(zeros(2)) for _ in range(2)]
@@ -144,7 +146,7 @@ def test_one_that_stalls_is_made_anew_in_time():
 
 
 def test_one_that_stalls_without_restart_is_a_clear_error():
-    env = make(STALLING, 1, {"at": 1, "seconds": 60}, step_timeout_s=0.2)
+    env = make(STALLING, 1, {"at": 1, "seconds": 60}, on_failure=envs.OnFailure(step_timeout_s=0.2))
     env.reset()
     with pytest.raises(
         RuntimeError, match=r"environment 0 of 1, .*Stalling, failed: no answer in time .* 0.2.*SIGKILL"
@@ -287,7 +289,7 @@ def test_batch_wait_ends_when_all_have_come():
 
 def test_one_that_is_made_anew_holds_up_no_other():
     """That takes a second; the other steps on meanwhile. Then the row comes that begins an episode."""
-    env = make(CRASHING, 2, {"make_s": 1.0}, batch_wait_ms=0.0, restart_failed=True)
+    env = make(CRASHING, 2, {"make_s": 1.0}, batch_wait_ms=0.0, on_failure=RESTART)
     Stepper(env).reset()
     assign(env, "_p", [{"step": 1.0, "reset": 0.0}, {"step": 0.0, "reset": 0.0}])
     env.send(zeros(2), [0, 1])

@@ -1,0 +1,58 @@
+"""EnvConfig, the `env` section of a config, which `jrl.envs.make` takes. Imports no jax: configs are read before it."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from annotated_types import Interval
+
+from jrl.fields.bounds import MOST_STEPS, Count, Few, Name, Positive, bounded
+
+
+@dataclasses.dataclass(frozen=True)
+@bounded
+class EnvConfig:
+    """The vector of environments."""
+
+    id: Name  # as its library names it: CartPole-v1, Pong-v5, HalfCheetah-v4
+    backend: Literal["auto", "envpool", "gymnasium", "graph"] = "auto"  # who steps it; auto: the first that has the id
+    num_envs: Annotated[int, Interval(ge=1, le=MOST_STEPS)] = 8  # environments in all, over all devices
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)  # passed to the environment as they are
+    normalize_actions: bool = True  # the policy's actions lie in [-1, 1] and are mapped to the bounds
+    clip_actions: bool = True  # clip actions to the bounds
+    # null or false: as they are; true: the sign; a number c: to [-c, c]; [low, high]. Reported returns stay unclipped
+    clip_rewards: bool | Positive | tuple[float, float] | None = None
+    reward_scale: float = 1.0  # factor of the rewards that the learner sees, after clip_rewards
+    frame_stack: Few = 1  # observations are the latest so many, from the first of an episode on
+    # entry of the infos that says which actions can be taken; it joins the observation as action_mask. null: the entry
+    # action_mask, where the environments have it
+    action_mask_info: Name | None = None
+    # EnvPool, from the host: environments per step; fewer than a pool has: act on those that are ready first
+    batch_size: Count | None = None
+    remote_worker_envs: bool = False  # Gymnasium: each environment in a process of its own
+    # of worker processes: act once one is ready and so many milliseconds have passed for more; null: wait for all
+    batch_wait_ms: Annotated[float, Interval(ge=0, le=1e9)] | None = None
+    horizon: Count | None = None  # steps after which an episode is ended; null: the environment's own limit
+    soft_horizon: bool = False  # there the episode ends for learner and statistics only: the environment goes on
+    # null: true ends are ends, at time limits and the horizon the learner bootstraps; false: every end is one;
+    # true: none is, the learner always bootstraps
+    no_done_at_end: bool | None = None
+
+    def faults(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Settings that do not go together, whatever the environment: the keys that were read, and the message."""
+        if isinstance(self.clip_rewards, tuple) and not self.clip_rewards[0] < self.clip_rewards[1]:
+            key = "env.clip_rewards"
+            yield (key,), f"{key}: expected [low, high] with low < high, got {list(self.clip_rewards)}"
+        if self.action_mask_info == "":
+            key = "env.action_mask_info"
+            yield (key,), f"{key}: expected the name of an entry of the infos, or null, got ''"
+        if self.soft_horizon and self.horizon is None:
+            yield (
+                ("env.soft_horizon", "env.horizon"),
+                "env.soft_horizon: without env.horizon there is none: set it, e.g. env.horizon=100, or leave this out",
+            )
+        if self.batch_wait_ms is not None and not self.remote_worker_envs:
+            yield (
+                ("env.batch_wait_ms", "env.remote_worker_envs"),
+                "env.batch_wait_ms: only worker processes are waited for: set env.remote_worker_envs, or leave it out",
+            )

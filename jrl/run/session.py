@@ -19,8 +19,8 @@ import jax
 import numpy as np
 
 from jrl import callbacks, registry
-from jrl.host import runtime
 from jrl.errors import InputError
+from jrl.host import runtime
 from jrl.metrics import loggers, results
 from jrl.metrics.timers import Timers
 from jrl.run import build, checkpoint, evaluation, hooks, loop, resume, video

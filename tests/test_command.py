@@ -122,20 +122,3 @@ def test_an_installed_package_has_its_configs_inside(tmp_path, monkeypatch):
         assert shipped.locate("mine") == tmp_path / "jrl" / "configs" / "mine.yaml"
     finally:
         shipped.directory.cache_clear()
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_what_a_wheel_holds(monkeypatch):
-    """Asks setuptools which files it would put into a wheel, without building one."""
-    pytest.importorskip("setuptools")  # has distutils, too
-    import distutils.core
-
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["setup.py"])
-    wheel = distutils.core.run_setup("setup.py", stop_after="commandline")
-    build = wheel.get_command_obj("build_py")
-    build.ensure_finalized()
-    found = {Path(file).relative_to(build.build_lib).as_posix() for file in build.get_outputs(include_bytecode=False)}
-    modules = {p.relative_to(ROOT).as_posix() for p in (ROOT / "jrl").rglob("*.py")}
-    assert found == modules | {f"jrl/configs/{p.name}" for p in (ROOT / "configs").glob("*.yaml")}
-    assert wheel.entry_points["console_scripts"] == ["jrl = jrl.__main__:script"]

@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from jrl import registry
-from jrl.errors import InputError
 from jrl.migrate.exploration_names import from_rllib
 
 
@@ -106,29 +105,6 @@ def test_a_class_as_type():
     assert from_rllib({"type": "my-noise"})["path"] == "my-noise"
     theirs = type("SoftQ", (), {"__module__": "ray.rllib.utils.exploration.soft_q"})
     assert from_rllib({"type": theirs}) == {"name": "soft_q", "temperature": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {"type": "EpsilonGredy"},
-            "there is no exploration EpsilonGredy: did you mean EpsilonGreedy?",
-        ),
-        ({"type": "ray.rllib.utils.exploration.curiosity.Curiosity"}, "there is no exploration Curiosity: choose one"),
-        ({"type": 3}, "exploration_config.type: expected a name such as EpsilonGreedy"),
-        ({"type": "SoftQ", "temprature": 1}, "SoftQ has no option temprature: did you mean temperature?"),
-        ({"type": "Random", "seed": 1}, "Random has no option seed: Random has no options"),
-        ({"type": "SoftQ", "temperature": "hot"}, "temperature of SoftQ must be a number, not 'hot'"),
-        ({"type": "EpsilonGreedy", "epsilon_schedule": 3}, "epsilon_schedule must be [[timestep, value], ...], not 3"),
-        ({"type": "ParameterNoise", "sub_exploration": {"type": "Random"}}, "sub_exploration 'Random' does not say"),
-        ([1], "exploration_config: expected a mapping such as {type: EpsilonGreedy}, got [1]"),
-    ],
-)
-def test_what_cannot_be_converted_is_named(given, message):
-    with pytest.raises(InputError) as e:
-        from_rllib(given)
-    assert message in str(e.value)
 
 
 def test_every_result_is_a_section_of_an_algorithm():

@@ -534,30 +534,6 @@ TWO = {
 }
 
 
-@pytest.mark.parametrize(
-    ("data", "more", "expected"),
-    [
-        ([1], {}, "expected a mapping"),
-        ({"env": "CartPole-v1"}, {}, "give --algo with one of PPO, APPO"),
-        ({"env": "CartPole-v1"}, {"algo": "QMIX"}, "'QMIX' is not part of jrl: there are PPO, APPO"),
-        ({"lr": 1.0}, {"algo": "PPO"}, "env is missing"),
-        (TWO, {}, "2 experiments, a, b: choose one with --name"),
-        (TWO, {"name": "c"}, "--name c: there is no such experiment"),
-        ({"run": "PPO", "config": 3}, {}, "config: expected a mapping"),
-        ({"env": "CartPole-v1", "num_workers": "two"}, {"algo": "PPO"}, "num_workers: expected a whole number"),
-        ({"env": "CartPole-v1", "lr": "high"}, {"algo": "PPO"}, "algo.lr was lr"),
-        ({"env": "CartPole-v1", "batch_mode": "some"}, {"algo": "PPO"}, "rollout.batch_mode was batch_mode"),
-        ({"env": "CartPole-v1", "exploration_config": {"type": "SoftQ", "temp": 1}}, {"algo": "DQN"}, "temperature"),
-        ({"env": "CartPole-v1", "evaluation_config": 3}, {"algo": "DQN"}, "evaluation_config: expected a mapping"),
-        ({"env": "CartPole-v1", "run": "PPO", "stop": {"training_iteration": "x"}}, {}, "stop.training_iteration"),
-    ],
-)  # fmt: skip
-def test_bad_input_is_one_error(data, more, expected):
-    found = errors(data, **more)
-    assert len(found) == 1
-    assert expected in found[0]
-
-
 def test_all_errors_at_once():
     assert len(errors({"num_workers": "two", "train_batch_size": 0.5, "num_sgd_iter": 2}, algo="PPO")) == 3
 

@@ -262,26 +262,6 @@ def test_as_test_is_the_criterion(tmp_path, capsys):
     assert "stopped: episode/return" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--set=algo.learning_rate=1"], "did you mean algo.lr?"),
-        (["--set=rollout.length=15", "--set=algo.num_minibatches=7"], "not divisible by algo.num_minibatches 7"),
-        (["--env=CartPole-v99"], "did you mean CartPole-v1"),
-        (["--set=env.options.delay=2"], "env.options.delay: CartPole-v1 has no such option"),
-        (["--set=network.torso=nature_cnn"], "needs image"),
-        (["--set=devices.learners=[0,63]"], "devices.learners: [0, 63] asked for, but there are"),
-        (["--set=rollout.collector=host"], "CartPole-v1 is a graph environment"),
-        (["--resume=/no/such/run"], "/no/such/run does not exist"),
-        (["--as-test"], "--as-test needs a criterion"),
-    ],
-)
-def test_bad_input_exits_with_2(args, message, tmp_path, capsys):
-    assert run("--stop=env_steps=100", *args, out=tmp_path / "bad") == 2
-    err = capsys.readouterr().err
-    assert message in err and "Traceback" not in err
-
-
 def test_a_run_is_never_overwritten(finished, capsys):
     before = (finished / "result.jsonl").read_bytes()
     assert run("--stop=env_steps=100", out=finished) == 2

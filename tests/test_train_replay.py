@@ -146,22 +146,3 @@ def test_a_replay_that_does_not_fit_is_refused_before_anything_is_made(tmp_path,
     assert run("dqn", "--stop=env_steps=900", "--set=replay.capacity=2000000000", out=tmp_path / "a") == 2
     assert "would fit" in capsys.readouterr().err
     assert not (tmp_path / "a" / "config.yaml").exists()
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--set=replay.train_every=10"], "replay.train_every 10 is not divisible by env.num_envs 4: 8 or 12"),
-        (["--set=replay.frame_stack=4"], "replay.frame_stack 4: observations (4,) are no stacks of 4 images: use 1"),
-        (
-            ["--set=algo.exploration.name=gaussian"],
-            "algo.exploration.name: expected one of epsilon_greedy, soft_q, parameter_noise, random, custom",
-        ),
-        (["--set=algo.exploration={name: custom, path: no.such:thing}"], "no.such cannot be imported"),
-        (["--env=Pendulum-v1"], "dqn needs a Discrete action space"),
-        (["--set=algo.num_atom=3"], "unknown key algo.num_atom: did you mean algo.num_atoms?"),
-    ],
-)
-def test_bad_input_exits_with_2(args, message, tmp_path, capsys):
-    assert run("dqn", "--stop=env_steps=100", *args, out=tmp_path / "a") == 2
-    assert message in capsys.readouterr().err

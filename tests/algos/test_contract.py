@@ -198,22 +198,6 @@ def specs(data, before=()):
     return jax.tree.map(lambda s: P(*before, *s), spec, is_leaf=lambda x: isinstance(x, P))
 
 
-def per_device(data, devices, axis=0):
-    """Columns or rows split along a new leading axis of devices, for jax.pmap; `axis`: how many stand before them."""
-
-    def split(spec, leaf):
-        at = axis + (1 if spec == parallel.ROLLOUT.obs else 0)
-        shape = (*leaf.shape[:at], devices, -1, *leaf.shape[at + 1 :])
-        return jnp.moveaxis(leaf.reshape(shape), at, 0)
-
-    return jax.tree.map(
-        lambda spec, part: jax.tree.map(functools.partial(split, spec), part),
-        parallel.ROLLOUT if isinstance(data, Rollout) else parallel.PER_DEVICE,
-        data,
-        is_leaf=lambda x: isinstance(x, P),
-    )
-
-
 def updates(learn):
     """(state, data [K, ...], keys [K]) -> (state, aux of the last): K updates as one program."""
 
@@ -269,7 +253,7 @@ def test_any_number_of_devices_learns_the_same(name, loaded):
         return
     theirs = jax.pmap(run, axis_name=parallel.AXIS, in_axes=(0, 0, None))
     stacked = jax.tree.map(lambda x: jnp.stack([x] * 4), m.state)
-    state, aux = jax.block_until_ready(theirs(stacked, per_device(data, 4, axis=1), keys))
+    state, aux = jax.block_until_ready(theirs(stacked, fakes.per_device(data, 4, axis=1), keys))
     for device in range(4):
         assert_close(fakes.part(state, device), parallel.first(found[4][0]), atol=1e-7, rtol=1e-6)
     assert_close(fakes.part(aux.metrics, 0), parallel.first(found[4][1].metrics))

@@ -60,10 +60,17 @@ def test_of_100_000_actions_none_is_forbidden(name, explore, network):
         key = jax.random.fold_in(jax.random.key(1), i)
         allowed = masks(key, rows)
         obs = {"x": 3.0 * jax.random.normal(key, (rows, 3)), "action_mask": allowed.astype(jnp.int8)}
-        action = np.asarray(act(algo.actor(state), obs, algo.carry(rows), key, explore=i < 5).action)
+        out = act(algo.actor(state), obs, algo.carry(rows), key, explore=i < 5)
+        action = np.asarray(out.action)
         assert np.asarray(allowed)[np.arange(rows), action].all()
         seen += np.bincount(action, minlength=ACTIONS)
     assert (seen > 0).all()
+    said = algo.outputs(state, obs)
+    if "q" in said and "distribution" not in said:  # without exploration the best of those that are allowed
+        q = np.where(allowed, said["q"], -np.inf)
+        np.testing.assert_array_equal(action, q.argmax(1))
+        if "value" in out.extras:
+            np.testing.assert_allclose(out.extras["value"], q.max(1), rtol=1e-5, atol=1e-6)
 
 
 def test_nothing_forbidden_of_several_choices():

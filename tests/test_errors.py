@@ -70,7 +70,10 @@ def test_bad_input_is_one_error(kind, given, error, more, tmp_path):
     if kind == "text":
         found = errors(config.load, write(tmp_path / "x.yaml", given))[:1]  # keys that are missing, too
     else:
+        mends = more.pop("mend", [])
         found = errors(READERS[kind], given, **more)
+        for mend in mends if isinstance(mends, list) else [mends]:
+            over_base(schema.merge(given, mend))
     if isinstance(error, str):
         assert found == [error]
     else:

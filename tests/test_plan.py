@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import pytest
 
-from jrl.errors import InputError
 from jrl.fields.data import Replay
 from jrl.fields.schema import merge
 from jrl.settings import plan
@@ -104,18 +103,6 @@ def test_the_mends_that_are_offered_can_be_run():
 )
 def test_a_call_is_no_longer_than_what_is_to_happen_between_two(changes, expected):
     assert plan.iterations_per_call(made(**changes)) == expected
-
-
-@pytest.mark.parametrize("name", ["ppo", "a2c", "appo"])
-def test_one_row_has_no_advantage_over_itself(name):
-    run = {"env": {"id": "CartPole-v1", "num_envs": 1}, "rollout": {"length": 1}, "stop": {"env_steps": 100}}
-    algo = {"name": name, "normalize_advantage": True, **({} if name == "a2c" else {"num_minibatches": 1})}
-    with pytest.raises(InputError, match=r"algo\.normalize_advantage: .* rollout\.length of 2 or more") as e:
-        from_dict({**run, "algo": algo})
-    assert len(e.value.errors) == 1
-    for mended in ({"rollout": {"length": 2}}, {"env": {**run["env"], "num_envs": 2}}):
-        from_dict({**run, **mended, "algo": algo})
-    from_dict({**run, "algo": {**algo, "normalize_advantage": False}})
 
 
 @pytest.mark.parametrize(("name", "warned"), [("pqn", True), ("a2c", True), ("ppo", False), ("impala", False)])

@@ -159,7 +159,3 @@ def test_known_answers_with_actors_of_older_updates(lag):
     value, act = probes.train("appo", probes.obs_and_action_dependent_reward(), lag=lag, target_update_every=2)
     np.testing.assert_array_equal(act([-1.0, 1.0]), [0, 1])
     np.testing.assert_allclose(value([-1.0, 1.0]), [1.0, 1.0], atol=0.15)
-
-
-def test_config_says_what_is_wrong():
-    assert [m.split()[0] for m in appo.Config(kl_target=0.1).validate()] == ["kl_target"]

@@ -13,12 +13,11 @@ from fakes import assert_close, assert_same, differ
 from jax.sharding import PartitionSpec as P
 
 from jrl import algos
-from jrl.errors import InputError
 from jrl.fields.data import Replay, learns_from
 from jrl.networks import NetworkConfig
 from jrl.run import checkpoint, parallel
 from jrl.settings import config
-from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete, Rollout, UpdateAux
+from jrl.types import Box, Discrete, MultiDiscrete, Rollout, UpdateAux
 
 NAMES = algos.names()
 KEY = jax.random.key(11)
@@ -445,6 +444,7 @@ def test_steps_are_counted_when_they_come_and_updates_when_they_are_made(name):
     state = m.algo.ingest(m.algo.ingest(m.algo.init(KEY), rollout), rollout)
     assert int(state.env_steps) == 2 * int(rollout.mask.sum())
     assert int(state.updates) == 0
+    assert_same(state.params, m.algo.init(KEY).params)
     state, _ = m.update(m.update(state, m.data, KEY)[0], m.data, KEY)
     assert (int(state.env_steps), int(state.updates)) == (2 * int(rollout.mask.sum()), 2)
 
@@ -452,19 +452,3 @@ def test_steps_are_counted_when_they_come_and_updates_when_they_are_made(name):
 @each
 def test_the_config_says_whether_there_is_a_replay(name):
     assert (learns_from(algos.get(name).Config) is Replay) == (not fakes.make(name).on_policy)
-
-
-@each
-def test_spaces_that_are_not_supported(name):
-    whole_numbers = Box((2,), "int32", 0, 5)
-    for action in (whole_numbers, *(a for a in ACTIONS if not fakes.acts_in(name, type(a)))):
-        with pytest.raises(InputError, match="action space"):
-            fakes.make(name, EnvSpec(fakes.VECTOR, action, 8))
-
-
-def test_an_unknown_algorithm():
-    with pytest.raises(InputError, match=r"unknown algorithm 'pop': choose one of .*ppo"):
-        algos.get("pop")
-    for name in algos.names():
-        assert algos.get_config_class(name) is algos.get(name).Config
-        assert algos.get_config_class(name)().validate() == []

@@ -14,9 +14,8 @@ from fakes import assert_close, assert_same, differ
 from jrl import networks
 from jrl.algos import dqn
 from jrl.algos.exploration import EpsilonGreedy, SoftQ
-from jrl.errors import InputError
 from jrl.networks import NetworkConfig
-from jrl.types import Batch, Box, Discrete, EnvSpec, MultiDiscrete
+from jrl.types import Batch, Discrete
 
 KEY = jax.random.key(5)
 N = 32
@@ -337,32 +336,4 @@ def test_whatever_stands_on_void_rows(name):
         assert_same(before, update(cfg, state, spoiled, network=network), f"{name} {value}: ")
 
 
-def test_ingest_counts_environment_steps():
-    algo, state, _ = setting(BASE)
-    env_spec = fakes.spec(Discrete(A))
-    rollout = fakes.rollout(algo, env_spec, algo.actor(state))
-    after = jax.jit(algo.ingest)(state, rollout)
-    assert int(after.env_steps) == int(rollout.mask.sum()) < rollout.mask.size
-    assert_same(after.params, state.params)
-
-
 # ---------------------------------------------------------------- what cannot be
-
-
-@pytest.mark.parametrize("action", [Box((2,)), MultiDiscrete((2, 2))])
-def test_action_spaces_that_are_not_supported(action):
-    with pytest.raises(InputError, match=r"dqn needs a Discrete action space.*ppo"):
-        dqn.make(BASE, EnvSpec(fakes.VECTOR, action, 4))
-
-
-def test_config_says_what_is_wrong():
-    assert change(BASE, noisy=True, dueling=True, double=True, head="c51").validate() == []
-    wrong = {
-        "v_min 10.0 must be below v_max 10.0": {"v_min": 10.0, "v_max": 10.0},
-        "double picks the greedy action": {"double": True, "munchausen": True},
-        "loss mse is for head expected": {"loss": "mse", "head": "qr"},
-    }
-    for message, values in wrong.items():
-        errors = dqn.Config(**values).validate()
-        assert len(errors) == 1, errors
-        assert message in errors[0]

@@ -12,10 +12,9 @@ from fakes import assert_close
 
 from jrl import networks
 from jrl.algos import dqn
-from jrl.algos.exploration import EpsilonGreedy, ParameterNoiseQ
+from jrl.algos.exploration import EpsilonGreedy
 from jrl.envs import toys
 from jrl.envs.graph import Definition, build
-from jrl.errors import InputError
 from jrl.fields.hyper import Gru
 from jrl.networks import NetworkConfig
 from jrl.replay import sequences
@@ -165,11 +164,6 @@ def test_a_users_loss_gets_sequences():
     assert_close(ours[0].params, own[0].params, atol=1e-6)
     np.testing.assert_allclose(ours[1].priority, own[1].priority, rtol=1e-5)
     assert "loss/mine" in ours[1].metrics
-
-
-def test_parameter_noise_with_memory_is_refused():
-    with pytest.raises(InputError, match=r"parameter_noise: not with network.core gru: use epsilon_greedy"):
-        dqn.make(change(BASE, exploration=ParameterNoiseQ()), world().spec, NETWORK)
 
 
 @pytest.mark.slow

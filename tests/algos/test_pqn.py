@@ -12,9 +12,8 @@ from fakes import assert_close, differ
 
 from jrl import networks
 from jrl.algos import agent, pqn
-from jrl.algos.exploration import Custom, EpsilonGreedy, Gaussian, SoftQ
+from jrl.algos.exploration import Custom, EpsilonGreedy, SoftQ
 from jrl.envs.graph import Definition, build
-from jrl.errors import InputError
 from jrl.networks import NetworkConfig
 from jrl.ops import minibatch
 from jrl.rollout import unroll
@@ -263,13 +262,6 @@ def test_the_state_of_an_exploration_starts_anew_with_each_episode():
 
 
 # ---------------------------------------------------------------- faults
-
-
-def test_spaces_and_explorations_that_do_not_fit():
-    with pytest.raises(InputError, match=r"pqn needs a Discrete action space, not .*: use ppo"):
-        pqn.make(pqn.Config(), fakes.spec(Box((2,))))
-    with pytest.raises(InputError, match=r"gaussian does not fit .* choose one of epsilon_greedy, soft_q, .*custom"):
-        pqn.make(pqn.Config(exploration=Gaussian()), SPEC)
 
 
 def test_the_optimizer_is_that_of_the_others():

@@ -11,14 +11,13 @@ import pytest
 from fakes import assert_close, assert_same, differ, rollouts
 
 from jrl import networks
-from jrl.algos import critics, exploration, observer, sac, td3
-from jrl.errors import InputError
+from jrl.algos import critics, observer, sac, td3
 from jrl.fields import hyper
 from jrl.networks import Head, NetworkConfig
 from jrl.networks.critics import build_critics
 from jrl.ops.exploration import allowed
 from jrl.rollout.unroll import reset_where
-from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, SequenceBatch, Tuple, Window
+from jrl.types import Box, Dict, Discrete, EnvSpec, SequenceBatch, Window
 
 KEY = jax.random.key(3)
 T, B = fakes.STEPS, fakes.COLUMNS
@@ -167,19 +166,6 @@ def test_priorities_are_of_sequences():
     np.testing.assert_allclose(priority, [0.9 * 3 + 0.1 * 2])  # errors 1, void, -3
     np.testing.assert_allclose(metrics["loss/value"], 0.5 * (1.5 * 1 + 1.5 * 9) / 3)
     np.testing.assert_allclose(gradient, (1.5 * 1 * 1 - 1.5 * 3 * 3) / 3)
-
-
-def test_what_is_refused():
-    noise = exploration.ParameterNoiseAction()
-    with pytest.raises(InputError, match=r"parameter_noise: not with network\.core gru"):
-        td3.make(td3.Config(exploration=noise), CONTINUOUS, NETWORK)
-    for space in (MultiBinary((3,)), Dict((("a", BOX),)), Tuple((BOX, Discrete(2)))):
-        for module in (sac, td3):
-            with pytest.raises(InputError, match="use ppo, a2c, impala or appo"):
-                module.make(module.Config(), fakes.spec(space), fakes.NETWORK)
-    spec = EnvSpec(MASKED.observation, BOX, B)
-    with pytest.raises(InputError, match="no choices to mask"):
-        sac.make(sac.Config(), spec, fakes.NETWORK)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import fakes
 import jax
@@ -14,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from jrl import algos
 from jrl.fields.data import Replay, learns_from
+from jrl.ops import minibatch
 from jrl.run import checkpoint, parallel
 from jrl.settings import config
 from jrl.types import Box, Rollout, UpdateAux
@@ -288,6 +290,19 @@ def test_void_rows_change_nothing(name, loaded):
     # a Huber loss has one slope for all far rewards of a side
     changed = [m.data.replace(reward=m.data.reward.at[row].add(change)) for change in (1.0, -1e3)]
     assert any(differ(before.params, m.update(m.state, data, KEY)[0].params) for data in changed)
+
+
+@pytest.mark.parametrize(("name", "rows"), [("ppo", 1), ("ppo", 7), ("a2c", 12), ("pqn", 16)])
+def test_a_gradient_in_chunks_is_that_of_the_whole(name, rows, monkeypatch):
+    """`microbatch_size` where an algorithm has it; else what the processor's cache asks for."""
+    m = made(name, False)
+    state, aux = m.update(m.state, m.data, KEY)
+    options = {"microbatch_size": rows} if hasattr(fakes.config(name), "microbatch_size") else {}
+    if not options:
+        monkeypatch.setattr(minibatch, "chunk_rows", lambda num_rows, *limits, length=1: math.gcd(num_rows, rows))
+    parts, parts_aux = jax.jit(fakes.learn(fakes.make(name, m.spec, **options)))(m.state, m.data, KEY)
+    assert_close(parts, state, atol=5e-6)
+    assert_close(parts_aux.metrics, aux.metrics, atol=5e-6)
 
 
 @each_variant

@@ -198,16 +198,6 @@ def test_parameter_count():
     assert networks.parameter_count(params) == 134_915
 
 
-@pytest.mark.parametrize("microbatch_size", [1, 7])
-def test_microbatches_change_nothing(microbatch_size):
-    env_spec, state, rollout = setting(BASE)
-    whole, metrics = update(BASE, env_spec, SEPARATE, state, rollout)
-    cfg = dataclasses.replace(BASE, microbatch_size=microbatch_size)
-    parts, parts_metrics = update(cfg, env_spec, SEPARATE, state, rollout)
-    assert_close(parts, whole, atol=5e-6, rtol=1e-5)
-    assert_close(parts_metrics, metrics, atol=5e-6, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     "network",
     [

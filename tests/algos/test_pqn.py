@@ -181,14 +181,6 @@ def test_each_row_is_learned_from_once_an_epoch(monkeypatch):
     assert differ(taken[0], taken[1])
 
 
-def test_a_gradient_in_chunks_is_the_same(monkeypatch):
-    state, rollout = setting(WHOLE)
-    whole, _ = jax.jit(pqn.make(WHOLE, SPEC, NETWORK).update)(state, rollout, KEY)
-    monkeypatch.setattr(minibatch, "chunk_rows", lambda rows, row_bytes, limit=None, length=1: 16)
-    chunked, _ = jax.jit(pqn.make(WHOLE, SPEC, NETWORK).update)(state, rollout, KEY)
-    assert_close(whole.params, chunked.params, atol=1e-6)
-
-
 def test_the_step_size_follows_its_schedule():
     cfg = dataclasses.replace(WHOLE, lr=((0, 0.1), (1000, 0.0)))
     state, rollout = setting(cfg)

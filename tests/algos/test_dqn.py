@@ -276,20 +276,6 @@ def test_noise_is_learned(head):
             assert differ(state.params[layer][name], after.params[layer][name]), (layer, name)
 
 
-def test_exploration_reads_environment_steps():
-    cfg = change(BASE, exploration=EpsilonGreedy(epsilon=((0, 1.0), (100, 0.0))))
-    algo, state, batch = setting(cfg)
-    act = jax.jit(algo.act, static_argnames="explore")
-    greedy = act(algo.actor(state), batch.obs, (), KEY, explore=False).action
-    same = []
-    for steps in (0, 50, 100):
-        actor = algo.actor(state.replace(env_steps=jnp.uint32(steps)))
-        actions = np.stack([act(actor, batch.obs, (), key).action for key in jax.random.split(KEY, 100)])
-        same.append((actions == np.asarray(greedy)[None]).mean())
-    np.testing.assert_allclose(same, [1 / 3, 2 / 3, 1.0], atol=0.03)
-    assert same[2] == 1.0
-
-
 def test_soft_q_takes_better_actions_more_often():
     cfg = change(BASE, exploration=SoftQ(temperature=2.0))
     algo = dqn.make(cfg, fakes.spec(Discrete(2)), LINEAR)

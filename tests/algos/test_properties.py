@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import CASES
 from fakes import assert_close, assert_same, differ
 
 from jrl import algos
+from jrl.algos.exploration import EpsilonGreedy
 from jrl.fields import hyper
 from jrl.networks import NetworkConfig
 from jrl.run import parallel
@@ -21,6 +23,7 @@ REPLAY = tuple(name for name in NAMES if not fakes.make(name).on_policy)
 BOX = Box((2,), low=-1.0, high=1.0)
 NESTED = Dict((("velocity", Box((3,))), ("position", Box((2,)))))
 MASKED = Dict((("action_mask", MultiBinary((3,))), ("x", Box((3,)))))
+LADDERS = tuple(name for name in NAMES if isinstance(fakes.config(name).exploration, EpsilonGreedy))
 PLAIN = NetworkConfig(hidden=(8,))
 CORES = {"gru": hyper.Gru(size=6), "lstm": hyper.Lstm(size=6)}
 memory = lambda core: NetworkConfig(hidden=(8,), core=CORES[core], max_seq_len=4)
@@ -157,3 +160,39 @@ def test_running_statistics_are_of_all_rows_that_came(name):
     assert_close(aux.metrics, want_aux.metrics, atol=1e-3, rtol=1e-3)
     np.testing.assert_allclose(aux.priority, want_aux.priority, rtol=1e-2, atol=1e-3)
     assert_same((got.obs_stats, got.return_stats), (state.obs_stats, state.return_stats))
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if CASES[n].like else []) for n in NAMES])
+def test_the_step_size_follows_the_environment_steps(name):
+    """Piecewise linear, and 0 at first, when no parameter moves; also where there are more steps than int32 counts."""
+    env_spec, lr = fakes.spec(name=name), ((0, 0.0), (50, 0.0), (150, 0.1))
+    algo = fakes.make(name, env_spec, lr=lr)
+    state, update = fakes.perturbed(jax.jit(algo.init)(KEY)), jax.jit(algo.update)
+    data = fakes.data(algo, env_spec, algo.actor(state))
+    for steps, want in ((0, 0.0), (100, 0.05), (2**31 + 5, 0.1)):
+        after, aux = update(state.replace(env_steps=jnp.uint32(steps)), data, KEY)
+        np.testing.assert_allclose(aux.metrics["train/lr"], want, rtol=1e-6)
+        # SAC's temperature has a step size of its own
+        before, parts = (x.params.get("critic", x.params) for x in (state, after))
+        assert differ(before, parts) == (want > 0)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "dqn" else [pytest.mark.slow]) for n in LADDERS])
+def test_epsilon_follows_the_environment_steps(name):
+    """Of three actions epsilon-greedy takes the best with probability 1 - 2/3 epsilon."""
+    env_spec = fakes.spec(name=name)
+    algo = fakes.make(name, env_spec, exploration=EpsilonGreedy(epsilon=((0, 1.0), (1000, 0.0))))
+    state, act = fakes.perturbed(jax.jit(algo.init)(KEY)), jax.jit(algo.act, static_argnames="explore")
+    obs = jnp.asarray(fakes.observations(np.random.default_rng(0), env_spec.observation, (5000,)))
+    best = algo.outputs(state, obs)["q"].argmax(-1)
+
+    def share(env_steps, explore=True):
+        actor = algo.actor(state.replace(env_steps=jnp.uint32(env_steps)))
+        return (np.asarray(act(actor, obs, algo.carry(5000), KEY, explore=explore).action) == best).mean()
+
+    assert share(0, explore=False) == 1.0
+    shares, atol = (
+        [share(0), share(500), share(1000)],
+        0.1 if name == "iqn" else 0.03,
+    )  # which draws levels at each step
+    np.testing.assert_allclose(shares, [1 / 3, 2 / 3, 1.0], atol=atol)

@@ -43,11 +43,10 @@ READERS = {
 
 
 def rows(name):
-    """The rows of a table as test parameters: (kind, what is given, the error, more)."""
+    """The rows of a table as test parameters: (kind, what is given, the row)."""
     for row in schema.parse((ROOM / f"{name}.yaml").read_text()):
-        (kind, given), error = next(iter(row.items())), row["error"]
-        more = {key: row[key] for key in list(row)[1:] if key != "error"}
-        yield pytest.param(kind, given, error, more, id=f"{kind} {given}"[:60])
+        kind, given = next(iter(row.items()))
+        yield pytest.param(kind, given, row, id=f"{kind} {given}"[:60])
 
 
 def errors(read, *given, **more):
@@ -65,30 +64,30 @@ def in_order(parts, text):
     return True
 
 
-@pytest.mark.parametrize(("kind", "given", "error", "more"), [*rows("config"), *rows("migrate")])
-def test_bad_input_is_one_error(kind, given, error, more, tmp_path):
+@pytest.mark.parametrize(("kind", "given", "row"), [*rows("config"), *rows("migrate")])
+def test_bad_input_is_one_error(kind, given, row, tmp_path):
     if kind == "text":
         found = errors(config.load, write(tmp_path / "x.yaml", given))[:1]  # keys that are missing, too
     else:
-        mends = more.pop("mend", [])
-        found = errors(READERS[kind], given, **more)
-        for mend in mends if isinstance(mends, list) else [mends]:
-            over_base(schema.merge(given, mend))
+        found = errors(READERS[kind], given, **{key: row[key] for key in ("algo", "name") if key in row})
+    error, mends = row["error"], row.get("mend", [])
     if isinstance(error, str):
         assert found == [error]
     else:
         assert len(found) == 1 and in_order(error, found[0]), found
+    for mend in mends if isinstance(mends, list) else [mends]:
+        over_base(schema.merge(given, mend))
 
 
-@pytest.mark.parametrize(("kind", "given", "error", "more"), [*rows("commands")])
-def test_a_command_that_cannot_be_exits_with_2(kind, given, error, more, tmp_path, capsys):
+@pytest.mark.parametrize(("kind", "given", "row"), [*rows("commands")])
+def test_a_command_that_cannot_be_exits_with_2(kind, given, row, tmp_path, capsys):
     name, *words = shlex.split(given)
     try:
         status = __main__.main([name, *(name == "train") * [*RUN, f"--out={tmp_path / 'run'}"], *words])
     except SystemExit as e:  # of argparse
         status = e.code
     out, err = capsys.readouterr()
-    assert status == 2 and in_order(error, err) and "Traceback" not in err, err
+    assert status == 2 and in_order(row["error"], err) and "Traceback" not in err, err
     assert "ok" not in out.splitlines() and not list(tmp_path.iterdir())
 
 

@@ -36,6 +36,10 @@ def make(name, action=Discrete(ACTIONS), network=NETWORK, **options):  # noqa: B
     return module.make(module.Config(**options), EnvSpec(OBSERVATION, action, 1), network)
 
 
+def rare(name, slow, network=NETWORK):
+    return pytest.param(name, None, network, marks=[pytest.mark.slow] if slow else [])
+
+
 def masks(key, rows):
     """At random, at least one of each row is allowed."""
     allowed = jax.random.bernoulli(key, 0.4, (rows, ACTIONS))
@@ -45,10 +49,10 @@ def masks(key, rows):
 @pytest.mark.parametrize(
     ("name", "explore", "network"),
     [
-        *[(name, None, NETWORK) for name in DISCRETE],
+        *[rare(name, CASES[name].like) for name in DISCRETE],
         *[("dqn", how, NETWORK) for how in ("epsilon", "soft_q", "parameter_noise", "random")],
         *[("ppo", how, NETWORK) for how in ("random", "early")],
-        *[pytest.param(name, None, MEMORY, marks=pytest.mark.slow) for name in DISCRETE],
+        *[rare(name, True, MEMORY) for name in DISCRETE],
     ],
 )
 def test_of_100_000_actions_none_is_forbidden(name, explore, network):

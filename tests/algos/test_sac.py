@@ -293,6 +293,7 @@ def test_discrete_expectations_are_those_of_samples():
 # ---------------------------------------------------------------- devices
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", [BOX], ids=str)  # Discrete: the contract suite
 def test_four_devices_learn_as_one(action):
     cfg = dataclasses.replace(BASE, num_critics=3, target_critics=2, policy_every=2, max_grad_norm=1.0)

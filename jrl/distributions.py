@@ -44,7 +44,12 @@ def _sum(terms: Iterable[jax.Array]) -> jax.Array:
 
 @struct.dataclass
 class Categorical:
-    """One of A actions. Actions are [...] int32, results [...] f32."""
+    """One of A actions. Actions are [...] int32, results [...] f32.
+
+    >>> dist = Categorical(jnp.log(jnp.array([0.5, 0.25, 0.25])))
+    >>> dist.mode(), round(float(jnp.exp(dist.log_prob(jnp.array(2)))), 6)
+    (Array(0, dtype=int32), 0.25)
+    """
 
     logits: jax.Array  # [..., A] f32, not normalised
 
@@ -77,7 +82,11 @@ class Categorical:
 
 @struct.dataclass
 class MultiCategorical:
-    """K independent choices, the k-th one of nvec[k]. Actions are [..., K] int32, results [...] f32."""
+    """K independent choices, the k-th one of nvec[k]. Actions are [..., K] int32, results [...] f32.
+
+    >>> MultiCategorical(jnp.array([0.0, 1.0, 3.0, 2.0, 1.0]), nvec=(2, 3)).mode()
+    Array([1, 0], dtype=int32)
+    """
 
     logits: jax.Array  # [..., sum(nvec)] f32, the logits of each choice one after the other
     nvec: tuple[int, ...] = struct.field(pytree_node=False)
@@ -247,7 +256,13 @@ class TanhGaussian:
 @struct.dataclass
 class Joint:
     """Independent parts: a tree of distributions, as a Dict or Tuple space has it. Actions are trees like it, results
-    [...] f32, the sums over the parts. A part without an entropy leaves it without one."""
+    [...] f32, the sums over the parts. A part without an entropy leaves it without one.
+
+    >>> head = action_distribution(Dict((("move", Discrete(2)), ("jump", MultiBinary((1,))))))
+    >>> dist = head.make(jnp.array([-1.0, 0.0, 1.0]))  # jump, and two of move: leaves come by name
+    >>> dist.mode()
+    {'jump': Array([0], dtype=int8), 'move': Array(1, dtype=int32)}
+    """
 
     parts: PyTree  # of distributions [...]
 
@@ -331,6 +346,15 @@ def action_distribution(space: Space, *, squash: bool = False) -> Head:
       Head(size, num_gaussian, make).
     Raises:
       InputError: no distribution for this space. `make`: ValueError, wrong size, or no `log_std` for a Box.
+
+    Three outputs for three actions, of which one cannot be taken; two means and deviations for a Box:
+
+    >>> head = action_distribution(Discrete(3))
+    >>> head.size, jax.nn.softmax(head.make(jnp.zeros(3), mask=jnp.array([True, False, True])).logits)
+    (3, Array([0.5, 0. , 0.5], dtype=float32))
+    >>> head = action_distribution(Box((2,)), squash=True)
+    >>> head.size, head.num_gaussian, head.make(jnp.zeros(2), log_std=jnp.zeros(2)).mode()
+    (2, 2, Array([0., 0.], dtype=float32))
     """
     parts = [_part(leaf, squash, path) for path, leaf in spaces.leaves(space)]
     if not parts:

@@ -98,6 +98,9 @@ def load(path: str, key: str) -> Any:
       key: of the config, for errors.
     Raises:
       InputError: there is none; names the key and what would do.
+
+    >>> load("math:sqrt", "algo.exploration.path")(9)
+    3.0
     """
     if path in _registered:
         return _registered[path]
@@ -124,7 +127,11 @@ def load(path: str, key: str) -> Any:
 
 
 def class_path(text: str) -> str | None:
-    """`package.module:Name` of a dotted path or of a printed class; None of what no process could import."""
+    """`package.module:Name` of a dotted path or of a printed class; None of what no process could import.
+
+    >>> class_path("<class 'my_project.envs.Corridor'>"), class_path("my_project.envs:Corridor"), class_path("<lambda>")
+    ('my_project.envs:Corridor', 'my_project.envs:Corridor', None)
+    """
     found = re.fullmatch(r"\s*(?:<class ')?([A-Za-z_][\w.]*?)[.:]([A-Za-z_]\w*)(?:'>)?\s*", text)
     if found is None or found[1].startswith("__main__"):
         return None

@@ -22,7 +22,11 @@ ACTION_MASK = "action_mask"
 
 def leaves(space: Space) -> list[tuple[str, Leaf]]:
     """The spaces of arrays in `space`, each with its path ("" for `space` itself, "goal/0"), in the order in which
-    `jax.tree.leaves` gives those of an element."""
+    `jax.tree.leaves` gives those of an element.
+
+    >>> leaves(Dict((("pos", Box((2,))), ("goal", Tuple((Discrete(3), Discrete(4)))))))
+    [('goal/0', Discrete(n=3, dtype='int32')), ('goal/1', Discrete(n=4, dtype='int32')), ('pos', Box(shape=(2,), ...))]
+    """
     match space:
         case Dict():
             parts = sorted(space.items)
@@ -49,7 +53,11 @@ def of_leaves(space: Space, parts: list[Any]) -> PyTree:
 
 
 def num_bytes(space: Space) -> int:
-    """Of one element."""
+    """Of one element.
+
+    >>> num_bytes(Dict((("image", Box((8, 8, 3), "uint8")), ("speed", Box((2,))))))
+    200
+    """
     return sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for _, leaf in leaves(space))
 
 
@@ -61,7 +69,11 @@ def batch_shape(space: Space, tree: PyTree) -> tuple[int, ...]:
 
 
 def num_choices(space: Space) -> int:
-    """How many entries a mask over the actions of `space` has; 0 where there is nothing to mask."""
+    """How many entries a mask over the actions of `space` has; 0 where there is nothing to mask.
+
+    >>> num_choices(Discrete(3)), num_choices(Tuple((MultiDiscrete((2, 3)), Box((4,)))))
+    (3, 5)
+    """
     return sum(sum(_sizes(leaf)) for _, leaf in leaves(space))
 
 
@@ -75,7 +87,11 @@ def _sizes(leaf: Leaf) -> tuple[int, ...]:
 
 
 def any_allowed(space: Space, mask: Array) -> Array:
-    """[...] bool: whether a mask [..., K] over the actions of `space` leaves each choice an entry."""
+    """[...] bool: whether a mask [..., K] over the actions of `space` leaves each choice an entry.
+
+    >>> any_allowed(MultiDiscrete((2, 2)), jnp.array([[True, False, False, True], [True, True, False, False]]))
+    Array([ True, False], dtype=bool)
+    """
     sizes = [n for _, leaf in leaves(space) for n in _sizes(leaf)]
     parts = jnp.split(jnp.asarray(mask), np.cumsum(sizes)[:-1].tolist(), -1)
     return jnp.stack([part.any(-1) for part in parts]).all(0)
@@ -118,7 +134,12 @@ def seen(space: Space) -> Space:
 
 
 def split_mask(space: Space, obs: PyTree) -> tuple[PyTree, Array | None]:
-    """(the elements [..., *] of `seen(space)`, which actions can be taken [..., K] bool; None: all can)."""
+    """(the elements [..., *] of `seen(space)`, which actions can be taken [..., K] bool; None: all can).
+
+    >>> space = Dict((("action_mask", MultiBinary((2,))), ("x", Box((3,)))))
+    >>> split_mask(space, {"action_mask": jnp.array([1, 0]), "x": jnp.ones(3)})
+    (Array([1., 1., 1.], dtype=float32), Array([ True, False], dtype=bool))
+    """
     if not isinstance(space, Dict) or ACTION_MASK not in dict(space.items):
         return obs, None
     rest = {name: x for name, x in obs.items() if name != ACTION_MASK}

@@ -39,31 +39,6 @@ def test_the_usage_line_is_what_was_typed(capsys, monkeypatch):
         assert capsys.readouterr().out.startswith(f"usage: {own} check-env [-h]")
 
 
-def test_a_command_that_there_is_not(capsys):
-    assert __main__.main(["trian"]) == 2
-    assert "trian: there is no such command: did you mean train?" in capsys.readouterr().err
-    assert __main__.main(["zzz"]) == 2
-    assert "expected one of train, evaluate" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "more"),
-    [
-        (["train", "ppo", "--set", "a.b=1", "c.d=2"], "c.d=2: --set takes one value: repeat it, ... --set c.d=2"),
-        (["train", "--set=a.b=1", "c.d=2", "e.f=[3, 4]"], "c.d=2 e.f=[3, 4]: --set takes one value: repeat it,"),
-        (["train", "ppo", "--stop", "env_steps=1", "time_s=2", "-v"], "repeat it, ... --stop time_s=2"),
-        (["config", "show", "ppo", "--set", "a.b=1", "c.d=2"], "repeat it, ... --set c.d=2"),
-        (["evaluate", "--set", "a.b=1", "c.d=2"], "repeat it, ... --set c.d=2"),
-        (["check-env", "CartPole-v1", "--set", "a=1", "b=2"], "repeat it, ... --set b=2"),
-    ],
-)
-def test_several_values_behind_one_option(words, more, capsys):
-    with pytest.raises(SystemExit) as ended:
-        __main__.main(words)
-    assert ended.value.code == 2
-    assert more in capsys.readouterr().err
-
-
 def test_a_file_whose_name_has_an_equals_sign_is_no_setting(tmp_path, capsys):
     (tmp_path / "lr=1.yaml").write_text("algo: {name: ppo}\nenv: {id: CartPole-v1}\nstop: {env_steps: 9}\n")
     assert __main__.main(["config", "show", "--set", "algo.lr=0.5", str(tmp_path / "lr=1.yaml")]) == 0
@@ -87,12 +62,6 @@ def test_no_parser_takes_abbreviated_options(folder):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("ArgumentParser"):
                 given = {k.arg: ast.unparse(k.value) for k in node.keywords}
                 assert given.get("allow_abbrev") == "False", f"{file}:{node.lineno}"
-
-
-def test_an_abbreviated_option_is_refused(capsys):
-    with pytest.raises(SystemExit) as e:
-        config_command.main(["show", "ppo", "--alg", "sac"])
-    assert e.value.code == 2 and "unrecognized arguments: --alg" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- configs that come with jrl
@@ -122,20 +91,3 @@ def test_an_installed_package_has_its_configs_inside(tmp_path, monkeypatch):
         assert shipped.locate("mine") == tmp_path / "jrl" / "configs" / "mine.yaml"
     finally:
         shipped.directory.cache_clear()
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_what_a_wheel_holds(monkeypatch):
-    """Asks setuptools which files it would put into a wheel, without building one."""
-    pytest.importorskip("setuptools")  # has distutils, too
-    import distutils.core
-
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["setup.py"])
-    wheel = distutils.core.run_setup("setup.py", stop_after="commandline")
-    build = wheel.get_command_obj("build_py")
-    build.ensure_finalized()
-    found = {Path(file).relative_to(build.build_lib).as_posix() for file in build.get_outputs(include_bytecode=False)}
-    modules = {p.relative_to(ROOT).as_posix() for p in (ROOT / "jrl").rglob("*.py")}
-    assert found == modules | {f"jrl/configs/{p.name}" for p in (ROOT / "configs").glob("*.yaml")}
-    assert wheel.entry_points["console_scripts"] == ["jrl = jrl.__main__:script"]

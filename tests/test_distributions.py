@@ -14,12 +14,6 @@ from jrl.types import Box, Discrete, InputError, MultiDiscrete
 MASKS = (-1e9, float(np.finfo(np.float32).min))
 
 
-@pytest.fixture(autouse=True)
-def strict_ranks():
-    with jax.numpy_rank_promotion("raise"):
-        yield
-
-
 def normal(seed, *shape):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 

@@ -1,6 +1,8 @@
-"""The pages say what is true: links lead somewhere, named keys and configs exist, snippets run."""
+"""The pages and docstrings say what is true: links lead somewhere, named keys and configs exist, examples run."""
 
 import dataclasses
+import doctest
+import importlib
 import re
 import subprocess
 import sys
@@ -84,6 +86,16 @@ def test_configs_and_modules_that_pages_name_exist():
         for module in re.findall(r"python -m (jrl\.\w+)", text):
             path = ROOT / module.replace(".", "/")
             assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"{page.name}: {module}"
+
+
+_WITH_EXAMPLES = sorted(path for path in (ROOT / "jrl").rglob("*.py") if ">>> " in path.read_text())
+
+
+@pytest.mark.parametrize("path", _WITH_EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_examples_of_docstrings(path):
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    found = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    assert found.attempted and not found.failed
 
 
 def _snippets(page: str) -> list[str]:

@@ -1,44 +1,94 @@
-"""Bad input is answered by one error each, at once: the table of errors.yaml, and what a table cannot hold."""
+"""Bad input is answered by one error each, at once: the tables of errors/, and what a table cannot hold."""
 
+import shlex
 from pathlib import Path
 
 import pytest
 
-from jrl import migrate, train
+from jrl import __main__, migrate, networks, train
 from jrl.errors import InputError
 from jrl.fields import schema
+from jrl.migrate import exploration_names
+from jrl.run.evaluation import Evaluations
 from jrl.settings import config
+from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary
 
-CASES = schema.parse((Path(__file__).parent / "errors.yaml").read_text())
+ROOM = Path(__file__).parent / "errors"
 BASE = {"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1"}, "stop": {"env_steps": 100_000}}
+RUN = [
+    "--env=CartPole-v1",
+    "--set=env.backend=graph",
+    "--set=env.num_envs=4",
+    "--set=run.compile_cache=false",
+    "--stop=env_steps=100",
+]
+OBSERVATION = Dict((("camera", Box((6, 6, 1), "uint8", 0, 255)), ("bits", MultiBinary((2,)))))
 
 
-def errors(source, stop=()):
-    names = {} if source else {"algo": "ppo", "env": "CartPole-v1"}
+def over_base(given):
+    return config.from_dict(schema.merge(BASE, given))
+
+
+READERS = {
+    "config": over_base,
+    "set": lambda given: config.load(None, [given], algo="ppo", env="CartPole-v1", stop=["env_steps=100000"]),
+    "stop": lambda given: config.load(None, algo="ppo", env="CartPole-v1", stop=["env_steps=100000", given]),
+    "evaluation": lambda given: Evaluations(over_base({"evaluation": {"config": given}})),
+    "network": lambda given: networks.build(
+        EnvSpec(OBSERVATION, Discrete(4), 1), networks.NetworkConfig(**given), {"policy": networks.Head(4)}
+    ),
+    "rllib": migrate.migrate,
+    "exploration": exploration_names.from_rllib,
+}
+
+
+def rows(name):
+    """The rows of a table as test parameters: (kind, what is given, the row)."""
+    for row in schema.parse((ROOM / f"{name}.yaml").read_text()):
+        kind, given = next(iter(row.items()))
+        yield pytest.param(kind, given, row, id=f"{kind} {given}"[:60])
+
+
+def errors(read, *given, **more):
     with pytest.raises(InputError) as e:
-        config.load(source, stop=stop, **names)
+        read(*given, **more)
     return list(e.value.errors)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: str(c.get("config") or c.get("stop") or c.get("text"))[:60])
-def test_bad_input_is_one_error(case, tmp_path):
-    if "stop" in case:
-        found = errors(None, stop=["env_steps=100000", case["stop"]])
-    elif "config" in case:
-        with pytest.raises(InputError) as e:
-            config.from_dict(schema.merge(BASE, case["config"]))
-        found = list(e.value.errors)
+def in_order(parts, text):
+    """Whether a text has all these parts, one behind the other."""
+    for part in parts:
+        if part not in text:
+            return False
+        text = text.partition(part)[2]
+    return True
+
+
+@pytest.mark.parametrize(("kind", "given", "row"), [*rows("config"), *rows("migrate")])
+def test_bad_input_is_one_error(kind, given, row, tmp_path):
+    if kind == "text":
+        found = errors(config.load, write(tmp_path / "x.yaml", given))[:1]  # keys that are missing, too
     else:
-        (tmp_path / "x.yaml").write_text(case["text"])
-        found = errors(tmp_path / "x.yaml")[:1]  # keys that are missing, too
-    if isinstance(case["error"], str):
-        assert found == [case["error"]]
-        return
-    assert len(found) == 1
-    rest = found[0]
-    for part in case["error"]:
-        assert part in rest, found
-        rest = rest.partition(part)[2]
+        found = errors(READERS[kind], given, **{key: row[key] for key in ("algo", "name") if key in row})
+    error, mends = row["error"], row.get("mend", [])
+    if isinstance(error, str):
+        assert found == [error]
+    else:
+        assert len(found) == 1 and in_order(error, found[0]), found
+    for mend in mends if isinstance(mends, list) else [mends]:
+        over_base(schema.merge(given, mend))
+
+
+@pytest.mark.parametrize(("kind", "given", "row"), [*rows("commands")])
+def test_a_command_that_cannot_be_exits_with_2(kind, given, row, tmp_path, capsys):
+    name, *words = shlex.split(given)
+    try:
+        status = __main__.main([name, *(name == "train") * [*RUN, f"--out={tmp_path / 'run'}"], *words])
+    except SystemExit as e:  # of argparse
+        status = e.code
+    out, err = capsys.readouterr()
+    assert status == 2 and in_order(row["error"], err) and "Traceback" not in err, err
+    assert "ok" not in out.splitlines() and not list(tmp_path.iterdir())
 
 
 def write(path, data):
@@ -63,21 +113,21 @@ def write(path, data):
     ids=["binary", "utf-16", "control", "large", "brackets", "braces", "digits", "laughs", "keys"],
 )  # fmt: skip
 def test_a_file_of_any_kind_is_read_or_refused(data, message, tmp_path):
-    (found,) = errors(write(tmp_path / "x.yaml", data))
+    (found,) = errors(config.load, write(tmp_path / "x.yaml", data))
     assert message in found and len(found) < 400
 
 
 def test_what_is_no_file(tmp_path):
-    assert "Is a directory" in errors(tmp_path)[0]
-    assert "larger than" in errors("/dev/zero")[0]
-    assert "null" in errors("a\x00b.yaml")[0]
-    assert len(errors("x" * 5_000)[0]) < 400
-    assert errors(write(tmp_path / "empty.yaml", ""))[0].startswith("algo.name is missing")
+    assert "Is a directory" in errors(config.load, tmp_path)[0]
+    assert "larger than" in errors(config.load, "/dev/zero")[0]
+    assert "null" in errors(config.load, "a\x00b.yaml")[0]
+    assert len(errors(config.load, "x" * 5_000)[0]) < 400
+    assert errors(config.load, write(tmp_path / "empty.yaml", ""))[0].startswith("algo.name is missing")
 
 
 @pytest.mark.parametrize("data", ['{"a": 1, "a": 2}', "[" * 100_000, '{"a": ' + "9" * 5_000 + "}", "[1]", '{"a": }'])
 def test_json_is_read_by_the_same_rules(data, tmp_path):
-    (found,) = errors(write(tmp_path / "params.json", data))
+    (found,) = errors(config.load, write(tmp_path / "params.json", data))
     assert "not valid JSON" in found or "expected a mapping" in found
 
 
@@ -89,7 +139,7 @@ def test_json_of_the_command_line_is_one_error(data, capsys):
 
 
 def test_many_errors_are_cut(tmp_path):
-    found = errors(write(tmp_path / "x.yaml", "".join(f"learning_rat{i}: 1\n" for i in range(5_000))))
+    found = errors(config.load, write(tmp_path / "x.yaml", "".join(f"learning_rat{i}: 1\n" for i in range(5_000))))
     assert len(found) < 30 and "unknown key learning_rat20, and 4,979 more" in found
     long = {"lr": "x" * 10_000, "y" * 200: 1}
     with pytest.raises(InputError) as e:

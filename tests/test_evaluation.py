@@ -131,22 +131,6 @@ def test_exploration_is_off_unless_one_of_two_keys_says_otherwise():
     assert a["return"] != b["return"]
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"network": {"hidden": [16]}}, "evaluation.config.network: the network is the trained one"),
-        ({"algo": {"name": "a2c"}}, "evaluation.config.algo.name a2c: it is ppo that is trained"),
-        ({"checkpoint": {"every": 5}}, "evaluation.config.checkpoint: has no meaning in an evaluation"),
-        ({"env": {"num_envs": 0}}, "evaluation.config.env.num_envs: expected a whole number of at least 1, got 0"),
-        ({"env": {"optoins": {}}}, "evaluation.config: unknown key env.optoins"),
-        ({"rollouts": {}}, "evaluation.config: unknown key rollouts"),
-    ],
-)
-def test_what_an_evaluation_cannot_have(given, message):
-    with pytest.raises(InputError, match=message):
-        Evaluations(run_config(evaluation={"config": given}))
-
-
 def test_environments_of_other_spaces_are_refused_before_anything_is_played():
     other = {"env": {"id": "MountainCar-v0", "options": {"max_episode_steps": 30}}}
     evaluations = Evaluations(run_config(evaluation={"config": other}))

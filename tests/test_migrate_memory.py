@@ -2,7 +2,6 @@
 
 import pytest
 
-from jrl.errors import InputError
 from jrl.migrate import migrate
 from jrl.run import preflight
 from jrl.settings import config, plan
@@ -128,14 +127,6 @@ def test_without_a_switch_there_is_no_memory(model):
     assert "network" not in ours("PPO", model)
     assert any("there is no memory" in line for line in lines("PPO", model))
     assert ours("DQN", replay_buffer_config={"replay_burn_in": 4, "capacity": 70}).get("replay") == {"capacity": 70}
-
-
-def test_both_switches_are_one_error():
-    with pytest.raises(InputError) as e:
-        ours("PPO", {"use_lstm": True, "use_attention": True})
-    assert [str(x) for x in e.value.errors] == [
-        "model.use_attention: expected either this or model.use_lstm, got True",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """`python -m jrl.config show --network`: numbers of parameters that are known from elsewhere."""
 
-import pytest
-
 from jrl import config as config_command
 from jrl.run import network_table
 from jrl.run.network_table import Row
@@ -49,14 +47,3 @@ def test_a_table_by_hand():
         "critic                          1,500",
         "all                             1,507",
     ]
-
-
-def test_bad_input(capsys):
-    arguments = ["show", "--algo", "ppo", "--stop", "env_steps=1e6", "--network", "--env"]
-    assert config_command.main([*arguments, "NoSuch-v1"]) == 2
-    assert "NoSuch-v1" in capsys.readouterr().err
-    assert config_command.main([*arguments, "CartPole-v1", "--set", "network.torso=jrl.none:Net"]) == 2
-    assert "network.torso jrl.none:Net: jrl.none cannot be imported" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        config_command.main(["validate", "--algo", "ppo", "--env", "CartPole-v1", "--network"])
-    assert "--network goes with show" in capsys.readouterr().err

@@ -248,12 +248,23 @@ def test_a_run_that_lost_its_latter_half_becomes_the_same_again(algo, backend, g
     assert prove_resume.differences(whole, halves)
 
 
-def test_exact_needs_steps_between_checkpoints(tmp_path, capsys):
-    assert run("ppo", "--set=checkpoint.exact=true", "--stop=env_steps=1000", out=tmp_path / "a") == 2
-    assert "checkpoint.exact needs checkpoint.every" in capsys.readouterr().err
-    beside = ["--set=checkpoint.every=100", "--set=evaluation.parallel=true", "--set=evaluation.every=100"]
-    assert run("ppo", "--set=checkpoint.exact=true", *beside, "--stop=env_steps=1000", out=tmp_path / "a") == 2
-    assert "checkpoint.exact: an evaluation beside training (evaluation.parallel)" in capsys.readouterr().err
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_a_run_whose_budget_grew_is_the_run_of_that_budget(algo, tmp_path):
+    """Learner, replay and environments, with the episodes in flight."""
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    options = ["--set=run.report_every=300", "--set=replay.prioritized=false"][: 1 + (algo == "dqn")]
+    assert run(algo, "--stop=env_steps=1500", *options, out=whole) == 0
+    assert run(algo, "--stop=env_steps=500", *options, out=halves) == 0
+    assert checkpoint.read_meta(checkpoint.locate(halves))["env_steps"] < 1000
+    assert run(algo, "--stop=env_steps=1500", *options, "--resume=auto", out=halves) == 0
+    found = [checkpoint.locate(d) for d in (whole, halves)]
+    for part in ("learner", "source", *(["replay"] if algo == "dqn" else [])):
+        jax.tree.map(np.testing.assert_array_equal, *(checkpoint.read(path, part) for path in found))
+    metas = [checkpoint.read_meta(path) for path in found]
+    assert len({(meta["iteration"], meta["env_steps"]) for meta in metas}) == 1
+    rows = [loggers.read_rows(d / "result.jsonl")[-1] for d in (whole, halves)]
+    assert len({(row["episode/return"], row["updates"]) for row in rows}) == 1 and rows[0]["updates"] > 0
 
 
 def test_the_guarantee_is_told_and_stored(tmp_path, capsys):

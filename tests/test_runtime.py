@@ -18,7 +18,6 @@ from jrl.host import runtime
 from jrl.rollout import ray_cluster
 from jrl.rollout.runner_health import RunnerOptions
 from jrl.run import checkpoint
-from jrl.settings import config
 from jrl.settings.sections import RuntimeConfig
 
 SMALL = [
@@ -107,24 +106,6 @@ def test_env_runners_have_the_variables(environ):
     assert found == {"JRL_TEST": "5", "JAX_PLATFORMS": "cpu"}
     runtime.apply(RuntimeConfig())
     assert "JRL_TEST" not in ray_cluster._environment(RunnerOptions(), False)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"mem_fraction": 0}, "runtime.mem_fraction: expected a number in (0, 1] or null, got 0.0"),
-        ({"mem_fraction": 1.5}, "runtime.mem_fraction: expected a number in (0, 1] or null, got 1.5"),
-        ({"cpu_threads": 0}, "runtime.cpu_threads: expected a whole number in [1, 4096] or null, got 0"),
-        ({"xla_flags": "--a b=1"}, "runtime.xla_flags: expected --name=value, separated by spaces, got 'b=1'"),
-        ({"env": {"A B": 1}}, "runtime.env: 'A B' is no name"),
-        ({"env": {"A": True}}, "runtime.env.A: expected"),
-        ({"env": {"JAX_PLATFORMS": "cpu"}}, "runtime.env: JAX_PLATFORMS is read when jax is imported"),
-    ],
-)
-def test_what_is_wrong_is_said_at_once(given, message):
-    with pytest.raises(InputError) as e:
-        config.from_dict({"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1"}, "runtime": given})
-    assert len(e.value.errors) == 1 and e.value.errors[0].startswith(message)
 
 
 def test_the_builder_applies_them(environ):

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -31,14 +30,6 @@ TASKS = {
 
 def run(name, *args, out):
     return train.main(["--algo", name, "--env", TASKS[name], *SMALL, "--out", str(out), *args])
-
-
-def parts_of(directory, *parts):
-    """The arrays of a run's latest checkpoint, without knowing their structure."""
-    import orbax.checkpoint as ocp
-
-    with ocp.StandardCheckpointer() as reader:
-        return jax.tree.leaves([reader.restore(checkpoint.locate(directory) / part) for part in parts])
 
 
 # options of another's algorithm, which have tests of their own: in the slow set
@@ -79,22 +70,6 @@ def test_every_config_trains(name, tmp_path):
     assert last["env_steps"] >= 60 and last["updates"] >= 8
     losses = [k for k in last if k.startswith("loss/")]
     assert losses and all(np.isfinite(last[k]) for k in losses)
-
-
-@pytest.mark.slow
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, capsys):
-    """With uniform replay; all algorithms, and prioritised replay: tests/test_resume.py."""
-    name, options = "dqn", ["--set=replay.prioritized=false"]
-    whole, halves = tmp_path / "whole", tmp_path / "halves"
-    assert run(name, "--stop=env_steps=900", *options, out=whole) == 0
-    assert run(name, "--stop=env_steps=400", *options, out=halves) == 0
-    assert run(name, "--stop=env_steps=900", *options, "--resume=auto", out=halves) == 0
-    assert "resume continues exactly" in capsys.readouterr().out
-    parts = ("learner", "replay", "source")
-    for a, b in zip(parts_of(whole, *parts), parts_of(halves, *parts), strict=True):
-        np.testing.assert_array_equal(a, b)
-    a, b = (loggers.read_rows(d / "result.jsonl")[-1] for d in (whole, halves))
-    assert a["updates"] == b["updates"] > 0
 
 
 def test_envpool_trains_in_one_program_and_its_runs_continue(tmp_path, capsys):
@@ -140,28 +115,3 @@ def test_without_the_replay_a_resumed_run_fills_it_anew(tmp_path, capsys):
     # and one that is asked for where there is none is told of
     assert run("dqn", "--stop=env_steps=900", "--set=checkpoint.replay=full", "--resume=auto", out=tmp_path / "a") == 2
     assert "checkpoint.replay=none" in capsys.readouterr().err
-
-
-def test_a_replay_that_does_not_fit_is_refused_before_anything_is_made(tmp_path, capsys):
-    assert run("dqn", "--stop=env_steps=900", "--set=replay.capacity=2000000000", out=tmp_path / "a") == 2
-    assert "would fit" in capsys.readouterr().err
-    assert not (tmp_path / "a" / "config.yaml").exists()
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--set=replay.train_every=10"], "replay.train_every 10 is not divisible by env.num_envs 4: 8 or 12"),
-        (["--set=replay.frame_stack=4"], "replay.frame_stack 4: observations (4,) are no stacks of 4 images: use 1"),
-        (
-            ["--set=algo.exploration.name=gaussian"],
-            "algo.exploration.name: expected one of epsilon_greedy, soft_q, parameter_noise, random, custom",
-        ),
-        (["--set=algo.exploration={name: custom, path: no.such:thing}"], "no.such cannot be imported"),
-        (["--env=Pendulum-v1"], "dqn needs a Discrete action space"),
-        (["--set=algo.num_atom=3"], "unknown key algo.num_atom: did you mean algo.num_atoms?"),
-    ],
-)
-def test_bad_input_exits_with_2(args, message, tmp_path, capsys):
-    assert run("dqn", "--stop=env_steps=100", *args, out=tmp_path / "a") == 2
-    assert message in capsys.readouterr().err

@@ -87,7 +87,11 @@ def without_void(batch: Batch) -> Batch:
 
 
 def weights(mask: Array, axis_name: str | None) -> Array:
-    """[T, B] f32: 0 on masked rows, the same on all others, 1 on average over all rows and devices."""
+    """[T, B] f32: 0 on masked rows, the same on all others, 1 on average over all rows and devices.
+
+    >>> weights(jnp.array([[True, False], [True, True]]), None).mean(), weights(jnp.array([[True, False]]), None)
+    (Array(1., dtype=float32), Array([[2., 0.]], dtype=float32))
+    """
     weight = mask.astype(jnp.float32)
     return weight / jnp.maximum(pmean(weight.mean(), axis_name), 1e-8)
 

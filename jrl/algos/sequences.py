@@ -34,7 +34,14 @@ def length_of(network: NetworkConfig, num_steps: int) -> int:
 
 
 def split(x: Array, length: int) -> Array:
-    """[T, B, *] -> [T / L * B, L, *]: row k B + b is the k-th sequence of column b."""
+    """[T, B, *] -> [T / L * B, L, *]: row k B + b is the k-th sequence of column b.
+
+    >>> split(jnp.arange(8).reshape(4, 2), length=2)  # 4 steps of 2 environments
+    Array([[0, 2],
+           [1, 3],
+           [4, 6],
+           [5, 7]], dtype=int32)
+    """
     steps, columns = x.shape[:2]
     x = x.reshape(steps // length, length, columns, *x.shape[2:])
     return jnp.swapaxes(x, 1, 2).reshape(-1, length, *x.shape[3:])
@@ -112,6 +119,9 @@ def sequence_priority(error: Array, weight: Array, eta: float = 0.9) -> Array:
       error, weight: [N, L].
     Returns:
       [N] f32, 0 where all rows are void.
+
+    >>> sequence_priority(jnp.array([[1.0, -3.0, 100.0]]), jnp.array([[1.0, 1.0, 0.0]]), eta=0.5)
+    Array([2.5], dtype=float32)
     """
     valid = (weight > 0).astype(jnp.float32)
     error = jnp.where(weight > 0, jnp.abs(error), 0.0)

@@ -255,7 +255,11 @@ def bounded(cls: type) -> type:
 
 
 def range_words(hint: Any) -> str:
-    """The range of the numbers that a field takes, such as "in [0, 1]"; "" where there is none to tell."""
+    """The range of the numbers that a field takes, such as "in [0, 1]"; "" where there is none to tell.
+
+    >>> range_words(Unit), range_words(Count | None), range_words(float)
+    ('in [0, 1]', 'at least 1', '')
+    """
     if _is_union(hint):
         return next(filter(None, map(range_words, typing.get_args(hint))), "")
     origin, args = typing.get_origin(hint), typing.get_args(hint)
@@ -269,7 +273,11 @@ def range_words(hint: Any) -> str:
 
 
 def describe(hint: Any, within: Range | None = None) -> str:
-    """What a leaf of type `hint` accepts, for "expected ..."."""
+    """What a leaf of type `hint` accepts, for "expected ...".
+
+    >>> describe(Unit | None), describe(tuple[str, ...])
+    ('a number in [0, 1] or null', 'a list, each entry text')
+    """
     words = f" {within.words()}" if within and within.words() else ""
     simple = {
         int: f"a whole number{words}", float: f"a number{words}", bool: "true or false", str: "text",

@@ -52,7 +52,11 @@ def plain(value: Any) -> Any:
 
 
 def flatten(data: Any, prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> leaf. An empty mapping is a leaf."""
+    """Dotted key -> leaf. An empty mapping is a leaf.
+
+    >>> flatten({"algo": {"name": "ppo", "lr": 0.1}, "custom": {}})
+    {'algo.name': 'ppo', 'algo.lr': 0.1, 'custom': {}}
+    """
     if not isinstance(data, Mapping) or (prefix and not data):
         return {prefix: data}
     return {k: v for name, sub in data.items() for k, v in flatten(sub, f"{prefix}.{name}" if prefix else name).items()}
@@ -62,6 +66,11 @@ def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any
     """`override` over `base`, recursively; neither is changed.
 
     Where both have a `name` and the names differ, the section is of another kind: `override` replaces it as a whole.
+
+    >>> merge({"algo": {"name": "ppo", "lr": 0.1}, "seed": 1}, {"algo": {"lr": 0.2}})
+    {'algo': {'name': 'ppo', 'lr': 0.2}, 'seed': 1}
+    >>> merge({"algo": {"name": "ppo", "lr": 0.1}, "seed": 1}, {"algo": {"name": "dqn"}})
+    {'algo': {'name': 'dqn'}, 'seed': 1}
     """
     old, new = base.get("name"), override.get("name")
     if isinstance(old, str) and isinstance(new, str) and old.lower() != new.lower():
@@ -313,7 +322,11 @@ def _mend(key: str, valid: list[str], synonyms: Mapping[str, str]) -> str:
 
 
 def nearest(key: str, valid: Iterable[str], synonyms: Mapping[str, str]) -> str | None:
-    """The valid dotted key that the writer of `key` most likely meant; the own section first, then the whole tree."""
+    """The valid dotted key that the writer of `key` most likely meant; the own section first, then the whole tree.
+
+    >>> nearest("algo.learning_rat", ["algo.lr", "algo.gamma", "env.id"], {"learning_rate": "lr"})
+    'algo.lr'
+    """
     valid, key = list(valid), key[-200:]
     head, _, name = key.rpartition(".")
     name = name[:80]

@@ -61,7 +61,11 @@ def check_observations(id: str, shapes: Iterable[tuple[str, tuple[int, ...], int
 
 
 def words(count: int) -> str:
-    """Writes a number of bytes down."""
+    """Writes a number of bytes down.
+
+    >>> words(1_500_000), words(2_500_000_000)
+    ('1.5 MB', '2.50 GB')
+    """
     return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 

@@ -19,6 +19,12 @@ def counts(name: str, row: Mapping[str, Any], window: int) -> bool:
 
 
 def met(name: str, row: Mapping[str, Any], target: float, window: int) -> bool:
-    """Whether the row has the metric, it counts, and is at least `target`."""
+    """Whether the row has the metric, it counts, and is at least `target`.
+
+    A mean over 3 episodes is not yet one over 10:
+
+    >>> [met("episode/return", {"episode/return": 500, "episode/window": n}, 475, window=10) for n in (3, 10)]
+    [False, True]
+    """
     value = row.get(name)
     return value is not None and counts(name, row, window) and value >= target

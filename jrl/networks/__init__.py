@@ -193,6 +193,13 @@ def build(spec: EnvSpec, cfg: NetworkConfig, heads: Mapping[str, Head]) -> Netwo
       A Network. `apply(params, obs, *names)` takes observations with any leading axes.
     Raises:
       InputError: encoders, torso or core do not fit the observation space.
+
+    >>> from jrl.types import Box, Discrete
+    >>> spec = EnvSpec(Box((4,)), Discrete(2), num_envs=8)
+    >>> net = build(spec, NetworkConfig(hidden=(16,)), {"policy": Head(2, 0.01), "value": Head(1)})
+    >>> logits, value = net.apply(net.init(jax.random.key(0)), jnp.zeros((8, 4)))
+    >>> logits.shape, value.shape
+    ((8, 2), (8, 1))
     """
     space = spaces.seen(spec.observation)
     check(space, cfg)
@@ -237,5 +244,9 @@ def build(spec: EnvSpec, cfg: NetworkConfig, heads: Mapping[str, Head]) -> Netwo
 
 
 def parameter_count(params: PyTree) -> int:
-    """Number of scalars in a tree of arrays."""
+    """Number of scalars in a tree of arrays.
+
+    >>> parameter_count({"kernel": jnp.zeros((4, 2)), "bias": jnp.zeros(2)})
+    10
+    """
     return sum(math.prod(x.shape) for x in jax.tree.leaves(params))

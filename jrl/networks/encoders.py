@@ -29,6 +29,11 @@ def choose(space: Space, cfg: NetworkConfig) -> dict[str, str]:
 
     Raises:
       InputError: `network.encoders` names an array or an encoder that there is not, or one that does not fit.
+
+    >>> from jrl.types import Box, Dict
+    >>> camera, speed = Box((84, 84, 3), "uint8", 0, 255), Box((2,))
+    >>> choose(Dict((("camera", camera), ("speed", speed))), NetworkConfig())
+    {'camera': 'nature_cnn', 'speed': 'flat'}
     """
     found = dict(spaces.leaves(space))
     errors = []

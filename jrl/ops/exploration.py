@@ -48,7 +48,14 @@ def masked_q(q, mask) -> jax.Array:
 
 
 def masked_argmax(q, mask=None) -> jax.Array:
-    """The action of the highest Q of [..., A] f32 among those that the mask [..., A] allows: [...] i32."""
+    """The action of the highest Q of [..., A] f32 among those that the mask [..., A] allows: [...] i32.
+
+    The last row allows nothing, and counts as one that allows everything:
+
+    >>> mask = jnp.array([[True, True, True], [False, True, True], [False, False, False]])
+    >>> masked_argmax(jnp.array([[3.0, 1.0, 2.0]] * 3), mask)
+    Array([0, 2, 0], dtype=int32)
+    """
     return jnp.argmax(masked_q(q, mask), -1).astype(jnp.int32)
 
 
@@ -104,6 +111,9 @@ def epsilon_ladder(base, alpha, rung) -> jax.Array:
       rung:  [B] f32, see `ladder_rung`.
     Returns:
       [B] f32.
+
+    >>> epsilon_ladder(0.5, 3.0, ladder_rung(4))
+    Array([0.5   , 0.25  , 0.125 , 0.0625], dtype=float32)
     """
     return jnp.asarray(base, jnp.float32) ** (1.0 + alpha * rung)
 
@@ -226,6 +236,9 @@ def adapted_std(std, distance, target, factor) -> jax.Array:
       factor:   scalar, above 1.
     Returns:
       Scalar f32, in 1e-6..1e3: where no noise makes a difference, it does not run away.
+
+    >>> [float(adapted_std(0.5, distance, target=1.0, factor=2.0)) for distance in (0.9, 1.1)]
+    [1.0, 0.25]
     """
     return jnp.clip(jnp.where(distance > target, std / factor, std * factor), 1e-6, 1e3)
 

@@ -32,6 +32,9 @@ def weighted_mean(x, weight, *, axis_name: str | None = None) -> jax.Array:
       [] f32.
     Raises:
       ValueError: shapes disagree.
+
+    >>> weighted_mean(jnp.array([1.0, 3.0, 100.0]), jnp.array([1.0, 1.0, 0.0]))
+    Array(2., dtype=float32)
     """
     _check_shapes(x=x, weight=weight)
     weight = jnp.asarray(weight, jnp.float32)
@@ -54,6 +57,12 @@ def clipped_surrogate(log_prob, old_log_prob, advantage, *, clip_eps) -> tuple[j
       loss [N] f32, and clipped [N] f32: 1 where the ratio lies outside 1 +- eps.
     Raises:
       ValueError: shapes disagree.
+
+    Both ratios are 2: a good action gains nothing beyond 1.25, a bad one pays in full.
+
+    >>> log_prob, advantage = jnp.log(jnp.array([0.5, 0.5])), jnp.array([1.0, -1.0])
+    >>> clipped_surrogate(log_prob, jnp.log(jnp.array([0.25, 0.25])), advantage, clip_eps=0.25)
+    (Array([-1.25,  2.  ], dtype=float32), Array([1., 1.], dtype=float32))
     """
     _check_shapes(log_prob=log_prob, old_log_prob=old_log_prob, advantage=advantage)
     advantage = lax.stop_gradient(advantage)
@@ -76,6 +85,11 @@ def clipped_value_loss(value, old_value, target, *, clip_eps=None) -> jax.Array:
       loss [N] f32.
     Raises:
       ValueError: shapes disagree.
+
+    The value is at its target, but it came too far from the old one to count as that:
+
+    >>> clipped_value_loss(jnp.array([2.0]), jnp.array([0.0]), jnp.array([2.0]), clip_eps=0.5)
+    Array([1.125], dtype=float32)
     """
     _check_shapes(value=value, old_value=old_value, target=target)
     old_value, target = lax.stop_gradient((old_value, target))
@@ -111,6 +125,9 @@ def huber(x, delta=1.0) -> jax.Array:
       delta: positive scalar.
     Returns:
       the shape of `x`, f32.
+
+    >>> huber(jnp.array([0.5, -3.0]))
+    Array([0.125, 2.5  ], dtype=float32)
     """
     quadratic = jnp.minimum(jnp.abs(x), delta)
     return quadratic * (jnp.abs(x) - 0.5 * quadratic)
@@ -127,6 +144,10 @@ def explained_variance(target, value, weight, *, axis_name: str | None = None) -
       [] f32, at most 1.
     Raises:
       ValueError: shapes disagree.
+
+    >>> target, weight = jnp.array([0.0, 2.0, 4.0]), jnp.ones(3)
+    >>> [float(explained_variance(target, value, weight)) for value in (target, target / 2, jnp.full(3, 2.0))]
+    [1.0, 0.75, 0.0]
     """
     _check_shapes(target=target, value=value, weight=weight)
 

@@ -63,6 +63,10 @@ def update(stats: RunningStats, x, weight=None, *, axis_name=None) -> RunningSta
       RunningStats, the same on every device if `stats` was.
     Raises:
       ValueError: `x` does not end in the sample's shape, or `weight` has not the batch's.
+
+    >>> stats = update(init((2,)), jnp.array([[1.0, 0.0], [3.0, 8.0], [100.0, 100.0]]), jnp.array([1, 1, 0]))
+    >>> stats.mean, std(stats)
+    (Array([2., 4.], dtype=float32), Array([1., 4.], dtype=float32))
     """
     batch = _batch_shape(stats, x)
     if weight is not None and jnp.shape(weight) != batch:
@@ -134,6 +138,9 @@ def normalize(stats: RunningStats, x, *, clip=10.0, eps=1e-8) -> jax.Array:
       f32 of the shape of `x`, or a pytree of them.
     Raises:
       ValueError: `x` does not end in the sample's shape.
+
+    >>> normalize(update(init(()), jnp.array([1.0, 3.0])), jnp.array([2.0, 5.0, 1e6]))
+    Array([ 0.,  3., 10.], dtype=float32)
     """
     _batch_shape(stats, x)
     bound = None if clip is None else jnp.where(stats.count > 0, clip, jnp.inf)

@@ -37,6 +37,16 @@ def gae(reward, terminated, done, value, *, gamma, gae_lambda) -> tuple[jax.Arra
       advantage [T, B] and target [T, B] (the lambda-return), f32, without gradient.
     Raises:
       ValueError: shapes disagree.
+
+    The first of two environments ends; the second is at its time limit, where V is 4:
+
+    >>> reward, value = jnp.ones((3, 2)), jnp.zeros((4, 2)).at[3].set(4.0)
+    >>> terminated = jnp.zeros((3, 2), bool).at[2, 0].set(True)
+    >>> done = terminated.at[2, 1].set(True)
+    >>> gae(reward, terminated, done, value, gamma=0.5, gae_lambda=1.0)[0]
+    Array([[1.75, 2.25],
+           [1.5 , 2.5 ],
+           [1.  , 3.  ]], dtype=float32)
     """
     _check_shapes(reward, terminated=terminated, done=done, value=value)
     reward, value, gamma, gae_lambda = _constants(reward, value, gamma, gae_lambda)
@@ -78,6 +88,12 @@ def n_step_returns(reward, terminated, done, value, *, gamma, n: int) -> jax.Arr
       target [T, B] f32, without gradient.
     Raises:
       ValueError: shapes disagree, or n < 1.
+
+    >>> reward, value = jnp.array([[1.0], [2.0], [4.0]]), jnp.array([[0.0], [0.0], [0.0], [8.0]])
+    >>> n_step_returns(reward, jnp.zeros_like(reward, bool), jnp.zeros_like(reward, bool), value, gamma=0.5, n=2)
+    Array([[2.],
+           [6.],
+           [8.]], dtype=float32)
     """
     _check_shapes(reward, terminated=terminated, done=done, value=value)
     if n < 1:
@@ -108,6 +124,11 @@ def discounted_returns(reward, done, initial, *, gamma) -> tuple[jax.Array, jax.
       Without gradient.
     Raises:
       ValueError: shapes disagree.
+
+    >>> reward, done = jnp.ones((3, 1)), jnp.array([[False], [True], [False]])
+    >>> g, final = discounted_returns(reward, done, jnp.array([2.0]), gamma=0.5)
+    >>> g[:, 0], final
+    (Array([2., 2., 1.], dtype=float32), Array([1.], dtype=float32))
     """
     _check_shapes(reward, done=done, initial=initial)
     reward, initial, gamma = _constants(reward, initial, gamma)
@@ -148,6 +169,12 @@ def vtrace(
       VTrace(advantage [T, B], target [T, B]) f32, without gradient.
     Raises:
       ValueError: shapes disagree.
+
+    Actions that the learner takes half as often count half, those that it takes more often no more than once:
+
+    >>> no, log_rho = jnp.zeros((1, 2), bool), jnp.log(jnp.array([[0.5, 4.0]]))
+    >>> vtrace(jnp.ones((1, 2)), no, no, jnp.zeros((2, 2)), log_rho, gamma=0.9).target
+    Array([[0.5, 1. ]], dtype=float32)
     """
     _check_shapes(reward, terminated=terminated, done=done, value=value, log_rho=log_rho)
     reward, value, log_rho, gamma, decay = _constants(reward, value, log_rho, gamma, gamma * vtrace_lambda)
@@ -187,6 +214,9 @@ def signed_hyperbolic(x, eps=1e-3) -> jax.Array:
       eps: positive scalar.
     Returns:
       The shape of `x`, f32; increasing in x, and 0 at 0.
+
+    >>> signed_hyperbolic(jnp.array([-3.0, 0.0, 99.0]), eps=0.0)
+    Array([-1.,  0.,  9.], dtype=float32)
     """
     return jnp.sign(x) * (jnp.sqrt(jnp.abs(x) + 1.0) - 1.0) + eps * x
 

@@ -18,6 +18,9 @@ def value(schedule, step) -> jax.Array:
       [] f32.
     Raises:
       ValueError: `schedule` is neither a scalar nor a sequence of pairs.
+
+    >>> [float(value(((0, 1.0), (100, 0.5)), step)) for step in (0, 50, 1000)]
+    [1.0, 0.75, 0.5]
     """
     if not isinstance(schedule, tuple | list):
         if jnp.ndim(schedule) != 0:

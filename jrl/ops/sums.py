@@ -16,6 +16,13 @@ def add(total: Any, rest: Any, x: Any) -> tuple[jax.Array, jax.Array]:
       x:     f32 of the same shape.
     Returns:
       (total, rest) with `x` in them. A sum that is read from `total` alone is right to the last place.
+
+    2^24 + 1 is no float32:
+
+    >>> import jax.numpy as jnp
+    >>> total, rest = add(jnp.float32(2.0**24), jnp.float32(0.0), jnp.float32(1.0))
+    >>> float(total), float(rest), float(add(total, rest, jnp.float32(1.0))[0]) - 2**24
+    (16777216.0, 1.0, 2.0)
     """
     coarse = total + x
     added = coarse - total

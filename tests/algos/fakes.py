@@ -9,10 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from cases import CASES
+from jax.sharding import PartitionSpec as P
 
 from jrl import algos
 from jrl.networks import NetworkConfig
-from jrl.types import Batch, Box, Discrete, EnvSpec, MultiDiscrete, Rollout
+from jrl.replay import ring, sequences
+from jrl.rollout import unroll
+from jrl.run import parallel
+from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, GraphEnv, MultiDiscrete, Rollout, StepResult, element
 
 VECTOR = Box((4,))
 BOX = Box((3,), low=-1.0, high=1.0)
@@ -127,6 +131,82 @@ def data(algo, env_spec, actor, *, seed=0, T=8):
     if algo.on_policy:
         return rollout(algo, env_spec, actor, T=T, seed=seed)
     return batch(algo, env_spec, actor, seed=seed, N=8 * T)
+
+
+STEPS, COLUMNS = 8, 4
+
+
+def world(env_spec, end_rate=0.2):
+    """Observations, rewards and ends at random, under the contract; where an episode ends, no action is allowed."""
+    B = env_spec.num_envs
+
+    def observe(key, end):
+        keys = iter(jax.random.split(key, 8))
+        obs = jax.tree.map(
+            lambda x: jax.random.normal(next(keys), (B, *x.shape)).astype(x.dtype), element(env_spec.observation)
+        )
+        if isinstance(env_spec.observation, Dict) and "action_mask" in obs:
+            allowed = jax.random.bernoulli(next(keys), 0.6, (B, 3)).at[:, 1].set(True)
+            obs["action_mask"] = jnp.where(end[:, None], 0, allowed).astype(jnp.int8)
+        return obs
+
+    def step(done, action, key):
+        keys = jax.random.split(key, 4)
+        end = jax.random.bernoulli(keys[0], end_rate, (B,)) & ~done
+        limit = jax.random.bernoulli(keys[1], 0.5, (B,))
+        reward = jnp.where(done, 0.0, jax.random.normal(keys[2], (B,)))
+        return end, StepResult(observe(keys[3], end), reward, end & ~limit, end & limit)
+
+    start = jnp.zeros((B,), bool)
+    return GraphEnv(env_spec, lambda key: (start, observe(key, start)), step)
+
+
+def rollouts(algo, env_spec, actor, count=2, explore=True, seed=3):
+    """Consecutive ones of `world`; the same environments and keys for every algorithm."""
+    key = jax.random.key(seed)
+    source = unroll.make(world(env_spec), algo.act, length=STEPS, carry=algo.carry, explore=explore)
+    state, made = source.init(key), []
+    step = jax.jit(source.step)
+    for i in range(count):
+        state, rollout, _ = step(state, actor, jax.random.fold_in(key, i))
+        made.append(rollout)
+    assert all(not np.asarray(rollout.mask).all() for rollout in made)
+    return made
+
+
+def drawn(algo, env_spec, actor, batch_size=8, *, burn_in=2, length=6):
+    """What `algo.update` learns from, with memory too: the second of two rollouts, or what replay draws of both."""
+    made = rollouts(algo, env_spec, actor)
+    if algo.on_policy:
+        return made[1]
+    kinds = {"obs": element(env_spec.observation), "action": element(env_spec.action)}
+    sizes = {"capacity": 200, "num_envs": env_spec.num_envs, "batch_size": batch_size, "gamma": 0.9, "n_step": 2}
+    if algo.sequences:
+        kept = jax.eval_shape(lambda: algo.carry(1).memory)
+        extras = {"carry": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), kept)}
+        buffer = sequences.make(**kinds, **sizes, length=length, burn_in=burn_in, extras=extras)
+    else:
+        buffer = ring.make(**kinds, **sizes)
+    state = buffer.init()
+    for rollout in made:
+        state = buffer.add(state, rollout)
+    return buffer.sample(state, jax.random.key(9))
+
+
+def per_device(data, devices, axis=0):
+    """Columns or rows split along a new leading axis of devices, for jax.pmap; `axis`: how many stand before them."""
+
+    def split(spec, leaf):
+        at = axis + (1 if spec == parallel.ROLLOUT.obs else 0)
+        shape = (*leaf.shape[:at], devices, -1, *leaf.shape[at + 1 :])
+        return jnp.moveaxis(leaf.reshape(shape), at, 0)
+
+    return jax.tree.map(
+        lambda spec, part: jax.tree.map(functools.partial(split, spec), part),
+        parallel.ROLLOUT if isinstance(data, Rollout) else parallel.PER_DEVICE,
+        data,
+        is_leaf=lambda x: isinstance(x, P),
+    )
 
 
 def perturbed(state, scale=0.3):

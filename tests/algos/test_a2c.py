@@ -79,14 +79,6 @@ def test_it_is_ppo_with_one_pass_in_one_minibatch(action, options):
         assert_close(getattr(got, field.name), getattr(want, field.name), atol=1e-6)
 
 
-def test_microbatches_change_nothing():
-    _, algo, state, rollout = setting(CFG)
-    whole = jax.jit(algo.update)(state, rollout, KEY)
-    for size in (1, 12):
-        _, algo, _, _ = setting(dataclasses.replace(CFG, microbatch_size=size))
-        assert_close(jax.jit(algo.update)(state, rollout, KEY), whole, atol=1e-6)
-
-
 def test_with_a_shared_torso_the_values_of_acting_are_used():
     network = NetworkConfig(hidden=(8, 8), shared=True)
     _, algo, state, rollout = setting(CFG, network=network)

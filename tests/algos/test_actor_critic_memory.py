@@ -5,13 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.algos import a2c, actor_critic, ppo, sequences
+from jrl.algos import actor_critic, ppo, sequences
 from jrl.algos.agent import split_carry
 from jrl.envs import graph, toys
 from jrl.fields import hyper
 from jrl.networks import NetworkConfig
 from jrl.rollout import unroll
-from jrl.run import parallel
 from jrl.types import InputError, Window
 
 CORES = {
@@ -99,44 +98,6 @@ def test_values_are_those_of_single_steps():
 def test_sequences_are_stretches_of_columns():
     x = jnp.arange(6 * 2).reshape(6, 2)
     np.testing.assert_array_equal(sequences.split(x, 3), [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9, 11]])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [pytest.param(ppo, marks=pytest.mark.slow), a2c])
-def test_masked_rows_do_not_matter(make):
-    network = NetworkConfig(hidden=(8,), core=CORES["gru"])
-    cfg = make.Config(**({"num_epochs": 1, "num_minibatches": 2} if make is ppo else {}))
-    algo = make.make(cfg, env().spec, network)
-    state, rollout = collect(algo, env(), 2)
-    void = ~rollout.mask
-    changed = rollout.replace(
-        action=jnp.where(void, 1 - rollout.action, rollout.action), reward=jnp.where(void, 1e6, rollout.reward)
-    )
-    update = jax.jit(algo.update)
-    results = [update(state, r, jax.random.key(1))[0].params for r in (rollout, changed)]
-    jax.tree.map(np.testing.assert_array_equal, *results)
-
-
-@pytest.mark.slow
-def test_one_device_learns_what_four_learn():
-    network = NetworkConfig(hidden=(8,), core=CORES["lstm"], max_seq_len=8)
-    cfg = ppo.Config(num_epochs=2, num_minibatches=2)
-    world = env(8)
-    state, rollout = collect(ppo.make(cfg, world.spec, network), world, 2)
-    alone = jax.jit(ppo.make(cfg, world.spec, network).update)(state, rollout, jax.random.key(1))[0]
-    algo = ppo.make(cfg, world.spec, network, axis_name=parallel.AXIS)
-    columns = lambda x: jnp.stack(jnp.split(x, 4, axis=1))
-    rows = lambda x: jnp.stack(jnp.split(x, 4, axis=0))
-    split = jax.tree.map(columns, rollout.replace(last_obs=(), contiguous=(), carry=()))
-    split = split.replace(
-        last_obs=jax.tree.map(rows, rollout.last_obs),
-        contiguous=rows(rollout.contiguous),
-        carry=jax.tree.map(rows, rollout.carry),
-    )
-    update = jax.jit(jax.vmap(lambda s, r: algo.update(s, r, jax.random.key(1))[0], axis_name=parallel.AXIS))
-    together = update(jax.tree.map(lambda x: jnp.stack([x] * 4), state), split)
-    for mine, theirs in zip(jax.tree.leaves(alone.params), jax.tree.leaves(together.params), strict=True):
-        np.testing.assert_allclose(mine, theirs[0], atol=2e-5)
 
 
 def test_sequences_that_do_not_fit():

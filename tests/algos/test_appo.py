@@ -6,10 +6,9 @@ import fakes
 import jax
 import jax.numpy as jnp
 import numpy as np
-import probes
 import pytest
 from fakes import assert_close, assert_same, differ
-from test_impala import SOFTMAX, reference_vtrace
+from test_impala import reference_vtrace
 
 from jrl.algos import actor_critic, appo, ppo
 from jrl.fields.data import Fresh
@@ -127,39 +126,3 @@ def test_a_rollout_is_counted_once_however_often_it_is_learned_from():
     kept, rows = np.asarray(rollout.mask), np.asarray(rollout.obs, np.float64)
     np.testing.assert_allclose(after.obs_stats.mean, rows[kept].mean(0), rtol=1e-4, atol=1e-5)
     assert_close(after.obs_stats, algo.ingest(state, rollout).obs_stats)
-
-
-# ---------------------------------------------------------------- lag
-
-CHAIN = {"lr": 1e-2, "ent_coef": 0.5, "normalize_advantage": False, "target_update_every": 2}
-
-
-def test_unclipped_the_policy_that_acts_does_not_matter():
-    clips = {"clip_rho": 100.0, "clip_pg_rho": 100.0, "clip_target_ratio": 100.0}
-    policy, value = probes.learn_chain("appo", **CHAIN, **clips)
-    np.testing.assert_allclose(policy, SOFTMAX, atol=1e-3)
-    np.testing.assert_allclose(value, probes.chain_values(SOFTMAX), atol=1e-3)
-
-
-def test_clipped_the_values_are_those_of_a_policy_between():
-    policy, value = probes.learn_chain("appo", **CHAIN)
-    want = probes.chain_values(probes.between(policy, 1.0))
-    assert np.abs(want - probes.chain_values(policy)).min() > 0.05
-    np.testing.assert_allclose(value, want, atol=0.02)
-
-
-def test_without_the_correction_values_and_policy_are_wrong():
-    policy, value = probes.learn_chain("appo", corrected=False, **CHAIN)
-    assert np.abs(value - probes.chain_values(policy)).min() > 0.3
-    assert np.abs(policy - SOFTMAX).max() > 0.1
-
-
-@pytest.mark.parametrize("lag", range(probes.MAX_LAG + 1))
-def test_known_answers_with_actors_of_older_updates(lag):
-    value, act = probes.train("appo", probes.obs_and_action_dependent_reward(), lag=lag, target_update_every=2)
-    np.testing.assert_array_equal(act([-1.0, 1.0]), [0, 1])
-    np.testing.assert_allclose(value([-1.0, 1.0]), [1.0, 1.0], atol=0.15)
-
-
-def test_config_says_what_is_wrong():
-    assert [m.split()[0] for m in appo.Config(kl_target=0.1).validate()] == ["kl_target"]

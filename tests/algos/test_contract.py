@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import fakes
 import jax
@@ -13,12 +14,11 @@ from fakes import assert_close, assert_same, differ
 from jax.sharding import PartitionSpec as P
 
 from jrl import algos
-from jrl.errors import InputError
 from jrl.fields.data import Replay, learns_from
-from jrl.networks import NetworkConfig
+from jrl.ops import minibatch
 from jrl.run import checkpoint, parallel
 from jrl.settings import config
-from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete, Rollout, UpdateAux
+from jrl.types import Box, Rollout, UpdateAux
 
 NAMES = algos.names()
 KEY = jax.random.key(11)
@@ -48,7 +48,6 @@ def made(name, loaded):
     return Made(name, **(CASES[name].loaded if loaded else {}))
 
 
-PPOS_RELATIVES = tuple(name for name in NAMES if CASES[name].like == "ppo")
 slow = lambda name, rare: pytest.param(name, marks=[pytest.mark.slow] if rare else [])
 OTHERS = tuple(name for name in NAMES if CASES[name].like)
 each = pytest.mark.parametrize("name", [slow(n, n in OTHERS) for n in NAMES])
@@ -198,22 +197,6 @@ def specs(data, before=()):
     return jax.tree.map(lambda s: P(*before, *s), spec, is_leaf=lambda x: isinstance(x, P))
 
 
-def per_device(data, devices, axis=0):
-    """Columns or rows split along a new leading axis of devices, for jax.pmap; `axis`: how many stand before them."""
-
-    def split(spec, leaf):
-        at = axis + (1 if spec == parallel.ROLLOUT.obs else 0)
-        shape = (*leaf.shape[:at], devices, -1, *leaf.shape[at + 1 :])
-        return jnp.moveaxis(leaf.reshape(shape), at, 0)
-
-    return jax.tree.map(
-        lambda spec, part: jax.tree.map(functools.partial(split, spec), part),
-        parallel.ROLLOUT if isinstance(data, Rollout) else parallel.PER_DEVICE,
-        data,
-        is_leaf=lambda x: isinstance(x, P),
-    )
-
-
 def updates(learn):
     """(state, data [K, ...], keys [K]) -> (state, aux of the last): K updates as one program."""
 
@@ -269,7 +252,7 @@ def test_any_number_of_devices_learns_the_same(name, loaded):
         return
     theirs = jax.pmap(run, axis_name=parallel.AXIS, in_axes=(0, 0, None))
     stacked = jax.tree.map(lambda x: jnp.stack([x] * 4), m.state)
-    state, aux = jax.block_until_ready(theirs(stacked, per_device(data, 4, axis=1), keys))
+    state, aux = jax.block_until_ready(theirs(stacked, fakes.per_device(data, 4, axis=1), keys))
     for device in range(4):
         assert_close(fakes.part(state, device), parallel.first(found[4][0]), atol=1e-7, rtol=1e-6)
     assert_close(fakes.part(aux.metrics, 0), parallel.first(found[4][1].metrics))
@@ -309,19 +292,17 @@ def test_void_rows_change_nothing(name, loaded):
     assert any(differ(before.params, m.update(m.state, data, KEY)[0].params) for data in changed)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if fakes.acts_in(n, Box)])
-def test_void_actions_of_a_box_change_nothing(name):
-    """A huge action on a void row has a log-probability that overflows."""
-    env_spec = fakes.spec(fakes.BOX)
-    algo = fakes.make(name, env_spec)
-    state = algo.init(KEY)
-    data, update = fakes.data(algo, env_spec, algo.actor(state)), jax.jit(algo.update)
-    before, aux = update(state, data, KEY)
-    void = ~data.mask if algo.on_policy else data.weight == 0
-    for value in (7.0, 1e30, np.inf, np.nan):
-        action = jnp.where(void[..., None], value, data.action)
-        after, spoiled = update(state, data.replace(action=action), KEY)
-        assert_same((before, aux.metrics), (after, spoiled.metrics), f"action {value}: ")
+@pytest.mark.parametrize(("name", "rows"), [("ppo", 1), ("ppo", 7), ("a2c", 12), ("pqn", 16)])
+def test_a_gradient_in_chunks_is_that_of_the_whole(name, rows, monkeypatch):
+    """`microbatch_size` where an algorithm has it; else what the processor's cache asks for."""
+    m = made(name, False)
+    state, aux = m.update(m.state, m.data, KEY)
+    options = {"microbatch_size": rows} if hasattr(fakes.config(name), "microbatch_size") else {}
+    if not options:
+        monkeypatch.setattr(minibatch, "chunk_rows", lambda num_rows, *limits, length=1: math.gcd(num_rows, rows))
+    parts, parts_aux = jax.jit(fakes.learn(fakes.make(name, m.spec, **options)))(m.state, m.data, KEY)
+    assert_close(parts, state, atol=5e-6)
+    assert_close(parts_aux.metrics, aux.metrics, atol=5e-6)
 
 
 @each_variant
@@ -341,86 +322,6 @@ def test_save_restore_continue(name, loaded, tmp_path):
     for i, data in enumerate(batches[2:], 2):
         resumed, _ = m.update(resumed, data, jax.random.fold_in(KEY, i))
     assert_same(straight, resumed)
-
-
-ACTIONS = [Discrete(3), MultiDiscrete((3, 2)), fakes.BOX, Box((2, 2), low=-1.0, high=1.0)]
-OBSERVATIONS = [
-    Box((4, 2)),
-    Box((6,), "uint8", 0, 255),
-    Discrete(5),
-    MultiDiscrete((3, 2)),
-    Box((9, 9, 2), "uint8", 0, 255),
-]
-
-
-def supported(actions, *more):
-    """Those of PPO's relatives in the slow set."""
-    return [
-        pytest.param(name, action, *more, marks=[pytest.mark.slow] if name in PPOS_RELATIVES else [])
-        for name in NAMES
-        for action in actions
-        if fakes.acts_in(name, type(action))
-    ]
-
-
-SPACES = supported(ACTIONS, fakes.VECTOR)
-SPACES += [
-    pytest.param(
-        name,
-        fakes.spec(name=name).action,
-        observation,
-        # an image takes ten seconds to compile: one algorithm of each kind
-        marks=[pytest.mark.slow] if len(observation.shape) == 3 or name not in ("ppo", "dqn", "sac") else [],
-    )
-    for name in NAMES
-    if name not in PPOS_RELATIVES
-    for observation in OBSERVATIONS
-]
-
-
-@pytest.mark.parametrize(("name", "action", "observation"), SPACES, ids=str)
-def test_spaces(name, action, observation):
-    """Shapes and dtypes of actions, and an update that moves the parameters and leaves them finite."""
-    env_spec = fakes.spec(action, observation)
-    network = fakes.NETWORK if len(observation.shape) < 3 else NetworkConfig(torso="impala")
-    options = {"normalize_obs": True} if hasattr(fakes.config(name), "normalize_obs") else {}
-    algo = fakes.make(name, env_spec, network, **options)
-    state = jax.jit(algo.init)(KEY)
-    data = fakes.data(algo, env_spec, algo.actor(state), T=4)
-    batch = (4, 8) if algo.on_policy else (32,)
-    assert data.action.shape == (*batch, *action.shape)
-    assert data.action.dtype == action.dtype
-    if not isinstance(action, Box):
-        high = np.asarray(action.n if isinstance(action, Discrete) else action.nvec) - 1
-        flat = np.asarray(data.action).reshape(32, *action.shape)
-        np.testing.assert_array_equal(flat.min(0), np.zeros_like(high))
-        np.testing.assert_array_equal(flat.max(0), high)  # every choice is taken
-    after, aux = jax.jit(algo.update)(state, data, KEY)
-    assert differ(state.params, after.params)
-    for leaf in jax.tree.leaves((after, aux.metrics)):
-        assert np.isfinite(leaf).all()
-
-
-@pytest.mark.parametrize(("name", "action"), supported(ACTIONS), ids=str)
-def test_without_exploration_the_best_action_is_taken(name, action):
-    env_spec = fakes.spec(action)
-    algo = fakes.make(name, env_spec)
-    act = jax.jit(algo.act, static_argnames="explore")
-    actor = algo.actor(fakes.perturbed(algo.init(KEY)))
-    obs = jnp.asarray(fakes.observations(np.random.default_rng(0), env_spec.observation, (8,)))
-    best = act(actor, obs, algo.carry(8), KEY, explore=False)
-    assert_same(best, act(actor, obs, algo.carry(8), jax.random.key(0), explore=False))
-    assert (best.action.shape, best.action.dtype) == ((8, *action.shape), action.dtype)
-    samples = [act(actor, obs, algo.carry(8), key, explore=True) for key in jax.random.split(KEY, 200)]
-    assert differ(samples[0].action, samples[1].action)
-    taken = np.stack([s.action for s in samples])
-    if isinstance(action, Box) and algo.on_policy:  # a Gaussian that is not bounded: the mode is the mean
-        deviation = taken.std(0)
-        assert (np.abs(taken.mean(0) - best.action) < 5 * deviation / np.sqrt(200)).all()
-    if "log_prob" in best.extras:
-        assert (
-            np.stack([s.extras["log_prob"] for s in samples]) <= np.asarray(best.extras["log_prob"])[None] + 1e-5
-        ).all()
 
 
 @each_variant
@@ -461,6 +362,7 @@ def test_steps_are_counted_when_they_come_and_updates_when_they_are_made(name):
     state = m.algo.ingest(m.algo.ingest(m.algo.init(KEY), rollout), rollout)
     assert int(state.env_steps) == 2 * int(rollout.mask.sum())
     assert int(state.updates) == 0
+    assert_same(state.params, m.algo.init(KEY).params)
     state, _ = m.update(m.update(state, m.data, KEY)[0], m.data, KEY)
     assert (int(state.env_steps), int(state.updates)) == (2 * int(rollout.mask.sum()), 2)
 
@@ -468,19 +370,3 @@ def test_steps_are_counted_when_they_come_and_updates_when_they_are_made(name):
 @each
 def test_the_config_says_whether_there_is_a_replay(name):
     assert (learns_from(algos.get(name).Config) is Replay) == (not fakes.make(name).on_policy)
-
-
-@each
-def test_spaces_that_are_not_supported(name):
-    whole_numbers = Box((2,), "int32", 0, 5)
-    for action in (whole_numbers, *(a for a in ACTIONS if not fakes.acts_in(name, type(a)))):
-        with pytest.raises(InputError, match="action space"):
-            fakes.make(name, EnvSpec(fakes.VECTOR, action, 8))
-
-
-def test_an_unknown_algorithm():
-    with pytest.raises(InputError, match=r"unknown algorithm 'pop': choose one of .*ppo"):
-        algos.get("pop")
-    for name in algos.names():
-        assert algos.get_config_class(name) is algos.get(name).Config
-        assert algos.get_config_class(name)().validate() == []

@@ -14,9 +14,8 @@ from fakes import assert_close, assert_same, differ
 from jrl import networks
 from jrl.algos import dqn
 from jrl.algos.exploration import EpsilonGreedy, SoftQ
-from jrl.errors import InputError
 from jrl.networks import NetworkConfig
-from jrl.types import Batch, Box, Discrete, EnvSpec, MultiDiscrete
+from jrl.types import Batch, Discrete
 
 KEY = jax.random.key(5)
 N = 32
@@ -277,20 +276,6 @@ def test_noise_is_learned(head):
             assert differ(state.params[layer][name], after.params[layer][name]), (layer, name)
 
 
-def test_exploration_reads_environment_steps():
-    cfg = change(BASE, exploration=EpsilonGreedy(epsilon=((0, 1.0), (100, 0.0))))
-    algo, state, batch = setting(cfg)
-    act = jax.jit(algo.act, static_argnames="explore")
-    greedy = act(algo.actor(state), batch.obs, (), KEY, explore=False).action
-    same = []
-    for steps in (0, 50, 100):
-        actor = algo.actor(state.replace(env_steps=jnp.uint32(steps)))
-        actions = np.stack([act(actor, batch.obs, (), key).action for key in jax.random.split(KEY, 100)])
-        same.append((actions == np.asarray(greedy)[None]).mean())
-    np.testing.assert_allclose(same, [1 / 3, 2 / 3, 1.0], atol=0.03)
-    assert same[2] == 1.0
-
-
 def test_soft_q_takes_better_actions_more_often():
     cfg = change(BASE, exploration=SoftQ(temperature=2.0))
     algo = dqn.make(cfg, fakes.spec(Discrete(2)), LINEAR)
@@ -337,32 +322,4 @@ def test_whatever_stands_on_void_rows(name):
         assert_same(before, update(cfg, state, spoiled, network=network), f"{name} {value}: ")
 
 
-def test_ingest_counts_environment_steps():
-    algo, state, _ = setting(BASE)
-    env_spec = fakes.spec(Discrete(A))
-    rollout = fakes.rollout(algo, env_spec, algo.actor(state))
-    after = jax.jit(algo.ingest)(state, rollout)
-    assert int(after.env_steps) == int(rollout.mask.sum()) < rollout.mask.size
-    assert_same(after.params, state.params)
-
-
 # ---------------------------------------------------------------- what cannot be
-
-
-@pytest.mark.parametrize("action", [Box((2,)), MultiDiscrete((2, 2))])
-def test_action_spaces_that_are_not_supported(action):
-    with pytest.raises(InputError, match=r"dqn needs a Discrete action space.*ppo"):
-        dqn.make(BASE, EnvSpec(fakes.VECTOR, action, 4))
-
-
-def test_config_says_what_is_wrong():
-    assert change(BASE, noisy=True, dueling=True, double=True, head="c51").validate() == []
-    wrong = {
-        "v_min 10.0 must be below v_max 10.0": {"v_min": 10.0, "v_max": 10.0},
-        "double picks the greedy action": {"double": True, "munchausen": True},
-        "loss mse is for head expected": {"loss": "mse", "head": "qr"},
-    }
-    for message, values in wrong.items():
-        errors = dqn.Config(**values).validate()
-        assert len(errors) == 1, errors
-        assert message in errors[0]

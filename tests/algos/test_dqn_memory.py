@@ -8,15 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dqn_reference import change, first_adam_step
-from fakes import assert_close, differ
+from fakes import assert_close
 
 from jrl import networks
 from jrl.algos import dqn
-from jrl.algos.exploration import EpsilonGreedy, ParameterNoiseQ
+from jrl.algos.exploration import EpsilonGreedy
 from jrl.envs import toys
 from jrl.envs.graph import Definition, build
-from jrl.errors import InputError
-from jrl.fields.hyper import Gru, Lstm
+from jrl.fields.hyper import Gru
 from jrl.networks import NetworkConfig
 from jrl.replay import sequences
 from jrl.rollout import unroll
@@ -147,39 +146,6 @@ def test_an_update_is_that_of_a_walk_over_the_rows(loss):
     np.testing.assert_allclose(aux.priority, [0.9 * e.max() + 0.1 * e.mean() for e in rows], rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"noisy": True, "dueling": True, "head": "c51"},
-        pytest.param({"double": False, "munchausen": True, "head": "qr"}, marks=pytest.mark.slow),
-        pytest.param(
-            {"value_rescaling": True, "normalize_obs": True, "normalize_reward": True}, marks=pytest.mark.slow
-        ),
-    ],
-    ids=lambda options: "-".join(options),
-)
-@pytest.mark.slow
-def test_void_rows_with_every_option(options):
-    """What was done on void rows, and seen where no row before led to it, changes nothing; what was seen there else is
-    the final observation that a truncated row bootstraps from."""
-    cfg = change(BASE, **({"loss": "huber"} | options))
-    algo, state, _, batch = setting(cfg, change(NETWORK, core=Lstm(size=5)))
-    void, window = batch.weight == 0, batch.window
-    assert void.any()
-    update = jax.jit(algo.update)
-    before = update(state, batch, KEY)
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(before)) and differ(before[0].params, state.params)
-    unread = window.reset & jnp.concatenate([jnp.ones((4, 1), bool), window.reset[:, :-1]], 1)
-    spoiled = batch.replace(
-        action=jnp.where(void, 2**30, batch.action),
-        reward=jnp.where(void, jnp.nan, batch.reward),
-        discount=jnp.where(void, jnp.inf, batch.discount),
-        ahead=jnp.where(void, 2**30, batch.ahead),
-        window=window.replace(obs=jnp.where(unread[..., None], jnp.nan, window.obs)),
-    )
-    fakes.assert_same(before, update(state, spoiled, KEY))
-
-
 @pytest.mark.slow
 def test_a_users_loss_gets_sequences():
     seen = {}
@@ -198,11 +164,6 @@ def test_a_users_loss_gets_sequences():
     assert_close(ours[0].params, own[0].params, atol=1e-6)
     np.testing.assert_allclose(ours[1].priority, own[1].priority, rtol=1e-5)
     assert "loss/mine" in ours[1].metrics
-
-
-def test_parameter_noise_with_memory_is_refused():
-    with pytest.raises(InputError, match=r"parameter_noise: not with network.core gru: use epsilon_greedy"):
-        dqn.make(change(BASE, exploration=ParameterNoiseQ()), world().spec, NETWORK)
 
 
 @pytest.mark.slow

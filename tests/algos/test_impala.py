@@ -6,7 +6,6 @@ import fakes
 import jax
 import jax.numpy as jnp
 import numpy as np
-import probes
 import pytest
 from fakes import assert_close, differ
 
@@ -134,42 +133,6 @@ def test_update_of_an_older_policys_rollout_is_the_reference(action):
     want_rho = np.mean([np.minimum(ratio, cfg.clip_rho).mean() for ratio in ratios])
     assert float(aux.metrics["policy/rho"]) == pytest.approx(want_rho, rel=0.02)
     assert int(got.env_steps) == mask.sum()
-
-
-# ---------------------------------------------------------------- lag
-
-CHAIN = {"lr": 1e-2, "ent_coef": 0.5, "max_grad_norm": None}
-SOFTMAX = np.exp(probes.CHAIN_REWARD / 0.5) / np.exp(probes.CHAIN_REWARD / 0.5).sum(1, keepdims=True)
-
-
-def test_unclipped_the_policy_that_acts_does_not_matter():
-    """Reward plus entropy is best with pi = softmax(reward / ent_coef), as no action has a say in the next state."""
-    policy, value = probes.learn_chain("impala", **CHAIN, clip_rho=100.0, clip_pg_rho=100.0)
-    np.testing.assert_allclose(policy, SOFTMAX, atol=1e-3)
-    np.testing.assert_allclose(value, probes.chain_values(SOFTMAX), atol=1e-3)
-
-
-@pytest.mark.parametrize(("clip_rho", "clip_c"), [(1.0, 1.0), (0.8, 0.5)])
-def test_clipped_the_values_are_those_of_a_policy_between(clip_rho, clip_c):
-    """Between the one that acts and the one that learns, whatever clip_c (arXiv:1802.01561, section 4.1)."""
-    policy, value = probes.learn_chain("impala", **CHAIN, clip_rho=clip_rho, clip_c=clip_c)
-    want = probes.chain_values(probes.between(policy, clip_rho))
-    assert np.abs(want - probes.chain_values(policy)).min() > 0.02  # which is another policy
-    np.testing.assert_allclose(value, want, atol=1e-3)
-
-
-def test_without_the_correction_values_and_policy_are_wrong():
-    policy, value = probes.learn_chain("impala", corrected=False, **CHAIN)
-    np.testing.assert_allclose(value, probes.chain_values(probes.CHAIN_POLICY), atol=1e-3)  # of the one that acts
-    assert np.abs(value - probes.chain_values(policy)).min() > 0.3
-    assert np.abs(policy - SOFTMAX).max() > 0.1
-
-
-@pytest.mark.parametrize("lag", range(probes.MAX_LAG + 1))
-def test_known_answers_with_actors_of_older_updates(lag):
-    value, act = probes.train("impala", probes.obs_and_action_dependent_reward(), lag=lag)
-    np.testing.assert_array_equal(act([-1.0, 1.0]), [0, 1])
-    np.testing.assert_allclose(value([-1.0, 1.0]), [1.0, 1.0], atol=0.15)
 
 
 # ---------------------------------------------------------------- sizes

@@ -8,55 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fakes import assert_close, differ
+from fakes import assert_close, differ, rollouts
 
 from jrl.algos import a2c, actor_critic, appo, impala, ppo
 from jrl.fields import hyper
 from jrl.networks import NetworkConfig
 from jrl.rollout import unroll
-from jrl.types import Box, Dict, Discrete, EnvSpec, GraphEnv, StepResult, element
+from jrl.types import Box, Dict, Discrete, EnvSpec
 
 KEY = jax.random.key(3)
-T, B = 8, 4
+T, B = fakes.STEPS, fakes.COLUMNS
 NETWORK = NetworkConfig(hidden=(8,), core=hyper.Gru(size=6), max_seq_len=4)
 MASKED = EnvSpec(Dict((("obs", Box((3,))), ("action_mask", Box((3,), "int8", 0, 1)))), Discrete(3), B)
 PLAIN = EnvSpec(Box((3,)), Discrete(3), B)
-
-
-def random_env(spec, end_rate=0.2):
-    """Observations, rewards and ends at random, under the contract; where an episode ends, no action is allowed."""
-
-    def observe(key, end):
-        keys = iter(jax.random.split(key, 8))
-        obs = jax.tree.map(
-            lambda x: jax.random.normal(next(keys), (B, *x.shape)).astype(x.dtype), element(spec.observation)
-        )
-        if isinstance(spec.observation, Dict) and "action_mask" in obs:
-            allowed = jax.random.bernoulli(next(keys), 0.6, (B, 3)).at[:, 1].set(True)
-            obs["action_mask"] = jnp.where(end[:, None], 0, allowed).astype(jnp.int8)
-        return obs
-
-    def step(done, action, key):
-        keys = jax.random.split(key, 4)
-        end = jax.random.bernoulli(keys[0], end_rate, (B,)) & ~done
-        limit = jax.random.bernoulli(keys[1], 0.5, (B,))
-        reward = jnp.where(done, 0.0, jax.random.normal(keys[2], (B,)))
-        return end, StepResult(observe(keys[3], end), reward, end & ~limit, end & limit)
-
-    start = jnp.zeros((B,), bool)
-    return GraphEnv(spec, lambda key: (start, observe(key, start)), step)
-
-
-def rollouts(algo, spec, actor, count=2, explore=True):
-    """Consecutive ones; the same environments and keys for every algorithm."""
-    source = unroll.make(random_env(spec), algo.act, length=T, carry=algo.carry, explore=explore)
-    state, made = source.init(KEY), []
-    step = jax.jit(source.step)
-    for i in range(count):
-        state, rollout, _ = step(state, actor, jax.random.fold_in(KEY, i))
-        made.append(rollout)
-    assert not np.asarray(made[0].mask).all() and not np.asarray(made[1].mask).all()
-    return made
 
 
 FAR = 8.0  # so far above the acting policy's is APPO's reference log-probability: nothing is left of the target's

@@ -36,6 +36,10 @@ def make(name, action=Discrete(ACTIONS), network=NETWORK, **options):  # noqa: B
     return module.make(module.Config(**options), EnvSpec(OBSERVATION, action, 1), network)
 
 
+def rare(name, slow, network=NETWORK):
+    return pytest.param(name, None, network, marks=[pytest.mark.slow] if slow else [])
+
+
 def masks(key, rows):
     """At random, at least one of each row is allowed."""
     allowed = jax.random.bernoulli(key, 0.4, (rows, ACTIONS))
@@ -45,10 +49,10 @@ def masks(key, rows):
 @pytest.mark.parametrize(
     ("name", "explore", "network"),
     [
-        *[(name, None, NETWORK) for name in DISCRETE],
+        *[rare(name, CASES[name].like) for name in DISCRETE],
         *[("dqn", how, NETWORK) for how in ("epsilon", "soft_q", "parameter_noise", "random")],
         *[("ppo", how, NETWORK) for how in ("random", "early")],
-        *[pytest.param(name, None, MEMORY, marks=pytest.mark.slow) for name in DISCRETE],
+        *[rare(name, True, MEMORY) for name in DISCRETE],
     ],
 )
 def test_of_100_000_actions_none_is_forbidden(name, explore, network):
@@ -60,10 +64,17 @@ def test_of_100_000_actions_none_is_forbidden(name, explore, network):
         key = jax.random.fold_in(jax.random.key(1), i)
         allowed = masks(key, rows)
         obs = {"x": 3.0 * jax.random.normal(key, (rows, 3)), "action_mask": allowed.astype(jnp.int8)}
-        action = np.asarray(act(algo.actor(state), obs, algo.carry(rows), key, explore=i < 5).action)
+        out = act(algo.actor(state), obs, algo.carry(rows), key, explore=i < 5)
+        action = np.asarray(out.action)
         assert np.asarray(allowed)[np.arange(rows), action].all()
         seen += np.bincount(action, minlength=ACTIONS)
     assert (seen > 0).all()
+    said = algo.outputs(state, obs)
+    if "q" in said and "distribution" not in said:  # without exploration the best of those that are allowed
+        q = np.where(allowed, said["q"], -np.inf)
+        np.testing.assert_array_equal(action, q.argmax(1))
+        if "value" in out.extras:
+            np.testing.assert_allclose(out.extras["value"], q.max(1), rtol=1e-5, atol=1e-6)
 
 
 def test_nothing_forbidden_of_several_choices():

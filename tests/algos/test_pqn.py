@@ -12,9 +12,8 @@ from fakes import assert_close, differ
 
 from jrl import networks
 from jrl.algos import agent, pqn
-from jrl.algos.exploration import Custom, EpsilonGreedy, Gaussian, SoftQ
+from jrl.algos.exploration import Custom, EpsilonGreedy, SoftQ
 from jrl.envs.graph import Definition, build
-from jrl.errors import InputError
 from jrl.networks import NetworkConfig
 from jrl.ops import minibatch
 from jrl.rollout import unroll
@@ -182,44 +181,7 @@ def test_each_row_is_learned_from_once_an_epoch(monkeypatch):
     assert differ(taken[0], taken[1])
 
 
-def test_a_gradient_in_chunks_is_the_same(monkeypatch):
-    state, rollout = setting(WHOLE)
-    whole, _ = jax.jit(pqn.make(WHOLE, SPEC, NETWORK).update)(state, rollout, KEY)
-    monkeypatch.setattr(minibatch, "chunk_rows", lambda rows, row_bytes, limit=None, length=1: 16)
-    chunked, _ = jax.jit(pqn.make(WHOLE, SPEC, NETWORK).update)(state, rollout, KEY)
-    assert_close(whole.params, chunked.params, atol=1e-6)
-
-
-def test_the_step_size_follows_its_schedule():
-    cfg = dataclasses.replace(WHOLE, lr=((0, 0.1), (1000, 0.0)))
-    state, rollout = setting(cfg)
-    late = state.replace(env_steps=jnp.uint32(500))
-    steps = [update(cfg, s, rollout) for s in (state, late, state.replace(env_steps=jnp.uint32(1000)))]
-    np.testing.assert_allclose([m["train/lr"] for _, m in steps], [0.1, 0.05, 0.0], rtol=1e-6)
-    move = lambda s: jax.tree.map(lambda a, b: a - b, s.params, state.params)
-    assert_close(jax.tree.map(lambda x: 0.5 * x, move(steps[0][0])), move(steps[1][0]), atol=1e-6)
-    assert not differ(steps[2][0].params, state.params)
-    assert int(steps[1][0].env_steps) == 500 + int(rollout.mask.sum())
-
-
 # ---------------------------------------------------------------- acting
-
-
-def test_acting_is_greedy_without_exploration_and_follows_the_schedule_with_it():
-    cfg = pqn.Config(exploration=EpsilonGreedy(epsilon=((0, 1.0), (1000, 0.0))))
-    algo = pqn.make(cfg, SPEC, NETWORK)
-    state = fakes.perturbed(algo.init(KEY))
-    obs = jnp.asarray(fakes.observations(np.random.default_rng(0), SPEC.observation, (5000,)))
-    best = np.argmax(q_values(state.params, obs), -1)
-
-    def share(env_steps, explore=True):
-        actor = algo.actor(state.replace(env_steps=jnp.uint32(env_steps)))
-        out = algo.act(actor, obs, algo.carry(5000), KEY, explore=explore)
-        np.testing.assert_allclose(out.extras["value"], q_values(state.params, obs).max(-1), rtol=1e-5)
-        return (np.asarray(out.action) == best).mean()
-
-    assert share(0, explore=False) == 1.0
-    np.testing.assert_allclose([share(0), share(500), share(1000)], [1 / 3, 2 / 3, 1.0], atol=0.03)
 
 
 @pytest.mark.parametrize("chosen", [SoftQ(temperature=0.5), EpsilonGreedy(ladder=True)], ids=lambda cfg: cfg.name)
@@ -263,13 +225,6 @@ def test_the_state_of_an_exploration_starts_anew_with_each_episode():
 
 
 # ---------------------------------------------------------------- faults
-
-
-def test_spaces_and_explorations_that_do_not_fit():
-    with pytest.raises(InputError, match=r"pqn needs a Discrete action space, not .*: use ppo"):
-        pqn.make(pqn.Config(), fakes.spec(Box((2,))))
-    with pytest.raises(InputError, match=r"gaussian does not fit .* choose one of epsilon_greedy, soft_q, .*custom"):
-        pqn.make(pqn.Config(exploration=Gaussian()), SPEC)
 
 
 def test_the_optimizer_is_that_of_the_others():

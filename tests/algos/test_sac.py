@@ -16,11 +16,9 @@ from scipy import stats
 
 from jrl.algos import critics, sac
 from jrl.algos.agent import Actor
-from jrl.algos.exploration import Custom, Stochastic
+from jrl.algos.exploration import Custom
 from jrl.distributions import TanhGaussian
-from jrl.errors import InputError
-from jrl.networks import NetworkConfig
-from jrl.types import Batch, Box, Discrete, EnvSpec, MultiDiscrete
+from jrl.types import Batch, Box, Discrete
 
 KEY = jax.random.key(2)
 BOX = Box((2,), low=-1.0, high=1.0)
@@ -159,21 +157,6 @@ def test_without_exploration_the_mode_is_taken():
     np.testing.assert_allclose(np.arctanh(best), forward(state.params["actor"], batch.obs)[:, :2], rtol=1e-3, atol=1e-4)
 
 
-def test_random_actions_at_the_start():
-    """They count environment steps, not gradient steps, and do not look at the observation."""
-    cfg = dataclasses.replace(BASE, exploration=Stochastic(random_timesteps=50))
-    algo, state, batch = setting(cfg)
-    act = lambda state, obs: algo.act(algo.actor(state), obs, algo.carry(N), KEY).action
-    assert_same(act(state, batch.obs), act(state, 2 * batch.obs))
-    rollout = fakes.rollout(algo, fakes.spec(BOX), algo.actor(state))
-    steps = int(rollout.mask.sum())
-    assert 0 < steps < 50 < 2 * steps
-    for _ in range(2):
-        state = algo.ingest(state, rollout)
-    assert int(state.env_steps) == 2 * steps
-    assert differ(act(state, batch.obs), act(state, 2 * batch.obs))
-
-
 def halve(dist, key, env_steps, carry):
     return 0.5 * dist.mode(), carry
 
@@ -215,22 +198,6 @@ def test_a_fixed_temperature_may_be_a_schedule():
         np.testing.assert_allclose(aux.metrics["policy/ent_coef"], want, rtol=1e-6)
         fixed = dataclasses.replace(BASE, learn_ent_coef=False, ent_coef=want)
         assert_close(after.params, update(fixed, now, batch)[0].params)
-
-
-def test_learning_rates_are_schedules_and_separate():
-    names = {"actor": "actor_lr", "critic": "lr", "log_ent_coef": "ent_coef_lr"}
-    _, state, batch = setting()
-    frozen = dict.fromkeys(names.values(), ((0, 0.0), (10, 0.0), (10, 0.1), (20, 0.1)))
-    for moves, field in names.items():
-        cfg = dataclasses.replace(BASE, **{**frozen, field: ((0, 0.1), (20, 0.1))})
-        still, _ = update(cfg, state, batch)
-        assert {name for name in names if differ(still.params[name], state.params[name])} == {moves}
-        late, _ = update(cfg, state.replace(env_steps=jnp.uint32(2**31)), batch)
-        assert {name for name in names if differ(late.params[name], state.params[name])} == set(names)
-    # null: that of the critics
-    same = dataclasses.replace(BASE, actor_lr=None, ent_coef_lr=None)
-    spelt = dataclasses.replace(BASE, actor_lr=BASE.lr, ent_coef_lr=BASE.lr)
-    assert_same(update(same, state, batch), update(spelt, state, batch))
 
 
 # ---------------------------------------------------------------- options
@@ -326,6 +293,7 @@ def test_discrete_expectations_are_those_of_samples():
 # ---------------------------------------------------------------- devices
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", [BOX], ids=str)  # Discrete: the contract suite
 def test_four_devices_learn_as_one(action):
     cfg = dataclasses.replace(BASE, num_critics=3, target_critics=2, policy_every=2, max_grad_norm=1.0)
@@ -350,56 +318,3 @@ def test_noise_of_a_device_is_its_part_of_the_whole():
     # two programs, which one processor or another rounds differently
     np.testing.assert_allclose(np.asarray(part).reshape(12, 2, 3), whole, rtol=1e-6)
     np.testing.assert_allclose([np.mean(critics.noise(KEY, 999, (7,), None)), 1], [0, 1], atol=0.05)
-
-
-@pytest.mark.parametrize(
-    ("action", "message"),
-    [
-        (MultiDiscrete((3, 2)), "sac needs a Discrete or float Box action space, not .*: use ppo"),
-        (Box((2,), "int32", 0, 5), "no algorithm handles a Box of integers"),
-        (Box((2,), low=-2.0, high=2.0), r"env\.normalize_actions=true"),
-        (Box((2,), low=(-1.0, -2.0), high=1.0), r"env\.normalize_actions=true"),
-        (Box((2,)), "finite bounds"),
-    ],
-    ids=str,
-)
-def test_action_spaces_that_are_refused(action, message):
-    with pytest.raises(InputError, match=message) as e:
-        sac.make(BASE, fakes.spec(action), fakes.NETWORK)
-    assert "action space" in str(e.value)
-
-
-def test_a_shared_torso_is_refused():
-    with pytest.raises(InputError, match=r"network\.shared"):
-        sac.make(BASE, fakes.spec(BOX), NetworkConfig(shared=True))
-
-
-def test_config_says_what_is_wrong():
-    assert sac.Config(target_critics=3).validate() == ["target_critics 3 must be at most num_critics 2"]
-    for cfg in (sac.Config(ent_coef=0.0), sac.Config(ent_coef=((0, 1.0), (9, 0.1)))):
-        assert any("learn_ent_coef" in m for m in cfg.validate())
-        assert dataclasses.replace(cfg, learn_ent_coef=False).validate() == []
-
-
-def test_it_learns_a_bandit():
-    """Reward -(action - obs)^2, one step: the policy's mode comes to obs, its entropy to the target."""
-    env_spec = EnvSpec(Box((1,)), Box((1,), low=-1.0, high=1.0), 1)
-    cfg = sac.Config(lr=1e-2, ent_coef_lr=3e-2, ent_coef=0.1, target_entropy=-1.5)
-    algo = sac.make(cfg, env_spec, NetworkConfig(hidden=(32, 32)))
-
-    @jax.jit
-    def run(state):
-        def step(state, key):
-            obs = jax.random.uniform(key, (64, 1), minval=-0.7, maxval=0.7)
-            action = algo.act(algo.actor(state), obs, (), key).action
-            reward = -jnp.sum((action - obs) ** 2, -1)
-            batch = fakes.Batch(obs, action, reward, jnp.zeros(64), obs, jnp.ones(64), jnp.arange(64))
-            state, aux = algo.update(state, batch, jax.random.fold_in(key, 1))
-            return state, aux.metrics
-
-        return jax.lax.scan(step, state, jax.random.split(KEY, 1500))
-
-    state, metrics = run(algo.init(KEY))
-    obs = jnp.array([[-0.5], [0.0], [0.5]])
-    np.testing.assert_allclose(algo.act(algo.actor(state), obs, (), KEY, explore=False).action, obs, atol=0.1)
-    np.testing.assert_allclose(metrics["policy/entropy"][-300:].mean(), -1.5, atol=0.1)

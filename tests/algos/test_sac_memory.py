@@ -8,20 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fakes import assert_close, assert_same, differ
-from test_impala_memory import B, T, rollouts
+from fakes import assert_close, assert_same, differ, rollouts
 
 from jrl import networks
-from jrl.algos import critics, exploration, observer, sac, td3
-from jrl.errors import InputError
+from jrl.algos import critics, observer, sac, td3
 from jrl.fields import hyper
 from jrl.networks import Head, NetworkConfig
 from jrl.networks.critics import build_critics
 from jrl.ops.exploration import allowed
 from jrl.rollout.unroll import reset_where
-from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, SequenceBatch, Tuple, Window
+from jrl.types import Box, Dict, Discrete, EnvSpec, SequenceBatch, Window
 
 KEY = jax.random.key(3)
+T, B = fakes.STEPS, fakes.COLUMNS
 K, L = 2, 6
 BOX = Box((2,), low=-1.0, high=1.0)
 NETWORK = NetworkConfig(hidden=(8,), core=hyper.Gru(size=6))
@@ -73,15 +72,18 @@ def setting(name, spec=None, explore=True, network=NETWORK, loss=None, **overrid
     return algo, state, *sequences(rollouts(algo, spec, algo.actor(state), explore=explore))
 
 
+def policy_of(name, spec):
+    watch = observer.make(spec, NETWORK, normalize_obs=False, axis_name=None)
+    return MODULES[name].policy_network(watch, NETWORK)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sac", pytest.param("td3", marks=pytest.mark.slow)])
 def test_learning_sees_what_acting_saw(name):
     """Across ends, the border of rollouts and the burn-in: memory and actions."""
     algo, state, batch, stored = setting(name, explore=False)
     assert algo.sequences
-    spec = SPECS[name]
-    watch = observer.make(spec, NETWORK, normalize_obs=False, axis_name=None)
-    policy = sac._policy(watch, NETWORK) if name == "sac" else td3._policy(spec, NETWORK)
+    policy = policy_of(name, SPECS[name])
     window = critics.policy_reads(policy, state.params["actor"], batch.window, K)
     start = jax.tree.map(lambda x: x[:, 0], stored)
     assert_close(window.carry, {"policy_torso": start["policy_torso"]}, atol=1e-5)
@@ -134,43 +136,12 @@ def test_targets_are_those_of_one_step_after_the_other():
     np.testing.assert_allclose(seen["q"], each(state.params["critic"])[:, :, :L], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "spec", "options"),
-    [
-        ("td3", CONTINUOUS, {"policy_every": 1}),
-        pytest.param("sac", MASKED, {"policy_every": 2, "max_grad_norm": 1.0, "normalize_obs": True}, marks=slow),
-        pytest.param("sac", CONTINUOUS, {"num_critics": 3, "target_critics": 2, "normalize_obs": True}, marks=slow),
-    ],
-)
-@pytest.mark.slow
-def test_updates_reach_the_cores_and_nothing_of_void_rows(name, spec, options):
-    algo, state, batch, _ = setting(name, spec, **options)
-    update = jax.jit(algo.update)
-    if "policy_every" in options:
-        state = state.replace(updates=jnp.uint32(1))
-    after, aux = update(state, batch, KEY)
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves((after, aux)))
-    assert aux.priority.shape == (B,)
-    for tree in ("actor", "critic"):
-        old, new = state.params[tree], after.params[tree]
-        core = next(k for k in old if "core" in k)
-        assert all(differ(old[core][leaf], new[core][leaf]) for leaf in ("input_kernel", "recurrent_kernel"))
-    rng, valid = np.random.default_rng(0), np.asarray(batch.weight) > 0
-    noise = lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype) if x.dtype == jnp.float32 else 1 - x
-    void = lambda x: jnp.where(valid.reshape(B, L, *[1] * (x.ndim - 2)), x, noise(x))
-    other = dataclasses.replace(
-        batch, action=void(batch.action), reward=void(batch.reward), discount=void(batch.discount)
-    )
-    assert differ(other.reward, batch.reward)
-    assert_same(update(state, other, KEY), (after, aux))
-
-
 @pytest.mark.slow
 def test_no_gradient_goes_back_into_the_burn_in():
     """A memory that came of parameters is a constant; the rows that are learned from are not."""
     spec = CONTINUOUS
     critic = build_critics(spec, NETWORK, 2)
-    policy = td3._policy(spec, NETWORK)
+    policy = policy_of("td3", spec)
     obs = jax.random.normal(KEY, (3, 4, 3))
     window = Window(obs, policy.carry(3), jnp.zeros((3, 4), bool))
 
@@ -195,19 +166,6 @@ def test_priorities_are_of_sequences():
     np.testing.assert_allclose(priority, [0.9 * 3 + 0.1 * 2])  # errors 1, void, -3
     np.testing.assert_allclose(metrics["loss/value"], 0.5 * (1.5 * 1 + 1.5 * 9) / 3)
     np.testing.assert_allclose(gradient, (1.5 * 1 * 1 - 1.5 * 3 * 3) / 3)
-
-
-def test_what_is_refused():
-    noise = exploration.ParameterNoiseAction()
-    with pytest.raises(InputError, match=r"parameter_noise: not with network\.core gru"):
-        td3.make(td3.Config(exploration=noise), CONTINUOUS, NETWORK)
-    for space in (MultiBinary((3,)), Dict((("a", BOX),)), Tuple((BOX, Discrete(2)))):
-        for module in (sac, td3):
-            with pytest.raises(InputError, match="use ppo, a2c, impala or appo"):
-                module.make(module.Config(), fakes.spec(space), fakes.NETWORK)
-    spec = EnvSpec(MASKED.observation, BOX, B)
-    with pytest.raises(InputError, match="no choices to mask"):
-        sac.make(sac.Config(), spec, fakes.NETWORK)
 
 
 @pytest.mark.slow

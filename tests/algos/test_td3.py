@@ -12,10 +12,8 @@ from fakes import assert_close, assert_same, differ
 
 from jrl.algos import critics, td3
 from jrl.algos.agent import Actor
-from jrl.algos.exploration import Gaussian, OrnsteinUhlenbeck, Stochastic
-from jrl.errors import InputError
-from jrl.networks import NetworkConfig
-from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete
+from jrl.algos.exploration import Gaussian, OrnsteinUhlenbeck
+from jrl.types import Box
 
 KEY = jax.random.key(2)
 BOX = Box((2,), low=-1.0, high=1.0)
@@ -166,19 +164,6 @@ def test_the_policy_follows_the_first_critic():
         assert differ(after.params["actor"], want) != same
 
 
-def test_learning_rates_are_schedules_and_separate():
-    _, state, batch = setting()
-    late_only, on = ((0, 0.0), (10, 0.0), (10, 0.1), (20, 0.1)), ((0, 0.1), (20, 0.1))
-    for moves, lr, actor_lr in (("critic", on, late_only), ("actor", late_only, on)):
-        cfg = dataclasses.replace(BASE, lr=lr, actor_lr=actor_lr)
-        now, _ = update(cfg, state, batch)
-        assert {name for name in now.params if differ(now.params[name], state.params[name])} == {moves}
-        late, _ = update(cfg, state.replace(env_steps=jnp.uint32(2**31)), batch)
-        assert all(differ(late.params[name], state.params[name]) for name in late.params)
-    same, spelt = dataclasses.replace(BASE, actor_lr=None), dataclasses.replace(BASE, actor_lr=BASE.lr)
-    assert_same(update(same, state, batch), update(spelt, state, batch))
-
-
 # ---------------------------------------------------------------- acting
 
 
@@ -214,64 +199,4 @@ def test_noise_that_is_correlated_in_time_is_carried():
     np.testing.assert_allclose(out.action, np.clip(best.action + out.carry, -1, 1), rtol=1e-5, atol=1e-6)
 
 
-def test_random_actions_at_the_start():
-    """They count environment steps, not gradient steps, and do not look at the observation."""
-    cfg = dataclasses.replace(BASE, exploration=Gaussian(random_timesteps=50))
-    algo, state, batch = setting(cfg)
-    act = lambda state, obs: algo.act(algo.actor(state), obs, algo.carry(N), KEY).action
-    assert_same(act(state, batch.obs), act(state, 2 * batch.obs))
-    rollout = fakes.rollout(algo, SPEC, algo.actor(state))
-    steps = int(rollout.mask.sum())
-    assert 0 < steps < 50 < 2 * steps
-    for _ in range(2):
-        state = algo.ingest(state, rollout)
-    assert int(state.env_steps) == 2 * steps
-    assert differ(act(state, batch.obs), act(state, 2 * batch.obs))
-
-
 # ---------------------------------------------------------------- void rows, devices, vmap
-
-
-@pytest.mark.parametrize(
-    ("action", "message"),
-    [
-        (Discrete(3), "td3 needs a float Box action space, not .*: use ppo, a2c, impala, appo, dqn, .* or sac"),
-        (MultiDiscrete((3, 2)), "td3 needs a float Box action space, not .*: use ppo"),
-        (Box((2,), "int32", 0, 5), "no algorithm handles a Box of integers"),
-        (Box((2,), low=-2.0, high=2.0), r"env\.normalize_actions=true"),
-        (Box((2,)), "finite bounds"),
-    ],
-    ids=str,
-)
-def test_action_spaces_that_are_refused(action, message):
-    with pytest.raises(InputError, match=message) as e:
-        td3.make(BASE, fakes.spec(action), fakes.NETWORK)
-    assert "action space" in str(e.value)
-
-
-def test_settings_that_are_refused():
-    with pytest.raises(InputError, match=r"network\.shared"):
-        td3.make(BASE, SPEC, NetworkConfig(shared=True))
-    with pytest.raises(InputError, match=r"stochastic does not fit .* gaussian, ornstein_uhlenbeck, .*custom"):
-        td3.make(dataclasses.replace(BASE, exploration=Stochastic()), SPEC)
-
-
-@pytest.mark.parametrize("cfg", [td3.Config(lr=1e-2), td3.Config(lr=1e-2, num_critics=1, policy_every=1)])
-def test_it_learns_a_bandit(cfg):
-    """Reward -(action - obs)^2, one step: the policy comes to obs."""
-    spec = EnvSpec(Box((1,)), Box((1,), low=-1.0, high=1.0), 1)
-    algo = td3.make(dataclasses.replace(cfg, exploration=Gaussian(std=0.3)), spec, NetworkConfig(hidden=(32, 32)))
-
-    @jax.jit
-    def run(state):
-        def step(state, key):
-            obs = jax.random.uniform(key, (64, 1), minval=-0.7, maxval=0.7)
-            action = algo.act(algo.actor(state), obs, (), key).action
-            reward = -jnp.sum((action - obs) ** 2, -1)
-            batch = fakes.Batch(obs, action, reward, jnp.zeros(64), obs, jnp.ones(64), jnp.arange(64))
-            return algo.update(state, batch, jax.random.fold_in(key, 1))[0], None
-
-        return jax.lax.scan(step, state, jax.random.split(KEY, 600))[0]
-
-    state, obs = run(algo.init(KEY)), jnp.array([[-0.5], [0.0], [0.5]])
-    np.testing.assert_allclose(algo.act(algo.actor(state), obs, (), KEY, explore=False).action, obs, atol=0.1)

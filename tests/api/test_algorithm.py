@@ -17,10 +17,8 @@ from jrl.api import PPO, Algorithm, DQNConfig, PPOConfig
 from jrl.api.records import path_of
 from jrl.errors import InputError
 from jrl.host import elsewhere
-from jrl.metrics import loggers
 from jrl.migrate import KEYS
 from jrl.run.session import Session
-from jrl.settings import config
 
 RLLIB = Path(__file__).parent.parent / "fixtures" / "rllib"
 
@@ -229,26 +227,6 @@ def test_q_values():
         np.testing.assert_array_equal(q.max(-1), algo.get_policy().value_function(obs))
 
 
-def test_save_restore_and_go_on(tmp_path):
-    with small().build() as algo:
-        algo.train()
-        path = algo.save(tmp_path / "c")
-        after = algo.train()
-        weights = algo.get_weights()
-        with pytest.raises(InputError, match="exists already"):
-            algo.save(tmp_path / "c")
-        algo.restore(path)
-        again = algo.train()
-        assert again["num_env_steps_sampled_lifetime"] == after["num_env_steps_sampled_lifetime"]
-        same(algo.get_weights(), weights)
-    obs = np.ones(4, np.float32)
-    with Algorithm.from_checkpoint(path) as other:
-        assert type(other) is PPO and other.iteration == 1 and other.config == small()
-        assert other.compute_single_action(obs, explore=False) == jrl.load(path).act(obs)
-        assert other.train()["training_iteration"] == 2
-        same(other.get_weights(), weights)
-
-
 def test_an_algorithm_of_ones_own_is_an_algorithm(tmp_path, monkeypatch):
     """By the name of its module, also where that is one file in the working directory."""
     reinforce = (Path(__file__).parents[2] / "examples" / "reinforce.py").read_text()
@@ -376,64 +354,6 @@ def test_names_of_sb3_have_a_word_that_says_what_does_it_instead(kind, algo, tmp
             assert hasattr(owner, given), (name, given)
 
 
-RUN_DIRECTORY = {
-    "config.yaml",
-    "params.json",
-    "result.jsonl",
-    "progress.csv",
-    "tb",
-    "env.json",
-    "checkpoints",
-    "log.txt",
-}
-
-
-def test_a_run_directory_as_the_command_writes_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    made = small(min_sample_timesteps_per_iteration=1).debugging(log=["jsonl", "csv", "tensorboard"])
-    with made.checkpointing(checkpoint_every=100, keep_last=1).build() as algo:
-        assert not (tmp_path / "runs").exists()  # who only acts leaves nothing
-        first = algo.train()
-        assert capsys.readouterr().out == f"run: {algo.logdir}\n"
-        kept = algo.save()
-        results = [first, *(algo.train() for _ in range(3))]
-    assert algo.logdir.parent == tmp_path / "runs" and algo.logdir.name.startswith("ppo_CartPole-v1_")
-    assert {p.name for p in algo.logdir.iterdir()} == {*RUN_DIRECTORY, "learning_curve.png"}
-    log = (algo.logdir / "log.txt").read_text()
-    assert re.match(r"# 20.*\nppo on CartPole-v1 \(.*parameters\n", log, re.DOTALL) and "steps  return" in log
-    assert log.endswith(f"closed after {results[-1]['num_env_steps_sampled_lifetime']:,} steps\n") and "%" not in log
-    rows = loggers.read_rows(algo.logdir / "result.jsonl")
-    assert [row["env_steps"] for row in rows] == [r["num_env_steps_sampled_lifetime"] for r in results]
-    assert jrl.load(algo.logdir).env_steps == rows[-1]["env_steps"]  # the end has a checkpoint
-    assert jrl.load(kept).env_steps == rows[0]["env_steps"]
-    with Algorithm.from_checkpoint(algo.logdir) as other:
-        found = other.train()
-        assert (found["training_iteration"], found["iterations_since_restore"]) == (5, 1)
-        assert found["episodes_total"] == results[-1]["episodes_total"] + found["episodes_this_iter"]
-        assert other.logdir != algo.logdir
-
-
-def test_nothing_is_written_where_nothing_is_logged(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with small().build() as algo:
-        algo.train()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_rows_go_to_files_where_out_is_set(tmp_path):
-    with small().debugging(out=str(tmp_path / "run"), log=["jsonl"]).build() as algo:
-        result = algo.train()
-        with pytest.raises(InputError, match=r"run\.out: .*/run is in use by process"):
-            Algorithm.from_checkpoint(algo.save())
-        algo.restore(algo.save())
-        again = algo.train()
-    rows = loggers.read_rows(tmp_path / "run" / "result.jsonl")
-    with pytest.raises(InputError, match="holds a run already"):
-        small().debugging(out=str(tmp_path / "run")).build()
-    assert [row["env_steps"] for row in rows] == [x["timesteps_total"] for x in (result, again)]
-    assert config.load(tmp_path / "run" / "config.yaml", ["stop.env_steps=1"]).run.seed == 5
-
-
 def test_the_parameters_of_known_networks():
     """PPO with 4-256-256-2 and a value network like it."""
     with small().training(model={"hidden": [256, 256]}).build() as algo:
@@ -451,14 +371,6 @@ def test_a_task_of_envpool_is_its_options():
         assert longest["num_env_steps_sampled"] > 0 and longest["episode_len_mean"] <= 12
         with pytest.raises(InputError, match="a mapping of its options"):
             algo.set_task(7)
-
-
-def test_saving_twice_and_stopping(tmp_path):
-    with small().debugging(out=str(tmp_path)).build() as algo:
-        first, second = algo.save(), algo.save()
-        assert first != second and jrl.load(first).env_steps == jrl.load(second).env_steps == 0
-    with pytest.raises(RuntimeError, match="was stopped"):
-        algo.train()
 
 
 def test_names_that_the_older_classes_have(algo):

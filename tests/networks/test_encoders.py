@@ -8,7 +8,7 @@ import pytest
 from jrl import networks
 from jrl.networks import Head, NetworkConfig
 from jrl.networks.encoders import choose, flattened
-from jrl.types import Box, Dict, Discrete, EnvSpec, InputError, MultiBinary, MultiDiscrete, Tuple, element
+from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple, element
 
 SPACE = Dict(
     (
@@ -110,22 +110,6 @@ def test_the_mask_is_not_read():
     obs = {"x": jnp.ones((1, 3)), "action_mask": jnp.ones((1, 4), jnp.int8)}
     other = {**obs, "action_mask": jnp.zeros((1, 4), jnp.int8)}
     np.testing.assert_array_equal(network.apply(params, obs)[0], network.apply(params, other)[0])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"encoders": {"camra": "impala"}}, r"network\.encoders: the observation has no array 'camra': .*'camera'"),
-        ({"encoders": {"camera": "vit"}}, r"network\.encoders\.camera: unknown encoder 'vit'"),
-        ({"encoders": {"bits": "impala"}}, r"network\.encoders\.bits: impala needs images"),
-        ({"encoders": {"camera": "nature_cnn"}}, r"network\.encoders\.camera: nature_cnn needs images of 36 x 36"),
-        ({"encoders": {"bits": "embedding"}}, r"network\.encoders\.bits: an embedding is of integers"),
-        ({"torso": "resnet"}, r"network\.torso resnet: choose one of auto, mlp"),
-    ],
-)
-def test_encoders_that_do_not_fit(options, message):
-    with pytest.raises(InputError, match=message):
-        build(NetworkConfig(**options))
 
 
 def test_elements_have_the_dtypes_of_the_space():

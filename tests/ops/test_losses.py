@@ -10,12 +10,6 @@ import pytest
 from jrl.ops import losses
 
 
-@pytest.fixture(autouse=True)
-def strict_ranks():
-    with jax.numpy_rank_promotion("raise"):
-        yield
-
-
 def rows(*numbers):
     return jnp.array(numbers, jnp.float32)
 

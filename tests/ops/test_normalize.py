@@ -12,12 +12,6 @@ from jrl.ops import normalize
 update = jax.jit(normalize.update)
 
 
-@pytest.fixture(autouse=True)
-def strict_ranks():
-    with jax.numpy_rank_promotion("raise"):
-        yield
-
-
 def assert_same(a, b, rtol=1e-5, atol=1e-6):
     """Of statistics what they say, not what rounding left beside it."""
     said = lambda x: (x.count, x.mean, x.m2) if isinstance(x, normalize.RunningStats) else x

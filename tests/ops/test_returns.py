@@ -20,12 +20,6 @@ LAMBDAS = (0.0, 0.5, 0.95, 1.0)
 NO, TERMINATED, TRUNCATED = "no", "terminated", "truncated"
 
 
-@pytest.fixture(autouse=True)
-def strict_ranks():
-    with jax.numpy_rank_promotion("raise"):
-        yield
-
-
 def rollout(seed=0, T=23, B=6, end_rate=0.25):
     """Random rows under the contract: a reset row (the row after an end) has reward 0 and does not end."""
     rng = np.random.default_rng(seed)

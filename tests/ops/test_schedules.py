@@ -12,12 +12,6 @@ PAIRS = ((0, 1.0), (100, 0.5), (400, 2.0))
 BY_HAND = ((0, 1.0), (50, 0.75), (100, 0.5), (200, 1.0), (400, 2.0), (10**9, 2.0))
 
 
-@pytest.fixture(autouse=True)
-def strict_ranks():
-    with jax.numpy_rank_promotion("raise"):
-        yield
-
-
 @pytest.mark.parametrize(("step", "expected"), BY_HAND)
 def test_piecewise_linear_by_hand(step, expected):
     for schedule in (PAIRS, list(map(list, PAIRS))):

@@ -8,7 +8,8 @@ import jax
 import pytest
 
 from jrl.errors import InputError
-from jrl.rollout.evaluate import SUMMARY, evaluator
+from jrl.rollout.evaluate import evaluator
+from jrl.rollout.tally import SUMMARY
 from jrl.run import build, evaluation
 from jrl.run.evaluation import Evaluations
 from jrl.run.keys import Role, role_key

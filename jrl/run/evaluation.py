@@ -23,18 +23,16 @@ import jax.numpy as jnp
 from jrl import registry, spaces
 from jrl.errors import InputError
 from jrl.fields import schema
-from jrl.rollout.evaluate import LENGTH, SUMMARY, Evaluation, Goal, Here, Player, Until, Watch
-from jrl.rollout.evaluation_workers import EvaluationWorkers, numbers
-from jrl.rollout.ray_evaluate import Runners
-from jrl.rollout.runner_health import RunnerOptions
-from jrl.run import build
+from jrl.rollout.evaluate import LENGTH, EvaluationRunners, Player, Until, Watch
+from jrl.rollout.tally import SUMMARY, Evaluation, Goal
+from jrl.run import build, build_collect
 from jrl.run.keys import Role, role_key
+from jrl.run.workers import EvaluationWorkers, numbers
 from jrl.settings import config
 from jrl.settings.config import RunConfig
-from jrl.types import Box, EnvSpec, Key, PyTree, Space, element
+from jrl.types import EnvSpec, Key, PyTree
 
 _MOST = 16  # environments, unless evaluation.num_envs says otherwise
-_RESTARTED = 4_099  # between the indices of a runner's environments and those of the next in its place
 _SECTIONS = ("algo", "env", "rollout", "env_runners", "run", "custom")  # that evaluation.config may change
 
 
@@ -97,44 +95,39 @@ def num_envs(cfg: RunConfig) -> list[int]:
 
 
 def _player(
-    cfg: RunConfig, count: int, *, sizes: Sequence[int], infos: bool, length: int, index: int = 0, restarts: int = 0
+    cfg: RunConfig,
+    registered: Mapping[str, Any],
+    count: int,
+    *,
+    sizes: Sequence[int],
+    infos: bool,
+    length: int,
+    index: int = 0,
+    restarts: int = 0,
 ) -> Player:
     """The environments of one process, and the policy's way to act in them.
 
     Args:
       cfg: of the evaluation, from `config_of`.
+      registered: `registry.needed` of the process that learns.
       count: differs between environments that are made one after the other.
       sizes: environments of each process.
       infos, length: see `Player`.
       index: of the process.
       restarts: processes that had the index before.
     """
-    number, offset = count + _RESTARTED * restarts, sum(sizes[:index])
+    registry.install(registered)
+    number, offset = build_collect.restarted(count, restarts), sum(sizes[:index])
     env = build.environment(cfg, num_envs=sizes[index], role="eval", index=number, offset=offset)
     algo = build.algorithm(cfg, env.spec)
     return Player(env, algo.act, carry=algo.carry, explore=cfg.rollout.explore, length=length, infos=infos)
 
 
-def _runner(cfg: RunConfig, registered: Mapping[str, Any], count: int, **options) -> Player:
-    """`_player` in the process of a runner."""
-    registry.install(registered)
-    return _player(cfg, count, **options)
-
-
 def check_spaces(found: EnvSpec, trained: EnvSpec) -> None:
     """Raises InputError if a policy that was trained in the one cannot act in the other."""
-    kinds = lambda leaf: (type(leaf), leaf.shape, leaf.dtype)
-    paths = lambda space: [path for path, _ in jax.tree.leaves_with_path(element(space))]
-
-    def same(a: Space, b: Space) -> bool:
-        if paths(a) != paths(b):
-            return False
-        pairs = [(x, y) for (_, x), (_, y) in zip(spaces.leaves(a), spaces.leaves(b), strict=True)]
-        return all(kinds(x) == kinds(y) and (isinstance(x, Box) or x == y) for x, y in pairs)
-
     for name in ("observation", "action"):
         a, b = getattr(found, name), getattr(trained, name)
-        if not same(a, b):
+        if not spaces.alike(a, b):
             raise InputError(
                 f"evaluation: the {name} space of its environments is {a}, that of training {b}: the policy can act in "
                 "environments of the same spaces only"
@@ -189,7 +182,7 @@ class Evaluations:
         self.workers = EvaluationWorkers(self.group, num_envs=sum(self._sizes), timeout_s=limit)
         self._custom = registry.load(cfg.custom.evaluation, "custom.evaluation") if cfg.custom.evaluation else None
         self._copy = jax.jit(lambda actor: jax.tree.map(jnp.copy, actor))
-        self._group: Here | Runners | None = None
+        self._group: Player | EvaluationRunners | None = None
         self._watches: list[Watch | None] | None = None  # of each process: they follow episodes over evaluations
         self._index = 0  # of the environments
         self._running: _Running | None = None
@@ -204,9 +197,16 @@ class Evaluations:
         return self._running is not None
 
     @property
-    def recreated(self) -> list[int]:
+    def _may_hang(self) -> bool:
+        """Whether environments in Python are played in this process; programs, and whoever waits for runners, look at
+        the clock themselves.
+        """
+        return isinstance(self._group, Player) and not self._group.in_program and not self._custom
+
+    @property
+    def recreated(self) -> Sequence[int]:
         """Indices of the runners that another has started in place of, since the list was emptied."""
-        return self._group.recreated if self._group else []
+        return self._group.recreated if self._group else ()
 
     def nothing(self) -> dict[str, float]:
         """The keys `evaluation/...` of a result row before the first evaluation: every row has every key."""
@@ -229,7 +229,7 @@ class Evaluations:
         length = 1 if exact else LENGTH
         options: dict[str, Any] = {"sizes": self._sizes, "length": length, "infos": self._callbacks is not None}
         if not self._settings.num_env_runners:
-            here = Here(functools.partial(_player, self.config, **options), self._index)
+            here = _player(self.config, {}, self._index, **options)
             try:
                 check_spaces(here.spec, spec or here.spec)
             except InputError:
@@ -239,17 +239,10 @@ class Evaluations:
             return
         if spec:
             check_spaces(self._spec_of(self.config), spec)
-        names = set(RunnerOptions._fields) - {"num"}
-        given = {name: getattr(self.config.env_runners, name) for name in names}
-        make = functools.partial(_runner, self.config, registry.needed(config.to_dict(self.config)), **options)
+        make = functools.partial(_player, self.config, registry.needed(config.to_dict(self.config)), **options)
+        runners = build_collect.runner_options(self.config)._replace(num=self._settings.num_env_runners)
         try:
-            self._group = Runners(
-                make,
-                RunnerOptions(num=self._settings.num_env_runners, **given),
-                num_envs=self._sizes,
-                length=length,
-                count=self._index,
-            )
+            self._group = EvaluationRunners(make, runners, num_envs=self._sizes, length=length, count=self._index)
         except InputError as e:
             raise InputError(*(f"evaluation.num_env_runners: {message}" for message in e.errors)) from e
 
@@ -290,14 +283,13 @@ class Evaluations:
           RuntimeError: another is under way.
         """
         self.prepare()
-        assert self._group is not None
-        # a graph environment answers; one in Python may hang, and then only another thread can go on
-        threaded = self._settings.timeout_s is not None and isinstance(self._group, Here) and not self._group.in_program
+        # where one hangs, only another thread can go on
+        threaded = self._may_hang and self._settings.timeout_s is not None
         amount = self._settings.duration if duration is None else duration
         goal = Goal(sum(self._sizes), "episodes", self._settings.force_reset)
         if amount != "auto":
             goal = Goal(amount, self._settings.unit, self._settings.force_reset)
-        self._begin(actor, goal, count, version, threaded=threaded and not self._custom)
+        self._begin(actor, goal, count, version, threaded=threaded)
         return self._result()
 
     def begin(self, actor: PyTree, *, count: int, version: int) -> None:
@@ -356,9 +348,7 @@ class Evaluations:
     def _result(self) -> dict[str, float]:
         running, group = self._running, self._group
         assert running is not None and group is not None
-        # others than environments in Python look at the clock themselves: a program, or whoever waits for runners
-        may_hang = isinstance(group, Here) and not group.in_program and not self._custom
-        left = running.until.left() if may_hang else math.inf
+        left = running.until.left() if self._may_hang else math.inf
         concurrent.futures.wait([running.found], timeout=None if left == math.inf else max(0.0, left))
         self._running = None
         self.workers.end()
@@ -396,7 +386,7 @@ class Evaluations:
 
     # ------------------------------------------------------------ for the workers
 
-    def group(self) -> Here | Runners:
+    def group(self) -> Player | EvaluationRunners:
         """The environments, made if there are none."""
         self.prepare()
         assert self._group is not None
@@ -407,7 +397,7 @@ class Evaluations:
     def restart(self, count: int) -> None:
         """Environments made anew with other seeds, those of `count`, as after a resume."""
         self._index = count
-        if isinstance(self._group, Runners):
+        if isinstance(self._group, EvaluationRunners):
             self._group.restart(count)
         elif self._group is not None:
             self._group.close()
@@ -419,7 +409,7 @@ class Evaluations:
         if running is not None:
             running.until.stop(0.0)
             concurrent.futures.wait([running.found], timeout=max(0.0, running.until.left()))
-            if not running.found.done() and isinstance(self._group, Here):
+            if not running.found.done() and isinstance(self._group, Player):
                 self._abandon(running)
         group, self._group = self._group, None
         if group is not None:

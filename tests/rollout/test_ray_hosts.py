@@ -394,7 +394,7 @@ def test_what_an_environment_did_comes_without_our_frames(cluster):
     source.foreach_worker(breaks(failed))
     with pytest.raises(RunnersLost, match=r"runner 0 failed: maze.py:3: KeyError: 'wall'") as e:
         source.next(weights(0), KEY)
-    assert "ray_cluster.py" not in str(e.value) and "ray_cluster.py" in details(e.value)
+    assert "ray_hosts.py" not in str(e.value) and "ray_hosts.py" in details(e.value)
     source.close()
     source = runners(OPTIONS._replace(num=1, recreate_failed_env_runners=True))
     source.foreach_worker(breaks(InputError("env.id maze: environment 0: step 3 returned 4 values")))

@@ -240,7 +240,7 @@ class Pools(Parts):
 
     @property
     def infos(self) -> list[Any] | None:
-        """[T][B] of the latest rollout, see HostCollector; None where a part has none."""
+        """[T][B] of the latest rollout, see FromHost; None where a part has none."""
         found = [part.infos for part in self._parts]
         if len(found) == 1 or any(rows is None for rows in found):
             return found[0] if len(found) == 1 else None
@@ -323,7 +323,7 @@ class Async(Parts):
         # the learner's own arrays are donated to its next update, perhaps before the thread has read them
         self._copy = jax.jit(lambda actor: jax.tree.map(jnp.copy, actor))
         self._metrics: dict[str, float] = {}
-        self.infos: Any = None  # of the latest rollout and of the first reset, see HostCollector
+        self.infos: Any = None  # of the latest rollout and of the first reset, see FromHost
         self.reset_infos: Any = None
 
     def _collect(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes, dict[str, float], Any]:

@@ -1,10 +1,9 @@
-"""Evaluations are played: in one vector of environments here, or in several of them in environment runners.
+"""A player plays evaluations in one vector of environments here; environment runners play them in several.
 
     play = evaluator(env, algo.act, num_episodes=100, carry=algo.carry)
     print(play(actor, key).summary())
 
-A `Player` plays blocks of rows in one vector of environments, here or in the process of a runner; `rollout.tally` says
-what of them counts.
+A runner has a `Player` in its process. Both play block by block, and `rollout.tally` says which episodes count.
 """
 
 import dataclasses
@@ -70,7 +69,7 @@ _GRACE = 1.0
 
 
 class _Evaluating:
-    """What is known of the latest evaluation, however many vectors of environments play it."""
+    """Knows what has ended of the latest evaluation, however many vectors of environments play it."""
 
     _tallies: Mapping[int, Tally]  # by vector
 
@@ -92,7 +91,7 @@ class _Evaluating:
             watch(dataclasses.replace(rollout, mask=rollout.mask & counts), infos)
 
     def _too_long(self, max_steps: int) -> RuntimeError:
-        """The error for environments whose episodes do not end."""
+        """Makes the error for environments whose episodes do not end."""
         found = len(self.found().returns)
         return RuntimeError(
             f"evaluation: {found} of {found + self.missing} episodes ended within {max_steps} steps per environment: "
@@ -211,11 +210,11 @@ class Player(_Evaluating):
             return fn(source)
 
     def foreach_worker(self, fn: Callable[[Source], Any]) -> list[Any]:
-        """[fn(source)]"""
+        """Calls fn(source), as of one process that plays, between two blocks."""
         return [self.call(fn)]
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """fn(environment) of every environment. Raises InputError where they are not Python objects."""
+        """Calls fn(environment) of every environment. Raises InputError where they are not Python objects."""
         return self.call(lambda source: list(source.foreach_env(fn)))
 
     def close(self) -> None:
@@ -280,7 +279,7 @@ class Host:
 
 
 class EvaluationRunners(RunnerGroup, _Evaluating):
-    """K vectors of environments in processes of their own, which play one evaluation together.
+    """Plays an evaluation in K vectors of environments together, each in a process of its own.
 
     Of N episodes each runner has N / K, the first N mod K one more, and of timesteps N / K rounded up; K is the number
     of those that are left. What ends on a block is counted here, so that little is lost with a runner: one that takes

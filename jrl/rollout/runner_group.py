@@ -1,4 +1,4 @@
-"""Environment runners as a group: Ray actors that start, answer in time or fail, and end together."""
+"""A runner group starts Ray actors, waits for their answers, replaces those that fail, and ends them all."""
 
 import collections
 import dataclasses
@@ -14,7 +14,7 @@ from jrl.rollout.ray_cluster import Cluster, Failure, RunnerOptions
 
 
 class Request(NamedTuple):
-    """What is on order with a runner."""
+    """Names one order that a runner has not answered."""
 
     ref: Any  # ray.ObjectRef
     version: int  # the call that ordered it
@@ -23,7 +23,7 @@ class Request(NamedTuple):
 
 @dataclasses.dataclass
 class Runner:
-    """What is known of a runner in the process that learns."""
+    """Holds what the process that learns knows of a runner."""
 
     index: int
     restarts: int
@@ -36,11 +36,11 @@ class Runner:
 
     @property
     def awaited(self) -> Any:
-        """ray.ObjectRef of its next answer."""
+        """Refers to its next answer, as a ray.ObjectRef."""
         return self.requests[0].ref if self.starting is None else self.starting
 
     def order(self, ref: Any, version: int = 0) -> None:
-        """Takes down a call of the actor."""
+        """Notes a call of the actor, by its ray.ObjectRef, as the latest order."""
         if not self.requests:
             self.since = time.monotonic()
         self.requests.append(Request(ref, version, self.ordered))
@@ -58,7 +58,7 @@ def _foreach_env(source: Any, fn: Callable[[Any], Any]) -> list[Any]:
 
 
 class RunnerGroup:
-    """K environment runners, each an actor that answers in turn what it was asked; what all kinds of them share.
+    """Keeps K environment runners, each an actor that answers in turn what it was asked; the base class of all kinds.
 
     A runner fails when it raises, when its process ends, or when it does not answer in time (it is killed). By the
     options this ends the run, or another starts in its place, or the others go on without it. Runners that fail before
@@ -109,18 +109,18 @@ class RunnerGroup:
     # ------------------------------------------------------------ what a kind of runners says
 
     def _given(self, index: int, restarts: int) -> tuple:
-        """The arguments of a runner's host behind `make`, `index` and `restarts`."""
+        """Returns the arguments of a runner's host behind `make`, `index` and `restarts`."""
         return ()
 
     def _started(self, runner: Runner) -> None:
-        """A runner has started."""
+        """Takes note that a runner has started."""
 
     def _proven(self, runner: Runner) -> bool:
-        """Whether another may work where this one failed, though as many have failed as there are."""
+        """Says whether another may work in the place of this one, though as many have failed as there are."""
         return self._answered
 
     def _lose(self, runner: Runner) -> None:
-        """The others go on without a runner."""
+        """Does what has to be done when the others go on without a runner."""
 
     # ------------------------------------------------------------ orders and answers
 
@@ -142,9 +142,14 @@ class RunnerGroup:
     def _event(
         self, wanted: Sequence[Runner], spare: Sequence[Runner] = (), seconds: float = math.inf
     ) -> tuple[Runner, Request, Any] | None:
-        """The first answer that comes from the runners `wanted`, or from one of `spare` that has answered all it was
-        asked: who, what it was asked, the answer. None if something else came first: a runner has started, or failed,
-        or so many seconds have passed."""
+        """Waits for the first answer of the runners `wanted`, or of one of `spare` that has answered all it was asked.
+
+        Returns:
+          Who, what it was asked, the answer; None if something else came first: a runner has started, or failed, or so
+          many seconds have passed.
+        Raises:
+          RunnersLost: a runner failed and the run ends by the options, or there is none to wait for.
+        """
         watched = [*wanted, *self._starting()]
         if not watched and seconds:
             raise RunnersLost(f"no environment runner{self._of} is left")
@@ -215,7 +220,10 @@ class RunnerGroup:
     # ------------------------------------------------------------ calls of every runner
 
     def _each(self, call: Callable[[Runner], Any]) -> dict[int, Any]:
-        """What `call` of each healthy runner, a ray.ObjectRef, gives, by index, in order; what it raises is raised."""
+        """Gathers the answers of all healthy runners to `call`, which makes a ray.ObjectRef, by index in their order.
+
+        What the code of a call raises is raised here.
+        """
         self._begin()
         # a runner answers in turn: after what is on order
         patience = self._options.sample_timeout_s * (1 + self._in_flight) + self._options.health_check_timeout_s

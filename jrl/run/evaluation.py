@@ -266,7 +266,7 @@ def _row(found: Evaluation) -> dict[str, float]:
 
 
 class Schedule:
-    """The evaluations of a session: when one is due, who is told of it, and its numbers in result rows.
+    """Says when a session evaluates, tells callbacks of it, and puts the numbers into result rows.
 
     Attributes:
       decides: whether a result of an evaluation, by the names of result rows, has consequences. One that was played
@@ -274,7 +274,7 @@ class Schedule:
       evaluations: who plays them.
 
     Args:
-      session: of the run, which calls `prepare` and `start` before, and `close` after all.
+      session: of the run, which calls `prepare`, `start` once it has a reporter, and `close`.
       told: the user's callbacks.
       face: what callbacks and a custom evaluation function are given as `algorithm`.
       directory: of the run, for videos; None: `run.out`.
@@ -387,6 +387,7 @@ class Schedule:
         return actor
 
     def _attached(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Puts a result, as callbacks leave it, into the next rows."""
         if self._told:
             self._told.recreated(self._face, self.evaluations.workers, self.evaluations, is_evaluation=True)
             found.update(self._told.drain_evaluation())

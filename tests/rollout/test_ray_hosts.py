@@ -403,18 +403,6 @@ def test_what_an_environment_did_comes_without_our_frames(cluster):
     source.close()
 
 
-@pytest.mark.slow
-def test_a_batch_is_never_all_void(cluster):
-    options = OPTIONS._replace(num=1, recreate_failed_env_runners=True)
-    source = runners(options, faults={0: {"fail": 1}})
-    source.next(weights(0), KEY)
-    with pytest.warns(RuntimeWarning, match="another starts"):
-        rollout, _ = source.next(weights(1), KEY)  # waits for the other
-    assert rows(rollout) == [(0, 0, 1)] * B
-    assert not rollout.contiguous.any()
-    source.close()
-
-
 def test_runners_that_never_work_are_not_replaced_for_ever(cluster):
     options = OPTIONS._replace(num=1, recreate_failed_env_runners=True)
     source = runners(options, make=ray_sources.not_made)

@@ -113,7 +113,7 @@ AGAIN, WITHOUT = {"recreate_failed_env_runners": True}, {"ignore_env_runner_fail
 
 def group_of(monkeypatch, kind, faults, **options):
     monkeypatch.setattr(runner_group, "Cluster", cluster := FakeCluster(faults))
-    return cluster, *kind(RunnerOptions(num=2, **options))
+    return cluster, *kind(RunnerOptions(**{"num": 2} | options))
 
 
 @pytest.mark.parametrize(("kind", "of"), KINDS)
@@ -170,3 +170,14 @@ def test_the_others_go_on_until_nobody_is_left(monkeypatch, kind, of):
         work()
     with pytest.raises(RunnersLost, match=f"no environment runner{of} is left"):
         work()
+
+
+def test_a_batch_is_never_all_void(monkeypatch):
+    """Where nobody is left who could fill a rollout, it waits for the one that starts."""
+    _, group, work = group_of(monkeypatch, collecting, {(0, 0, 2): "fail"}, **AGAIN, num=1)
+    work()
+    with pytest.warns(RuntimeWarning, match="another starts"):
+        rollout, _ = work()
+    made = [rollout.extras[name][0].tolist() for name in ("restarts", "made")]
+    assert made == [[1.0] * ray_sources.B, [0.0] * ray_sources.B] and rollout.mask.all()
+    assert not rollout.contiguous.any() and group.recreated == [0]

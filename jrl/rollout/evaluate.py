@@ -15,13 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jrl.metrics import episodes
 from jrl.rollout import sources
 from jrl.rollout.ray_cluster import RunnerOptions
-from jrl.rollout.runner_group import Runner, RunnerGroup
+from jrl.rollout.runner_group import Runner, RunnerGroup, received, sendable
 from jrl.rollout.source import Source
 from jrl.rollout.tally import Evaluation, Goal, Rows, Tally, joined
 from jrl.types import ActOut, AsyncEnv, Env, GraphEnv, Key, PyTree, Rollout
@@ -262,7 +261,7 @@ class Host:
 
     def block(self, actor: PyTree, data: np.ndarray, impl: str, number: int, reset: bool, whole: bool) -> Block:
         """Block `number` of an evaluation; the first begins it."""
-        key = jax.random.wrap_key_data(jnp.asarray(data), impl=impl)
+        key = received(data, impl)
         if number == 0:
             self._player.begin(key, reset=reset)
         return self._player.block(jax.device_put(actor), jax.random.fold_in(key, number), whole=whole)
@@ -370,8 +369,7 @@ class EvaluationRunners(RunnerGroup, _Evaluating):
         if runner.ordered * self._length > MAX_STEPS:
             raise self._too_long(MAX_STEPS)
         own = jax.random.fold_in(jax.random.fold_in(key, runner.index), runner.restarts)
-        data, impl = np.asarray(jax.random.key_data(own)), str(jax.random.key_impl(own))
-        runner.order(runner.actor.block.remote(weights, data, impl, runner.ordered, goal.reset, whole))
+        runner.order(runner.actor.block.remote(weights, *sendable(own), runner.ordered, goal.reset, whole))
 
     def _given(self, index: int, restarts: int) -> tuple:
         return (self._count,)

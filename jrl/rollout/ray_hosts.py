@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jrl.errors import RunnersLost
@@ -26,7 +25,7 @@ from jrl.metrics.timers import Timers
 from jrl.rollout import compression
 from jrl.rollout.collect import FAILURES
 from jrl.rollout.ray_cluster import RunnerOptions
-from jrl.rollout.runner_group import Runner, RunnerGroup
+from jrl.rollout.runner_group import Runner, RunnerGroup, received, sendable
 from jrl.rollout.source import Parts
 from jrl.types import Episodes, Key, PyTree, Rollout
 
@@ -70,7 +69,8 @@ class Host:
 
     def next(self, actor: PyTree, key: np.ndarray, impl: str, number: int):
         # uploaded once, not at each of the T steps
-        rollout, report = self._source.next(jax.device_put(actor), _key(key, impl, number))
+        own = jax.random.fold_in(received(key, impl), number)
+        rollout, report = self._source.next(jax.device_put(actor), own)
         rollout, report, columns = jax.device_get((rollout, report, self._source.columns))
         if self._codec is not None:
             rollout = compression.pack(rollout, self._codec)
@@ -83,12 +83,8 @@ class Host:
         self._source.close()
 
 
-def _key(data: np.ndarray, impl: str, number: int) -> Key:
-    return jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(data), impl=impl), number)
-
-
 def _reset(source, data: np.ndarray, impl: str, number: int) -> episodes.Columns:
-    source.reset(_key(data, impl, number))
+    source.reset(jax.random.fold_in(received(data, impl), number))
     return jax.device_get(source.columns)
 
 
@@ -243,7 +239,7 @@ class EnvRunners(RunnerGroup, Parts):
         jax.block_until_ready((actor, key))  # the time of the update that made it, none of the stages
         with self._timers("send"):
             weights = self._cluster.put(jax.device_get(actor))
-            order = (weights, np.asarray(jax.random.key_data(key)), str(jax.random.key_impl(key)))
+            order = (weights, *sendable(key))
         self._begin()
         parts = self._take_ready(order) if self._lag else self._take_all(order)
         with self._timers("join"):
@@ -386,7 +382,7 @@ class EnvRunners(RunnerGroup, Parts):
 
     def reset(self, key: Key) -> None:
         """All environments to the start of an episode; rollouts that are on order are dropped."""
-        data, kind = np.asarray(jax.random.key_data(key)), str(jax.random.key_impl(key))
+        sent = sendable(key)
         self._forget(self._ready())
-        for index, columns in self._each(lambda r: r.actor.call.remote(_reset, data, kind, r.index)).items():
+        for index, columns in self._each(lambda r: r.actor.call.remote(_reset, *sent, r.index)).items():
             self._columns[index] = columns

@@ -8,9 +8,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from jrl.errors import RunnersLost
 from jrl.metrics.timers import Timers
 from jrl.rollout.ray_cluster import Cluster, Failure, RunnerOptions
+from jrl.types import Key
 
 
 class Request(NamedTuple):
@@ -51,6 +56,16 @@ class Runner:
         if self.starting is not None:
             return self.since + options.health_check_timeout_s
         return self.since + options.sample_timeout_s + (0.0 if self.warm else options.health_check_timeout_s)
+
+
+def sendable(key: Key) -> tuple[np.ndarray, str]:
+    """Takes a key apart into what Ray can send; `received` puts it together again."""
+    return np.asarray(jax.random.key_data(key)), str(jax.random.key_impl(key))
+
+
+def received(data: np.ndarray, impl: str) -> Key:
+    """Makes a key of what `sendable` gave."""
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=impl)
 
 
 def _foreach_env(source: Any, fn: Callable[[Any], Any]) -> list[Any]:

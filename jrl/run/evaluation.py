@@ -17,11 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
-
 from jrl import callbacks, registry
 from jrl.rollout.evaluate import EvaluationRunners, Player, Until, Watch
+from jrl.rollout.sources import copied
 from jrl.rollout.tally import SUMMARY, Evaluation, Goal
 from jrl.run import build_evaluation, hooks, video
 from jrl.run.keys import Role, role_key
@@ -78,7 +76,6 @@ class Evaluations:
         limit = cfg.evaluation.timeout_s
         self.workers = EvaluationWorkers(self.prepare, num_envs=sum(self._sizes), timeout_s=limit)
         self._custom = registry.load(cfg.custom.evaluation, "custom.evaluation") if cfg.custom.evaluation else None
-        self._copy = jax.jit(lambda actor: jax.tree.map(jnp.copy, actor))
         self._group: Player | EvaluationRunners | None = None
         self._watches: list[Watch | None] | None = None  # of each process: they follow episodes over evaluations
         self._index = 0  # of the environments
@@ -156,8 +153,7 @@ class Evaluations:
         """
         amount = self._settings.duration
         goal = Goal(None if amount == "auto" else amount, self._settings.unit, self._settings.force_reset)
-        # the learner's own arrays are donated to its next update
-        self._begin(self._copy(actor), goal, count, version, threaded=True)
+        self._begin(copied(actor), goal, count, version, threaded=True)
 
     def finish(self) -> dict[str, float] | None:
         """Waits for what `begin` has begun, and tells it to end if it is to last as long as training. None: nothing

@@ -28,7 +28,6 @@ from jrl.types import ActOut, AsyncEnv, Env, GraphEnv, Key, PyTree, Rollout
 LENGTH = 64  # rows between two looks at who has finished
 MAX_STEPS = 1_000_000  # per environment, against environments that never end
 _POLL = 0.05  # seconds between two looks at whether an evaluation in runners is over
-_STORE = 128 * 2**20  # bytes of the object store
 
 # (rollout of numpy arrays, infos of its rows or None): sees the rows that count, block by block
 Watch = Callable[[Rollout, Any], None]
@@ -315,7 +314,7 @@ class EvaluationRunners(RunnerGroup, _Evaluating):
         self._num_envs, self._length, self._count = list(num_envs), length, count
         self._left: list[list[tuple[float, int]]] = [[] for _ in num_envs]
         self._tallies: dict[int, Tally] = {}
-        super().__init__(Host, make, options, store=_STORE)
+        super().__init__(Host, make, options)
 
     @property
     def healthy(self) -> int:

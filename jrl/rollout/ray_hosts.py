@@ -31,8 +31,6 @@ from jrl.types import Episodes, Key, PyTree, Rollout
 
 __all__ = ["EnvRunners", "RunnerOptions", "RunnersLost"]
 
-_STORE = 128 * 2**20  # bytes of the object store beside rollouts: weights, mostly
-
 # of a block of columns that nobody has filled; its windows are put in
 _NO_EPISODES = Episodes(
     count=np.zeros((), np.int32),
@@ -229,8 +227,8 @@ class EnvRunners(RunnerGroup, Parts):
         self.blocks: list[tuple[int, int, int] | None] = [None] * options.num
         self._codec = compression.codec() if compress else None
         part = sum(x.nbytes for x in jax.tree.leaves(self._void))
-        store = 2 * options.num * (self._in_flight + 2) * part + _STORE
-        super().__init__(Host, make, options, store=store, timers=timers)
+        under_way = 2 * options.num * (self._in_flight + 2) * part
+        super().__init__(Host, make, options, store=under_way, timers=timers)
 
     # ------------------------------------------------------------ rollouts
 

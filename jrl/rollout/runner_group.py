@@ -17,6 +17,8 @@ from jrl.metrics.timers import Timers
 from jrl.rollout.ray_cluster import Cluster, Failure, RunnerOptions
 from jrl.types import Key
 
+_STORE = 128 * 2**20  # bytes of the object store: weights, mostly
+
 
 class Request(NamedTuple):
     """Names one order that a runner has not answered."""
@@ -90,7 +92,7 @@ class RunnerGroup:
         and `call`, which gives `call(fn, *args) = fn(source, *args)`.
       make: how a host makes what it holds. Pickled by Ray's cloudpickle.
       options: of the runners.
-      store: bytes of the object store, if Ray is begun here.
+      store: bytes of the object store beside weights, if Ray is begun here.
       timers: where the stages `wait` and `receive` are timed.
     Raises:
       InputError: the cluster has no place for them, or cannot be reached.
@@ -103,7 +105,13 @@ class RunnerGroup:
     _in_flight = 1  # most orders of one runner
 
     def __init__(
-        self, host: type, make: Callable[..., Any], options: RunnerOptions, *, store: int, timers: Timers | None = None
+        self,
+        host: type,
+        make: Callable[..., Any],
+        options: RunnerOptions,
+        *,
+        store: int = 0,
+        timers: Timers | None = None,
     ):
         import ray
 
@@ -113,7 +121,7 @@ class RunnerGroup:
         self._restarts = self._dropped = 0  # runners that were replaced, orders that were lost
         self._answered = self._closed = False  # an answer has come from any of them
         self.recreated: list[int] = []
-        self._cluster = Cluster(ray, options, host, store)
+        self._cluster = Cluster(ray, options, host, _STORE + store)
         try:
             for index in range(options.num):
                 self._start(index, 0)

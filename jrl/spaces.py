@@ -52,6 +52,18 @@ def of_leaves(space: Space, parts: list[Any]) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(map_leaves(lambda leaf: 0, space)), parts)
 
 
+def alike(a: Space, b: Space) -> bool:
+    """Whether what reads or acts in one space can do so in the other: leaves of the same kinds, shapes and dtypes at
+    the same places. Only the bounds of a Box may differ.
+    """
+    kind = lambda leaf: (type(leaf), leaf.shape, leaf.dtype)
+    paths = lambda space: [path for path, _ in jax.tree.leaves_with_path(map_leaves(lambda leaf: 0, space))]
+    if paths(a) != paths(b):
+        return False
+    pairs = [(x, y) for (_, x), (_, y) in zip(leaves(a), leaves(b), strict=True)]
+    return all(kind(x) == kind(y) and (isinstance(x, Box) or x == y) for x, y in pairs)
+
+
 def num_bytes(space: Space) -> int:
     """Of one element.
 

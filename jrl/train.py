@@ -308,7 +308,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         sinks += [write_row, hooks.stop_at(cfg.stop, cfg.run.smoothing_episodes)]
         if options.verbose:
             sinks.append(_print_stages)
-        session.decides = lambda found: hooks.evaluation_ends(cfg.stop, found) or checkpoints.improves(found)
+        session.schedule.decides = lambda found: hooks.evaluation_ends(cfg.stop, found) or checkpoints.improves(found)
 
         def save(info: "StepInfo") -> None:
             watchdog.beat("checkpoint", grace=60.0)

@@ -8,8 +8,9 @@ import jax
 import pytest
 
 from jrl.errors import InputError
-from jrl.rollout.evaluate import SUMMARY, evaluator
-from jrl.run import build, evaluation
+from jrl.rollout.evaluate import evaluator
+from jrl.rollout.tally import SUMMARY
+from jrl.run import build, build_evaluation
 from jrl.run.evaluation import Evaluations
 from jrl.run.keys import Role, role_key
 from jrl.settings import config
@@ -111,17 +112,17 @@ def test_timesteps():
 
 def test_own_environments():
     cfg = run_config(evaluation={"config": {"env": {"options": {"max_episode_steps": 7}, "num_envs": 3}}})
-    assert cfg.env.options == {"max_episode_steps": 30} and evaluation.num_envs(cfg) == [4]  # evaluation.num_envs
+    assert cfg.env.options == {"max_episode_steps": 30} and build_evaluation.num_envs(cfg) == [4]  # evaluation.num_envs
     cfg = dataclasses.replace(cfg, evaluation=dataclasses.replace(cfg.evaluation, num_envs=None))
-    assert evaluation.num_envs(cfg) == [3]
-    assert evaluation.config_of(cfg).env.options == {"max_episode_steps": 7}
-    assert evaluation.config_of(cfg).env.num_envs == 4  # of training: what suits batches and devices
+    assert build_evaluation.num_envs(cfg) == [3]
+    assert build_evaluation.config_of(cfg).env.options == {"max_episode_steps": 7}
+    assert build_evaluation.config_of(cfg).env.num_envs == 4  # of training: what suits batches and devices
     found = Evaluations(cfg).play(trained(cfg), count=0, version=0)
     assert found["length"] <= 7 and found["return_max"] == 7
 
 
 def test_exploration_is_off_unless_one_of_two_keys_says_otherwise():
-    explore = lambda **given: evaluation.config_of(run_config(evaluation=given)).rollout.explore
+    explore = lambda **given: build_evaluation.config_of(run_config(evaluation=given)).rollout.explore
     assert not explore()
     assert explore(explore=True)
     assert explore(config={"rollout": {"explore": True}})

@@ -74,7 +74,7 @@ THIRD_PARTY = {
 }
 # library -> where it may be imported, and then inside a function
 CONFINED = {
-    "ray": ("rollout/ray_hosts.py", "rollout/ray_evaluate.py", "api/"),
+    "ray": ("rollout/runner_group.py", "api/"),
     "envpool": ("envs/",),
     "gymnasium": ("envs/",),
     "orbax": ("run/checkpoint.py",),

@@ -16,7 +16,7 @@ from jrl.api import PPOConfig
 from jrl.errors import InputError
 from jrl.host import runtime
 from jrl.rollout import ray_cluster
-from jrl.rollout.runner_health import RunnerOptions
+from jrl.rollout.ray_cluster import RunnerOptions
 from jrl.run import checkpoint
 from jrl.settings.sections import RuntimeConfig
 

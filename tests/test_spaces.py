@@ -43,6 +43,22 @@ def test_leaves_stand_in_the_order_of_jax():
     assert hash(NESTED) == hash(Dict(NESTED.items))
 
 
+@pytest.mark.parametrize(
+    ("other", "alike"),
+    [
+        (Dict((("a", MultiBinary((4,))), ("b", Tuple((Discrete(3), Box((2,), "uint8", low=0.0, high=9.0)))))), True),
+        (Dict((("a", MultiBinary((4,))), ("b", Tuple((Discrete(4), Box((2,), "uint8")))))), False),
+        (Dict((("a", MultiBinary((4,))), ("b", Tuple((Discrete(3), Box((2,), "int32")))))), False),
+        (Dict((("a", MultiBinary((4,))), ("b", Tuple((Discrete(3), Box((3,), "uint8")))))), False),
+        (Dict((("a", MultiBinary((4,))), ("c", Tuple((Discrete(3), Box((2,), "uint8")))))), False),
+        (Dict((("a", MultiBinary((4,))), ("b", Dict((("0", Discrete(3)), ("1", Box((2,), "uint8"))))))), False),
+        (MultiBinary((4,)), False),
+    ],
+)
+def test_spaces_are_alike_where_only_bounds_and_the_order_of_names_differ(other, alike):
+    assert spaces.alike(NESTED, other) is spaces.alike(other, NESTED) is alike
+
+
 def test_choices_of_all_discrete_parts():
     action = Dict((("move", Discrete(3)), ("arms", MultiDiscrete((2, 4))), ("force", Box((2,)))))
     assert spaces.num_choices(action) == 2 + 4 + 3

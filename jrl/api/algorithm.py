@@ -179,7 +179,7 @@ class Algorithm(ByHand):
             info = session.advance()
             assert info is not None  # a session without an end
             session.reporter.add(info)
-            if session.evaluation_reached(info) or session.reporter.due():
+            if session.schedule.reached(info) or session.reporter.due():
                 break
         if session.config.run.on_nonfinite != "ignore" and hooks.not_finite(info):
             path = session.write_fault(self.logdir, info)

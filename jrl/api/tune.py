@@ -24,7 +24,7 @@ from jrl.api.algorithm import Algorithm
 from jrl.api.config import AlgorithmConfig
 from jrl.errors import InputError, cannot_import
 from jrl.rollout import ray_cluster
-from jrl.rollout.runner_health import RunnerOptions
+from jrl.rollout.ray_cluster import RunnerOptions
 from jrl.settings.config import RunConfig as _RunConfig
 
 # of a result, what Tune says of its own trials

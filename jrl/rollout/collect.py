@@ -26,10 +26,10 @@ from jrl.types import ActOut, Array, AsyncEnv, Env, Episodes, InputError, Key, P
 FAILURES = "env/failures"  # metric: how often an environment broke so far; absent where none can
 
 
-class HostCollector(Source):
-    """Rollouts of host environments; a Source. Acts on the device where the actor lies.
+class FromHost(Source):
+    """Steps environments from the host; the base class of collectors that wait for all of them, and that do not.
 
-    Arguments as `rollout.unroll.make`, and
+    A collector acts on the device where the actor lies. Arguments as `rollout.unroll.make`, and
 
     Args:
       timers: where the stages act, env and transfer are timed.
@@ -42,7 +42,7 @@ class HostCollector(Source):
 
     def __init__(
         self,
-        env: Env,
+        env: Any,
         act: Callable[..., ActOut],
         *,
         length: int,
@@ -56,26 +56,61 @@ class HostCollector(Source):
         record: bool = False,
         record_infos: bool = False,
     ):
-        self._told = told_by(env) if record_infos else None
-        self.infos: list[Any] | None = None
-        self.reset_infos: Any = None
         self._env, self._act, self._length, self._explore = env, act, length, explore
         self._timers, self._window = timers or Timers(), window
-        self._initial_carry = carry(env.spec.num_envs)
-        self._obs: PyTree
-        self._carry: PyTree
-        self.columns: episodes.Columns
-        self._done: np.ndarray
-        self._started: np.ndarray
+        self._told = told_by(env) if record_infos else None
+        self.infos: Any = None
+        self.reset_infos: Any = None
         self._metrics: dict[str, float] = {}  # FAILURES, once the environments have said whether they broke
-        self.reset()
-        self._record = jax.jit(self._record_step, donate_argnums=0)
-        self._allocate = jax.jit(self._empty_buffer)
-        self._keys = jax.jit(lambda key: jax.random.split(key, (length, 2))[:, 0])
+        self._initial_carry = carry(env.spec.num_envs)
+        self._carry: PyTree  # [B, ...] after the latest action
+        self._done: np.ndarray  # [B] bool: the row that comes is a reset row
+        self._started: np.ndarray  # [B] bool: the next rollout goes on from the latest
+        self.columns: episodes.Columns
         self._finish = jax.jit(
             partial(finish, reward_transform=reward_transform, gamma=running_return_gamma, cut=cut, record=record),
             donate_argnums=0,
         )
+        self.reset()
+
+    def reset(self, key: Key | None = None) -> None:
+        """All environments to the start of an episode; their seed was given when they were made."""
+        num_envs = self._env.spec.num_envs
+        self.infos = None
+        self._carry = self._initial_carry
+        self._done, self._started = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
+        self.columns = episodes.init(num_envs, self._window)
+
+    def discontinue(self) -> None:
+        """What comes next does not continue the latest rollout."""
+        self._started = np.zeros_like(self._started)
+
+    def close(self) -> None:
+        self._env.close()
+
+    def foreach_env(self, fn: Callable[[Any], Any]) -> list:
+        """`fn` of each environment, in their order.
+
+        Raises:
+          InputError: the environments are no Python objects of this program.
+        """
+        call = getattr(self._env, "foreach_env", None)
+        if call is None:
+            raise InputError(
+                f"foreach_env: {type(self._env).__name__} does not let Python call its environments one by one"
+            )
+        return call(fn)
+
+
+class HostCollector(FromHost):
+    """Rollouts of host environments that wait for each other; a Source. Arguments as `FromHost`."""
+
+    def __init__(self, env: Env, act: Callable[..., ActOut], *, length: int, **options: Any):
+        self._obs: PyTree
+        super().__init__(env, act, length=length, **options)
+        self._record = jax.jit(self._record_step, donate_argnums=0)
+        self._allocate = jax.jit(self._empty_buffer)
+        self._keys = jax.jit(lambda key: jax.random.split(key, (length, 2))[:, 0])
         self._forget = jax.jit(lambda failed, carry: reset_where(failed, self._initial_carry, carry))
 
     def _empty_buffer(self, actor, obs, key):
@@ -132,23 +167,9 @@ class HostCollector(Source):
         return rollout, report
 
     def reset(self, key: Key | None = None) -> None:
-        """All environments to the start of an episode; their seed was given when they were made."""
-        num_envs = self._env.spec.num_envs
-        self._obs, self._carry = jax.tree.map(np.copy, self._env.reset()), self._initial_carry
-        self.infos, self.reset_infos = None, None if self._told is None else self._told.latest
-        self._done, self._started = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
-        self.columns = episodes.init(num_envs, self._window)
-
-    def discontinue(self) -> None:
-        """What comes next does not continue the latest rollout."""
-        self._started = np.zeros_like(self._started)
-
-    def close(self) -> None:
-        self._env.close()
-
-    def foreach_env(self, fn: Callable[[Any], Any]) -> list:
-        """`fn` of each environment. Raises InputError where they are not Python objects of this program."""
-        return foreach_env(self._env, fn)
+        super().reset(key)
+        self._obs = jax.tree.map(np.copy, self._env.reset())
+        self.reset_infos = None if self._told is None else self._told.latest
 
 
 def told_by(env: Env | AsyncEnv) -> Infos | None:
@@ -163,15 +184,3 @@ def device_of(actor: PyTree) -> jax.Device:
     """Where the actor lies, and so where it acts."""
     found = (next(iter(x.devices())) for x in jax.tree.leaves(actor) if isinstance(x, jax.Array))
     return next(found, jax.local_devices()[0])
-
-
-def foreach_env(env: Env | AsyncEnv, fn: Callable[[Any], Any]) -> list:
-    """`fn` of each environment, in their order.
-
-    Raises:
-      InputError: the environments do not offer it.
-    """
-    call = getattr(env, "foreach_env", None)
-    if call is None:
-        raise InputError(f"foreach_env: {type(env).__name__} does not let Python call its environments one by one")
-    return call(fn)

@@ -13,18 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl.metrics import episodes
-from jrl.metrics.timers import Timers
-from jrl.rollout.collect import FAILURES, device_of, foreach_env, told_by
-from jrl.rollout.source import Source
-from jrl.rollout.unroll import finish, reset_where
-from jrl.types import ActOut, Array, AsyncEnv, Episodes, Key, PyTree, Rollout, element
+from jrl.rollout.collect import FAILURES, FromHost, device_of
+from jrl.rollout.unroll import reset_where
+from jrl.types import ActOut, AsyncEnv, Episodes, Key, PyTree, Rollout, element
 
 VOID = "rollout/void"  # metric: the share of rows that the latest rollout left empty
 
 
-class AsyncCollector(Source):
-    """Rollouts [T, B] of environments that answer when they are ready; a Source. Arguments as `HostCollector`.
+class AsyncCollector(FromHost):
+    """Rollouts [T, B] of environments that answer when they are ready; a Source. Arguments as `FromHost`.
 
     A column that has its T rows waits for the next rollout, so that one actor makes all rows of a rollout. The rollout
     is complete when every column has T rows, or when so few environments are under way (fewer than `env.least`) that no
@@ -47,38 +44,19 @@ class AsyncCollector(Source):
         env: AsyncEnv,
         act: Callable[..., ActOut],
         *,
-        length: int,
         carry: Callable[[int], PyTree] = lambda batch_size: (),
-        reward_transform: Callable[[Array], Array] | None = None,
-        running_return_gamma=None,
-        explore: bool = True,
-        timers: Timers | None = None,
-        cut: bool = True,
-        window: int = episodes.WINDOW,
-        record: bool = False,
-        record_infos: bool = False,
+        **options: Any,
     ):
         num_envs = env.spec.num_envs
         if not 1 <= env.least <= num_envs:
             raise ValueError(f"env.least is {env.least}: must be in 1..{num_envs}, the number of environments")
-        self._told = told_by(env) if record_infos else None
-        self.infos: list[list[Any]] | None = None
-        self.reset_infos: list[Any] | None = None
-        self._env, self._act, self._length, self._explore = env, act, length, explore
-        self._timers, self._window = timers or Timers(), window
-        self._initial_carry = carry(num_envs)
         self._initial_of_batch = carry(env.batch_size)
-        self.columns: episodes.Columns
-        self._metrics: dict[str, float] = {}  # VOID, and FAILURES once the environments have said whether they broke
         self._count: np.ndarray  # [B] rows of this rollout whose result has come; -1 before the first observation
         self._under_way: np.ndarray  # [B] bool: an action, or a reset, whose result has not come
-        self._done: np.ndarray  # [B] bool: the row that comes is a reset row
-        self._started: np.ndarray
-        self._carry: PyTree  # [B, ...] after the latest action
         self._carry_before: PyTree  # [B, ...] that the latest action was chosen with
-        self._row: PyTree = None  # (obs, action, extras), [B, ...]: row 0 of the next rollout, where it is under way
-        self._last: PyTree = None  # [B, *] the latest observations
-        self.reset()
+        self._row: PyTree  # (obs, action, extras), [B, ...]: row 0 of the next rollout, where it is under way
+        self._last: PyTree  # [B, *] the latest observations
+        super().__init__(env, act, carry=carry, **options)
         self._empty = jax.jit(self._empty_row)
         self._begin = jax.jit(self._begin_buffer)
         self._record = jax.jit(self._record_rows, donate_argnums=0)
@@ -86,10 +64,6 @@ class AsyncCollector(Source):
         self._gather = jax.jit(_gather)
         self._pad = jax.jit(self._pad_buffer, donate_argnums=(0, 1))
         self._pick = jax.jit(reset_where)
-        self._finish = jax.jit(
-            partial(finish, reward_transform=reward_transform, gamma=running_return_gamma, cut=cut, record=record),
-            donate_argnums=0,
-        )
 
     # ------------------------------------------------------------ programs
 
@@ -231,26 +205,13 @@ class AsyncCollector(Source):
         return out
 
     def reset(self, key: Key | None = None) -> None:
-        """All environments to the start of an episode; their seed was given when they were made."""
+        super().reset(key)
         num_envs = self._env.spec.num_envs
         self._env.reset()
-        self.infos, self.reset_infos = None, None if self._told is None else [None] * num_envs
+        self.reset_infos = None if self._told is None else [None] * num_envs
         self._count, self._under_way = np.full(num_envs, -1), np.ones(num_envs, bool)
-        self._done, self._started = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
-        self._carry = self._carry_before = self._initial_carry
+        self._carry_before = self._initial_carry
         self._row = self._last = None
-        self.columns = episodes.init(num_envs, self._window)
-
-    def discontinue(self) -> None:
-        """What comes next does not continue the latest rollout."""
-        self._started = np.zeros_like(self._started)
-
-    def close(self) -> None:
-        self._env.close()
-
-    def foreach_env(self, fn: Callable[[Any], Any]) -> list:
-        """`fn` of each environment. Raises InputError where they are not Python objects of this program."""
-        return foreach_env(self._env, fn)
 
 
 def _gather(rows: PyTree, column) -> PyTree:

@@ -1,4 +1,4 @@
-"""The processes of environment runners: what each of them holds, where Ray places them, and their end."""
+"""The processes of environment runners: what each takes of a cluster, where Ray places them, and their end."""
 
 import contextlib
 import logging
@@ -10,79 +10,76 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from jrl.errors import EnvironmentFailed, InputError, RunnersLost
 from jrl.host import runtime
-from jrl.metrics import episodes
-from jrl.rollout import compression
 from jrl.rollout.ray_health import Lifeline, in_words
-from jrl.rollout.runner_health import RunnerOptions, check_fits
-from jrl.types import Key, PyTree
 
 _LOOK = 5.0  # seconds between two looks at whether Ray lives
 _GOODBYE = 1.0  # seconds for idle runners to close their environments
 
 
-# ---------------------------------------------------------------- in the process of a runner
+class RunnerOptions(NamedTuple):
+    """K environment runners: what each takes of a cluster, and what happens when one fails."""
+
+    num: int = 1
+    num_cpus: float = 1.0  # of each, may be a fraction
+    num_gpus: float = 0.0  # of each, may be a fraction; without, it acts on the CPU
+    custom_resources: Mapping[str, float] = {}  # of each
+    placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    address: str | None = None  # of a Ray cluster, or "auto"; None: $RAY_ADDRESS, else a cluster for this run alone
+    max_requests_in_flight: int = 2  # rollouts that each has on order, if they are not waited for
+    ignore_env_runner_failures: bool = False  # go on without
+    recreate_failed_env_runners: bool = False  # start another in its place
+    max_restarts: int = 1000  # of all runners together
+    sample_timeout_s: float = 180.0  # seconds without a rollout after which a runner has failed
+    health_check_timeout_s: float = 60.0  # seconds to start; and for its first rollout, which compiles, in addition
+
+    def check(self) -> None:
+        """Raises ValueError: a number is out of range, or two ways to go on after a failure are asked for at once."""
+        if self.ignore_env_runner_failures and self.recreate_failed_env_runners:
+            raise ValueError("ignore_env_runner_failures and recreate_failed_env_runners exclude each other")
+        for name in ("num", "max_requests_in_flight"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+
+    def resources(self) -> dict[str, float]:
+        """Of one runner, by Ray's names, without zeros."""
+        found = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.custom_resources}
+        return {name: float(amount) for name, amount in found.items() if amount > 0}
 
 
-class Host:
-    """Holds the source of a runner. With a `codec`, it sends observations as `compression.pack` makes them."""
+def check_fits(options: RunnerOptions, nodes: Sequence[Mapping[str, float]]) -> None:
+    """Whether the runners could be placed if the cluster did nothing else.
 
-    def __init__(
-        self,
-        make: Callable[[int, int], Any],
-        index: int,
-        restarts: int,
-        columns: episodes.Columns | None,
-        codec: str | None = None,
-    ):
-        self._source, self._codec = make(index, restarts), codec
-        if columns is not None:
-            self._source.columns = columns
-
-    def started(self) -> None:
-        pass
-
-    def next(self, actor: PyTree, key: np.ndarray, impl: str, number: int):
-        # uploaded once, not at each of the T steps
-        rollout, report = self._source.next(jax.device_put(actor), _key(key, impl, number))
-        rollout, report, columns = jax.device_get((rollout, report, self._source.columns))
-        if self._codec is not None:
-            rollout = compression.pack(rollout, self._codec)
-        return rollout, report, columns, dict(self._source.metrics)
-
-    def call(self, fn: Callable, *args: Any) -> Any:
-        return fn(self._source, *args)
-
-    def close(self) -> None:
-        self._source.close()
-
-
-def _key(data: np.ndarray, impl: str, number: int) -> Key:
-    return jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(data), impl=impl), number)
-
-
-def reset(source, data: np.ndarray, impl: str, number: int) -> episodes.Columns:
-    source.reset(_key(data, impl, number))
-    return jax.device_get(source.columns)
-
-
-def set_columns(source, columns: episodes.Columns) -> None:
-    source.columns = columns
-
-
-def foreach_env(source, fn: Callable[[Any], Any]) -> list[Any]:
-    return list(source.foreach_env(fn))
-
-
-# ---------------------------------------------------------------- Ray
+    Args:
+      nodes: name -> amount of the resources of each node.
+    Raises:
+      InputError: they can never be.
+    """
+    need = options.resources()
+    total = {name: sum(node.get(name, 0.0) for node in nodes) for node in nodes for name in node}
+    for name in need:
+        if not total.get(name):
+            key = {"CPU": "num_cpus", "GPU": "num_gpus"}.get(name, "custom_resources")
+            known = ", ".join(sorted(n for n in total if not n.startswith("node:")))
+            raise InputError(f"env_runners.{key}: no node of the Ray cluster has {name!r}; they have {known}")
+    if not need:
+        return
+    room = [int(min((node.get(name, 0.0) + 1e-9) // amount for name, amount in need.items())) for node in nodes]
+    most = {"STRICT_PACK": max(room), "STRICT_SPREAD": sum(r > 0 for r in room)}.get(options.placement, sum(room))
+    if most < options.num:
+        each = ", ".join(f"{amount:g} {name}" for name, amount in need.items())
+        has = ", ".join(f"{total[name]:g} {name}" for name in need)
+        raise InputError(
+            f"env_runners.num: {options.num} runners with {each} each, placement {options.placement}, need more than "
+            f"the Ray cluster has ({has} on {len(nodes)} node{'s' * (len(nodes) > 1)}: at most {most} runners); "
+            "ask for fewer, or for less of each (env_runners.num_cpus may be a fraction)"
+        )
 
 
 class Failure(Exception):
@@ -93,38 +90,18 @@ class Failure(Exception):
         self.raised, self.details = raised, details
 
 
-def answers(
-    cluster: Any, calls: Sequence[tuple[Any, Any]], seconds: float, failed: Callable[[Any, str], None]
-) -> Iterator[tuple[Any, Any]]:
-    """(runner, what its call returned) of each (runner, reference) that answers; failed(runner, cause) of the others.
-
-    What the code of a call raised is raised here.
-    """
-    for runner, ref in calls:
-        try:
-            if cluster.wait([ref], seconds) is None:
-                raise Failure(f"no answer within {seconds:g} s")
-            answer = cluster.get(ref)
-        except Failure as e:
-            if e.raised is not None:
-                raise e.raised from None
-            failed(runner, str(e))
-        else:
-            yield runner, answer
-
-
 class Cluster:
     """A connection to Ray with a place for every runner, and the end of what was begun here.
 
     Args:
       ray: the module.
       options: of the runners.
+      host: the class of their actors; it has methods `started`, which returns when it is made, and `close`.
       store: bytes of the object store, if Ray is begun here.
-      codec: with which runners compress observations; None: not at all.
     """
 
-    def __init__(self, ray: Any, options: RunnerOptions, store: int, codec: str | None = None):
-        self._ray, self._options, self._codec = ray, options, codec
+    def __init__(self, ray: Any, options: RunnerOptions, host: type, store: int):
+        self._ray, self._options = ray, options
         self._group: Any = None
         self._shared = False  # the group is that of this process, and stays
         self._lost = False  # Ray itself is gone
@@ -138,7 +115,7 @@ class Cluster:
             check_fits(options, [node["Resources"] for node in nodes])
             here = len(nodes) == 1 and nodes[0]["NodeManagerAddress"] == ray.util.get_node_ip_address()
             self._place()
-            self._host = ray.remote(Host)
+            self._host = ray.remote(host)
             self._settings = {
                 "num_cpus": options.num_cpus,
                 "num_gpus": options.num_gpus,
@@ -212,14 +189,14 @@ class Cluster:
                 )
         return group
 
-    def start(self, make: Callable[[int, int], Any], index: int, restarts: int, columns: Any) -> tuple[Any, Any]:
-        """The actor that holds make(index, restarts), and the reference that comes when it has started."""
+    def start(self, index: int, *args: Any) -> tuple[Any, Any]:
+        """Starts the actor host(*args) as runner `index`: the actor, and the reference that comes when it is made."""
         settings = dict(self._settings)
         if self._group is not None:
             place = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
             bundle = -1 if self._shared else index  # -1: any that has room
             settings["scheduling_strategy"] = place(self._group, placement_group_bundle_index=bundle)
-        actor = self._host.options(**settings).remote(make, index, restarts, columns, self._codec)
+        actor = self._host.options(**settings).remote(*args)
         return actor, actor.started.remote()
 
     def check(self) -> None:

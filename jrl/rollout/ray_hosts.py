@@ -12,11 +12,8 @@ Code in a runner (an environment, a function given to `foreach_worker`) finds th
 in the namespace "jrl" unless the caller has begun it.
 """
 
-import collections
 import dataclasses
-import time
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,16 +22,14 @@ import numpy as np
 from jrl.errors import RunnersLost
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
-from jrl.rollout import compression, ray_cluster
+from jrl.rollout import compression
 from jrl.rollout.collect import FAILURES
-from jrl.rollout.ray_cluster import Cluster, Failure
-from jrl.rollout.runner_health import Part, Runner, RunnerOptions, Slots, newest_allowed
+from jrl.rollout.ray_cluster import RunnerOptions
+from jrl.rollout.runner_group import Runner, RunnerGroup, received, sendable
 from jrl.rollout.source import Parts
 from jrl.types import Episodes, Key, PyTree, Rollout
 
 __all__ = ["EnvRunners", "RunnerOptions", "RunnersLost"]
-
-_STORE = 128 * 2**20  # bytes of the object store beside rollouts: weights, mostly
 
 # of a block of columns that nobody has filled; its windows are put in
 _NO_EPISODES = Episodes(
@@ -49,19 +44,119 @@ _NO_EPISODES = Episodes(
 )
 
 
-class _Request(NamedTuple):
-    ref: Any  # ray.ObjectRef of `Host.next`
-    version: int
-    number: int
+# ---------------------------------------------------------------- in the process of a runner
 
 
-@dataclasses.dataclass
-class _Runner(Runner):
-    requests: collections.deque[_Request] = dataclasses.field(default_factory=collections.deque)
-    ordered: int = 0
+class Host:
+    """Holds the source of a runner. With a `codec`, it sends observations as `compression.pack` makes them."""
+
+    def __init__(
+        self,
+        make: Callable[[int, int], Any],
+        index: int,
+        restarts: int,
+        columns: episodes.Columns | None,
+        codec: str | None,
+    ):
+        self._source, self._codec = make(index, restarts), codec
+        if columns is not None:
+            self._source.columns = columns
+
+    def started(self) -> None:
+        pass
+
+    def next(self, actor: PyTree, key: np.ndarray, impl: str, number: int):
+        # uploaded once, not at each of the T steps
+        own = jax.random.fold_in(received(key, impl), number)
+        rollout, report = self._source.next(jax.device_put(actor), own)
+        rollout, report, columns = jax.device_get((rollout, report, self._source.columns))
+        if self._codec is not None:
+            rollout = compression.pack(rollout, self._codec)
+        return rollout, report, columns, dict(self._source.metrics)
+
+    def call(self, fn: Callable, *args: Any) -> Any:
+        return fn(self._source, *args)
+
+    def close(self) -> None:
+        self._source.close()
 
 
-class EnvRunners(Parts):
+def _reset(source, data: np.ndarray, impl: str, number: int) -> episodes.Columns:
+    source.reset(jax.random.fold_in(received(data, impl), number))
+    return jax.device_get(source.columns)
+
+
+def _set_columns(source, columns: episodes.Columns) -> None:
+    source.columns = columns
+
+
+# ---------------------------------------------------------------- whose turn it is, and where it stands
+
+
+class Part(NamedTuple):
+    """One runner's rollout, as it came."""
+
+    runner: int  # its index
+    restarts: int  # runners that had the index before
+    number: int  # rollouts that were ordered from it before this one
+    version: int  # the call of `next` whose weights acted
+    rollout: Rollout
+    episodes: Episodes
+    metrics: Mapping[str, float]
+
+
+class Slots:
+    """Which part stands in which block of columns, and whether it goes on from the one that stood there before."""
+
+    def __init__(self, num: int):
+        self._last: list[Any] = [None] * num
+
+    def assign(self, parts: Sequence[Part]) -> list[tuple[Part | None, bool]]:
+        """(part or None, goes on) of each block. A part stands where its runner's part before stood in the latest call,
+        else in its runner's own block, else where there is room."""
+        slots: list[Part | None] = [None] * len(self._last)
+        others = []
+        for part in parts:
+            before = (part.runner, part.restarts, part.number - 1)
+            if before in self._last:
+                slots[self._last.index(before)] = part
+            else:
+                others.append(part)
+        for part in others:
+            slots[part.runner if slots[part.runner] is None else slots.index(None)] = part
+        found: list[tuple[Part | None, bool]] = []
+        for i, (slot, last) in enumerate(zip(slots, self._last)):
+            if slot is None:
+                self._last[i] = None
+                found.append((None, False))
+                continue
+            found.append((slot, last == (slot.runner, slot.restarts, slot.number - 1)))
+            self._last[i] = (slot.runner, slot.restarts, slot.number)
+        return found
+
+
+def newest_allowed(versions: Sequence[int], *, call: int, left: int, per_call: int, lag: int) -> int:
+    """The newest version that may be taken next, if every part is to be taken at most `lag` calls after its own.
+
+    What is of version v or older has to be taken by call v + lag, and there are `left` places in this call and
+    `per_call` in each later one. As long as these are more than the parts, anything may be taken first.
+
+    Args:
+      versions: of the parts that are under way: at most per_call * lag of them.
+      call: the present call.
+      left: parts that this call still takes.
+    """
+    for version in sorted(set(versions)):
+        places = left + per_call * (version + lag - call)
+        if sum(v <= version for v in versions) >= places:
+            return version
+    return call
+
+
+# ---------------------------------------------------------------- here
+
+
+class EnvRunners(RunnerGroup, Parts):
     """K sources in processes of their own as one; a Source.
 
     Synchronous: every call orders one rollout of each runner with the weights of this call and waits for all of them;
@@ -70,9 +165,8 @@ class EnvRunners(Parts):
     to wait in place of one of a slow one, but never one that is more than `lag` updates old: before that it waits for
     the slow one.
 
-    A runner fails when it raises, when its process ends, or when it does not answer in time (it is killed). By the
-    options this ends the run, or its columns are void (mask False) from then on, or until another has started in its
-    place. Runners that fail before any rollout has come are not replaced for ever: when each has failed once, it ends.
+    The columns of a runner that fails are void (mask False) from then on, or until another has started in its place,
+    unless the options say that the run ends. A runner has proven that it can work when any rollout has come.
 
     Metrics: `rollout/policy_lag` and `rollout/policy_lag_max` in calls of `next`, `env_runners/num_healthy_workers`,
     `env_runners/num_restarts`, `env_runners/dropped` (rollouts that were ordered and lost), with `compress` also
@@ -98,6 +192,8 @@ class EnvRunners(Parts):
       RunnersLost: by `next`, `reset`, `foreach_worker` and the setter of `columns`.
     """
 
+    recreated: list[int]
+
     def __init__(
         self,
         make: Callable[[int, int], Any],
@@ -112,14 +208,10 @@ class EnvRunners(Parts):
         compress: bool = False,
         stand_in: bool = True,
     ):
-        import ray
-
-        options.check()
         size = like.mask.shape[1]
         if num_envs != options.num * size:
             raise ValueError(f"{num_envs} environments over {options.num} runners are not {size} each")
-        self._make, self._options, self._join = make, options, join
-        self._lag, self._timers, self._stand_in = lag or 0, timers or Timers(), stand_in
+        self._join, self._lag, self._stand_in = join, lag or 0, stand_in
         self._in_flight = min(options.max_requests_in_flight, self._lag) if self._lag else 1
         # rows of each column: all, unless the runner's source says otherwise; of a block that nobody has filled none
         like = dataclasses.replace(like, count=np.zeros(size, np.int32))
@@ -128,23 +220,15 @@ class EnvRunners(Parts):
         fresh = jax.device_get(episodes.init(size, window))
         self._columns: list[episodes.Columns] = [fresh] * options.num
         self._slots = Slots(options.num)
-        self._runners: dict[int, _Runner] = {}  # those that live, by index
-        self._calls = self._restarts = self._dropped = 0
+        self._calls = 0
         self._failures: dict[tuple[int, int], float] = {}  # so far, of each runner that there has been
-        self._answered = self._closed = False  # a rollout has come from any of them
         self._metrics: dict[str, float] = {}
-        self.recreated: list[int] = []  # runners that have started in the place of failed ones; readers empty it
         # of each block of columns of the latest rollout: index, restarts and the rollout's number, as in Part
         self.blocks: list[tuple[int, int, int] | None] = [None] * options.num
+        self._codec = compression.codec() if compress else None
         part = sum(x.nbytes for x in jax.tree.leaves(self._void))
-        self._packed, codec = compress, compression.codec() if compress else None
-        self._cluster = Cluster(ray, options, 2 * options.num * (self._in_flight + 2) * part + _STORE, codec)
-        try:
-            for index in range(options.num):
-                self._start(index, 0)
-        except BaseException:
-            self.close()
-            raise
+        under_way = 2 * options.num * (self._in_flight + 2) * part
+        super().__init__(Host, make, options, store=under_way, timers=timers)
 
     # ------------------------------------------------------------ rollouts
 
@@ -153,7 +237,7 @@ class EnvRunners(Parts):
         jax.block_until_ready((actor, key))  # the time of the update that made it, none of the stages
         with self._timers("send"):
             weights = self._cluster.put(jax.device_get(actor))
-            order = (weights, np.asarray(jax.random.key_data(key)), str(jax.random.key_impl(key)))
+            order = (weights, *sendable(key))
         self._begin()
         parts = self._take_ready(order) if self._lag else self._take_all(order)
         with self._timers("join"):
@@ -179,7 +263,7 @@ class EnvRunners(Parts):
 
     def _take_all(self, order: tuple) -> list[Part]:
         """One part of each runner that has started; of at least one."""
-        self._forget()  # there is something only if the last call was interrupted
+        self._forget(self._ready())  # there is something only if the last call was interrupted
         parts: list[Part] = []
         while not parts:
             while not self._ready():
@@ -188,7 +272,7 @@ class EnvRunners(Parts):
             for runner in asked:
                 self._send(runner, order, runner.index)
             while waiting := [r for r in asked if r.requests]:
-                if (part := self._event(waiting)) is not None:
+                if (part := self._part(waiting)) is not None:
                     parts.append(part)
         return parts
 
@@ -218,18 +302,28 @@ class EnvRunners(Parts):
             due = [r for r in heads if r.index not in taken]
             spare = [r for r in heads if r.index in taken]
             wanted = (due, spare if self._stand_in else ()) if due else (spare,)
-            if (part := self._event(*wanted)) is not None:
+            if (part := self._part(*wanted)) is not None:
                 parts.append(part)
         fill()
         return parts
 
-    def _send(self, runner: _Runner, order: tuple, number: int) -> None:
+    def _send(self, runner: Runner, order: tuple, number: int) -> None:
         with self._timers("send"):
-            if not runner.requests:
-                runner.since = time.monotonic()
-            ref = runner.actor.next.remote(*order, number)
-            runner.requests.append(_Request(ref, self._calls, runner.ordered))
-            runner.ordered += 1
+            runner.order(runner.actor.next.remote(*order, number), self._calls)
+
+    def _part(self, wanted: Sequence[Runner], spare: Sequence[Runner] = ()) -> Part | None:
+        """The rollout that comes first; None and arguments as `_event`."""
+        if (found := self._event(wanted, spare)) is None:
+            return None
+        runner, request, (rollout, report, self._columns[runner.index], metrics) = found
+        if self._codec:
+            sent = compression.num_bytes(rollout) / max(1, int(np.count_nonzero(rollout.mask)))
+            metrics = metrics | {"env_runners/bytes_per_step": sent}
+            with self._timers("receive"):
+                rollout = compression.unpack(rollout, self._void.obs)
+        if FAILURES in metrics:
+            self._failures[runner.index, runner.restarts] = metrics[FAILURES]
+        return Part(runner.index, runner.restarts, request.number, request.version, rollout, report, metrics)
 
     def _measure(self, parts: Sequence[Part]) -> None:
         lags = [self._calls - part.version for part in parts]
@@ -247,127 +341,28 @@ class EnvRunners(Parts):
 
     # ------------------------------------------------------------ health
 
-    def _ready(self) -> list[_Runner]:
-        return [r for _, r in sorted(self._runners.items()) if r.starting is None]
-
-    def _starting(self) -> list[_Runner]:
-        return [r for _, r in sorted(self._runners.items()) if r.starting is not None]
-
-    def _start(self, index: int, restarts: int) -> None:
+    def _given(self, index: int, restarts: int) -> tuple:
         # the statistics of a runner outlive it, but for the episodes that were in flight
-        columns = jax.device_get(episodes.restarted(self._columns[index])) if restarts else None
-        actor, starting = self._cluster.start(self._make, index, restarts, columns)
-        self._runners[index] = _Runner(index, restarts, actor, starting, time.monotonic())
+        return jax.device_get(episodes.restarted(self._columns[index])) if restarts else None, self._codec
+
+    def _started(self, runner: Runner) -> None:
+        if runner.restarts:
+            self.recreated.append(runner.index)
+
+    def _lose(self, runner: Runner) -> None:
+        nothing = np.full_like(self._columns[runner.index].window_return, np.nan)
+        self._columns[runner.index] = dataclasses.replace(
+            episodes.restarted(self._columns[runner.index]), window_return=nothing, window_length=nothing
+        )
 
     def _begin(self) -> None:
         """Waits for the runners that the run began with; of others, looks who has started meanwhile."""
         while any(r.restarts == 0 for r in self._starting()):
             self._event([])
         for _ in self._starting():
-            self._event([], wait=False)
-
-    def _event(self, wanted: Sequence[_Runner], spare: Sequence[_Runner] = (), wait: bool = True) -> Part | None:
-        """The first rollout that comes from the runners `wanted`, or from one of `spare` that has answered all it was
-        asked; None if something else came first: a runner has started, or failed."""
-        watched = [*wanted, *self._starting()]
-        refs = [r.requests[0].ref if r.starting is None else r.starting for r in watched]
-        if not watched and wait:
-            raise RunnersLost("no environment runner is left")
-        patience = max(0.0, min(r.deadline(self._options) for r in watched) - time.monotonic()) if wait else 0.0
-        with self._timers("wait"):
-            found = self._cluster.wait([*refs, *(r.requests[-1].ref for r in spare)], patience)
-        if found is None:
-            for runner in watched:
-                if time.monotonic() > (end := runner.deadline(self._options)):
-                    what = "has not started" if runner.starting is not None else "has sent no rollout"
-                    key = "health_check_timeout_s" if runner.starting is not None else "sample_timeout_s"
-                    self._fail(runner, f"it {what} within {end - runner.since:g} s (env_runners.{key})")
-            return None
-        runner = [*watched, *spare][found]
-        try:
-            with self._timers("receive"):
-                answer = self._cluster.get(runner.requests[0].ref if runner.starting is None else runner.starting)
-        except Failure as e:
-            self._fail(runner, str(e))
-            return None
-        runner.since = time.monotonic()
-        if runner.starting is not None:
-            runner.starting = None
-            if runner.restarts:
-                self.recreated.append(runner.index)
-            return None
-        request = runner.requests.popleft()
-        rollout, report, self._columns[runner.index], metrics = answer
-        if self._packed:
-            sent = compression.num_bytes(rollout) / max(1, int(np.count_nonzero(rollout.mask)))
-            metrics = metrics | {"env_runners/bytes_per_step": sent}
-            with self._timers("receive"):
-                rollout = compression.unpack(rollout, self._void.obs)
-        runner.warm = self._answered = True
-        if FAILURES in metrics:
-            self._failures[runner.index, runner.restarts] = metrics[FAILURES]
-        return Part(runner.index, runner.restarts, request.number, request.version, rollout, report, metrics)
-
-    def _fail(self, runner: _Runner, cause: str) -> None:
-        """Ends the runner. Starts another or goes on without, where the options say so."""
-        options, name = self._options, f"environment runner {runner.index}"
-        self._cluster.kill(runner.actor)
-        self._dropped += len(runner.requests)
-        runner.requests.clear()
-        del self._runners[runner.index]
-        if options.recreate_failed_env_runners:
-            if not self._answered and self._restarts >= options.num:
-                raise RunnersLost(f"{name} failed, as others did before, and no rollout has come yet: {cause}")
-            if self._restarts >= options.max_restarts:
-                raise RunnersLost(
-                    f"{name} failed: {cause}\n{self._restarts} runners have been replaced already, and "
-                    "env_runners.max_restarts allows no more"
-                )
-            self._restarts += 1
-            warnings.warn(f"{name} failed, another starts in its place: {cause}", RuntimeWarning, stacklevel=2)
-            self._start(runner.index, runner.restarts + 1)
-        elif options.ignore_env_runner_failures:
-            if not self._runners:
-                raise RunnersLost(
-                    f"{name}, the last one, failed: {cause}\n"
-                    "env_runners.recreate_failed_env_runners=true starts another in the place of one that fails"
-                )
-            warnings.warn(f"{name} failed, the others go on without it: {cause}", RuntimeWarning, stacklevel=2)
-            nothing = np.full_like(self._columns[runner.index].window_return, np.nan)
-            self._columns[runner.index] = dataclasses.replace(
-                episodes.restarted(self._columns[runner.index]), window_return=nothing, window_length=nothing
-            )
-        else:
-            raise RunnersLost(
-                f"{name} failed: {cause}\n"
-                "env_runners.recreate_failed_env_runners=true starts another in its place, "
-                "env_runners.ignore_env_runner_failures=true goes on without it"
-            )
-
-    def _forget(self) -> None:
-        """Drops what is on order."""
-        for runner in self._ready():
-            self._dropped += len(runner.requests)
-            runner.requests.clear()
+            self._event([], seconds=0.0)
 
     # ------------------------------------------------------------ the runners' sources
-
-    def _call(self, fn: Callable, args: Callable[[int], tuple] = lambda index: ()) -> dict[int, Any]:
-        """fn(source, *args(index)) of every healthy runner, by index, in order."""
-        self._begin()
-        # a runner answers in turn: after what is on order
-        patience = self._options.sample_timeout_s * (1 + self._in_flight) + self._options.health_check_timeout_s
-        calls = [(r, r.actor.call.remote(fn, *args(r.index))) for r in self._ready()]
-        found = ray_cluster.answers(self._cluster, calls, patience, self._fail)
-        return {runner.index: answer for runner, answer in found}
-
-    def foreach_worker(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """fn(source) in the process of every healthy runner, in their order; what it raises is raised here."""
-        return list(self._call(fn).values())
-
-    def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """fn(environment) of every sub-environment of every healthy runner, in the order of columns."""
-        return [x for found in self._call(ray_cluster.foreach_env, lambda _: (fn,)).values() for x in found]
 
     @property
     def columns(self) -> episodes.Columns:
@@ -380,21 +375,12 @@ class EnvRunners(Parts):
         if len(columns.window_next) != self._options.num:
             raise ValueError(f"statistics of {len(columns.window_next)} runners for {self._options.num}")
         self._columns = [jax.tree.map(lambda x, i=i: x[i], columns) for i in range(self._options.num)]
-        self._forget()
-        self._call(ray_cluster.set_columns, lambda index: (self._columns[index],))
+        self._forget(self._ready())
+        self._each(lambda r: r.actor.call.remote(_set_columns, self._columns[r.index]))
 
     def reset(self, key: Key) -> None:
         """All environments to the start of an episode; rollouts that are on order are dropped."""
-        data, kind = np.asarray(jax.random.key_data(key)), str(jax.random.key_impl(key))
-        self._forget()
-        for index, columns in self._call(ray_cluster.reset, lambda index: (data, kind, index)).items():
+        sent = sendable(key)
+        self._forget(self._ready())
+        for index, columns in self._each(lambda r: r.actor.call.remote(_reset, *sent, r.index)).items():
             self._columns[index] = columns
-
-    def close(self) -> None:
-        """Ends the runners, and Ray if it was begun here. May be called again."""
-        if self._closed:
-            return
-        self._closed = True
-        idle = [r.actor for r in self._ready() if not r.requests]
-        self._cluster.close([r.actor for r in self._runners.values()], idle)
-        self._runners.clear()

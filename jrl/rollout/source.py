@@ -18,7 +18,7 @@ class Source:
 
     Attributes:
       columns: episode statistics, of several parts [K, ...].
-      infos, reset_infos: what environments told in the latest rollout and at the first reset, see HostCollector; None
+      infos, reset_infos: what environments told in the latest rollout and at the first reset, see FromHost; None
         where nobody asked.
       blocks: the parts of the latest rollout as they were made, where they come from other processes.
       device: where it acts; None where that is not one of this process.

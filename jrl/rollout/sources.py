@@ -240,7 +240,7 @@ class Pools(Parts):
 
     @property
     def infos(self) -> list[Any] | None:
-        """[T][B] of the latest rollout, see HostCollector; None where a part has none."""
+        """[T][B] of the latest rollout, see FromHost; None where a part has none."""
         found = [part.infos for part in self._parts]
         if len(found) == 1 or any(rows is None for rows in found):
             return found[0] if len(found) == 1 else None
@@ -293,6 +293,14 @@ def _side_by_side(rows: Sequence[Any]) -> list[Any]:
     return [row[i] for row in rows for i in range(len(row))]
 
 
+@jax.jit
+def copied(actor: PyTree) -> PyTree:
+    """Copies an actor for a thread: the learner's own arrays are donated to its next update, perhaps before they are
+    read.
+    """
+    return jax.tree.map(jnp.copy, actor)
+
+
 class _Order(NamedTuple):
     made: concurrent.futures.Future
     version: int  # updates before the weights that act in it
@@ -320,10 +328,8 @@ class Async(Parts):
         self._thread = _Thread("jrl-async")
         self._orders: collections.deque[_Order] = collections.deque()
         self._calls = 0
-        # the learner's own arrays are donated to its next update, perhaps before the thread has read them
-        self._copy = jax.jit(lambda actor: jax.tree.map(jnp.copy, actor))
         self._metrics: dict[str, float] = {}
-        self.infos: Any = None  # of the latest rollout and of the first reset, see HostCollector
+        self.infos: Any = None  # of the latest rollout and of the first reset, see FromHost
         self.reset_infos: Any = None
 
     def _collect(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes, dict[str, float], Any]:
@@ -335,7 +341,7 @@ class Async(Parts):
         return rollout, report, self._source.metrics, infos
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
-        actor = self._copy(actor)
+        actor = copied(actor)
         for i in range(self._lag + 1) if self._calls == 0 else (self._lag,):
             order = self._thread.call(self._collect, actor, jax.random.fold_in(key, i))
             self._orders.append(_Order(order, self._calls))

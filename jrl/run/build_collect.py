@@ -220,10 +220,9 @@ def _env_runners(
     share = cfg.env.num_envs // cfg.env_runners.num
     length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
     like = unroll.rollout_like(spec, algo, length=length, num_envs=share, record=record)
-    options = {f: getattr(cfg.env_runners, f) for f in ray_hosts.RunnerOptions._fields}
     return ray_hosts.EnvRunners(
         functools.partial(runner_source, cfg, count, registry.needed(to_dict(cfg)), record),
-        ray_hosts.RunnerOptions(**options),
+        runner_options(cfg),
         num_envs=cfg.env.num_envs,
         like=like,
         join=join,
@@ -233,6 +232,16 @@ def _env_runners(
         compress=cfg.env_runners.compress_observations,
         stand_in=cfg.replay is None,
     )
+
+
+def runner_options(cfg: RunConfig) -> ray_hosts.RunnerOptions:
+    """Reads the options of environment runners."""
+    return ray_hosts.RunnerOptions(**{f: getattr(cfg.env_runners, f) for f in ray_hosts.RunnerOptions._fields})
+
+
+def restarted(count: int, restarts: int) -> int:
+    """Gives the environments of a runner that takes the place of another an index, and so seeds, of their own."""
+    return count + 4_099 * restarts
 
 
 def runner_source(
@@ -250,7 +259,7 @@ def runner_source(
     """
     registry.install(registered)
     share = cfg.env.num_envs // cfg.env_runners.num
-    seeds = count + _RESTARTED * restarts
+    seeds = restarted(count, restarts)
     env = environment(cfg, num_envs=share, index=seeds, offset=index * share, worker_index=index + 1)
     algo = algorithm(cfg, env.spec)
     key = jax.random.key(cfg.run.seed)
@@ -269,6 +278,3 @@ def _contexts(cfg: RunConfig, worker_index: int) -> Callable[[int], EnvContext]:
     """What environment i of the run is told of its place."""
     runners = cfg.env_runners.num
     return lambda i: EnvContext(cfg.env.options, worker_index=worker_index, num_workers=runners, vector_index=i)
-
-
-_RESTARTED = 4_099  # between the indices of a runner's environments and those of the next in its place

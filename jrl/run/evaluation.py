@@ -1,4 +1,4 @@
-"""Evaluation beside training: its own environments and config, after the training step or parallel to it.
+"""Evaluation beside training, after the training step or parallel to it: its results, and when one is due.
 
     evaluations = Evaluations(cfg)
     row = evaluations.play(actor, count=3, version=3)                        # blocks
@@ -9,145 +9,33 @@ See docs/evaluation.md.
 
 import concurrent.futures
 import dataclasses
-import functools
 import math
 import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
-
-from jrl import registry, spaces
-from jrl.errors import InputError
-from jrl.fields import schema
-from jrl.rollout.evaluate import LENGTH, SUMMARY, Evaluation, Goal, Here, Player, Until, Watch
-from jrl.rollout.evaluation_workers import EvaluationWorkers, numbers
-from jrl.rollout.ray_evaluate import Runners
-from jrl.rollout.runner_health import RunnerOptions
-from jrl.run import build
+from jrl import callbacks, registry
+from jrl.rollout.evaluate import EvaluationRunners, Player, Until, Watch
+from jrl.rollout.sources import copied
+from jrl.rollout.tally import SUMMARY, Evaluation, Goal
+from jrl.run import build_evaluation, hooks, video
 from jrl.run.keys import Role, role_key
-from jrl.settings import config
+from jrl.run.workers import EvaluationWorkers, numbers
 from jrl.settings.config import RunConfig
-from jrl.types import Box, EnvSpec, Key, PyTree, Space, element
+from jrl.types import EnvSpec, Key, PyTree, StepInfo
 
-_MOST = 16  # environments, unless evaluation.num_envs says otherwise
-_RESTARTED = 4_099  # between the indices of a runner's environments and those of the next in its place
-_SECTIONS = ("algo", "env", "rollout", "env_runners", "run", "custom")  # that evaluation.config may change
-
-
-# ---------------------------------------------------------------- the config of an evaluation
-
-
-def config_of(cfg: RunConfig) -> RunConfig:
-    """The run's config with `evaluation.config` over it, and `evaluation.explore` as `rollout.explore`.
-
-    Raises:
-      InputError: `evaluation.config` names a key that there is not, one that has no meaning in an evaluation, or
-        another algorithm or network than the one that is trained.
-    """
-    given = cfg.evaluation.config
-    errors = []
-    for section in given:
-        if section == "network":
-            errors.append("evaluation.config.network: the network is the trained one: leave it out")
-        elif section not in _SECTIONS and section in {f.name for f in dataclasses.fields(RunConfig)}:
-            takes = ", ".join(_SECTIONS)
-            errors.append(f"evaluation.config.{section}: has no meaning in an evaluation, which takes {takes}")
-    algo, env = given.get("algo") or {}, given.get("env") or {}
-    name = algo.get("name") if isinstance(algo, Mapping) else None
-    if name is not None and str(name).lower() != config.algo_name(cfg):
-        errors.append(
-            f"evaluation.config.algo.name {name}: it is {config.algo_name(cfg)} that is trained: leave it out"
-        )
-    num = env.get("num_envs") if isinstance(env, Mapping) else None
-    if num is not None and (not isinstance(num, int) or isinstance(num, bool) or num < 1):
-        errors.append(f"evaluation.config.env.num_envs: expected a whole number of at least 1, got {num!r}")
-    if errors:
-        raise InputError(*errors)
-    if isinstance(env, Mapping) and "num_envs" in env:  # not that of training, which has to suit batches and devices
-        given = {**given, "env": {k: v for k, v in env.items() if k != "num_envs"}}
-    explore = {"rollout": {"explore": cfg.evaluation.explore}}
-    try:
-        merged = schema.merge(schema.merge(config.to_dict(cfg), explore), given)
-        return config.from_dict({**merged, "evaluation": {**merged["evaluation"], "config": {}}})
-    except InputError as e:
-        raise InputError(*(f"evaluation.config: {message}" for message in e.errors)) from e
-
-
-def num_envs(cfg: RunConfig) -> list[int]:
-    """Environments of each process that plays: one number, or one for each of `evaluation.num_env_runners`.
-
-    Raises:
-      InputError: fewer than there are processes.
-    """
-    found, env = cfg.evaluation, cfg.evaluation.config.get("env") or {}
-    processes = found.num_env_runners or 1
-    total, key = (found.num_envs, "evaluation.num_envs")
-    if total is None and env.get("num_envs") is not None:
-        total, key = env["num_envs"], "evaluation.config.env.num_envs"
-    if total is None:
-        each = _MOST if found.duration == "auto" else min(-(-found.duration // processes), _MOST)
-        return [each] * processes
-    if total < processes:
-        raise InputError(f"{key} {total}: each of {processes} runners needs one: use at least {processes}")
-    return [total // processes + (i < total % processes) for i in range(processes)]
-
-
-def _player(
-    cfg: RunConfig, count: int, *, sizes: Sequence[int], infos: bool, length: int, index: int = 0, restarts: int = 0
-) -> Player:
-    """The environments of one process, and the policy's way to act in them.
-
-    Args:
-      cfg: of the evaluation, from `config_of`.
-      count: differs between environments that are made one after the other.
-      sizes: environments of each process.
-      infos, length: see `Player`.
-      index: of the process.
-      restarts: processes that had the index before.
-    """
-    number, offset = count + _RESTARTED * restarts, sum(sizes[:index])
-    env = build.environment(cfg, num_envs=sizes[index], role="eval", index=number, offset=offset)
-    algo = build.algorithm(cfg, env.spec)
-    return Player(env, algo.act, carry=algo.carry, explore=cfg.rollout.explore, length=length, infos=infos)
-
-
-def _runner(cfg: RunConfig, registered: Mapping[str, Any], count: int, **options) -> Player:
-    """`_player` in the process of a runner."""
-    registry.install(registered)
-    return _player(cfg, count, **options)
-
-
-def check_spaces(found: EnvSpec, trained: EnvSpec) -> None:
-    """Raises InputError if a policy that was trained in the one cannot act in the other."""
-    kinds = lambda leaf: (type(leaf), leaf.shape, leaf.dtype)
-    paths = lambda space: [path for path, _ in jax.tree.leaves_with_path(element(space))]
-
-    def same(a: Space, b: Space) -> bool:
-        if paths(a) != paths(b):
-            return False
-        pairs = [(x, y) for (_, x), (_, y) in zip(spaces.leaves(a), spaces.leaves(b), strict=True)]
-        return all(kinds(x) == kinds(y) and (isinstance(x, Box) or x == y) for x, y in pairs)
-
-    for name in ("observation", "action"):
-        a, b = getattr(found, name), getattr(trained, name)
-        if not same(a, b):
-            raise InputError(
-                f"evaluation: the {name} space of its environments is {a}, that of training {b}: the policy can act in "
-                "environments of the same spaces only"
-            )
-
-
-# ---------------------------------------------------------------- evaluations
+if TYPE_CHECKING:
+    from jrl.run.session import Session
 
 
 @dataclasses.dataclass
 class _Running:
     """An evaluation that has begun."""
 
+    group: Player | EvaluationRunners
     actor: PyTree
     key: Key
     goal: Goal
@@ -181,15 +69,14 @@ class Evaluations:
     """
 
     def __init__(self, cfg: RunConfig, *, callbacks: Any = None, algorithm: Any = None, spec: EnvSpec | None = None):
-        self.config = config_of(cfg)
+        self.config = build_evaluation.config_of(cfg)
         self.algorithm = algorithm
         self._cfg, self._settings, self._callbacks, self._spec = cfg, cfg.evaluation, callbacks, spec
-        self._sizes = num_envs(cfg)
+        self._sizes = build_evaluation.num_envs(cfg)
         limit = cfg.evaluation.timeout_s
-        self.workers = EvaluationWorkers(self.group, num_envs=sum(self._sizes), timeout_s=limit)
+        self.workers = EvaluationWorkers(self.prepare, num_envs=sum(self._sizes), timeout_s=limit)
         self._custom = registry.load(cfg.custom.evaluation, "custom.evaluation") if cfg.custom.evaluation else None
-        self._copy = jax.jit(lambda actor: jax.tree.map(jnp.copy, actor))
-        self._group: Here | Runners | None = None
+        self._group: Player | EvaluationRunners | None = None
         self._watches: list[Watch | None] | None = None  # of each process: they follow episodes over evaluations
         self._index = 0  # of the environments
         self._running: _Running | None = None
@@ -204,72 +91,31 @@ class Evaluations:
         return self._running is not None
 
     @property
-    def recreated(self) -> list[int]:
+    def _may_hang(self) -> bool:
+        """Whether environments in Python are played in this process; programs, and whoever waits for runners, look at
+        the clock themselves.
+        """
+        return isinstance(self._group, Player) and not self._group.in_program and not self._custom
+
+    @property
+    def recreated(self) -> Sequence[int]:
         """Indices of the runners that another has started in place of, since the list was emptied."""
-        return self._group.recreated if self._group else []
+        return self._group.recreated if self._group else ()
 
     def nothing(self) -> dict[str, float]:
         """The keys `evaluation/...` of a result row before the first evaluation: every row has every key."""
         return {f"evaluation/{name}": math.nan for name in self.names}
 
-    def prepare(self) -> None:
-        """Makes the environments, if there are none.
+    def prepare(self) -> Player | EvaluationRunners:
+        """Makes the environments, if there are none, and returns who plays in them.
 
         Raises:
           InputError: they cannot be made, or have other spaces than those of training.
         """
-        if self._group is not None:
-            return
-        given = self._settings.config
-        spec = self._spec or (self._spec_of(self._cfg) if given.get("env") or given.get("algo") else None)
-        if spec and given.get("algo"):
-            self._check_weights(spec)
-        # one row at a time where episodes go on: those that end later than the last that counts are the next to count
-        exact = not self._settings.force_reset and self._settings.duration != "auto"
-        length = 1 if exact else LENGTH
-        options: dict[str, Any] = {"sizes": self._sizes, "length": length, "infos": self._callbacks is not None}
-        if not self._settings.num_env_runners:
-            here = Here(functools.partial(_player, self.config, **options), self._index)
-            try:
-                check_spaces(here.spec, spec or here.spec)
-            except InputError:
-                here.close()
-                raise
-            self._group = here
-            return
-        if spec:
-            check_spaces(self._spec_of(self.config), spec)
-        names = set(RunnerOptions._fields) - {"num"}
-        given = {name: getattr(self.config.env_runners, name) for name in names}
-        make = functools.partial(_runner, self.config, registry.needed(config.to_dict(self.config)), **options)
-        try:
-            self._group = Runners(
-                make,
-                RunnerOptions(num=self._settings.num_env_runners, **given),
-                num_envs=self._sizes,
-                length=length,
-                count=self._index,
-            )
-        except InputError as e:
-            raise InputError(*(f"evaluation.num_env_runners: {message}" for message in e.errors)) from e
-
-    def _check_weights(self, spec: EnvSpec) -> None:
-        """Whether the algorithm as this config says acts with the weights that are trained."""
-        shapes = []
-        for cfg in (self._cfg, self.config):
-            algo = build.algorithm(cfg, spec)
-            tree = jax.eval_shape(lambda key, algo=algo: algo.actor(algo.init(key)), jax.random.key(0))
-            shapes.append([(path, x.shape, x.dtype) for path, x in jax.tree_util.tree_leaves_with_path(tree)])
-        if shapes[0] != shapes[1]:
-            raise InputError(
-                f"evaluation.config.algo: {', '.join(schema.flatten(self._settings.config['algo']))} would need other "
-                "weights than those that are trained: leave it out"
-            )
-
-    def _spec_of(self, cfg: RunConfig) -> EnvSpec:
-        env = build.environment(cfg, num_envs=1, role="eval")
-        env.close()
-        return env.spec
+        if self._group is None:
+            infos = self._callbacks is not None
+            self._group = build_evaluation.group(self._cfg, self.config, self._index, infos=infos, spec=self._spec)
+        return self._group
 
     # ------------------------------------------------------------ one evaluation
 
@@ -290,14 +136,13 @@ class Evaluations:
           RuntimeError: another is under way.
         """
         self.prepare()
-        assert self._group is not None
-        # a graph environment answers; one in Python may hang, and then only another thread can go on
-        threaded = self._settings.timeout_s is not None and isinstance(self._group, Here) and not self._group.in_program
+        # where one hangs, only another thread can go on
+        threaded = self._may_hang and self._settings.timeout_s is not None
         amount = self._settings.duration if duration is None else duration
         goal = Goal(sum(self._sizes), "episodes", self._settings.force_reset)
         if amount != "auto":
             goal = Goal(amount, self._settings.unit, self._settings.force_reset)
-        self._begin(actor, goal, count, version, threaded=threaded and not self._custom)
+        self._begin(actor, goal, count, version, threaded=threaded)
         return self._result()
 
     def begin(self, actor: PyTree, *, count: int, version: int) -> None:
@@ -306,11 +151,9 @@ class Evaluations:
         Arguments and errors as `play`; with `evaluation.duration` auto until `finish` is called, at least one block of
         rows, whose episodes that end count.
         """
-        self.prepare()
         amount = self._settings.duration
         goal = Goal(None if amount == "auto" else amount, self._settings.unit, self._settings.force_reset)
-        # the learner's own arrays are donated to its next update
-        self._begin(self._copy(actor), goal, count, version, threaded=True)
+        self._begin(copied(actor), goal, count, version, threaded=True)
 
     def finish(self) -> dict[str, float] | None:
         """Waits for what `begin` has begun, and tells it to end if it is to last as long as training. None: nothing
@@ -328,37 +171,34 @@ class Evaluations:
         limit = None if goal.amount is None or self._custom else self._settings.timeout_s
         key = role_key(self._cfg.run.seed, Role.EVALUATE, count)
         future: concurrent.futures.Future = concurrent.futures.Future()
-        self._running = running = _Running(actor, key, goal, version, Until(limit), future)
+        self._running = running = _Running(self.prepare(), actor, key, goal, version, Until(limit), future)
         if self._custom:
             self.workers.begin(actor, key)
         if threaded:
-            fill = functools.partial(_fill, future, functools.partial(self._measure, running))
             # a daemon: an environment that hangs must not keep the process
-            threading.Thread(target=fill, name="jrl-evaluate", daemon=True).start()
-            return
+            threading.Thread(target=self._fill, args=(running,), name="jrl-evaluate", daemon=True).start()
+        else:
+            self._fill(running)
+
+    def _fill(self, running: _Running) -> None:
         try:
-            future.set_result(self._measure(running))
-        except BaseException:
-            self._running = None
-            self.workers.end()
-            raise
+            running.found.set_result(self._measure(running))
+        except BaseException as e:  # whoever waits for it decides
+            running.found.set_exception(e)
 
     def _measure(self, running: _Running) -> dict[str, float]:
         if self._custom:
             return numbers(self._custom(self.algorithm, self.workers))
-        group = self._group
-        assert group is not None
         if self._callbacks is not None and self._watches is None:
             self._watches = [self._callbacks.episode_watch(n, evaluation=True) for n in self._sizes]
-        self.latest = group.play(running.actor, running.key, running.goal, running.until, self._watches)
+        self.latest = running.group.play(running.actor, running.key, running.goal, running.until, self._watches)
         return _row(self.latest)
 
     def _result(self) -> dict[str, float]:
-        running, group = self._running, self._group
-        assert running is not None and group is not None
-        # others than environments in Python look at the clock themselves: a program, or whoever waits for runners
-        may_hang = isinstance(group, Here) and not group.in_program and not self._custom
-        left = running.until.left() if may_hang else math.inf
+        running = self._running
+        assert running is not None
+        group = running.group
+        left = running.until.left() if self._may_hang else math.inf
         concurrent.futures.wait([running.found], timeout=None if left == math.inf else max(0.0, left))
         self._running = None
         self.workers.end()
@@ -379,10 +219,9 @@ class Evaluations:
     def _abandon(self, running: _Running) -> None:
         """Leaves alone a thread that hangs in an environment: it closes them if it ever comes back."""
         running.until.stop(0.0)
-        group, self._group, self._watches = self._group, None, None
+        self._group = self._watches = None
         self._index += 1
-        if group is not None:
-            running.found.add_done_callback(lambda _: group.close())
+        running.found.add_done_callback(lambda _: running.group.close())
 
     def _warn(self, row: Mapping[str, float], missing: int, running: _Running) -> None:
         what = "it did not end" if running.goal.amount is None else f"{missing} {running.goal.unit} are missing"
@@ -394,20 +233,12 @@ class Evaluations:
             stacklevel=4,
         )
 
-    # ------------------------------------------------------------ for the workers
-
-    def group(self) -> Here | Runners:
-        """The environments, made if there are none."""
-        self.prepare()
-        assert self._group is not None
-        return self._group
-
     # ------------------------------------------------------------ the end
 
     def restart(self, count: int) -> None:
         """Environments made anew with other seeds, those of `count`, as after a resume."""
         self._index = count
-        if isinstance(self._group, Runners):
+        if isinstance(self._group, EvaluationRunners):
             self._group.restart(count)
         elif self._group is not None:
             self._group.close()
@@ -419,19 +250,143 @@ class Evaluations:
         if running is not None:
             running.until.stop(0.0)
             concurrent.futures.wait([running.found], timeout=max(0.0, running.until.left()))
-            if not running.found.done() and isinstance(self._group, Here):
+            if not running.found.done() and isinstance(running.group, Player):
                 self._abandon(running)
         group, self._group = self._group, None
         if group is not None:
             group.close()
 
 
-def _fill(future: concurrent.futures.Future, fn: Callable[[], Any]) -> None:
-    try:
-        future.set_result(fn())
-    except BaseException as e:  # whoever waits for it decides
-        future.set_exception(e)
-
-
 def _row(found: Evaluation) -> dict[str, float]:
     return {**found.summary(), "timesteps": found.timesteps}
+
+
+class Schedule:
+    """Says when a session evaluates, tells callbacks of it, and puts the numbers into result rows.
+
+    Attributes:
+      decides: whether a result of an evaluation, by the names of result rows, has consequences. One that was played
+        beside training is played again then, with the weights as they are.
+      evaluations: who plays them.
+
+    Args:
+      session: of the run, which calls `prepare`, `start` once it has a reporter, and `close`.
+      told: the user's callbacks.
+      face: what callbacks and a custom evaluation function are given as `algorithm`.
+      directory: of the run, for videos; None: `run.out`.
+    Raises:
+      InputError: see `Evaluations`.
+    """
+
+    def __init__(self, session: "Session", told: callbacks.Hooks | None, face: Any, directory: Path | None):
+        cfg = session.config
+        self._session, self._told, self._face, self._settings = session, told, face, cfg.evaluation
+        self.evaluations = Evaluations(cfg, callbacks=told, algorithm=face)
+        self._videos = video.of_run(self.evaluations.config, cfg, directory)
+        self.decides: Callable[[Mapping[str, Any]], bool] = lambda found: hooks.evaluation_ends(cfg.stop, found)
+        self._some = bool(cfg.evaluation.every or cfg.evaluation.interval)
+        self._reaches: Callable[[StepInfo], bool] | None = None
+        self._asked = False  # for the row that comes next
+
+    def prepare(self) -> None:
+        """Makes the environments, where evaluations are due by the config. Raises InputError."""
+        if self._some:
+            self.evaluations.prepare()
+        if self._videos:
+            self._videos.prepare(self._session.run.spec)
+
+    def start(self) -> None:
+        """Puts the keys into result rows, and counts from where the session stands."""
+        if self._some:
+            self._session.reporter.extra.update(self.evaluations.nothing())
+        if self._settings.every:
+            most, done = self._session.steps_per_call, self._session.env_steps
+            self._reaches = hooks.reached(self._settings.every, most=most, env_steps=done)
+
+    def close(self) -> None:
+        self.evaluations.close()
+        if self._videos:
+            self._videos.close()
+
+    # ------------------------------------------------------------ when
+
+    def reached(self, info: StepInfo) -> bool:
+        """Whether a call takes the run to an evaluation by `evaluation.every`, which is for a row that ends here: the
+        next has it. One beside training begins at once and ends with a later row, unless another is under way.
+        """
+        if self._reaches is None or not self._reaches(info):
+            return False
+        if self._settings.parallel and not self.evaluations.busy:
+            self._due()
+            return False
+        self._asked = True
+        return True
+
+    def in_row(self, ahead: int) -> bool:
+        """Whether the row that is so many ahead of the latest has an evaluation of its own by `evaluation.interval`."""
+        interval = self._settings.interval
+        return interval is not None and (self._session.reporter.count + ahead) % interval == 0
+
+    def begin_first(self) -> None:
+        """Begins the evaluation beside the first row, where it is to have one."""
+        if self._settings.parallel and self.in_row(1):
+            self._begin()
+
+    def before_row(self) -> None:
+        """Finishes the evaluation for the row that is about to be made, or plays it."""
+        extra = self._session.reporter.extra
+        if not self._settings.always_attach and extra.get("evaluation/weights_version") is not None:
+            extra.update(self.evaluations.nothing())
+        if self.evaluations.busy:
+            found = self._finish()
+            if self.decides({f"evaluation/{name}": value for name, value in found.items()}):
+                self.play()  # those weights are gone
+        # beside training, that of the next row begins now
+        if self._asked or self.in_row(1 + self._settings.parallel):
+            self._asked = False
+            self._due()
+
+    def _due(self) -> None:
+        self._finish()
+        if self._session.config.checkpoint.exact:  # environments that would go on where they were the last time
+            self.evaluations.restart(self._session.iteration)
+        if self._settings.parallel:
+            self._begin()
+        else:
+            self.play()
+
+    # ------------------------------------------------------------ one evaluation
+
+    def _begin(self) -> None:
+        self.evaluations.begin(self._actor(), **self._count())
+
+    def play(self, duration: int | None = None) -> dict[str, Any]:
+        """Plays an evaluation with the present weights, now; see `Session.evaluate`."""
+        self._finish()
+        return self._attached(self.evaluations.play(self._actor(), **self._count(), duration=duration))
+
+    def _finish(self) -> dict[str, Any]:
+        """Waits for the evaluation that is under way, if one is."""
+        found = self.evaluations.finish()
+        return {} if found is None else self._attached(found)
+
+    def _count(self) -> dict[str, int]:
+        return {"count": self._session.iteration, "version": self._session.iteration}
+
+    def _actor(self) -> PyTree:
+        """The actor that an evaluation is about to play with, of which callbacks are told; its video begins."""
+        if self._told:
+            self._told.call("on_evaluate_start", algorithm=self._face)
+        actor = self._session.actor()
+        if self._videos:
+            self._videos.begin(actor, self._session.counted())
+        return actor
+
+    def _attached(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Puts a result, as callbacks leave it, into the next rows."""
+        if self._told:
+            self._told.recreated(self._face, self.evaluations.workers, self.evaluations, is_evaluation=True)
+            found.update(self._told.drain_evaluation())
+            self._told.call("on_evaluate_end", algorithm=self._face, evaluation_metrics=found)
+        self._session.reporter.extra.update({f"evaluation/{name}": value for name, value in found.items()})
+        return found

@@ -23,7 +23,7 @@ from jrl.errors import InputError
 from jrl.host import runtime
 from jrl.metrics import loggers, results
 from jrl.metrics.timers import Timers
-from jrl.run import build, checkpoint, evaluation, hooks, loop, resume, video
+from jrl.run import build, checkpoint, evaluation, hooks, loop, resume
 from jrl.run.by_hand import ByHand
 from jrl.run.program import LoopState
 from jrl.run.staged import Step
@@ -52,8 +52,7 @@ class Session:
       state: LoopState; taken over by the next call.
       iteration, env_steps: so far; env_steps of the calls that are counted.
       reporter: makes the result rows.
-      decides: whether a result of an evaluation, by the names of result rows, has consequences. One that was played
-        beside training is played again then, with the weights as they are.
+      schedule: of evaluations.
       workers, evaluation_workers: who collects and who evaluates.
       by_hand: samples, updates and gradients beside the iterations.
     Raises:
@@ -83,8 +82,7 @@ class Session:
         loaded = callbacks.load(cfg.custom.callbacks)
         self.hooks = callbacks.Hooks(loaded, keep_per_episode=cfg.run.keep_per_episode_metrics) if loaded else None
         self._task_fn = cfg.custom.env_task and registry.load(cfg.custom.env_task, "custom.env_task")
-        self.evaluations = evaluation.Evaluations(cfg, callbacks=self.hooks, algorithm=self._face)
-        self._videos = video.of_run(self.evaluations.config, cfg, directory)
+        self.schedule = evaluation.Schedule(self, self.hooks, self._face, directory)
         self._recompiles = runtime.Recompiles(cfg.run.max_recompiles)
         self.run = build.run(cfg, timers=self.timers, restarts=restarts, hooks=self.hooks, training_step=training_step)
         self.workers, self.by_hand = Workers(self), ByHand(self)
@@ -93,9 +91,6 @@ class Session:
         self.result: dict[str, Any] | None = None  # the latest, as callbacks left it
         self.reporter: hooks.Reporter
         self._infos: Iterator[StepInfo] | None = None
-        self.decides: Callable[[Mapping[str, Any]], bool] = lambda found: hooks.evaluation_ends(cfg.stop, found)
-        self._reaches_evaluation: Callable[[StepInfo], bool] | None = None
-        self._evaluation_asked = False  # for the row that comes next
         self._latest: StepInfo | None = None
         self._row: dict[str, Any] | None = None  # the latest
         self._tasks = 0
@@ -116,10 +111,7 @@ class Session:
         """
         cfg, program, notes = self.config, self.run.program, []
         self._recompiles.start()
-        if self._evaluates():
-            self.evaluations.prepare()
-        if self._videos:
-            self._videos.prepare(self.run.spec)
+        self.schedule.prepare()
         state = program.init(cfg.run.seed)
         meta = checkpoint.read_meta(saved, resumable=True) if saved else None
         if saved and meta:
@@ -140,38 +132,30 @@ class Session:
             trained=cfg.run.report_every_trained or 0,
             rows_per_update=cfg.replay.batch_size if cfg.replay else None,
             updates_per_iteration=updates,
-            before=self._before_row,
+            before=self.schedule.before_row,
             env_steps=self.env_steps,
             time_s=meta["time_s"] if meta else 0.0,
         )
-        if self._evaluates():
-            self.reporter.extra.update(self.evaluations.nothing())
+        self.schedule.start()
         if saved and meta:
             try:
                 self.reporter.restore(meta["rows"], self.timers)
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
                 raise checkpoint.damaged(saved, f"rows: {e}") from e
-        if cfg.evaluation.every:
-            self._reaches_evaluation = hooks.reached(
-                cfg.evaluation.every, most=self.steps_per_call, env_steps=self.env_steps
-            )
         if self.hooks:
             if begin:
                 named = getattr(self._face, "get_policy", None)
                 self.hooks.begin(self._face, named and named())
             if saved:
                 self.hooks.call("on_checkpoint_loaded", algorithm=self._face)
-        if cfg.evaluation.parallel and self._in_row(1):
-            self._begin_evaluation()
+        self.schedule.begin_first()
         return notes
 
     def close(self) -> None:
         """Ends the environments, the evaluation and whoever else works for the run. May be called again."""
         self._infos = None
         self._recompiles.close()
-        self.evaluations.close()
-        if self._videos:
-            self._videos.close()
+        self.schedule.close()
         self.run.program.close()
 
     def __enter__(self) -> "Session":
@@ -222,25 +206,13 @@ class Session:
         A row covers the calls before this one, which is under way. One with an evaluation is waited for and covers this
         one, too: its numbers, and what is decided by them, are those of the weights that were evaluated.
         """
-        reached, due = self.evaluation_reached(info), self.reporter.due_before(info)
-        if reached or (due and (self.evaluations.busy or self._in_row(1))):
+        reached, due = self.schedule.reached(info), self.reporter.due_before(info)
+        if reached or (due and (self.schedule.evaluations.busy or self.schedule.in_row(1))):
             self.reporter.add(info)
             return self.reporter.flush()
         reason = self.reporter.flush() if due else None
         self.reporter.add(info)
         return reason
-
-    def evaluation_reached(self, info: StepInfo) -> bool:
-        """Whether a call takes the run to an evaluation by `evaluation.every`, which is for a row that ends here: the
-        next has it. One beside training begins at once and ends with a later row, unless another is under way.
-        """
-        if self._reaches_evaluation is None or not self._reaches_evaluation(info):
-            return False
-        if self.config.evaluation.parallel and not self.evaluations.busy:
-            self._evaluation_due()
-            return False
-        self._evaluation_asked = True
-        return True
 
     def _to_sinks(self, row: dict[str, Any]) -> str | None:
         reasons = [sink(row) for sink in self.sinks]
@@ -257,34 +229,6 @@ class Session:
         self.version += 1
 
     # ------------------------------------------------------------ result rows
-
-    def _before_row(self) -> None:
-        extra, parallel = self.reporter.extra, self.config.evaluation.parallel
-        if not self.config.evaluation.always_attach and extra.get("evaluation/weights_version") is not None:
-            extra.update(self.evaluations.nothing())
-        if self.evaluations.busy:
-            self._attach(found := self.evaluations.finish())
-            if self.decides({f"evaluation/{name}": value for name, value in (found or {}).items()}):
-                self.evaluate()  # those weights are gone
-        # beside training, that of the next row begins now
-        if self._evaluation_asked or self._in_row(1 + parallel):
-            self._evaluation_asked = False
-            self._evaluation_due()
-
-    def _in_row(self, ahead: int) -> bool:
-        """Whether the row that is so many ahead of the latest has an evaluation of its own by `evaluation.interval`."""
-        interval = self.config.evaluation.interval
-        return interval is not None and (self.reporter.count + ahead) % interval == 0
-
-    def _evaluation_due(self) -> None:
-        if self.evaluations.busy:
-            self._attach(self.evaluations.finish())
-        if self.config.checkpoint.exact:  # environments that would go on where they were the last time
-            self.evaluations.restart(self.iteration)
-        if self.config.evaluation.parallel:
-            self._begin_evaluation()
-        else:
-            self.evaluate()
 
     def _finish_row(self, row: dict[str, Any]) -> None:
         """Puts into a new row what callbacks and the machine have to say, and lets callbacks change it."""
@@ -310,18 +254,10 @@ class Session:
 
     # ------------------------------------------------------------ evaluation
 
-    def _evaluates(self) -> bool:
-        return bool(self.config.evaluation.every or self.config.evaluation.interval)
-
     @property
     def evaluated(self) -> bool:
         """Whether the latest result row has an evaluation of the weights as they are now."""
         return (self.reporter.row or {}).get("evaluation/weights_version") == self.iteration
-
-    def _begin_evaluation(self) -> None:
-        if self.hooks:
-            self.hooks.call("on_evaluate_start", algorithm=self._face)
-        self.evaluations.begin(self._evaluated(), count=self.iteration, version=self.iteration)
 
     def evaluate(self, duration: int | None = None) -> dict[str, Any]:
         """Plays an evaluation with the present weights, now.
@@ -331,35 +267,11 @@ class Session:
         Returns:
           The metrics, without the prefix `evaluation/` that they have in result rows.
         """
-        if self.evaluations.busy:
-            self._attach(self.evaluations.finish())
-        if self.hooks:
-            self.hooks.call("on_evaluate_start", algorithm=self._face)
-        found = self.evaluations.play(
-            self._evaluated(), count=self.iteration, version=self.iteration, duration=duration
-        )
-        self._attach(found)
-        return found
-
-    def _evaluated(self) -> PyTree:
-        """The actor that an evaluation is about to play with; its video begins."""
-        actor = self.actor()
-        if self._videos:
-            self._videos.begin(actor, self.counted())
-        return actor
-
-    def _attach(self, found: dict[str, Any] | None) -> None:
-        if found is None:
-            return
-        if self.hooks:
-            self.hooks.recreated(self._face, self.evaluation_workers, self.evaluations, is_evaluation=True)
-            found.update(self.hooks.drain_evaluation())
-            self.hooks.call("on_evaluate_end", algorithm=self._face, evaluation_metrics=found)
-        self.reporter.extra.update({f"evaluation/{name}": value for name, value in found.items()})
+        return self.schedule.play(duration)
 
     @property
     def evaluation_workers(self) -> Any:
-        return self.evaluations.workers
+        return self.schedule.evaluations.workers
 
     # ------------------------------------------------------------ weights, tasks, checkpoints
 

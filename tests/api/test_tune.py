@@ -15,8 +15,7 @@ import jrl
 from jrl import registry
 from jrl.api import DQN, PPO, Callbacks, DQNConfig, PPOConfig, tune
 from jrl.errors import InputError
-from jrl.rollout.ray_cluster import Cluster
-from jrl.rollout.runner_health import RunnerOptions
+from jrl.rollout.ray_cluster import Cluster, RunnerOptions
 
 SMALL = {
     "env": "CartPole-v1",

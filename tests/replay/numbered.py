@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl.metrics import episodes
-from jrl.rollout.ray_cluster import Failure, Host
+from jrl.rollout.ray_cluster import Failure
 from jrl.types import Rollout
 
 FRAMES = 2  # of a stack
@@ -149,11 +149,12 @@ class Cluster:
         self.busy = collections.Counter()  # until when each runner works
         self.done, self.answers = {}, {}
 
-    def __call__(self, ray, options, store, codec=None):
+    def __call__(self, ray, options, host, store):
+        self.host = host
         return self
 
-    def start(self, make, index, restarts, columns):
-        host, ref = Host(make, index, restarts, columns), object()
+    def start(self, index, make, _, restarts, *given):
+        host, ref = self.host(make, index, restarts, *given), object()
         self.done[ref], self.answers[ref] = self.now, None
         self.busy[index] = self.now
 

@@ -18,7 +18,7 @@ import pytest
 from jrl import envs
 from jrl.replay import ring, sequences
 from jrl.replay.regroup import renewed
-from jrl.rollout import ray_hosts
+from jrl.rollout import runner_group
 from jrl.rollout.collect_async import AsyncCollector
 from jrl.rollout.complete import Complete
 from jrl.rollout.ray_hosts import EnvRunners, RunnerOptions
@@ -72,7 +72,7 @@ def check(record, rollouts, *, in_step, runs=6):
 def collected(monkeypatch, cluster, *, length, lag=2, calls=40, num=2, learner=0.5, stand_in=False, **options):
     """Rollouts of runners on a cluster with a clock, and the record; the learner takes `learner` seconds a call."""
     monkeypatch.setitem(sys.modules, "ray", types.ModuleType("ray"))
-    monkeypatch.setattr(ray_hosts, "Cluster", cluster)
+    monkeypatch.setattr(runner_group, "Cluster", cluster)
     record, lags, rollouts = {}, [], []
 
     def make(index, restarts):

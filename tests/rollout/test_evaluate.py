@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fake_cluster import FakeCluster
 
 from jrl.envs.graph import Definition, build
-from jrl.errors import RunnersLost
-from jrl.rollout import ray_evaluate
-from jrl.rollout.evaluate import Goal, Player, Rows, Tally, Until, evaluator, play
-from jrl.rollout.ray_cluster import Failure
-from jrl.rollout.runner_health import RunnerOptions
+from jrl.rollout import runner_group
+from jrl.rollout.evaluate import EvaluationRunners, Player, Until, evaluator
+from jrl.rollout.ray_cluster import RunnerOptions
+from jrl.rollout.tally import Goal, Rows, Tally
 from jrl.types import ActOut, Box, Discrete, EnvSpec, StepResult
 
 
@@ -138,9 +138,7 @@ def played(num_envs, num_rows):
 def test_timesteps_end_with_the_row_that_reaches_them(amount):
     ends, steps = played(3, 300)
     last = next(t for t, n in enumerate(steps) if n >= amount)
-    player, tally = Player(Counting(3), act), Tally(Goal(amount, "timesteps"), 3)
-    play(player, tally, (), jax.random.key(0))
-    found = tally.result()
+    found = Player(Counting(3), act).play((), jax.random.key(0), Goal(amount, "timesteps"))
     assert found.timesteps == steps[last]
     assert found.returns.tolist() == [r for t, _, r, _ in ends if t <= last]
     summary = found.summary()
@@ -158,9 +156,7 @@ def test_going_on_counts_every_episode_once_in_the_order_of_their_ends():
     env = Counting(3)
     player, found = Player(env, act, length=1), []
     for i in range(6):
-        tally = Tally(Goal(4, reset=False), 3, player.left)
-        play(player, tally, (), jax.random.key(i), reset=False)
-        result = tally.result()
+        result = player.play((), jax.random.key(i), Goal(4, reset=False))
         assert len(result.returns) == 4 and result.timesteps == result.lengths.sum()
         found += zip(result.returns.tolist(), result.lengths.tolist())
     assert found == [(r, n) for _, _, r, n in ends[:24]]
@@ -170,23 +166,21 @@ def test_going_on_counts_every_episode_once_in_the_order_of_their_ends():
 def test_a_stop_leaves_what_has_ended():
     until = Until()
     until.stop()
-    player, tally = Player(Counting(2), act), Tally(Goal(1000), 2)
-    play(player, tally, (), jax.random.key(0), until=until)
+    player = Player(Counting(2), act)
+    found = player.play((), jax.random.key(0), Goal(1000), until)
     ends, _ = played(2, 64)  # one block
-    assert sorted(tally.result().returns) == sorted(r for *_, r, _ in ends)
-    assert tally.missing == 1000 - len(ends)
+    assert sorted(found.returns) == sorted(r for *_, r, _ in ends)
+    assert player.missing == 1000 - len(ends)
 
 
 def test_a_watch_sees_the_episodes_that_count_and_no_other():
     seen = []
-    player, tally = Player(Counting(4), act), Tally(Goal(10), 4)
-    play(player, tally, (), jax.random.key(0), watch=lambda rollout, infos: seen.append((rollout, infos)))
+    watch = lambda rollout, infos: seen.append((rollout, infos))
+    found = Player(Counting(4), act).play((), jax.random.key(0), Goal(10), watches=[watch])
     ended = [(r.terminated | r.truncated) & r.mask for r, _ in seen]
     rewards = [r.reward[e] for (r, _), e in zip(seen, ended)]
-    assert sorted(np.concatenate(rewards)) == sorted(tally.result().returns)
-    assert (
-        sum(int(r.mask.sum()) for r, _ in seen) == tally.result().lengths.sum()
-    )  # nothing of an episode that does not
+    assert sorted(np.concatenate(rewards)) == sorted(found.returns)
+    assert sum(int(r.mask.sum()) for r, _ in seen) == found.lengths.sum()  # nothing of an episode that does not
     assert all(infos is None and isinstance(r.obs, np.ndarray) for r, infos in seen)
 
 
@@ -207,57 +201,11 @@ def test_a_share_that_grows_takes_the_next_episodes_of_its_environments():
 # ---------------------------------------------------------------- runners, without Ray
 
 
-class Actor:
-    """A runner in this process, whose calls are made when they are waited for. `fail`: the call that raises."""
-
-    def __init__(self, cluster, holder, index, restarts):
-        self.cluster, self.holder, self.index, self.restarts = cluster, holder, index, restarts
-        self.calls, self.call = 0, self
-
-    def remote(self, fn, *args):
-        self.calls += 1
-        fault = self.cluster.faults.get((self.index, self.restarts, self.calls))
-        return ("call", self, fn, args, fault)
-
-
-class FakeCluster:
-    faults: dict = {}  # noqa: RUF012
-
-    def __init__(self, ray, options, store):
-        self.started, self.killed = [], []
-
-    def start(self, make, index, restarts, columns):
-        actor = Actor(self, make(index, restarts), index, restarts)
-        self.started.append((index, restarts))
-        return actor, ("started",)
-
-    def put(self, value):
-        return value
-
-    def wait(self, refs, seconds):
-        return next((i for i, ref in enumerate(refs) if ref[-1] != "hang"), None)
-
-    def get(self, ref):
-        if ref[0] == "started":
-            return None
-        _, actor, fn, args, fault = ref
-        if fault == "fail":
-            raise Failure("it broke")
-        return fn(actor.holder, *args)
-
-    def kill(self, actor):
-        self.killed.append((actor.index, actor.restarts))
-
-    def close(self, actors, idle):
-        pass
-
-
 def runners(monkeypatch, num, num_envs, faults=None, make=None, **options):
-    monkeypatch.setattr(ray_evaluate, "Cluster", FakeCluster)
-    monkeypatch.setattr(FakeCluster, "faults", faults or {})
+    monkeypatch.setattr(runner_group, "Cluster", FakeCluster(faults))
     make = make or (lambda count, index, restarts: Player(Counting(num_envs), act))
     given = RunnerOptions(num=num, **options)
-    return ray_evaluate.Runners(make, given, num_envs=[num_envs] * num, length=64)
+    return EvaluationRunners(make, given, num_envs=[num_envs] * num, length=64)
 
 
 def test_runners_share_the_episodes(monkeypatch):
@@ -305,15 +253,6 @@ def test_another_runner_plays_what_is_missing(monkeypatch):
         block = [r for r in first if r // 100 == b]
         assert mine == block + [100.0 * b + k for k in range(15 - len(block))]
     assert group.recreated == [1] and group.healthy == 2
-
-
-def test_a_failure_ends_the_run_unless_the_options_say_otherwise(monkeypatch):
-    group = runners(monkeypatch, 2, 2, {(0, 0, 1): "fail"})
-    with pytest.raises(RunnersLost, match="recreate_failed_env_runners"):
-        group.play((), jax.random.key(0), Goal(4), Until())
-    group = runners(monkeypatch, 1, 2, {(0, 0, 1): "fail"}, ignore_env_runner_failures=True)
-    with pytest.raises(RunnersLost, match="the last one"):
-        group.play((), jax.random.key(0), Goal(4), Until())
 
 
 def test_a_runner_that_hangs_is_replaced_when_the_time_is_over(monkeypatch):

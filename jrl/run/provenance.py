@@ -169,21 +169,24 @@ def _inside(eqn, operands: list[Any], at: int, spots: np.ndarray) -> _Inside | N
         branch = min(max(int(operands[0]), 0), len(params["branches"]) - 1)
         return _Inside(params["branches"][branch], operands[1:], at, spots, 1)
     if name in ("scan", "while"):
-        return _turn(params, operands, at, spots)
-    shapes = lambda variables: [getattr(v.aval, "shape", None) for v in variables]
+        return _turn(eqn, operands, at, spots)
     for inner in params.values():  # jit, checkpoint, custom_jvp_call, ...: a function of the same arguments
-        if hasattr(inner, "eqns") and shapes(inner.invars) == shapes(eqn.invars):
+        if hasattr(inner, "eqns") and _shapes(inner.invars) == _shapes(eqn.invars):
             return _Inside(inner if hasattr(inner, "consts") else ClosedJaxpr(inner, ()), operands, at, spots)
     return None
 
 
-def _turn(params: dict[str, Any], operands: list[Any], at: int, spots: np.ndarray) -> _Inside | None:
+def _turn(eqn, operands: list[Any], at: int, spots: np.ndarray) -> _Inside | None:
     """The first turn of a loop that makes what it carries, or the followed row of its result, non-finite."""
-    scan = "num_carry" in params
+    params, scan = eqn.params, eqn.primitive.name == "scan"
     body, before = params["jaxpr" if scan else "body_jaxpr"], 0 if scan else params["cond_nconsts"]
-    consts = operands[before : before + params["num_consts" if scan else "body_nconsts"]]
-    carry = operands[before + len(consts) :]
-    carry, rows = (carry[: params["num_carry"]], carry[params["num_carry"] :]) if scan else (carry, [])
+    given, rows = operands[before:], list[Any]()
+    # what a scan goes over, and what it collects, has an axis more outside than inside
+    carries = sum(x == y for x, y in zip(_shapes(body.outvars), _shapes(eqn.outvars)))
+    if scan:
+        num = sum(x == y for x, y in zip(_shapes(body.invars), _shapes(eqn.invars)))
+        given, rows = given[:num], given[num:]
+    consts, carry = given[: len(given) - carries], given[len(given) - carries :]
     turns: Iterable[int] = range(params["length"]) if scan else itertools.count()
     turns = reversed(range(params["length"])) if scan and params["reverse"] else turns
     goes_on = None if scan else jaxpr_as_fun(params["cond_jaxpr"])
@@ -234,6 +237,10 @@ def _adds(step: _Step) -> bool:
     bad = _bad(step.result)
     more = step.followed is None or (step.followed.shape == bad.shape and bool((bad & ~step.followed).any()))
     return more or (_is_float(step.result) and bool(np.isnan(np.asarray(step.result)).any()))
+
+
+def _shapes(variables: Iterable[Any]) -> list[Any]:
+    return [getattr(v.aval, "shape", None) for v in variables]
 
 
 def _bad(x: Any) -> np.ndarray:

@@ -21,9 +21,9 @@ from jrl.types import SEEN, Algo, Array, Box, Dict, EnvSpec, Leaf, PyTree, Space
 
 
 class Policy:
-    """Acts as the policy of a checkpoint does, in the environment's own units.
+    """Acts as the policy of a checkpoint, or of a run under way, does, in the environment's own units.
 
-    Observation statistics are those of the checkpoint and stay as they are. Between calls it keeps what goes on through
+    Observation statistics are those of its weights and stay as they are. Between calls it keeps what goes on through
     an episode: the network's memory, the frames of a stack, the previous action, noise that drifts; and the number of
     calls, from which the random numbers of exploration follow. It is for one thread.
 
@@ -41,7 +41,8 @@ class Policy:
         self.spec, self.config, self.env_steps = trained.spec, trained.config, trained.meta["env_steps"]
         self.inputs = Inputs(trained.spec, trained.config, trained.observation)
         self.observation_space = self.inputs.observation
-        self.algo, self._trained, self._actor = trained.algo, trained, jax.device_put(trained.actor)
+        self.algo, self._actor = trained.algo, jax.device_put(trained.actor)
+        self._trained = trained._replace(actor=None)  # it is on the device now
         self._key = jax.random.key(seed)
         self._calls = 0
         self._memory: Memory | None = None

@@ -3,8 +3,8 @@
     explanation = explain(algo, state, batch, key)    # what `algo.update(state, batch, key)` does wrong, and why
     print(explanation)
 
-The update is evaluated operation by operation. Infinities and NaN that do not reach the result, such as those of a mask
-or of a branch that `where` does not take, are no finding.
+Infinities and NaN that do not reach the result, such as those of a mask or of a branch that `where` does not take, are
+no finding.
 """
 
 import argparse
@@ -61,7 +61,7 @@ class Transition:
         said.append("enough by itself" if self.alone else "not enough by itself")
         width = max(map(len, self.fields))
         return "\n".join(
-            [f"{where}: {', '.join(said)}", *(f"  {k:{width}}  {_compact(v)}" for k, v in self.fields.items())]
+            [f"{where}: {', '.join(said)}", *(f"  {k:{width}}  {_text(v)}" for k, v in self.fields.items())]
         )
 
 
@@ -89,7 +89,7 @@ class Explanation:
             )
         more = f" and {len(self.bad) - 3} more" if len(self.bad) > 3 else ""
         found = [f"not finite when repeated: {', '.join(self.bad[:3])}{more}"]
-        unknown = "Evaluated operation by operation the update is finite: it overflows in the compiled program only."
+        unknown = "With every intermediate number kept the update is finite: it overflows in the compiled program only."
         found.append(str(self.operation) if self.operation else unknown)
         return "\n".join([*found, *([self.note] if self.note else []), *map(str, self.transitions)])
 
@@ -108,7 +108,7 @@ def explain(algo: "Algo", state: "PyTree", batch: "Batch | SequenceBatch | Rollo
     import jax
     import numpy as np
 
-    from jrl.run.provenance import first_bad_operation, is_finite
+    from jrl.run import provenance
 
     def update(state, batch, key):
         state, aux = algo.update(state, batch, key)
@@ -119,11 +119,13 @@ def explain(algo: "Algo", state: "PyTree", batch: "Batch | SequenceBatch | Rollo
     results += [(name, after, None) for name, after in _named(losses)]
     # what the update leaves as it was is none of its doing
     kept = lambda after, before: before is not None and np.array_equal(after, before, equal_nan=True)
-    bad = [i for i, (_, after, before) in enumerate(results) if not is_finite(after) and not kept(after, before)]
+    finite = provenance.is_finite
+    bad = [i for i, (_, after, before) in enumerate(results) if not finite(after) and not kept(after, before)]
     if not bad:
         return Explanation((), None, (), "")
     arguments = [name for name, _ in (*_named(state, "state"), *_named(batch, "batch"))]
-    operation = first_bad_operation(update, (state, batch, key), [*arguments, "key"], bad)
+    first = next((i for i in bad if results[i][2] is None), bad[0])  # a loss, if one is bad: gradients come behind it
+    operation = provenance.first_bad_operation(update, (state, batch, key), [*arguments, "key"], first)
     transitions, note = _transitions(update, state, batch, key, bad)
     return Explanation(tuple(results[i][0] for i in bad), operation, transitions, note)
 
@@ -274,53 +276,30 @@ def load(path: Path) -> tuple[dict[str, Any], tuple["Algo", "PyTree", "Batch | S
     algo = build.algorithm(cfg, spec)
     key = jax.random.wrap_key_data(jnp.asarray(meta["nonfinite"]["key"], jnp.uint32))
     state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, key))
-    stored = checkpoint.read(found, "batch")
-    return meta, (algo, state, _batch(stored, meta["nonfinite"]["kind"], algo, state, spec), key)
+    return meta, (algo, state, checkpoint.read(found, "batch", _like(algo, spec)), key)
 
 
-def _batch(
-    stored: dict[str, Any], kind: str, algo: "Algo", state, spec: "EnvSpec"
-) -> "Batch | SequenceBatch | Rollout":
-    """The dataclass of what is stored as dicts and lists; parts without arrays are not stored.
+def _like(algo: "Algo", spec: "EnvSpec") -> "Batch | SequenceBatch | Rollout":
+    """The containers of what an algorithm learns from; their leaves are of any shape."""
+    from jrl.rollout.unroll import rollout_like
+    from jrl.types import Batch, SequenceBatch, Window, element
 
-    Raises:
-      InputError: it has not the parts that the algorithm needs.
-    """
-    import jax
-
-    from jrl.types import Batch, Rollout, SequenceBatch, Window, element
-
-    def arranged(found, like):
-        def leaf(path, _):
-            at = found
-            for entry in path:  # a sequence may come back as a list, or by its numbers
-                name: Any = getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", None)))
-                at = at[name] if isinstance(at, list) else at[str(name)]
-            return at
-
-        return jax.tree.map_with_path(leaf, like)
-
-    try:
-        obs, action = element(spec.observation), element(spec.action)
-        names = [name for name in ("obs", "last_obs", "next_obs") if name in stored]
-        seen: dict[str, Any] = {name: arranged(stored[name], obs) for name in names}
-        stored = {**stored, **seen, "action": arranged(stored["action"], action)}
-        if "window" in stored:
-            found = stored["window"]
-            window = Window(arranged(found["obs"], obs), found.get("carry", ()), found["reset"])
-            return SequenceBatch(**{**stored, "window": window})
-        if kind == "batch":
-            return Batch(**stored)
-        carry = jax.eval_shape(lambda: algo.carry(stored["reward"].shape[1]))
-        acted = jax.eval_shape(algo.act, algo.actor(state), stored["last_obs"], carry, jax.random.key(0))
-        extras = stored.get("extras", {})
-        extras = {**extras, **arranged(extras, acted.extras)}
-        return Rollout(**{**stored, "extras": extras, "carry": arranged(stored.get("carry"), carry)})
-    except (KeyError, IndexError, TypeError) as e:
-        raise InputError(f"the batch of the bundle does not fit its config ({e}): use the jrl that wrote it") from e
+    rollout = rollout_like(spec, algo, length=1, num_envs=1)
+    if algo.on_policy:
+        return rollout
+    obs, action, any_ = element(spec.observation), element(spec.action), rollout.reward
+    if algo.sequences:
+        return SequenceBatch(Window(obs, rollout.extras["carry"], any_), action, any_, any_, any_, any_, any_)
+    return Batch(obs, action, any_, any_, obs, any_, any_)
 
 
 # ---------------------------------------------------------------- arrays
+
+
+def _text(x: Any) -> str:
+    from jrl.run.provenance import compact
+
+    return compact(x)
 
 
 def _named(tree, prefix: str = "") -> list[tuple[str, Any]]:
@@ -342,19 +321,6 @@ def _magnitude(tree) -> float:
 def _largest(state) -> str:
     name, value = max(((name, _magnitude(x)) for name, x in _named(state)), key=lambda pair: pair[1])
     return f"The largest number in the state is {value:.4g}, in {name}."
-
-
-def _compact(x: Any) -> str:
-    """A number, a short array, or the shape and range of a long one."""
-    import numpy as np
-
-    x = np.asarray(x)
-    if x.size <= 16:
-        return np.array2string(x, precision=4, max_line_width=100).replace("\n", "")
-    finite = x[np.isfinite(x)]
-    span = f"{finite.min():.4g} .. {finite.max():.4g}" if finite.size else "nothing finite"
-    missing = f", {x.size - finite.size} not finite" if finite.size < x.size else ""
-    return f"{x.dtype}{list(x.shape)} {span}{missing}"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ from jrl.host import command, faults, files, output, runtime
 from jrl.settings import config
 
 if TYPE_CHECKING:
-    from jrl.run.hooks import Hook
+    from jrl.run.checkpoint import Checkpointer
+    from jrl.run.hooks import Hook, Sink
+    from jrl.run.session import Session
     from jrl.types import StepInfo
 
 
@@ -262,11 +264,11 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
     """Trains until a criterion, the step budget, a signal or an update that is not finite."""
     import jax
 
-    from jrl.metrics import progress, timers
+    from jrl.metrics import timers
     from jrl.run import build, checkpoint, hooks, parallel, run_directory
     from jrl.run.session import Session
 
-    directory, transcript = options.directory, options.transcript
+    directory = options.directory
     if options.verbose > 1:
         jax.config.update("jax_log_compiles", True)
     if cfg.run.disable_jit:
@@ -281,9 +283,8 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
             "to train on, raise the budget, e.g. --stop env_steps=" + str(2 * max(total, done))
         )
     stages = timers.Timers()
-    sinks: list[hooks.Sink] = []
+    sinks: list[Sink] = []
     session = Session(cfg, timers=stages, restarts=meta["iteration"] if meta else 0, sinks=sinks, directory=directory)
-    run = session.run
     with contextlib.ExitStack() as stack:
         watchdog = stack.enter_context(faults.Watchdog(cfg.run.stall_seconds, pulse=lambda: stages.latest))
         stack.enter_context(session)
@@ -293,69 +294,10 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
             print(note)
         # not before the checkpoint was found to fit: nothing in the directory changes until then
         rows_until = meta["rows"]["env_steps"] if meta else start.rows_until
-        with files.opening(directory):
-            transcript.open(directory / "log.txt")
-            if not checkpoints.reserve(session.parts()):
-                print("the disk has no room to spare for a last checkpoint, should it become full", file=sys.stderr)
-            write_row = stack.enter_context(
-                run_directory.opened(session, directory, rows_until, make_room=checkpoints.make_room)
-            )
-        for stream in (transcript.screen, transcript.file):
-            display = progress.open_progress(cfg.stop, stream, window=cfg.run.smoothing_episodes)
-            stack.callback(display.close)
-            sinks.append(display.update)
-        transcript.listen()
-        sinks += [write_row, hooks.stop_at(cfg.stop, cfg.run.smoothing_episodes)]
-        if options.verbose:
-            sinks.append(_print_stages)
+        sinks += _sinks(stack, session, checkpoints, options, rows_until)
         session.schedule.decides = lambda found: hooks.evaluation_ends(cfg.stop, found) or checkpoints.improves(found)
-
-        def save(info: "StepInfo") -> None:
-            watchdog.beat("checkpoint", grace=60.0)
-            checkpoints.wait()
-            checkpoints.check()
-            checkpoints.save(info.iteration, session.parts(), session.description())
-            if cfg.checkpoint.exact:
-                run.program.restart(info.iteration)
-
-        if cfg.checkpoint.every is None:
-            due = hooks.seconds_passed(_SECONDS_BETWEEN_CHECKPOINTS)
-        else:
-            due = hooks.reached(cfg.checkpoint.every, most=session.steps_per_call, env_steps=done)
-
-        # the weights that were evaluated as the best so far are those that are kept
-        is_best = lambda: session.evaluated and checkpoints.improves(session.reporter.row or {})
-
-        def save_if_due(info: "StepInfo") -> None:
-            checkpoints.check()
-            if due(info) or is_best():
-                save(info)
-
-        # in this order: a checkpoint knows of what the others did before it
-        after: list[Hook] = [session.after, save_if_due]
-        reason, before = None, None
-        hint = faults.IN_A_PROGRAM if run.in_program else faults.FROM_THE_HOST
-        watchdog.beat("compilation and the first steps", grace=_COMPILATION, hint=hint)
-        info: StepInfo | None = None
-        try:
-            while (latest := session.advance()) is not None:
-                info = latest
-                watchdog.beat("result rows and evaluation", grace=60.0)  # the first evaluation compiles
-                if before is not None and hooks.not_finite(before):
-                    break
-                before = info._replace(state=None)  # looked at when the next call is under way
-                reason = next(filter(None, [hook(info) for hook in after]), None)
-                if reason or interrupted:
-                    break
-                watchdog.beat("environment steps and update", hint=hint)
-        except Exception:
-            # what was learned is not lost with environments that break: they do before the state is donated
-            if info is not None and not any(x.is_deleted() for x in jax.tree.leaves(session.state.learner)):
-                watchdog.beat("checkpoint", grace=60.0)
-                if checkpoints.rescue(info.iteration, session.parts(), session.description()):
-                    print(f"saved: what was learned in {counted(session.counted(), 'step', ',')}")
-            raise
-        assert info is not None
+        saving = _Saving(session, checkpoints, watchdog, done)
+        info, reason = _advance(session, saving, watchdog, interrupted)
         watchdog.beat("the end of the run", grace=60.0)
         if hooks.not_finite(info):
             bundle = session.write_fault(directory, info)
@@ -366,14 +308,129 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         if not interrupted:  # a row of its own would be one that an uninterrupted run does not have
             last = session.reporter.flush()
             reason = reason or last
-        if (checkpoints.last_saved != info.iteration or is_best()) and not (interrupted and cfg.checkpoint.exact):
-            checkpoints.save(info.iteration, session.parts(), session.description())
-        checkpoints.wait()
+        saving.last(info, interrupted=bool(interrupted))
     try:
         run_directory.plot(session, directory)
     except OSError as e:  # the run itself is whole
         print(f"learning_curve.png was not drawn: {e.strerror or e}", file=sys.stderr)
     return _End(reason)
+
+
+def _sinks(
+    stack: contextlib.ExitStack,
+    session: "Session",
+    checkpoints: "Checkpointer",
+    options: _Options,
+    rows_until: int | None,
+) -> "list[Sink]":
+    """Opens the files of the run directory and the displays until `stack` ends; who gets the result rows, in order."""
+    from jrl.metrics import progress
+    from jrl.run import hooks, run_directory
+
+    directory, transcript, cfg = options.directory, options.transcript, session.config
+    sinks: list[Sink] = []
+    with files.opening(directory):
+        transcript.open(directory / "log.txt")
+        if not checkpoints.reserve(session.parts()):
+            print("the disk has no room to spare for a last checkpoint, should it become full", file=sys.stderr)
+        write_row = stack.enter_context(
+            run_directory.opened(session, directory, rows_until, make_room=checkpoints.make_room)
+        )
+    for stream in (transcript.screen, transcript.file):
+        display = progress.open_progress(cfg.stop, stream, window=cfg.run.smoothing_episodes)
+        stack.callback(display.close)
+        sinks.append(display.update)
+    transcript.listen()
+    sinks += [write_row, hooks.stop_at(cfg.stop, cfg.run.smoothing_episodes)]
+    return [*sinks, _print_stages] if options.verbose else sinks
+
+
+def _advance(
+    session: "Session", saving: "_Saving", watchdog: faults.Watchdog, interrupted: faults.Signals
+) -> "tuple[StepInfo, str | None]":
+    """Drives the session to its end: the last iteration, and the criterion that was met."""
+    from jrl.run import hooks
+
+    # in this order: a checkpoint knows of what the others did before it
+    after: list[Hook] = [session.after, saving.if_due]
+    reason, before = None, None
+    hint = faults.IN_A_PROGRAM if session.run.in_program else faults.FROM_THE_HOST
+    watchdog.beat("compilation and the first steps", grace=_COMPILATION, hint=hint)
+    info: StepInfo | None = None
+    try:
+        while (latest := session.advance()) is not None:
+            info = latest
+            watchdog.beat("result rows and evaluation", grace=60.0)  # the first evaluation compiles
+            if before is not None and hooks.not_finite(before):
+                break
+            before = info._replace(state=None)  # looked at when the next call is under way
+            reason = next(filter(None, [hook(info) for hook in after]), None)
+            if reason or interrupted:
+                break
+            watchdog.beat("environment steps and update", hint=hint)
+    except Exception:
+        if info is not None:
+            saving.rescue(info)
+        raise
+    assert info is not None
+    return info, reason
+
+
+class _Saving:
+    """When a run that is under way is saved, and with what.
+
+    Args:
+      session: of the run.
+      checkpoints: where it is saved.
+      watchdog: is told of what takes long.
+      done: environment steps before the run.
+    """
+
+    def __init__(self, session: "Session", checkpoints: "Checkpointer", watchdog: faults.Watchdog, done: int):
+        from jrl.run import hooks
+
+        self._session, self._checkpoints, self._watchdog = session, checkpoints, watchdog
+        self._exact, every = session.config.checkpoint.exact, session.config.checkpoint.every
+        if every is None:
+            self._due = hooks.seconds_passed(_SECONDS_BETWEEN_CHECKPOINTS)
+        else:
+            self._due = hooks.reached(every, most=session.steps_per_call, env_steps=done)
+
+    def _is_best(self) -> bool:
+        """The weights that were evaluated as the best so far are those that are kept."""
+        return self._session.evaluated and self._checkpoints.improves(self._session.reporter.row or {})
+
+    def _save(self, info: "StepInfo") -> None:
+        self._checkpoints.save(info.iteration, self._session.parts(), self._session.description())
+
+    def if_due(self, info: "StepInfo") -> None:
+        """Saves after an iteration where it is time to, or where its weights are the best so far."""
+        self._checkpoints.check()
+        if not (self._due(info) or self._is_best()):
+            return
+        self._watchdog.beat("checkpoint", grace=60.0)
+        self._checkpoints.wait()
+        self._checkpoints.check()
+        self._save(info)
+        if self._exact:
+            self._session.run.program.restart(info.iteration)
+
+    def rescue(self, info: "StepInfo") -> None:
+        """Saves what was learned when environments break: they do before the state is donated."""
+        import jax
+
+        session = self._session
+        if any(x.is_deleted() for x in jax.tree.leaves(session.state.learner)):
+            return
+        self._watchdog.beat("checkpoint", grace=60.0)
+        if self._checkpoints.rescue(info.iteration, session.parts(), session.description()):
+            print(f"saved: what was learned in {counted(session.counted(), 'step', ',')}")
+
+    def last(self, info: "StepInfo", *, interrupted: bool) -> None:
+        """Saves the end of the run, if it is not saved yet, and waits until it is whole."""
+        if (self._checkpoints.last_saved != info.iteration or self._is_best()) and not (interrupted and self._exact):
+            self._save(info)
+        self._checkpoints.wait()
 
 
 def _print_stages(row: dict[str, Any]) -> None:

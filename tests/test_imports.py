@@ -61,7 +61,7 @@ LAZY_ARROWS = {
     "evaluate": {"run", "settings"},
     "record": {"run"},
     "check_env": {"envs", "fields"},
-    "debug": {"settings"},
+    "debug": {"rollout", "settings"},
     "api": {"export"},
 }
 

@@ -13,10 +13,10 @@ from jrl.run.provenance import first_bad_operation, is_finite
 INF, NAN = jnp.inf, jnp.nan
 
 
-def named(fn, *args, bad=(0,)):
+def named(fn, *args, bad=0):
     """The operation, after a check that the result is bad, and that its file is this one."""
     results = jax.tree.leaves(jax.jit(fn)(*args))
-    assert not all(is_finite(results[i]) for i in bad)
+    assert not is_finite(results[bad])
     operation = first_bad_operation(fn, args, [f"x{i}" for i in range(len(args))], bad)
     assert operation is not None
     assert Path(operation.file).name == Path(__file__).name
@@ -31,18 +31,14 @@ def test_log_of_zero():
 
     found = named(fn, jnp.array([0.0, 1.0]), jnp.array([1.0, 2.0, 0.0]))
     assert (found.primitive, found.text, found.function) == ("log", "read = jnp.log(y)", f"{found.function}")
-    assert found.operands[0].extreme == "has zeros"
-    assert (found.operands[0].shape, found.operands[0].low, found.operands[0].high) == ((3,), 0.0, 2.0)
-    assert found.result.non_finite == 1
-    assert found.example == "at [2]: log(0) = -inf"
+    assert found.operands == ("[1. 2. 0.]",) and found.result.endswith("-inf]")
     assert not found.backward
     assert "log, in" in str(found) and f":{found.line}\n    read = jnp.log(y)" in str(found)
 
 
 def test_zero_by_zero():
     found = named(lambda x, y: jnp.sum(x / y), jnp.array([1.0, 0.0]), jnp.array([1.0, 0.0]))
-    assert (found.primitive, found.example) == ("div", "at [1]: div(0, 0) = nan")
-    assert [x.extreme for x in found.operands] == ["", "has zeros"]
+    assert (found.primitive, found.operands, found.result) == ("div", ("[1. 0.]", "[1. 0.]"), "[ 1. nan]")
 
 
 def test_an_overflow_in_the_backward_pass_only():
@@ -73,7 +69,7 @@ def test_an_exponential_in_a_custom_backward_pass():
 
     found = named(jax.grad(loss), jnp.array([1.0, 100.0]))
     assert (found.primitive, found.backward, found.text) == ("exp", True, "return jnp.sum(identity(x))")
-    assert found.operands[0].extreme == "exp of it overflows"
+    assert found.operands == ("[  1. 100.]",)
 
 
 def test_the_gradient_of_a_branch_that_is_not_taken():
@@ -82,7 +78,7 @@ def test_the_gradient_of_a_branch_that_is_not_taken():
 
     assert is_finite(loss(jnp.array([0.0, 4.0])))
     found = named(jax.grad(loss), jnp.array([0.0, 4.0]))
-    assert (found.primitive, found.example) == ("div", "at [0]: div(0.5, 0) = inf")
+    assert (found.primitive, found.operands[-1]) == ("div", "[0. 2.]")
 
 
 def test_infinite_constants_are_no_finding():
@@ -105,7 +101,7 @@ def test_an_infinite_constant_that_becomes_nan_is_one():
         return -jnp.sum(jnp.exp(masked) * masked)
 
     found = named(entropy, jnp.array([1.0, 2.0]))
-    assert (found.primitive, found.example) == ("mul", "at [1]: mul(0, -inf) = nan")
+    assert (found.primitive, found.operands) == ("mul", ("[2.7183 0.    ]", "[  1. -inf]"))
 
 
 def test_of_two_that_mix_the_one_that_is_enough():
@@ -116,7 +112,7 @@ def test_of_two_that_mix_the_one_that_is_enough():
 
     found = named(fn, jnp.array([0.0, 1.0]), jnp.array([1.0, -1.0]))
     assert found.text == "harmful = jnp.log(y)"
-    assert found.operands[0].extreme == "below zero"
+    assert found.operands == ("[ 1. -1.]",)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -129,7 +125,7 @@ def test_inside_scan(reverse):
         return jax.lax.scan(step, start, xs, reverse=reverse)[1][0 if reverse else -1]
 
     found = named(fn, jnp.ones(()), jnp.array([1.0, 2.0, 0.0, 4.0, 5.0]))
-    assert (found.text, found.example) == ("carry = carry / x", f"div({0.05 if reverse else 0.5:g}, 0) = inf")
+    assert (found.text, found.operands) == ("carry = carry / x", ("0.05" if reverse else "0.5", "0."))
     assert len(found.inside) == 1
     assert found.inside[0].startswith("scan at ") and found.inside[0].endswith(", iteration 2")
 
@@ -138,7 +134,7 @@ def test_a_bad_slice_in_a_scan_that_drops_it():
     def fn(xs):
         return jax.lax.scan(lambda carry, x: (carry + x, jnp.log(x)), 0.0, xs)[1][1:].sum()
 
-    assert first_bad_operation(fn, (jnp.array([0.0, 1.0]),), ["x"], [0]) is None
+    assert first_bad_operation(fn, (jnp.array([0.0, 1.0]),), ["x"], 0) is None
     assert named(fn, jnp.array([0.0, 1.0, 0.0])).inside[0].endswith("iteration 2")
 
 
@@ -160,7 +156,7 @@ def test_inside_cond_remat_and_jit():
         return jax.lax.cond(take, lambda x: safe(x), lambda x: x, x)
 
     assert named(fn, jnp.zeros(()), jnp.asarray(True)).text == "return jnp.reciprocal(x)"
-    assert first_bad_operation(fn, (jnp.zeros(()), jnp.asarray(False)), ["x", "take"], [0]) is None
+    assert first_bad_operation(fn, (jnp.zeros(()), jnp.asarray(False)), ["x", "take"], 0) is None
 
 
 def test_inside_a_function_of_a_library_the_line_is_the_callers():
@@ -169,7 +165,7 @@ def test_inside_a_function_of_a_library_the_line_is_the_callers():
         two = jax.nn.log_softmax(x + INF)
         return one, two
 
-    assert named(fn, jnp.array([1.0, 2.0]), bad=[2 - 1]).text.startswith("two = ")
+    assert named(fn, jnp.array([1.0, 2.0]), bad=1).text.startswith("two = ")
 
 
 def test_an_argument_that_is_not_finite():
@@ -191,14 +187,13 @@ def test_through_the_bits_of_integers():
 
     x, y = jnp.array([1.0, 2.0, 3.0]), jnp.array([1.0, 2.0, 3.0])
     assert named(fn, x.at[1].set(NAN), y).read == "x0"
-    assert named(fn, x, y.at[1].set(0.0), bad=[1]).primitive == "log"
-    assert first_bad_operation(fn, (x, y.at[1].set(0.0)), ["x", "y"], [0]) is None
+    assert named(fn, x, y.at[1].set(0.0), bad=1).primitive == "log"
+    assert first_bad_operation(fn, (x, y.at[1].set(0.0)), ["x", "y"], 0) is None
 
 
 def test_nothing_to_find():
     assert (
-        first_bad_operation(lambda x, key: x + jax.random.normal(key), (1.0, jax.random.key(0)), ["x", "k"], [0])
-        is None
+        first_bad_operation(lambda x, key: x + jax.random.normal(key), (1.0, jax.random.key(0)), ["x", "k"], 0) is None
     )
 
 

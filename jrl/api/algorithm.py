@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from jrl import envs, migrate, registry
+from jrl import migrate, registry
 from jrl.api.by_hand import ByHand
 from jrl.api.config import AlgorithmConfig
 from jrl.api.policy import ActionPolicy
@@ -23,7 +23,7 @@ from jrl.api.records import Records, Saved, hold, path_of
 from jrl.errors import InputError
 from jrl.host import elsewhere, runtime
 from jrl.metrics import results
-from jrl.run import build, checkpoint, hooks
+from jrl.run import build, checkpoint, hooks, policy
 from jrl.run.session import Session
 from jrl.settings import config
 from jrl.types import PyTree
@@ -251,73 +251,20 @@ class Algorithm(ByHand):
         if policy_id != "default_policy":
             raise KeyError(f"there is no policy {policy_id}: one agent has default_policy")
         if self._policy is None:
-            cfg = self.session.config
-            spec = self.session.run.spec._replace(num_envs=1)
-            own = spec.env_action or spec.action
-            algo = build.algorithm(cfg, spec)
-            to_env = lambda normalize, clip: envs.action_transform(own, normalize=normalize, clip=clip)[1]
-            self._policy = ActionPolicy(algo, spec, cfg, to_env, self.session)
+            session = self.session
+            spec, seed = session.run.spec._replace(num_envs=1), session.config.run.seed
+            self._policy = ActionPolicy(session, policy.of_training(session.config, spec, seed=seed))
         return self._policy
 
     def compute_single_action(
-        self,
-        observation: Any,
-        state: PyTree = None,
-        *,
-        prev_action: PyTree = None,
-        prev_reward: Any = None,
-        explore: bool | None = None,
-        full_fetch: bool = False,
-        unsquash_action: bool | None = None,
-        clip_action: bool | None = None,
-        policy_id: str = "default_policy",
+        self, observation: Any, state: PyTree = None, *, policy_id: str = "default_policy", **how: Any
     ) -> Any:
-        """The action for one observation, in the environment's own units. Observation statistics stay as they are.
+        """The action for one observation; `how`, results and errors: see `ActionPolicy.compute_single_action`."""
+        return self.get_policy(policy_id).compute_single_action(observation, state, **how)
 
-        Args:
-          observation: [*], of one environment, as that gives it: a dict or tuple where its space is one.
-          state: what goes on through an episode, from the call before; None, or the policy's `get_initial_state()`: an
-            episode begins.
-          prev_action, prev_reward: of the step before, in the environment's units, with `network.use_prev_action` and
-            `use_prev_reward`. None: the action is that of the state; the reward must be given but at the start.
-          explore: sample as in training; None: as `env_runners(explore=...)` says.
-          full_fetch: return (action, state, extras) also from a policy without memory.
-          unsquash_action, clip_action: map to the environment's bounds, clip to them; None: as the config says.
-        Returns:
-          The action; (action, state, extras) with `full_fetch`, with a `state`, and always from a policy whose actions
-          depend on earlier steps (memory, frame stacks, previous action or reward). Extras are what acting records
-          (action log probability, value).
-        Raises:
-          ValueError: an observation of another shape or kind, an action mask that allows nothing, no prev_reward.
-        """
-        return self.get_policy(policy_id).compute_single_action(
-            observation,
-            state,
-            prev_action=prev_action,
-            prev_reward=prev_reward,
-            explore=explore,
-            full_fetch=full_fetch,
-            unsquash_action=unsquash_action,
-            clip_action=clip_action,
-        )
-
-    def compute_actions(
-        self,
-        observations: Any,
-        state: PyTree = None,
-        *,
-        prev_action: PyTree = None,
-        prev_reward: Any = None,
-        explore: bool | None = None,
-    ) -> Any:
-        """The actions for many observations: [N, *] gives [N, *], a dict by agent gives a dict by agent.
-
-        The action of row i is what the i-th of N calls of `compute_single_action` would give without exploration; a
-        state has leading axes N. Returns (actions, state, extras) where that would return them.
-        """
-        policy = self.get_policy()
-        past = {"prev_action": prev_action, "prev_reward": prev_reward}
-        return policy.compute_actions(observations, state, **past, explore=explore)
+    def compute_actions(self, observations: Any, state: PyTree = None, **how: Any) -> Any:
+        """The actions for many observations; `how` and results: see `ActionPolicy.compute_actions`."""
+        return self.get_policy().compute_actions(observations, state, **how)
 
     # ------------------------------------------------------------ checkpoints and end
 

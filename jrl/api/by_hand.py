@@ -8,13 +8,12 @@ from typing import Any
 from jrl.api.config import AlgorithmConfig
 from jrl.api.weights_file import read_weights
 from jrl.run import checkpoint
+from jrl.run.by_hand import POLICY, Learns
 from jrl.run.session import Session
-from jrl.types import Batch, PyTree, Rollout, SequenceBatch
-
-_POLICY = "default_policy"
+from jrl.types import Batch, SequenceBatch
 
 
-class ByHand:
+class ByHand(Learns):
     """Methods of an Algorithm, of its `session` and `config`."""
 
     session: Session
@@ -25,13 +24,7 @@ class ByHand:
 
     def get_weights(self) -> dict[str, Any]:
         """{"default_policy": the fields of the algorithm's State that are weights}, numpy arrays."""
-        return {_POLICY: self.session.get_weights()}
-
-    def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Takes over what `get_weights` gave. Raises ValueError where shapes differ."""
-        if set(weights) != {_POLICY}:
-            raise ValueError(f"set_weights: expected {{'{_POLICY}': ...}}, got {', '.join(map(str, weights))}")
-        self.session.set_weights(weights[_POLICY])
+        return {POLICY: self.session.get_weights()}
 
     def import_weights(self, path: str | Path, mapping: Mapping[str, str] | None = None) -> list[str]:
         """Takes over arrays of an npz or safetensors file as parameters; target networks get the same.
@@ -57,40 +50,8 @@ class ByHand:
         """
         return self.session.by_hand.sample_replay()
 
-    def learn_on_batch(self, samples: Rollout | Batch | SequenceBatch) -> dict[str, float]:
-        """One update of the run on what is given, beside the iterations of `train`.
-
-        Args:
-          samples: a rollout, as `workers.local_worker().sample()` gives one: all epochs on it, or with replay it is
-            added, and then learned from if there is enough. A batch, as `sample_replay` gives one: a gradient step.
-        Returns:
-          The update's metrics.
-        Raises:
-          InputError: the algorithm does not learn from such a thing, or not of that size.
-          FloatingPointError: the update was not finite, and was not made.
-        """
-        return self.session.by_hand.learn(samples)
-
-    def compute_gradients(self, samples: Rollout | Batch | SequenceBatch) -> tuple[PyTree, dict[str, float]]:
-        """The gradient of the algorithm's loss at the present parameters; nothing is changed.
-
-        What an update does in several steps is taken at the same parameters: PPO's minibatches give the gradient over
-        the whole rollout, SAC's actor that by the critics as they are.
-
-        Args:
-          samples: on-policy a rollout, with replay a batch, as `learn_on_batch`.
-        Returns:
-          Gradients as the parameters, before clipping, in numpy; the metrics of the loss.
-        Raises:
-          InputError: the algorithm does not learn from such a thing, or has an optimizer of its own.
-        """
-        return self.session.by_hand.gradients(samples)
-
-    def apply_gradients(self, grads: PyTree) -> None:
-        """One step of the run's optimizer, with its clipping and step size, by gradients as `compute_gradients` gives
-        them. Target networks move as after an update. Raises ValueError: other shapes, or not finite.
-        """
-        self.session.by_hand.apply(grads)
+    def _learns(self, what: str) -> Session:
+        return self.session
 
     # ------------------------------------------------------------ as RLlib's Trainable
 

@@ -1,7 +1,6 @@
 """The policy of an Algorithm: acts, and shows what its networks say of an observation."""
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -10,21 +9,23 @@ import numpy as np
 from jrl import spaces
 from jrl.envs.history import PREV_ACTION, PREV_REWARD
 from jrl.host import elsewhere
-from jrl.run.policy import Inputs, Past
-from jrl.settings.config import RunConfig
-from jrl.types import SEEN, Algo, Box, Dict, EnvSpec, PyTree, Tuple, element
+from jrl.run.policy import Memory, Past, Policy
+from jrl.run.workers import Worker, WorkerPolicy
+from jrl.types import Box, Dict, PyTree, Tuple, element
 
 if TYPE_CHECKING:
     from jrl.run.session import Session
 
 
-class ActionPolicy:
-    """The policy with the weights that the run has when it is asked.
+_Given = tuple[PyTree, dict[str, PyTree], int]  # observations [N, *], the items of their past among them, and N
+
+
+class ActionPolicy(WorkerPolicy):
+    """The policy with the weights that the run has when it is asked, by RLlib's names.
 
     Args:
-      algo, spec, cfg: of the run, for one environment.
-      to_env: (normalize, clip) -> function from the policy's actions to the environment's; None: they are the same.
       session: of the run.
+      policy: what acts, of one environment; the weights are given to it.
     Attributes:
       observation_space, action_space: jrl.types spaces of one environment, its own: without frame stacks, previous
         actions and rewards, in its own units.
@@ -32,78 +33,41 @@ class ActionPolicy:
         action or reward.
     """
 
-    def __init__(
-        self,
-        algo: Algo,
-        spec: EnvSpec,
-        cfg: RunConfig,
-        to_env: Callable[[bool, bool], Callable[[PyTree], PyTree] | None],
-        session: "Session",
-    ):
-        self._algo, self._cfg, self._to_env, self._session = algo, cfg, to_env, session
-        self._inputs = Inputs(spec, cfg, spec.env_observation)
-        self.observation_space, self.action_space = self._inputs.observation, spec.env_action or spec.action
-        self.recurrent = cfg.network.recurrent or self._inputs.history is not None
-        self._spec = spec
-        self._key = jax.random.key(cfg.run.seed)
-        self._calls = 0
-        self._seen = -1  # version of the weights below
-        self._actor: PyTree = None
-        self._step = functools.cache(self._program)
-        self._outputs = jax.jit(algo.outputs) if algo.outputs else None
+    def __init__(self, session: "Session", policy: Policy):
+        super().__init__(Worker(None, 0, session.actor, session, whole=True))
+        self._session, self._policy = session, policy
+        self._cfg, self._spec, self._inputs = policy.config, policy.spec, policy.inputs
+        self.observation_space, self.action_space = policy.observation_space, self._spec.env_action or self._spec.action
+        self.recurrent = self._cfg.network.recurrent or self._inputs.history is not None
+        self._seen = -1  # version of the weights that the policy acts with
+        outputs = policy.algo.outputs
+        self._outputs = jax.jit(outputs) if outputs else None
 
-    def _program(self, explore: bool, normalize: bool, clip: bool) -> Callable[..., Any]:
-        transform = self._to_env(normalize, clip)
-
-        def step(actor, obs, carry, key, calls):
-            out = self._algo.act(actor, obs, carry, jax.random.fold_in(key, calls), explore)
-            action = out.action if transform is None else transform(out.action)
-            extras = {name: x for name, x in out.extras.items() if name != SEEN}  # that is for learning
-            return action, out.carry, extras, out.action if self._inputs.remembers else None
-
-        return jax.jit(step)
-
-    def _act(
-        self,
-        given: tuple[PyTree, dict[str, PyTree], int],
-        state: PyTree,
-        explore: bool | None,
-        normalize: bool | None,
-        clip: bool | None,
-    ):
-        """(actions [N, *], state, extras) of observations, the items of their past among them, and N."""
+    def _act(self, given: _Given, state: PyTree, explore: bool | None, **units: bool | None):
+        """(actions [N, *], state, extras); `units`: as `Policy.step`."""
         obs, items, num = given
-        env = self._cfg.env
-        normalize = env.normalize_actions if normalize is None else bool(normalize)
-        step = self._step(
-            self._cfg.rollout.explore if explore is None else bool(explore),
-            normalize,
-            env.clip_actions if clip is None else bool(clip),
-        )
         if self._seen != self._session.version:
-            self._actor, self._seen = self._session.actor(), self._session.version
-        carry, past = self._start(num) if state is None else self._parts(state)
-        frames = None
-        if past is not None:
-            frames, obs = self._inputs.told(Past(*jax.tree.map(np.asarray, tuple(past))), obs, items)
-        action, carry, extras, own = step(self._actor, obs, carry, self._key, np.uint32(self._calls % 2**32))
-        self._calls += 1
-        after = carry if past is None else (carry, Past(frames, own, np.zeros(num, bool)))
-        return jax.tree.map(np.array, action), after, extras
+            self._policy.use(self._session.actor())
+            self._seen = self._session.version
+        memory = self._policy.start(num) if state is None else self._memory(state, num)
+        explore = self._cfg.rollout.explore if explore is None else bool(explore)
+        action, after, extras = self._policy.step(obs, items, memory, explore=explore, extras=True, **units)
+        return action, self._state(after), extras
 
-    def _start(self, num: int) -> tuple[PyTree, Past | None]:
-        """Memory and past of N environments that begin an episode."""
-        return self._algo.carry(num), self._inputs.past(num)
+    def _memory(self, state: PyTree, num: int) -> Memory:
+        """A state as users hold it: the network's memory, and with it the past where observations tell of one."""
+        if self._inputs.history is None:
+            return Memory(num, state, None)
+        return Memory(num, state[0], Past(*jax.tree.map(np.asarray, tuple(state[1]))))
 
-    def _parts(self, state: PyTree) -> tuple[PyTree, Past | None]:
-        return state if self._inputs.history is not None else (state, None)
+    def _state(self, memory: Memory) -> PyTree:
+        return memory.carry if memory.past is None else (memory.carry, memory.past)
 
     def get_initial_state(self) -> PyTree:
         """The state at an episode's start, of one environment; [] where the policy is not `recurrent`."""
         if not self.recurrent:
             return []
-        carry, past = self._start(1)
-        return jax.tree.map(lambda x: np.asarray(x)[0], carry if past is None else (carry, past))
+        return jax.tree.map(lambda x: np.asarray(x)[0], self._state(self._policy.start(1)))
 
     def is_recurrent(self) -> bool:
         """`recurrent`, by RLlib's name."""
@@ -111,7 +75,7 @@ class ActionPolicy:
 
     def _observations(
         self, obs: Any, prev_action: PyTree = None, prev_reward: Any = None, *, single: bool = False
-    ) -> tuple[PyTree, dict[str, PyTree], int]:
+    ) -> _Given:
         if isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict):
             space = self.observation_space
             if not (isinstance(space, Tuple) and len(space.items) == 2):
@@ -159,11 +123,28 @@ class ActionPolicy:
         unsquash_action: bool | None = None,
         clip_action: bool | None = None,
     ) -> Any:
-        """See `Algorithm.compute_single_action`."""
+        """The action for one observation, in the environment's own units. Observation statistics stay as they are.
+
+        Args:
+          obs: [*], of one environment, as that gives it: a dict or tuple where its space is one.
+          state: what goes on through an episode, from the call before; None, or `get_initial_state()`: an episode
+            begins.
+          prev_action, prev_reward: of the step before, in the environment's units, with `network.use_prev_action` and
+            `use_prev_reward`. None: the action is that of the state; the reward must be given but at the start.
+          explore: sample as in training; None: as `env_runners(explore=...)` says.
+          full_fetch: return (action, state, extras) also from a policy without memory.
+          unsquash_action, clip_action: map to the environment's bounds, clip to them; None: as the config says.
+        Returns:
+          The action; (action, state, extras) with `full_fetch`, with a `state`, and always from a policy whose actions
+          depend on earlier steps (memory, frame stacks, previous action or reward). Extras are what acting records
+          (action log probability, value).
+        Raises:
+          ValueError: an observation of another shape or kind, an action mask that allows nothing, no prev_reward.
+        """
         given = self._observations(obs, prev_action, prev_reward, single=True)
         state = None if _is_empty(state) else state
         rows = None if state is None else jax.tree.map(lambda x: np.asarray(x)[None], state)
-        action, after, extras = self._act(given, rows, explore, unsquash_action, clip_action)
+        action, after, extras = self._act(given, rows, explore, normalize=unsquash_action, clip=clip_action)
         first = lambda tree: jax.tree.map(lambda x: x[0], tree)
         if state is None and not full_fetch and not self.recurrent:
             return first(action)
@@ -178,7 +159,11 @@ class ActionPolicy:
         prev_reward: Any = None,
         explore: bool | None = None,
     ) -> Any:
-        """See `Algorithm.compute_actions`."""
+        """The actions for many observations: [N, *] gives [N, *], a dict by agent gives a dict by agent.
+
+        The action of row i is what the i-th of N calls of `compute_single_action` would give without exploration; a
+        state has leading axes N. Returns (actions, state, extras) where that would return them.
+        """
         if isinstance(observations, Mapping) and not self._is_batch(observations):
             names = list(observations)
             together = jax.tree.map(lambda *x: np.stack(x), *(observations[n] for n in names))
@@ -189,7 +174,7 @@ class ActionPolicy:
             return (actions, *found[1:]) if self._gives_state(state) else actions
         state = None if _is_empty(state) else state
         given = self._observations(observations, prev_action, prev_reward)
-        action, after, extras = self._act(given, state, explore, None, None)
+        action, after, extras = self._act(given, state, explore)
         return (action, after, extras) if self._gives_state(state) else action
 
     def predict(
@@ -280,26 +265,6 @@ class ActionPolicy:
         return None if found is None else type(found)
 
     # ------------------------------------------------------------ parameters
-
-    def get_weights(self) -> dict[str, PyTree]:
-        """The fields of the algorithm's State that are weights, numpy arrays."""
-        return self._session.get_weights()
-
-    def set_weights(self, weights: Mapping[str, PyTree]) -> None:
-        """Takes over what `get_weights` gave. Raises ValueError where shapes differ."""
-        self._session.set_weights(weights)
-
-    def learn_on_batch(self, samples: Any) -> dict[str, float]:
-        """See `Algorithm.learn_on_batch`."""
-        return self._session.by_hand.learn(samples)
-
-    def compute_gradients(self, samples: Any) -> tuple[PyTree, dict[str, float]]:
-        """See `Algorithm.compute_gradients`."""
-        return self._session.by_hand.gradients(samples)
-
-    def apply_gradients(self, gradients: PyTree) -> None:
-        """See `Algorithm.apply_gradients`."""
-        self._session.by_hand.apply(gradients)
 
     def parameters(self) -> list[tuple[str, tuple[int, ...], int]]:
         """(name, shape, count) of every array of the networks that learn."""

@@ -155,11 +155,6 @@ def actions(space: Any, dtype: Any = None) -> Actions:
     return _actions("action", space, dtype)
 
 
-def action_space(space: Any) -> Space:
-    """The action space. Raises InputError: see `actions`."""
-    return actions(space).space
-
-
 def _actions(what: str, space: Any, dtype: Any = None) -> Actions:
     name = kind(space)
     if name in ("Dict", "Tuple"):

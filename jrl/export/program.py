@@ -178,6 +178,12 @@ def _shape(atom: Any) -> tuple[Any, ...]:
     return atom.aval.shape
 
 
+def _keeps_state_only(scan: core.JaxprEqn) -> bool:
+    """Whether a scan goes over no rows and collects none, each of which has an axis less inside."""
+    body, shapes = scan.params["jaxpr"], lambda variables: [_shape(v) for v in variables]
+    return shapes(body.jaxpr.invars) == shapes(scan.invars) and shapes(body.jaxpr.outvars) == shapes(scan.outvars)
+
+
 def _fixed_slice(params: dict[str, Any], start: np.ndarray, shape: tuple[Any, ...]) -> Callable[..., Any] | None:
     """What x[..., 3] becomes where the batch is a symbol: a gather at one place that is known."""
     numbers = params["dimension_numbers"]
@@ -243,7 +249,7 @@ class _Tracer:
             return self.walk(inner.jaxpr, inner.consts, inputs)
         if isinstance(inner, core.Jaxpr):
             return self.walk(inner, (), inputs)
-        if eqn.primitive.name == "scan" and len(inputs) == eqn.params["num_consts"] + eqn.params["num_carry"]:
+        if eqn.primitive.name == "scan" and _keeps_state_only(eqn):
             return self.repeated(eqn.params, inputs)
         symbolic = any(export.is_symbolic_dim(size) for v in eqn.outvars for size in _shape(v))
         if not symbolic and not eqn.effects and all(i in self.constants for i in inputs):
@@ -259,7 +265,8 @@ class _Tracer:
 
     def repeated(self, params: dict[str, Any], inputs: list[int]) -> list[int]:
         """A loop over nothing but a state, such as `fori_loop` with a fixed number of turns, written out."""
-        body, num_consts = params["jaxpr"], params["num_consts"]
+        body = params["jaxpr"]
+        num_consts = len(inputs) - len(body.jaxpr.outvars)
         consts, state = inputs[:num_consts], inputs[num_consts:]
         for _ in range(params["length"]):
             state = self.walk(body.jaxpr, body.consts, [*consts, *state])

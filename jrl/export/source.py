@@ -39,7 +39,7 @@ def load(path: Path, *, best: bool | None = None) -> Source:
       InputError: there is none, or it is damaged.
     """
     trained = policy.restore(path, best=best)
-    algo, transform, meta = trained.algo, trained.to_env, trained.meta
+    algo, transform, meta = trained.algo, trained.to_env(), trained.meta
     inputs = policy.Inputs(trained.spec, trained.config, trained.observation)
 
     def memory(num: int) -> PyTree:

@@ -222,26 +222,21 @@ def plot_runs(
     return _save(figure, png)
 
 
-def plot_panels(
-    runs: Mapping[str, Sequence[str | Path]],
-    png: str | Path,
-    *,
-    x: str = "env_steps",
-    y: str = "episode/return",
-    columns: int = 3,
-) -> Path:
+def plot_panels(runs: Mapping[str, Sequence[str | Path]], png: str | Path) -> Path:
     """Groups of runs whose values do not compare: a panel per label, a line per seed."""
-    figure = _figure((3.2 * columns, 2.2 * math.ceil(len(runs) / columns)))
+    columns = 3
+    lines = math.ceil(len(runs) / columns)
+    figure = _figure((3.2 * columns, 2.2 * lines))
     for number, (label, paths) in enumerate(runs.items()):
-        axes = figure.add_subplot(math.ceil(len(runs) / columns), columns, number + 1)
+        axes = figure.add_subplot(lines, columns, number + 1)
         for path in paths:
-            axes.plot(*read_curve(path, x=x, y=y), color="C0", linewidth=1)
+            axes.plot(*read_curve(path), color="C0", linewidth=1)
         axes.set_title(label, fontsize=9)
         axes.tick_params(labelsize=7)
         axes.locator_params(axis="x", nbins=5)
         axes.grid(alpha=0.3)
-    figure.supxlabel(x, fontsize=9)
-    figure.supylabel(y, fontsize=9)
+    figure.supxlabel("env_steps", fontsize=9)
+    figure.supylabel("episode/return", fontsize=9)
     return _save(figure, png)
 
 

@@ -28,7 +28,7 @@ from jrl.networks.noisy import NoisyDense
 from jrl.networks.torsos import ACTIVATIONS, CNNS, Mlp, is_image, to_float
 from jrl.types import Array, EnvSpec, InputError, Key, PyTree, Space, Window, element
 
-__all__ = ["Head", "Network", "NetworkConfig", "build", "encoded", "is_image", "parameter_count", "with_core"]
+__all__ = ["Head", "Network", "NetworkConfig", "build", "encoded", "is_image", "with_core"]
 
 
 class Head(NamedTuple):
@@ -241,12 +241,3 @@ def build(spec: EnvSpec, cfg: NetworkConfig, heads: Mapping[str, Head]) -> Netwo
         return run(params, window.obs, names, key, window.carry, window.reset)
 
     return Network(init, apply, carry, step, unroll)
-
-
-def parameter_count(params: PyTree) -> int:
-    """Number of scalars in a tree of arrays.
-
-    >>> parameter_count({"kernel": jnp.zeros((4, 2)), "bias": jnp.zeros(2)})
-    10
-    """
-    return sum(math.prod(x.shape) for x in jax.tree.leaves(params))

@@ -15,7 +15,7 @@ from jax import lax
 
 from jrl.ops import sums
 
-__all__ = ["MAX_COUNT", "RunningStats", "init", "merge", "normalize", "std", "update"]
+__all__ = ["MAX_COUNT", "RunningStats", "init", "normalize", "std", "update"]
 
 MAX_COUNT = 2.0**23
 """Samples remembered. Beyond 2^24, float32 no longer counts by ones; from here on older samples fade out, so that the
@@ -90,27 +90,6 @@ def update(stats: RunningStats, x, weight=None, *, axis_name=None) -> RunningSta
     shift = jax.tree.map(lambda x: total(x) / jnp.maximum(count, _TINY), x)
     m2 = jax.tree.map(lambda x, s: total(jnp.square(x - s[None])), x, shift)
     return _combine(stats, count, shift, m2)
-
-
-def merge(a: RunningStats, b: RunningStats) -> RunningStats:
-    """The statistics of the samples of both; where there are more than MAX_COUNT, those of `a` fade.
-
-    Args:
-      a, b: of samples of the same shapes.
-    Returns:
-      RunningStats.
-    Raises:
-      ValueError: structures or shapes disagree.
-    """
-    shapes = [jax.tree.map(jnp.shape, stats.mean) for stats in (a, b)]
-    if shapes[0] != shapes[1]:
-        raise ValueError(f"statistics of different samples: {shapes[0]} and {shapes[1]}")
-    both = _combine(a, b.count, jax.tree.map(jnp.subtract, b.mean, a.mean), b.m2)
-    share = b.count / jnp.maximum(both.count, _TINY)
-    further = jax.tree.map(lambda rest, other: (other - rest) * share, a.mean_rest, b.mean_rest)
-    mean, mean_rest = _add(both.mean, both.mean_rest, further)
-    m2, m2_rest = _add(both.m2, both.m2_rest, b.m2_rest)
-    return both.replace(mean=mean, mean_rest=mean_rest, m2=m2, m2_rest=m2_rest)
 
 
 def std(stats: RunningStats, eps=1e-8) -> jax.Array:

@@ -14,10 +14,8 @@ from jax import lax
 
 __all__ = [
     "VTrace",
-    "discounted_returns",
     "gae",
     "lambda_returns",
-    "n_step_returns",
     "signed_hyperbolic",
     "signed_parabolic",
     "vtrace",
@@ -70,76 +68,6 @@ def lambda_returns(reward, terminated, done, value, *, gamma, lambda_) -> jax.Ar
       ValueError: shapes disagree.
     """
     return gae(reward, terminated, done, value, gamma=gamma, gae_lambda=lambda_)[1]
-
-
-def n_step_returns(reward, terminated, done, value, *, gamma, n: int) -> jax.Array:
-    """The n-step return, r_t + .. + gamma^(n-1) r_{t+n-1} + gamma^n V_{t+n} (arXiv:1602.01783, section 4).
-
-    Shorter where an episode or the rollout ends within n steps: it then bootstraps from the observation there.
-
-    Args:
-      reward:     [T, B] f32.
-      terminated: [T, B] bool, true ends: no bootstrap.
-      done:       [T, B] bool, terminated or truncated.
-      value:      [T + 1, B] f32, as for `gae`.
-      gamma:      scalar in [0, 1].
-      n:          static, at least 1.
-    Returns:
-      target [T, B] f32, without gradient.
-    Raises:
-      ValueError: shapes disagree, or n < 1.
-
-    >>> reward, value = jnp.array([[1.0], [2.0], [4.0]]), jnp.array([[0.0], [0.0], [0.0], [8.0]])
-    >>> n_step_returns(reward, jnp.zeros_like(reward, bool), jnp.zeros_like(reward, bool), value, gamma=0.5, n=2)
-    Array([[2.],
-           [6.],
-           [8.]], dtype=float32)
-    """
-    _check_shapes(reward, terminated=terminated, done=done, value=value)
-    if n < 1:
-        raise ValueError(f"n_step_returns: n is {n}, must be at least 1")
-    reward, value, gamma = _constants(reward, value, gamma)
-    bootstrap = jnp.where(terminated, 0.0, value[1:])
-
-    def one_step_longer(_, target):  # [T + 1, B]; past the last row there is only V, however many steps remain
-        target = reward + gamma * jnp.where(done, bootstrap, target[1:])
-        return jnp.concatenate([target, value[-1:]])
-
-    steps = min(n, reward.shape[0])
-    return lax.fori_loop(0, steps, one_step_longer, value, unroll=min(steps, 8) or None)[:-1]
-
-
-def discounted_returns(reward, done, initial, *, gamma) -> tuple[jax.Array, jax.Array]:
-    """The discounted return so far, g_t = r_t + gamma g_{t-1}, from 0 again after a `done` row.
-
-    Its standard deviation is the scale of the rewards (arXiv:2005.12729, section 3, optimization 2).
-
-    Args:
-      reward:  [T, B] f32, 0 on reset rows.
-      done:    [T, B] bool, terminated or truncated.
-      initial: [B] f32, what the previous rollout's call returned as `final`; zeros at first.
-      gamma:   scalar in [0, 1].
-    Returns:
-      g [T, B] f32, and final [B] f32: `initial` for the rollout that continues this one (0 after a `done` last row).
-      Without gradient.
-    Raises:
-      ValueError: shapes disagree.
-
-    >>> reward, done = jnp.ones((3, 1)), jnp.array([[False], [True], [False]])
-    >>> g, final = discounted_returns(reward, done, jnp.array([2.0]), gamma=0.5)
-    >>> g[:, 0], final
-    (Array([2., 2., 1.], dtype=float32), Array([1.], dtype=float32))
-    """
-    _check_shapes(reward, done=done, initial=initial)
-    reward, initial, gamma = _constants(reward, initial, gamma)
-
-    def row(before, inputs):
-        reward, done = inputs
-        g = reward + gamma * before
-        return jnp.where(done, 0.0, g), g
-
-    final, g = lax.scan(row, initial, (reward, done))
-    return g, final
 
 
 class VTrace(NamedTuple):
@@ -237,11 +165,11 @@ def signed_parabolic(x, eps=1e-3) -> jax.Array:
 
 
 def _check_shapes(reward, **others):
-    """`value` is [T + 1, B], `initial` [B], everything else [T, B] like `reward`."""
+    """`value` is [T + 1, B], everything else [T, B] like `reward`."""
     shape = jnp.shape(reward)
     if len(shape) != 2:
         raise ValueError(f"reward must be [T, B], got shape {shape}")
-    expected = {"value": (shape[0] + 1, shape[1]), "initial": shape[1:]}
+    expected = {"value": (shape[0] + 1, shape[1])}
     wrong = [
         f"{name} must be {expected.get(name, shape)}, got {jnp.shape(x)}"
         for name, x in others.items()

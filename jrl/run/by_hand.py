@@ -5,7 +5,7 @@ optimizer, watch and devices. Each compiles its program when it is first asked f
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -26,7 +26,58 @@ from jrl.types import NOT_FINITE, Algo, Batch, Episodes, Key, PyTree, Rollout, S
 if TYPE_CHECKING:
     from jrl.run.session import Session
 
+POLICY = "default_policy"  # the id of the one policy
 _FIRST = 2**31  # number of the first call by hand, in keys: the calls of an iteration count from 0
+
+
+class Learns:
+    """Weights and updates of a run by RLlib's names: what its Algorithm, its workers and its policy share."""
+
+    def _learns(self, what: str) -> "Session":
+        """The run. Raises InputError where there is none to ask `what` of."""
+        raise NotImplementedError
+
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
+        """Takes over what `get_weights` gave. Raises ValueError: an unknown policy or field, or other shapes."""
+        session = self._learns("set_weights")
+        if set(weights) != {POLICY}:
+            raise ValueError(f"set_weights: expected {{'{POLICY}': ...}}, got {', '.join(map(str, weights))}")
+        session.set_weights(weights[POLICY])
+
+    def learn_on_batch(self, samples: Rollout | Batch | SequenceBatch) -> dict[str, float]:
+        """One update of the run on what is given, beside the iterations of `train`.
+
+        Args:
+          samples: a rollout, as `workers.local_worker().sample()` gives one: all epochs on it, or with replay it is
+            added, and then learned from if there is enough. A batch, as `sample_replay` gives one: a gradient step.
+        Returns:
+          The update's metrics.
+        Raises:
+          InputError: the algorithm does not learn from such a thing, or not of that size.
+          FloatingPointError: the update was not finite, and was not made.
+        """
+        return self._learns("learn_on_batch").by_hand.learn(samples)
+
+    def compute_gradients(self, samples: Rollout | Batch | SequenceBatch) -> tuple[PyTree, dict[str, float]]:
+        """The gradient of the algorithm's loss at the present parameters; nothing is changed.
+
+        What an update does in several steps is taken at the same parameters: PPO's minibatches give the gradient over
+        the whole rollout, SAC's actor that by the critics as they are.
+
+        Args:
+          samples: on-policy a rollout, with replay a batch, as `learn_on_batch`.
+        Returns:
+          Gradients as the parameters, before clipping, in numpy; the metrics of the loss.
+        Raises:
+          InputError: the algorithm does not learn from such a thing, or has an optimizer of its own.
+        """
+        return self._learns("compute_gradients").by_hand.gradients(samples)
+
+    def apply_gradients(self, grads: PyTree) -> None:
+        """One step of the run's optimizer, with its clipping and step size, by gradients as `compute_gradients` gives
+        them. Target networks move as after an update. Raises ValueError: other shapes, or not finite.
+        """
+        self._learns("apply_gradients").by_hand.apply(grads)
 
 
 class ByHand:

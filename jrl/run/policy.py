@@ -1,8 +1,8 @@
 """A trained policy as an object: `jrl.load(path).act(obs)`."""
 
+import functools
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +17,13 @@ from jrl.rollout.unroll import reset_where
 from jrl.run import build, checkpoint
 from jrl.settings import config
 from jrl.settings.config import RunConfig
-from jrl.types import Algo, Array, Box, Dict, EnvSpec, Leaf, PyTree, Space, Tuple, element
+from jrl.types import SEEN, Algo, Array, Box, Dict, EnvSpec, Leaf, PyTree, Space, Tuple, element
 
 
 class Policy:
-    """Acts as the policy of a checkpoint does, in the environment's own units.
+    """Acts as the policy of a checkpoint, or of a run under way, does, in the environment's own units.
 
-    Observation statistics are those of the checkpoint and stay as they are. Between calls it keeps what goes on through
+    Observation statistics are those of its weights and stay as they are. Between calls it keeps what goes on through
     an episode: the network's memory, the frames of a stack, the previous action, noise that drifts; and the number of
     calls, from which the random numbers of exploration follow. It is for one thread.
 
@@ -32,29 +32,22 @@ class Policy:
         what `act` returns.
       observation_space: of what `act` takes: the environment's own, without frame stacks, previous action and reward.
       config: of the run.
+      algo: the algorithm's functions.
+      inputs: reads what `act` takes.
       env_steps: of training, up to the checkpoint.
     """
 
     def __init__(self, trained: "Trained", *, seed: int = 0):
-        algo, transform = trained.algo, trained.to_env
         self.spec, self.config, self.env_steps = trained.spec, trained.config, trained.meta["env_steps"]
-        self._inputs = inputs = Inputs(trained.spec, trained.config, trained.observation)
-        self.observation_space = inputs.observation
-        self._algo = algo
-        self._actor = jax.device_put(trained.actor)
+        self.inputs = Inputs(trained.spec, trained.config, trained.observation)
+        self.observation_space = self.inputs.observation
+        self.algo, self._actor = trained.algo, jax.device_put(trained.actor)
+        self._trained = trained._replace(actor=None)  # it is on the device now
         self._key = jax.random.key(seed)
         self._calls = 0
-        self._carry: PyTree = None
-        self._past: Past | None = None
-        self._batch_size: int | None = None
-
-        def step(actor, obs, carry, key, calls, explore):
-            out = algo.act(actor, obs, carry, jax.random.fold_in(key, calls), explore)
-            action = out.action if transform is None else transform(out.action)
-            return action, out.carry, out.action if inputs.remembers else None
-
-        # a program for each batch size, with and without exploration
-        self._step = {explore: jax.jit(partial(step, explore=explore)) for explore in (False, True)}
+        self._memory: Memory | None = None
+        self._program = functools.cache(self._compiled)
+        algo = self.algo
         self._restart = jax.jit(lambda mask, carry: reset_where(mask, algo.carry(mask.shape[0]), carry))
 
     def act(
@@ -80,27 +73,72 @@ class Policy:
           ValueError: observations of another shape or kind, a mask that allows nothing, a reward that is missing, or a
             `reset` that does not fit.
         """
-        obs, given, single = self._inputs.batch(obs, action_mask)
+        obs, given, single = self.inputs.batch(obs, action_mask)
         num = len(jax.tree.leaves(obs)[0])
-        if num != self._batch_size:
-            self._batch_size, self._carry, self._past = num, self._algo.carry(num), self._inputs.past(num)
+        if self._memory is None or num != self._memory.num:
+            self._memory = self.start(num)
+        memory = self._memory
         if reset is not None:
             mask = np.asarray(reset, bool).reshape((1,) if single else np.shape(reset))
             if mask.shape != (num,):
                 raise ValueError(f"reset: expected {num} of bool, one for each observation, got {mask.shape}")
-            self._carry = self._restart(mask, self._carry)
-            if self._past is not None:
-                self._past = self._past._replace(begins=self._past.begins | mask)
-        frames = None
-        if self._past is not None:
-            frames, obs = self._inputs.told(self._past, obs, given, reward)
+            past = memory.past and memory.past._replace(begins=memory.past.begins | mask)
+            memory = self._memory = memory._replace(carry=self._restart(mask, memory.carry), past=past)
+        action, self._memory, _ = self.step(obs, given, memory, explore=bool(explore), reward=reward)
+        return jax.tree.map(lambda x: x[0], action) if single else action
+
+    def start(self, num: int) -> "Memory":
+        """What `num` environments that begin an episode remember."""
+        return Memory(num, self.algo.carry(num), self.inputs.past(num))
+
+    def step(
+        self,
+        obs: PyTree,
+        given: Mapping[str, PyTree],
+        memory: "Memory",
+        *,
+        explore: bool,
+        reward: Any = None,
+        normalize: bool | None = None,
+        clip: bool | None = None,
+        extras: bool = False,
+    ) -> tuple[PyTree, "Memory", dict[str, PyTree]]:
+        """The actions of a batch, and what is remembered after them; nothing is kept between calls but their number.
+
+        Args:
+          obs, given: [N, *], as `inputs.batch` reads them.
+          memory: of `start`, or of the call before.
+          explore, reward: as `act`.
+          normalize, clip: whether actions are scaled and clipped to the environment's bounds; None: as in training.
+          extras: whether to return what acting records, too.
+        Returns:
+          Actions [N, *] in numpy, in the environment's units; the memory; extras, name -> [N, ...].
+        """
+        frames, past = None, memory.past
+        if past is not None:
+            frames, obs = self.inputs.told(past, obs, given, reward)
         calls = np.uint32(self._calls % 2**32)
-        action, self._carry, own = self._step[bool(explore)](self._actor, obs, self._carry, self._key, calls)
+        program = self._program(explore, normalize, clip, extras)
+        action, carry, found, own = program(self._actor, obs, memory.carry, self._key, calls)
         self._calls += 1
-        if self._past is not None:
-            self._past = Past(frames, jax.tree.map(np.asarray, own), np.zeros(num, bool))
+        if past is not None:
+            past = Past(frames, jax.tree.map(np.asarray, own), np.zeros(memory.num, bool))
         # copies: jax's own memory cannot be written to
-        return jax.tree.map((lambda x: np.array(x)[0]) if single else np.array, action)
+        return jax.tree.map(np.array, action), Memory(memory.num, carry, past), found
+
+    def _compiled(self, explore: bool, normalize: bool | None, clip: bool | None, extras: bool) -> Callable[..., Any]:
+        """A program for each way to act; jax compiles it for each batch size."""
+        transform, remembers = self._trained.to_env(normalize, clip), self.inputs.remembers
+
+        def step(actor, obs, carry, key, calls):
+            out = self.algo.act(actor, obs, carry, jax.random.fold_in(key, calls), explore)
+            action = out.action if transform is None else transform(out.action)
+            found = (
+                {name: x for name, x in out.extras.items() if name != SEEN} if extras else {}
+            )  # that is for learning
+            return action, out.carry, found, out.action if remembers else None
+
+        return jax.jit(step)
 
     def use(self, actor: PyTree) -> None:
         """Acts with other weights of the same algorithm from now on, and begins new episodes."""
@@ -125,7 +163,7 @@ class Policy:
 
     def reset(self) -> None:
         """The next call begins new episodes."""
-        self._batch_size = None
+        self._memory = None
 
 
 class Past(NamedTuple):
@@ -134,6 +172,14 @@ class Past(NamedTuple):
     frames: PyTree  # of `jrl.envs.history.History`
     action: PyTree  # [N, *], as the policy chose it; None where nothing asks for it
     begins: Array  # [N] bool: an episode begins with the next observation
+
+
+class Memory(NamedTuple):
+    """What goes on through the episodes of `num` environments."""
+
+    num: int
+    carry: PyTree  # of the network
+    past: Past | None  # of the observations; None where they tell of nothing earlier
 
 
 class Inputs:
@@ -327,11 +373,18 @@ class Trained(NamedTuple):
 
     algo: Algo
     actor: PyTree  # of `algo.act`
-    to_env: Callable[[PyTree], PyTree] | None  # from the policy's actions [N, *] to the environment's; None: the same
     spec: EnvSpec  # of one environment, as the algorithm sees it
     config: RunConfig
     meta: dict[str, Any]  # of the checkpoint
     observation: Space | None = None  # the environment's own, where `spec` has another
+
+    def to_env(self, normalize: bool | None = None, clip: bool | None = None) -> Callable[[PyTree], PyTree] | None:
+        """From the policy's actions [N, *] to the environment's, scaled and clipped as it says, None: as in training;
+        None where they are the same.
+        """
+        own, env = self.spec.env_action or self.spec.action, self.config.env
+        normalize = env.normalize_actions if normalize is None else normalize
+        return action_transform(own, normalize=normalize, clip=env.clip_actions if clip is None else clip)[1]
 
 
 def restore(path: str | os.PathLike[str], *, best: bool | None = None) -> Trained:
@@ -341,20 +394,16 @@ def restore(path: str | os.PathLike[str], *, best: bool | None = None) -> Traine
     cfg, spec = config.override(meta["config"], []), checkpoint.spec(meta)
     algo = build.algorithm(config.without_loss(cfg), spec)
     state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, jax.random.key(0)))
-    return Trained(algo, algo.actor(state), _to_env(cfg, spec), spec, cfg, meta, checkpoint.env_observation(meta))
+    return Trained(algo, algo.actor(state), spec, cfg, meta, checkpoint.env_observation(meta))
 
 
-def of_training(cfg: RunConfig, spec: EnvSpec) -> Policy:
+def of_training(cfg: RunConfig, spec: EnvSpec, *, seed: int = 0) -> Policy:
     """The policy of a run under way, which acts with the weights that `Policy.use` gives it.
 
     Args:
       cfg: of the run, or of its evaluations.
       spec: of its environments.
+      seed: see `load`.
     """
     algo, meta = build.algorithm(config.without_loss(cfg), spec), {"env_steps": 0}
-    return Policy(Trained(algo, None, _to_env(cfg, spec), spec, cfg, meta, spec.env_observation))
-
-
-def _to_env(cfg: RunConfig, spec: EnvSpec) -> Callable[[PyTree], PyTree] | None:
-    own = spec.env_action or spec.action
-    return action_transform(own, normalize=cfg.env.normalize_actions, clip=cfg.env.clip_actions)[1]
+    return Policy(Trained(algo, None, spec, cfg, meta, spec.env_observation), seed=seed)

@@ -2,7 +2,6 @@
 `algorithm.workers.foreach_worker(fn)`, `algorithm.evaluation_workers.play(10)`.
 """
 
-import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Mapping
@@ -16,16 +15,15 @@ from jrl.errors import InputError
 from jrl.host import elsewhere
 from jrl.rollout.evaluate import LENGTH, EvaluationRunners, Player, Until
 from jrl.rollout.tally import Evaluation, Goal
+from jrl.run.by_hand import POLICY, Learns
 from jrl.run.keys import Role
-from jrl.types import Batch, Episodes, Key, PyTree, Rollout, SequenceBatch
+from jrl.types import Episodes, Key, PyTree, Rollout
 
 if TYPE_CHECKING:
     from jrl.run.session import Session
 
-POLICY = "default_policy"  # the id of the one policy
 
-
-class Worker:
+class Worker(Learns):
     """One that collects: a part of this process, or an environment runner in its own.
 
     What it acts with comes with each request, so that an environment runner has nothing to keep: weights and filters
@@ -127,18 +125,6 @@ class Worker:
             return {POLICY: self._session.get_weights()}
         return {POLICY: {name: x for name, x in vars(jax.device_get(self._actor())).items() if name != "env_steps"}}
 
-    def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Takes over what `get_weights` of an Algorithm gave, or `Algorithm.import_weights`'s.
-
-        Raises:
-          InputError: in an environment runner.
-          ValueError: an unknown policy or field, or other shapes.
-        """
-        session = self._learns("set_weights")
-        if set(weights) != {POLICY}:
-            raise ValueError(f"set_weights: expected {{'{POLICY}': ...}}, got {', '.join(map(str, weights))}")
-        session.set_weights(weights[POLICY])
-
     def get_filters(self, flush_after: bool = False) -> dict[str, Any]:
         """The running statistics of observations that it acts with, by policy; () without `normalize_obs`.
 
@@ -171,20 +157,6 @@ class Worker:
 
     foreach_policy_to_train = foreach_trainable_policy = foreach_policy
 
-    # ------------------------------------------------------------ learning
-
-    def learn_on_batch(self, samples: Rollout | Batch | SequenceBatch) -> dict[str, float]:
-        """See `Algorithm.learn_on_batch`."""
-        return self._learns("learn_on_batch").by_hand.learn(samples)
-
-    def compute_gradients(self, samples: Rollout | Batch | SequenceBatch) -> tuple[PyTree, dict[str, float]]:
-        """See `Algorithm.compute_gradients`."""
-        return self._learns("compute_gradients").by_hand.gradients(samples)
-
-    def apply_gradients(self, grads: PyTree) -> None:
-        """See `Algorithm.apply_gradients`."""
-        self._learns("apply_gradients").by_hand.apply(grads)
-
     # ------------------------------------------------------------ environments
 
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
@@ -201,30 +173,34 @@ class Worker:
         self.source.set_task(task)
 
 
-@dataclasses.dataclass(frozen=True)
-class WorkerPolicy:
-    """What a worker acts with."""
+class WorkerPolicy(Learns):
+    """The weights that a worker acts with, and updates of them.
 
-    worker: Worker
+    Args:
+      worker: see above.
+    """
+
+    def __init__(self, worker: Worker):
+        self.worker = worker
+
+    def _learns(self, what: str) -> "Session":
+        return self.worker._learns(what)
 
     @property
     def weights(self) -> dict[str, Any]:
         return self.get_weights()
 
     def get_weights(self) -> dict[str, Any]:
+        """The fields of the algorithm's State that are weights, numpy arrays; in an environment runner of its Actor."""
         return self.worker.get_weights()[POLICY]
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
+        """Takes over what `get_weights` gave. Raises ValueError where shapes differ."""
         self.worker.set_weights({POLICY: weights})
 
-    def learn_on_batch(self, samples: Any) -> dict[str, float]:
-        return self.worker.learn_on_batch(samples)
-
-    def compute_gradients(self, samples: Any) -> tuple[PyTree, dict[str, float]]:
-        return self.worker.compute_gradients(samples)
-
     def apply_gradients(self, gradients: PyTree) -> None:
-        self.worker.apply_gradients(gradients)
+        """As a worker's, with RLlib's name of the argument."""
+        super().apply_gradients(gradients)
 
 
 class Workers:

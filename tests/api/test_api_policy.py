@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from jrl.api.policy import ActionPolicy
-from jrl.envs import action_transform
 from jrl.envs.history import history
 from jrl.run import build
 from jrl.run.policy import Policy, Trained
@@ -28,9 +27,9 @@ def policies(spec, *overrides, own=None):
     state, rng = algo.init(jax.random.key(1)), np.random.default_rng(0)
     state = state.replace(params=jax.tree.map(lambda x: x + rng.normal(size=x.shape).astype(x.dtype), state.params))
     session = types.SimpleNamespace(version=0, actor=lambda: algo.actor(state), learner_state=lambda: state)
-    to_env = lambda n, c: action_transform(spec.env_action or spec.action, normalize=n, clip=c)[1]
-    made: object = ActionPolicy(algo, spec, cfg, to_env, session)
-    return made, Policy(Trained(algo, algo.actor(state), to_env(True, True), spec, cfg, {"env_steps": 0}, own))
+    trained = Trained(algo, algo.actor(state), spec, cfg, {"env_steps": 0}, own)
+    made: object = ActionPolicy(session, Policy(trained, seed=cfg.run.seed))
+    return made, Policy(trained)
 
 
 def test_memory_goes_in_and_out():

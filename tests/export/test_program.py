@@ -181,6 +181,13 @@ def test_a_size_that_is_not_the_batchs_is_refused():
         program_of(lambda x: jnp.concatenate([x, x[:1]]).sum(0))
 
 
+def test_a_loop_over_a_state_is_written_out(tmp_path):
+    program = program_of(lambda x: lax.fori_loop(0, 3, lambda i, y: 2 * y + x, x))
+    assert "scan" not in names(program) and names(program).count("add") == 3
+    obs = np.ones((2, 2, 6), np.float32)
+    np.testing.assert_array_equal(run_numpy(program, obs, tmp_path), 15 * obs)  # 2 (2 (2 + 1) + 1) + 1
+
+
 def test_a_constant_action(tmp_path):
     program = program_of(lambda x: jnp.zeros((x.shape[0], 2)) + 1.0)
     np.testing.assert_array_equal(run_numpy(program, np.zeros((3, 2, 6), np.float32), tmp_path), np.ones((3, 2)))

@@ -335,7 +335,10 @@ def test_the_snippets_of_the_guide(monkeypatch):
         cfg = NetworkConfig(torso=f"my_project.nets:{name}", torso_options={"width": 5})
         net = networks.build(EnvSpec(space, Discrete(2), 1), cfg, {"policy": Head(2)})
         params = jax.eval_shape(net.init, jax.random.key(0))
-        sizes[name] = networks.parameter_count(params["policy_torso"]), params["policy_head"]["kernel"].shape[0]
+        sizes[name] = (
+            sum(x.size for x in jax.tree.leaves(params["policy_torso"])),
+            params["policy_head"]["kernel"].shape[0],
+        )
     image = 3 * 3 * 3 * 16 + 16 + (6 * 6 * 16 + 2) * 5 + 5
     assert sizes == {"Camera": (image, 5), "Wide": (4 * 5 + 5, 5), "fourier": (4 * 5, 10)}
     assert module.config.to_dict()["network"]["torso"] == "my_project.nets:Wide"

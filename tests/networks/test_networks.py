@@ -48,10 +48,10 @@ def test_parameter_count_of_separate_and_shared_torsos():
     key, space = jax.random.key(0), Box((4,))
     mlp = lambda outputs: (4 * 8 + 8) + (8 * 8 + 8) + (8 * outputs + outputs)
     separate = build(space).init(key)
-    assert networks.parameter_count(separate) == mlp(3) + mlp(1)
+    assert sum(x.size for x in jax.tree.leaves(separate)) == mlp(3) + mlp(1)
     assert set(separate) == {"policy_torso", "policy_head", "value_torso", "value_head"}
     shared = build(space, NetworkConfig(hidden=(8, 8), shared=True)).init(key)
-    assert networks.parameter_count(shared) == mlp(3) + (8 * 1 + 1)
+    assert sum(x.size for x in jax.tree.leaves(shared)) == mlp(3) + (8 * 1 + 1)
     assert set(shared) == {"torso", "policy_head", "value_head"}
 
 
@@ -156,7 +156,7 @@ def test_nature_cnn_has_the_published_size():
     """84 x 84 x 4: 1,684,128 up to the dense layer of 512 (Mnih et al., 2015)."""
     network = build(Box((4, 84, 84), "uint8", 0, 255), NetworkConfig(shared=True), {"q": Head(6)})
     params = jax.eval_shape(network.init, jax.random.key(0))
-    torso = networks.parameter_count(params["torso"])
+    torso = sum(x.size for x in jax.tree.leaves(params["torso"]))
     convolutions = (8 * 8 * 4 * 32 + 32) + (4 * 4 * 32 * 64 + 64) + (3 * 3 * 64 * 64 + 64)
     assert torso == convolutions + 7 * 7 * 64 * 512 + 512 == 1_684_128
 

@@ -113,7 +113,7 @@ def test_a_head_with_layers_of_its_own_by_hand():
     network = networks.build(SPEC, cfg, {"value": Head(1), "policy": Head(3)})
     params = network.init(jax.random.key(0))
     mlp = lambda outputs: (8 * 6 + 6) + (6 * 7 + 7) + (7 * outputs + outputs)
-    assert networks.parameter_count(params) == (IN * 8 + 8) + mlp(1) + mlp(3)
+    assert sum(x.size for x in jax.tree.leaves(params)) == (IN * 8 + 8) + mlp(1) + mlp(3)
     x = np.random.default_rng(0).normal(size=(5, IN)).astype(np.float32)
     for name, out in zip(("value", "policy"), network.apply(params, jnp.asarray(x), "value", "policy")):
         y = x

@@ -74,8 +74,8 @@ def test_a_mean_far_from_zero_goes_on_moving():
     # a fifth of the samples are 0.5 away: the mean moves by 0.1, the variance is 0.8 * 0.01 + 0.2 * 0.8 * 0.25
     np.testing.assert_allclose(stats.mean, 1000.1, atol=1e-4)
     np.testing.assert_allclose(stats.m2 / stats.count, 0.048, rtol=1e-4)
-    other = normalize.merge(exactly(n, 1000.0, 0.01 * n), exactly(n / 4, 1000.5, 0.0))
-    np.testing.assert_allclose(stats.mean + stats.mean_rest, other.mean, rtol=1e-7)
+    # 1000.1 itself, to what float32 has there
+    np.testing.assert_allclose(np.float64(stats.mean) + np.float64(stats.mean_rest), 1000.1, rtol=1e-7)
 
 
 def test_single_samples_move_the_variance_at_the_limit():
@@ -129,19 +129,6 @@ def test_devices_equal_one_device(weighted, started):
         assert_same(jax.tree.map(lambda leaf, d=device: leaf[d], many), one)
     alone = update(stats, x[0], None if weight is None else weight[0])
     assert abs(alone.mean - one.mean).max() > 0.1  # a part is not the whole
-
-
-def test_merge_equals_one_stream():
-    rng = np.random.default_rng(3)
-    x = jnp.asarray(rng.normal(100.0, 3.0, size=(70, 3)), jnp.float32)
-    x = x.at[30:].add(5.0)
-    empty = normalize.init((3,))
-    merged = normalize.merge(update(empty, x[:30]), update(empty, x[30:]))
-    assert_same(merged, update(empty, x))
-    jax.tree.map(np.testing.assert_array_equal, normalize.merge(empty, merged), merged)
-    jax.tree.map(np.testing.assert_array_equal, normalize.merge(merged, empty), merged)
-    with pytest.raises(ValueError, match=r"different samples: \(3,\) and \(1,\)"):
-        normalize.merge(merged, normalize.init((1,)))
 
 
 def test_before_any_data_only_casts():

@@ -12,8 +12,6 @@ from jrl.ops import returns
 # Hyper-parameters are traced: one compilation for each shape.
 gae = jax.jit(returns.gae)
 lambda_returns = jax.jit(returns.lambda_returns)
-n_step_returns = jax.jit(returns.n_step_returns, static_argnames="n")
-discounted_returns = jax.jit(returns.discounted_returns)
 vtrace = jax.jit(returns.vtrace)
 
 LAMBDAS = (0.0, 0.5, 0.95, 1.0)
@@ -48,19 +46,6 @@ def lambda_return_by_loop(reward, terminated, done, value, gamma, lambda_):
                 break
             target[t, b] += weight * (1 - lambda_) * k_step
             weight *= lambda_
-    return target
-
-
-def n_step_by_loop(reward, terminated, done, value, gamma, n):
-    T, B = reward.shape
-    target = np.zeros((T, B))
-    for t, b in itertools.product(range(T), range(B)):
-        for k in range(n):
-            row = t + k
-            target[t, b] += gamma**k * reward[row, b]
-            if done[row, b] or row == T - 1 or k == n - 1:
-                target[t, b] += 0.0 if terminated[row, b] else gamma ** (k + 1) * value[row + 1, b]
-                break
     return target
 
 
@@ -119,25 +104,6 @@ def test_gae_and_lambda_returns_by_hand(end):
     np.testing.assert_array_equal(target[:, 0], np.add(HAND[end], [4, 2, 6, 8]))
 
 
-def test_n_step_returns_by_hand():
-    # gamma 0.5, n 2, truncated in row 1 (bootstraps from value[2] = 6), row 2 the reset row:
-    # row 0: 1 + .5*2 + .25*6 = 3.5   row 1: 2 + .5*6 = 5 (shorter: the end)   row 2: 0 + .5*3 + .25*10 = 4
-    # row 3: 3 + .5*10 = 8 (shorter: the border)
-    args = column(1, 2, 0, 3), column(0, 0, 0, 0).astype(bool), column(0, 1, 0, 0).astype(bool), column(4, 2, 6, 8, 10)
-    target = n_step_returns(*args, gamma=0.5, n=2)
-    np.testing.assert_array_equal(target[:, 0], [3.5, 5.0, 4.0, 8.0])
-
-
-def test_discounted_returns_by_hand():
-    # gamma 0.5, 8 so far: 1 + .5*8 = 5;  2 + .5*5 = 4.5 (ends);  0 (reset row);  3 + .5*0 = 3
-    reward, done = column(1, 2, 0, 3), column(0, 1, 0, 0).astype(bool)
-    g, final = discounted_returns(reward, done, np.array([8.0], np.float32), gamma=0.5)
-    np.testing.assert_array_equal(g[:, 0], [5.0, 4.5, 0.0, 3.0])
-    np.testing.assert_array_equal(final, [3.0])
-    done[3] = True
-    np.testing.assert_array_equal(discounted_returns(reward, done, np.zeros(1), gamma=0.5)[1], [0.0])
-
-
 def test_vtrace_by_hand():
     # gamma 0.5, lambda 1, all clips 1, two rows, no end: ratio 1/2 and 4; reward 1 2; value 4 2 6.
     # TD errors: 1 + .5*2 - 4 = -2 and 2 + .5*6 - 2 = 3; rho = c = .5 and 1.
@@ -179,26 +145,6 @@ def test_lambda_returns_by_loop(lambda_):
     np.testing.assert_allclose(target, lambda_return_by_loop(*args, 0.9, lambda_), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("n", (1, 2, 5, 23, 100))
-def test_n_step_returns_by_loop(n):
-    args = rollout(seed=2)
-    target = n_step_returns(*args, gamma=0.9, n=n)
-    np.testing.assert_allclose(target, n_step_by_loop(*args, 0.9, n), rtol=1e-5, atol=1e-5)
-
-
-def test_discounted_returns_by_loop_over_two_rollouts():
-    reward, _, done, _ = rollout(seed=3, T=23)
-    expected, g = np.zeros(reward.shape), np.zeros(reward.shape[1])
-    for t in range(23):
-        g = reward[t] + 0.9 * g
-        expected[t] = g
-        g = np.where(done[t], 0.0, g)
-    cut = int(np.argmax(done.any(axis=1))) + 1  # the second rollout starts after an end
-    first, final = discounted_returns(reward[:cut], done[:cut], np.zeros(6, np.float32), gamma=0.9)
-    second, _ = discounted_returns(reward[cut:], done[cut:], final, gamma=0.9)
-    np.testing.assert_allclose(np.concatenate([first, second]), expected, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("lambda_", LAMBDAS)
 @pytest.mark.parametrize("clips", ((1.0, 1.0, 1.0), (2.0, 0.7, 1.5), (0.5, 1.2, 0.8)))
 def test_vtrace_off_policy_by_loop(clips, lambda_):
@@ -227,7 +173,6 @@ def test_vtrace_on_policy_is_gae(clip, lambda_):
 TARGETS = {
     "gae": lambda r, te, d, v, rho: gae(r, te, d, v, gamma=0.9, gae_lambda=0.8),
     "lambda": lambda r, te, d, v, rho: lambda_returns(r, te, d, v, gamma=0.9, lambda_=0.8),
-    "n_step": lambda r, te, d, v, rho: n_step_returns(r, te, d, v, gamma=0.9, n=3),
     "vtrace": lambda r, te, d, v, rho: vtrace(r, te, d, v, rho, gamma=0.9, vtrace_lambda=0.8),
 }
 
@@ -281,10 +226,8 @@ def test_no_gradient_flows_into_targets(name):
         np.testing.assert_array_equal(gradient, np.zeros_like(gradient))
 
 
-def test_no_gradient_flows_into_discounted_returns_or_hyperparameters():
+def test_no_gradient_flows_into_hyperparameters():
     reward, terminated, done, value, _ = off_policy_rollout()
-    gradient = jax.grad(lambda r, i: sum(x.sum() for x in discounted_returns(r, done, i, gamma=0.9)), (0, 1))
-    assert not any(np.any(g) for g in gradient(reward, np.ones(6, np.float32)))
     assert jax.grad(lambda gamma: gae(reward, terminated, done, value, gamma=gamma, gae_lambda=0.5)[0].sum())(0.9) == 0
 
 
@@ -325,7 +268,3 @@ def test_wrong_shape_is_named():
         gae(reward, terminated, done, value[:-1], gamma=0.9, gae_lambda=0.9)
     with pytest.raises(ValueError, match=r"reward must be \[T, B\], got shape \(23,\)"):
         gae(reward[:, 0], terminated[:, 0], done[:, 0], value[:, 0], gamma=0.9, gae_lambda=0.9)
-    with pytest.raises(ValueError, match=r"initial must be \(6,\), got \(1,\)"):
-        discounted_returns(reward, done, np.zeros(1), gamma=0.9)
-    with pytest.raises(ValueError, match="n is 0"):
-        n_step_returns(reward, terminated, done, value, gamma=0.9, n=0)

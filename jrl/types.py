@@ -289,6 +289,8 @@ class Batch:
     next_obs: PyTree  # [N, *], after the window
     weight: Array  # [N] f32, 0 on void rows; 1 on average, or the importance weight of prioritised sampling
     index: Array  # [N] i32, for `Buffer.set_priority`
+    # name -> [N, ...], what the buffer was made to keep of `Rollout.extras`, of the first step of the window
+    extras: Mapping[str, PyTree] = struct.field(default_factory=dict)
 
 
 @struct.dataclass
@@ -305,6 +307,8 @@ class SequenceBatch:
     ahead: Array  # [N, L] i32, the row after those steps, among the L + 1 rows that are not warming up
     weight: Array  # [N, L] f32, 0 on void rows; else the sequence's, 1 on average over uniformly drawn rows
     index: Array  # [N] i32, for `Buffer.set_priority`
+    # name -> [N, L, ...], what the buffer was made to keep of `Rollout.extras`, but for the memory (`carry`)
+    extras: Mapping[str, PyTree] = struct.field(default_factory=dict)
 
 
 @struct.dataclass

@@ -371,7 +371,7 @@ def markdown(cells: Sequence[Cell]) -> str:
     lines += [
         "",
         f"`make matrix` makes this table: each of the {learned} ✓ is a training run of at most {steps:,} steps that "
-        "reached its return, each - what the library says when it is tried.",
+        "reached its\nreturn, each - what the library says when it is tried.",
     ]
     return "\n".join(lines)
 

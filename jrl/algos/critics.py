@@ -143,7 +143,7 @@ def noise(key: Key, num_rows: int, shape: tuple[int, ...], axis_name: str | None
 # ---------------------------------------------------------------- what a loss reads
 
 
-@struct.dataclass
+@struct.dataclass(kw_only=True)
 class Sequences(Batch):
     """A SequenceBatch as a Batch whose leaves are [N, L, *]: `obs` is the Window of the rows, `next_obs` the Window of
     the rows and the one after them; both with the K rows in front that warm the memory up."""
@@ -174,6 +174,7 @@ def read(
             next_obs=window,
             weight=batch.weight,
             index=batch.index,
+            extras=batch.extras,
             ahead=batch.ahead,
         )
     batch = parts.without_void(batch)

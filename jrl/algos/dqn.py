@@ -297,6 +297,7 @@ def of_sequences(cfg: QLearning, agent: Agent, state: State, batch: SequenceBatc
         next_obs=(),
         weight=batch.weight,
         index=batch.index,
+        extras=batch.extras,
         target=jax.lax.stop_gradient(target.reshape(*shape, -1)),
     )
 

@@ -61,7 +61,7 @@ def moved(target: PyTree, params: PyTree, tau: Any, due: Any = True) -> PyTree:
     return jax.tree.map(lambda old, new: jnp.where(due, move(old, new), old), target, params)
 
 
-@struct.dataclass
+@struct.dataclass(kw_only=True)
 class TdBatch(Batch):
     """A Batch, and what the values of its actions should be."""
 

@@ -89,12 +89,11 @@ def along(
 def without_void(batch: SequenceBatch) -> SequenceBatch:
     """Zeros where nothing may be read: what was done on rows of weight 0, and what was seen on those that follow upon a
     void one; on the first void row stands the final observation of an episode."""
-    reset, weight, index = batch.window.reset, batch.weight, batch.index
+    reset = batch.window.reset
     unread = reset & jnp.concatenate([jnp.ones_like(reset[:, :1]), reset[:, :-1]], 1)
     window = replace(batch.window, obs=parts.cleared(~unread, batch.window.obs))
-    done = (batch.action, batch.reward, batch.discount, batch.ahead)
-    action, reward, discount, ahead = parts.cleared(weight > 0, done)
-    return SequenceBatch(window, action, reward, discount, ahead, weight, index)
+    done = {name: getattr(batch, name) for name in ("action", "reward", "discount", "ahead", "extras")}
+    return replace(batch, window=window, **parts.cleared(batch.weight > 0, done))
 
 
 def burn_in(batch: SequenceBatch) -> int:

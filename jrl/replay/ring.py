@@ -40,7 +40,7 @@ def make(
       n_step: steps of a transition, or a range [low, high] from which each draws its own. A window is cut at an
         episode's end and at the newest row, and bootstraps there from what follows unless the end was a true one.
       frame_stack: store one frame per row of observations that are stacks of them.
-      extras: name -> of one environment; what is kept of `Rollout.extras`, in `state.extras`.
+      extras: name -> of one environment; what is kept of `Rollout.extras`, for `Batch.extras`.
       in_step: every add brings each column as many rows, and `Rollout.count` is not read. Without, writes are slower.
     Returns:
       A Buffer. The weight of a void row is 0, of all others the same, 1 on average.

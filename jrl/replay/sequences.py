@@ -41,8 +41,8 @@ def make(
       length: L, rows to learn from.
       burn_in: K, rows before them, from which the memory is recovered.
       n_step: as of `ring.make`; a window also ends with the sequence, whose next row it bootstraps from.
-      extras: name -> of one environment; what is kept of `Rollout.extras`. `carry` is the memory before a row, that of
-        a sample's first row becomes its `window.carry`; () where it is not kept.
+      extras: name -> of one environment; what is kept of `Rollout.extras`, for `SequenceBatch.extras`. `carry` is the
+        memory before a row, that of a sample's first row becomes its `window.carry`; () where it is not kept.
       alpha: exponent of the priorities; None samples uniformly.
       beta, eps, num_devices: see `prioritized.sampler`. A sequence's priority is that of its first row's index.
     Returns:

@@ -305,6 +305,10 @@ def make(
             steps = low + (random.bits(key, shape) % (high - low + 1)).astype(jnp.int32)
         return steps
 
+    def extras_of(state: State, slot, column) -> dict[str, PyTree]:
+        kept = {name: x for name, x in state.extras.items() if name != "carry"}
+        return jax.tree.map(lambda x: take(x, slot, column), kept)
+
     def transitions(state: State, slot, column, weight, key: Key) -> Batch:
         reward, discount, count = window(state, slot, column, drawn_steps(key, slot.shape))
         return Batch(
@@ -315,6 +319,7 @@ def make(
             next_obs=observation(state, (slot + count) % slots, column),
             weight=weight,
             index=slot * num_envs + column,
+            extras=extras_of(state, slot, column),
         )
 
     def sequences(state: State, slot, column, weight, burn_in: int, key: Key) -> SequenceBatch:
@@ -341,6 +346,7 @@ def make(
             ahead=place + count,
             weight=jnp.where(live, weight[:, None], 0.0) / share,
             index=first * num_envs + of_first,
+            extras=extras_of(state, rows, columns),
         )
 
     return Storage(

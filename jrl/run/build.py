@@ -80,71 +80,119 @@ def run(
       InputError: more devices than there are, an environment or a space that cannot be handled.
     """
     devices = parallel.devices(learners=cfg.devices.learners, actors=cfg.devices.actors, fake=cfg.devices.fake)
-    mesh, learners = devices.learners, devices.learners.devices.size
+    learners = devices.learners.devices.size
     if found := list(plan_faults.split_faults(cfg, learners)):
         raise InputError(*(message for _, message in found))
-    rows = plan.batch_plan(cfg).rows
-    backend = envs.resolve(cfg.env.id, cfg.env.backend)
     if training_step is None and cfg.custom.training_step:
         training_step = registry.load(cfg.custom.training_step, "custom.training_step")
     # pure environments are part of the program, a share on each device; EnvPool's may be of the program of one device
-    pools = plan.num_pools(cfg, learners)
-    vectors = make_vectors(cfg, pools, restarts)
+    vectors = make_vectors(cfg, plan.num_pools(cfg, learners), restarts)
     try:
-        spec = vectors[0].spec
-        if cfg.custom.env_task:
-            tasks.check(vectors[0])
-        algo = algorithm(cfg, spec, axis_name=parallel.AXIS, hooks=hooks)
-        if hooks:
-            hooks.check(on_policy=algo.on_policy)
-        length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
-        learn, replay = build_learner.make(cfg, algo, spec, devices=learners, length=length)
-        learn = learner.transformed(learn, transforms(cfg, hooks))
-        learn = learner.checked(learn, spec, axis_name=parallel.AXIS)
+        learning = _learning(cfg, devices, vectors, hooks)
     except InputError:
         close_all(vectors)
         raise
-    params = jax.eval_shape(algo.init, jax.random.key(0)).params
-    num_params = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
-    refilled = cfg.replay is not None and cfg.checkpoint.replay == "none"
-    env = vectors[0]
-    two = _why_two_programs(cfg, devices, env, algo, told=training_step is not None, hooks=hooks)
+    two = _why_two_programs(cfg, devices, vectors[0], learning.algo, told=training_step is not None, hooks=hooks)
     if not two:
-        assert isinstance(env, GraphEnv)
-        iterations = plan.iterations_per_call(cfg)
-        place = cfg.env.num_envs if ladder(cfg) else None
-        collect = unroll.make(env, algo.act, place=place, **collecting(cfg, algo, pools))
-        program = Fused(learn, collect, mesh, iterations=iterations, rows=rows, close=lambda: close_all(vectors))
-        backend = f"{backend}, {counted(iterations, 'iteration')} per call"
-        guarantee = "refilled" if refilled else "bitwise" if env.pure else "learner"
+        return _in_one_program(cfg, learning)
+    return _in_two_programs(cfg, learning, two, timers or Timers(), restarts, hooks, training_step)
 
-        def task_in_program(state: LoopState, fn: tasks.TaskFn, result: dict[str, Any], count: int):
-            if not env.pure:
-                raise InputError(
-                    f"set_task: {cfg.env.id} is stepped by EnvPool inside the program that learns, and cannot be made "
-                    "anew there: use rollout.collector host, or name the curriculum in custom.env_task"
-                )
-            context = EnvContext(cfg.env.options)
-            return dataclasses.replace(state, source=tasks.apply_in(state.source, env, fn, result, context)[0])
 
+class _Learning(NamedTuple):
+    """What a run has however its programs are cut."""
+
+    devices: parallel.Devices
+    vectors: list[Any]  # the environments of each pool
+    algo: Algo
+    learn: learner.Learner
+    length: int  # steps of a rollout
+    replay: str
+
+    def run(self, **more: Any) -> Run:
+        """The run, with what else it has."""
+        params = jax.eval_shape(self.algo.init, jax.random.key(0)).params
         return Run(
-            spec,
-            algo,
-            program,
-            backend,
-            True,
-            replay,
-            guarantee,
-            learners,
-            num_params,
-            learn,
-            mesh,
-            collect,
-            "",
-            task_in_program,
-            "one program collects and learns",
+            spec=self.vectors[0].spec,
+            algo=self.algo,
+            replay=self.replay,
+            learners=self.devices.learners.devices.size,
+            num_params=sum(math.prod(x.shape) for x in jax.tree.leaves(params)),
+            learn=self.learn,
+            mesh=self.devices.learners,
+            **more,
         )
-    timers = timers or Timers()
+
+
+def _learning(
+    cfg: RunConfig, devices: parallel.Devices, vectors: list[Any], hooks: callbacks.Hooks | None
+) -> _Learning:
+    """Raises InputError: a space, a task or a callback that does not go with the algorithm or the environments."""
+    spec = vectors[0].spec
+    if cfg.custom.env_task:
+        tasks.check(vectors[0])
+    algo = algorithm(cfg, spec, axis_name=parallel.AXIS, hooks=hooks)
+    if hooks:
+        hooks.check(on_policy=algo.on_policy)
+    length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
+    learn, replay = build_learner.make(cfg, algo, spec, devices=devices.learners.devices.size, length=length)
+    learn = learner.transformed(learn, transforms(cfg, hooks))
+    return _Learning(devices, vectors, algo, learner.checked(learn, spec, axis_name=parallel.AXIS), length, replay)
+
+
+def _refilled(cfg: RunConfig) -> bool:
+    return cfg.replay is not None and cfg.checkpoint.replay == "none"
+
+
+def _in_one_program(cfg: RunConfig, learning: _Learning) -> Run:
+    """A run of which one program collects and learns."""
+    devices, vectors, algo = learning.devices, learning.vectors, learning.algo
+    env, iterations = vectors[0], plan.iterations_per_call(cfg)
+    assert isinstance(env, GraphEnv)
+    pools = plan.num_pools(cfg, devices.learners.devices.size)
+    place = cfg.env.num_envs if ladder(cfg) else None
+    collect = unroll.make(env, algo.act, place=place, **collecting(cfg, algo, pools))
+
+    def apply_task(state: LoopState, fn: tasks.TaskFn, result: dict[str, Any], count: int) -> LoopState:
+        if not env.pure:
+            raise InputError(
+                f"set_task: {cfg.env.id} is stepped by EnvPool inside the program that learns, and cannot be made "
+                "anew there: use rollout.collector host, or name the curriculum in custom.env_task"
+            )
+        context = EnvContext(cfg.env.options)
+        return dataclasses.replace(state, source=tasks.apply_in(state.source, env, fn, result, context)[0])
+
+    return learning.run(
+        program=Fused(
+            learning.learn,
+            collect,
+            devices.learners,
+            iterations=iterations,
+            rows=plan.batch_plan(cfg).rows,
+            close=lambda: close_all(vectors),
+        ),
+        backend=f"{envs.resolve(cfg.env.id, cfg.env.backend)}, {counted(iterations, 'iteration')} per call",
+        in_program=True,
+        guarantee="refilled" if _refilled(cfg) else "bitwise" if env.pure else "learner",
+        unroll=collect,
+        note="",
+        apply_task=apply_task,
+        programs="one program collects and learns",
+    )
+
+
+def _in_two_programs(
+    cfg: RunConfig,
+    learning: _Learning,
+    why: str,
+    timers: Timers,
+    restarts: int,
+    hooks: callbacks.Hooks | None,
+    training_step: Callable[[Step], Any] | None,
+) -> Run:
+    """A run of which one program collects and another learns, for the reason `why`."""
+    devices, vectors, algo = learning.devices, learning.vectors, learning.algo
+    env, pools = vectors[0], plan.num_pools(cfg, devices.learners.devices.size)
+    backend = envs.resolve(cfg.env.id, cfg.env.backend)
     latest = [cfg]  # a task of EnvPool is other options of the environment
     given: list[Any] = []  # the task of the others
 
@@ -155,7 +203,7 @@ def run(
         if hooks and watched:  # episodes with the rows as they were collected, rollouts as they are learned from
             made = hooks.watch(made, cfg.env.num_envs, batches=not whole)
         if whole:
-            made = completed(cfg, made, spec, algo)
+            made = completed(cfg, made, env.spec, algo)
         if hooks and watched and whole:
             made = hooks.watch(made, cfg.env.num_envs, episodes=False)
         return fake.Fake(made) if cfg.rollout.fake else made
@@ -167,10 +215,10 @@ def run(
         return made
 
     staged = Staged(
-        learn,
+        learning.learn,
         lambda key: source(key, vectors, restarts),
-        mesh,
-        rows=cfg.env.num_envs * length,
+        devices.learners,
+        rows=cfg.env.num_envs * learning.length,
         timers=timers,
         stage="collect" if cfg.rollout.mode == "sync" and not cfg.env_runners.num else "wait",
         remake=remake,
@@ -178,7 +226,7 @@ def run(
     )
 
     def apply_task(state: LoopState, fn: tasks.TaskFn, result: dict[str, Any], count: int) -> LoopState:
-        if envs.resolve(cfg.env.id, cfg.env.backend) != "envpool":
+        if backend != "envpool":
             assert staged.source is not None
             found = staged.source.apply_task(fn, result, EnvContext(cfg.env.options))
             given[:] = found[:1] if all(repr(x) == repr(found[0]) for x in found) else []
@@ -191,30 +239,19 @@ def run(
                 staged.restart(count)
         return state
 
-    exact = cfg.checkpoint.exact
-    note = hooks.collecting(env, env_runners=cfg.env_runners.num > 0)[1] if hooks else ""
-    graph = isinstance(env, GraphEnv)
+    graph = isinstance(env, GraphEnv) and not cfg.env_runners.num
     how = "inside a program" if graph else "from the host"
     if cfg.env_runners.num:
-        how, graph = f"in {counted(cfg.env_runners.num, 'env runner')}", False
-    guarantee = "refilled" if refilled else "restarted" if exact else "learner"
-    backend = f"{backend}, {how}"
-    return Run(
-        spec,
-        algo,
-        staged,
-        backend,
-        graph,
-        replay,
-        guarantee,
-        learners,
-        num_params,
-        learn,
-        mesh,
-        None,
-        note,
-        apply_task,
-        f"one program collects, another learns: {two}",
+        how = f"in {counted(cfg.env_runners.num, 'env runner')}"
+    return learning.run(
+        program=staged,
+        backend=f"{backend}, {how}",
+        in_program=graph,
+        guarantee="refilled" if _refilled(cfg) else "restarted" if cfg.checkpoint.exact else "learner",
+        unroll=None,
+        note=hooks.collecting(env, env_runners=cfg.env_runners.num > 0)[1] if hooks else "",
+        apply_task=apply_task,
+        programs=f"one program collects, another learns: {why}",
     )
 
 

@@ -160,7 +160,9 @@ def test_priorities_are_of_sequences():
     """0.9 of the greatest error and 0.1 of the mean one over rows that are not void."""
     x, weight = jnp.array([[1.0, 2.0, 3.0]]), jnp.array([[1.5, 0.0, 1.5]])
     window = Window(x[..., None], (), weight == 0)
-    batch = critics.Sequences(window, x, x, x, window, weight, jnp.zeros(1, jnp.int32), jnp.zeros((1, 3), jnp.int32))
+    batch = critics.Sequences(
+        window, x, x, x, window, weight, jnp.zeros(1, jnp.int32), ahead=jnp.zeros((1, 3), jnp.int32)
+    )
     q = lambda a, batch: a * batch.obs.obs[None, ..., 0]
     gradient, metrics, priority = critics.td_gradient(q, jnp.float32(2.0), batch, jnp.array([[1.0, 0.0, 9.0]]), None)
     np.testing.assert_allclose(priority, [0.9 * 3 + 0.1 * 2])  # errors 1, void, -3

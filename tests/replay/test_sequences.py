@@ -91,6 +91,7 @@ def test_every_sequence_is_as_in_a_list(alpha, stack, in_step):
                 assert (sample.weight[n, t] > 0) == live[n, t]
                 if live[n, t]:
                     assert_trees_equal(jax.tree.map(lambda x, n=n, t=t: x[n, t], sample.action), row["action"])
+                    assert sample.extras["value"][n, t] == row["extras"]["value"]
                     reward, discount, ahead = reference(rows, BURN_IN + t)
                     np.testing.assert_allclose(sample.reward[n, t], reward, rtol=1e-5, atol=1e-6)
                     np.testing.assert_allclose(sample.discount[n, t], discount, rtol=1e-5)

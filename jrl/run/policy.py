@@ -133,9 +133,8 @@ class Policy:
         def step(actor, obs, carry, key, calls):
             out = self.algo.act(actor, obs, carry, jax.random.fold_in(key, calls), explore)
             action = out.action if transform is None else transform(out.action)
-            found = (
-                {name: x for name, x in out.extras.items() if name != SEEN} if extras else {}
-            )  # that is for learning
+            recorded = out.extras if extras else {}
+            found = {name: x for name, x in recorded.items() if name != SEEN}  # which is for learning
             return action, out.carry, found, out.action if remembers else None
 
         return jax.jit(step)

@@ -72,6 +72,7 @@ TASKS = (
     Task("softq-cartpole", "configs/softq.yaml"),
     Task("rainbow-cartpole", "configs/rainbow.yaml"),
     Task("pqn-cartpole", "configs/pqn.yaml"),
+    Task("pqn-cartpole-async", "configs/pqn.yaml", ("rollout.mode=async",)),
     Task("sac-pendulum", "configs/sac.yaml"),
     Task("sac-pendulum-two", "configs/sac.yaml", ("env.num_envs=2",)),
     Task("sac-pendulum-runners", "configs/sac.yaml", ("env.num_envs=2", *_RUNNERS)),

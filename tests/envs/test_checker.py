@@ -327,8 +327,7 @@ def test_options_reach_the_environment():
 
 
 def test_the_name_is_callable_beside_the_command_of_that_name():
-    from jrl import check_env as before  # the function, or the command where something has imported that
-
+    before = jrl.check_env  # the function, or the command where something has imported that
     import jrl.check_env as command
 
     assert command.parser().prog == "python -m jrl.check_env"

@@ -106,11 +106,12 @@ def write(path, data):
         ("a: " + "[" * 3_000, "more than 60 levels of nesting"),
         ("{a: " * 100_000, "more than 60 levels of nesting"),
         ("a: " + "9" * 5_000, "is no int"),
+        ("algo: {name: 0x" + "f" * 5_000 + "}\nenv: {id: CartPole-v1}\nstop: {env_steps: 9}", "algo.name: expected one of"),
         ("a: &a [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1 or ''}, *a{i - 1 or ''}]\n" for i in range(1, 40)),
          "more than 20,000 values"),
         ("".join(f"key{i}: {i}\n" for i in range(60_000)), "more than 20,000 values"),
     ],
-    ids=["binary", "utf-16", "control", "large", "brackets", "braces", "digits", "laughs", "keys"],
+    ids=["binary", "utf-16", "control", "large", "brackets", "braces", "digits", "hex", "laughs", "keys"],
 )  # fmt: skip
 def test_a_file_of_any_kind_is_read_or_refused(data, message, tmp_path):
     (found,) = errors(config.load, write(tmp_path / "x.yaml", data))

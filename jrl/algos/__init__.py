@@ -56,11 +56,12 @@ def names() -> tuple[str, ...]:
 
 def is_own(name: object) -> bool:
     """Whether a name is that of a module of the user's: one with dots, or of a file that can be imported from here."""
-    text = str(name)
-    if text in _MODULES or "." in text or not text.isidentifier():
-        return "." in text
+    if not isinstance(name, str) or name in _MODULES:
+        return False
+    if "." in name or not name.isidentifier():
+        return "." in name
     try:
-        return importlib.util.find_spec(text) is not None
+        return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         return False
 

@@ -149,6 +149,11 @@ def build(
     return cls(**values)
 
 
+def text(value: Any) -> str:
+    """Returns a name that a config gives, as text; of an int of any length, which `str` may refuse, a short one."""
+    return value if isinstance(value, str) else short(value)
+
+
 def shown(key: str) -> str:
     """A key as a message names it."""
     return key if len(key) <= 80 else f"{key[:60]}... ({len(key):,} characters)"
@@ -173,7 +178,7 @@ def section_class(hint: Any, default: Any = None, given: Any = None) -> type | N
     """The dataclass of a section `X` or `X | None`, None for a leaf; of a union of them that which `given` names."""
     choices = _choices(hint)
     if choices:
-        named = choices.get(str(given.get("name")).lower()) if isinstance(given, Mapping) else None
+        named = choices.get(text(given.get("name")).lower()) if isinstance(given, Mapping) else None
         return named or (type(default) if type(default) in choices.values() else next(iter(choices.values())))
     return next((one for one in (hint, *typing.get_args(hint)) if _is_dataclass(one)), None)
 
@@ -200,7 +205,7 @@ def _choice_fault(choices: Mapping[str, type], default: Any, given: Any, key: st
     name = given.get("name")
     if name is None:
         return None if default is not None else Problem(key, f"{key}.name is missing: expected one of {names}")
-    if str(name).lower() in choices:
+    if text(name).lower() in choices:
         return None
     near = difflib.get_close_matches(short(name).lower(), choices, 1)
     mend = f": did you mean {near[0]}?" if near else ""

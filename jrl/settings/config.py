@@ -288,7 +288,7 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
     else:
         algo = dict(algo or {})
         known_algos = _Registry(algos)
-        name = next((n for n in known_algos.names if n.lower() == str(algo.get("name")).lower()), None)
+        name = next((n for n in known_algos.names if n.lower() == schema.text(algo.get("name")).lower()), None)
         if name is None and known_algos.is_own(algo.get("name")):  # the user's own module
             try:
                 known_algos.get(name := str(algo["name"]))
@@ -310,10 +310,11 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
             known = ", ".join(known_algos.names)
             problems.append(Problem("algo", f"algo.name: expected one of {known}, got {short(algo['name'])}{mend}"))
     data, iterations = {**data, "algo": algo}, None
-    if isinstance(env := data.get("env"), Mapping) and "." in str(env.get("id")) and ":" not in str(env["id"]):
-        data["env"] = {**env, "id": registry.importable(env["id"]) or env["id"]}  # package.module.Class
+    env = data.get("env")
+    if isinstance(env, Mapping) and isinstance(id := env.get("id"), str) and "." in id and ":" not in id:
+        data["env"] = {**env, "id": registry.importable(id) or id}  # package.module.Class
     if isinstance(data.get("stop"), Mapping):
-        data["stop"] = {metric_names.ours(str(name)) or name: value for name, value in data["stop"].items()}
+        data["stop"] = {metric_names.ours(schema.text(name)) or name: value for name, value in data["stop"].items()}
         iterations = data["stop"].pop("training_iteration", None)
     if learns_from(cls) is Replay:
         data["replay"] = data.get("replay") or {}

@@ -61,7 +61,7 @@ def total_steps(cfg: Any) -> int | None:
 def batch_plan(cfg: Any) -> BatchPlan:
     """Rows, minibatches and updates of an iteration, and the number of iterations."""
     rows, total = cfg.env.num_envs * rollout_length(cfg), total_steps(cfg)
-    iterations = None if total is None else math.ceil(total / rows)
+    iterations = None if total is None else -(-total // rows)
     if cfg.replay is not None:
         return BatchPlan(rows, cfg.replay.batch_size, round(cfg.replay.updates_per_step * rows), iterations)
     minibatches = getattr(cfg.algo, "num_minibatches", None)

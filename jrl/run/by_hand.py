@@ -4,6 +4,7 @@ They are those of the run: the environments are where training left them, an upd
 optimizer, watch and devices. Each compiles its program when it is first asked for; a run that is never asked has none.
 """
 
+import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,12 +31,12 @@ POLICY = "default_policy"  # the id of the one policy
 _FIRST = 2**31  # number of the first call by hand, in keys: the calls of an iteration count from 0
 
 
-class Learns:
+class Learns(abc.ABC):
     """Weights and updates of a run by RLlib's names: what its Algorithm, its workers and its policy share."""
 
+    @abc.abstractmethod
     def _learns(self, what: str) -> "Session":
-        """The run. Raises InputError where there is none to ask `what` of."""
-        raise NotImplementedError
+        """Returns the run. Raises InputError where there is none to ask `what` of."""
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
         """Takes over what `get_weights` gave. Raises ValueError: an unknown policy or field, or other shapes."""

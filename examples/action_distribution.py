@@ -12,7 +12,7 @@ from jrl.api import PPOConfig
 
 
 def main() -> dict[str, np.ndarray]:
-    config = PPOConfig().environment("CartPole-v1", backend="graph").env_runners(num_envs=8).training(lr=1e-3)
+    config = PPOConfig().environment("CartPole-v1", backend="jax").env_runners(num_envs=8).training(lr=1e-3)
     with config.build() as algo:
         algo.train()
         policy = algo.get_policy()

@@ -12,7 +12,7 @@ import sys
 import jax.numpy as jnp
 
 from jrl.api import PPOConfig, register_env
-from jrl.envs.graph import Definition
+from jrl.envs.jax_env import Definition
 from jrl.types import Box, Discrete
 
 DELAY, STEPS = 2, 40
@@ -47,7 +47,7 @@ def backdate(rollout):
 
 def main(iterations: int = 15) -> dict[str, float]:
     register_env("LatePay", late_pay)
-    config = PPOConfig().environment("LatePay", backend="graph").env_runners(num_envs=16)
+    config = PPOConfig().environment("LatePay", backend="jax").env_runners(num_envs=16)
     config.training(gamma=0.0, gae_lambda=0.0, lr=1e-3)
     found = {}
     for name, each in (("as paid", config), ("backdated", config.copy().training(learner_connector=[backdate]))):

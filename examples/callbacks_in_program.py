@@ -32,7 +32,7 @@ class Shaping(Callbacks):
 
 
 def main(iterations: int = 12) -> dict[str, float]:
-    config = PPOConfig().environment("Corridor-v0", env_config={"length": LENGTH}, backend="graph")
+    config = PPOConfig().environment("Corridor-v0", env_config={"length": LENGTH}, backend="jax")
     config.env_runners(num_envs=16).training(lr=1e-3, gamma=GAMMA).reporting(metrics_num_episodes_for_smoothing=32)
     found = {}
     for name, shaped in (("without", config), ("with", config.copy().callbacks(Shaping))):

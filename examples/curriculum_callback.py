@@ -28,7 +28,7 @@ class Levels(Callbacks):
 def main(max_iterations: int = 100) -> tuple[int, float]:
     config = (
         PPOConfig()
-        .environment("Corridor-v0", backend="graph")
+        .environment("Corridor-v0", backend="jax")
         .env_runners(num_envs=16)
         .training(lr=1e-3)
         .callbacks(Levels)

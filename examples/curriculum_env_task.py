@@ -26,7 +26,7 @@ def main(max_iterations: int = 100) -> tuple[float, float]:
     lengths[:] = [3.0]
     config = (
         PPOConfig()
-        .environment("Corridor-v0", env_config={"length": lengths[0]}, backend="graph", env_task_fn=longer)
+        .environment("Corridor-v0", env_config={"length": lengths[0]}, backend="jax", env_task_fn=longer)
         .env_runners(num_envs=16)
         .training(lr=1e-3)
         .reporting(metrics_num_episodes_for_smoothing=32)

@@ -38,7 +38,7 @@ class Persistent:
 def main(iterations: int = 25) -> tuple[int, list[int]]:
     config = (
         DQNConfig()
-        .environment("Corridor-v0", env_config={"length": 16}, backend="graph")
+        .environment("Corridor-v0", env_config={"length": 16}, backend="jax")
         .training(replay_buffer_config={"capacity": 20_000, "updates_per_step": 0.25}, target_update_every=50, lr=1e-3)
         .exploration(exploration_config={"type": Persistent, "mean_length": 8.0})
         .reporting(metrics_num_episodes_for_smoothing=32)

@@ -21,7 +21,7 @@ def with_decay(default, net, params, batch):
 
 
 def main(iterations: int = 10) -> tuple[float, float, float]:
-    config = PPOConfig().environment("CartPole-v1", backend="graph").env_runners(num_envs=8).training(lr=1e-3)
+    config = PPOConfig().environment("CartPole-v1", backend="jax").env_runners(num_envs=8).training(lr=1e-3)
     norms = []
     for each in (config, config.copy().training(loss_fn=with_decay)):
         with each.build() as algo:

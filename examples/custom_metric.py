@@ -27,7 +27,7 @@ class PoleAngle(Callbacks):
 def main(iterations: int = 3) -> list[dict[str, float]]:
     config = (
         PPOConfig()
-        .environment("CartPole-v1", backend="graph")
+        .environment("CartPole-v1", backend="jax")
         .env_runners(num_envs=8)
         .training(lr=1e-3)
         .callbacks(PoleAngle)

@@ -48,7 +48,7 @@ def fourier(space, width=64):
 
 
 def main(iterations: int = 20) -> dict[str, tuple[int, float]]:
-    config = PPOConfig().environment("CartPole-v1", backend="graph").env_runners(num_envs=8).training(lr=1e-3)
+    config = PPOConfig().environment("CartPole-v1", backend="jax").env_runners(num_envs=8).training(lr=1e-3)
     torsos: dict[str, Any] = {"linen": Residual, "nnx": Wide, "functions": fourier}
     found = {}
     for kind, torso in torsos.items():

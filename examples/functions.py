@@ -19,7 +19,7 @@ from jrl.algos import ppo
 from jrl.envs import make
 from jrl.rollout import unroll
 
-env = make("CartPole-v1", backend="graph", num_envs=16)
+env = make("CartPole-v1", backend="jax", num_envs=16)
 config = ppo.Config(lr=2.5e-3, gamma=0.98, gae_lambda=0.9)
 
 

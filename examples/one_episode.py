@@ -13,7 +13,7 @@ from jrl.api import PPOConfig
 
 
 def main(iterations: int = 40) -> float:
-    config = PPOConfig().environment("CartPole-v1", backend="graph").env_runners(num_envs=8).training(lr=1e-3)
+    config = PPOConfig().environment("CartPole-v1", backend="jax").env_runners(num_envs=8).training(lr=1e-3)
     with config.build() as algo:
         for _ in range(iterations):
             algo.train()

@@ -12,7 +12,7 @@ from jrl.api import PPOConfig
 
 
 def main(iterations: int = 5) -> list[tuple[int, dict[str, float]]]:
-    config = PPOConfig().environment("CartPole-v1", backend="graph").env_runners(num_envs=8).training(lr=1e-3)
+    config = PPOConfig().environment("CartPole-v1", backend="jax").env_runners(num_envs=8).training(lr=1e-3)
     config.evaluation(
         evaluation_interval=1,
         evaluation_duration=10,

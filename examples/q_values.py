@@ -15,7 +15,7 @@ from jrl.api import DQNConfig
 def main(iterations: int = 10) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     config = (
         DQNConfig()
-        .environment("CartPole-v1", backend="graph")
+        .environment("CartPole-v1", backend="jax")
         .training(dueling=True, double=True, replay_buffer_config={"capacity": 10_000})
     )
     with config.build() as algo:

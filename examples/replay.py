@@ -21,7 +21,7 @@ from jrl.types import element
 
 
 def main(parts: int = 8) -> tuple[list[float], bool]:
-    env = make("CartPole-v1", backend="graph", num_envs=10)
+    env = make("CartPole-v1", backend="jax", num_envs=10)
     cfg = dqn.Config(lr=1e-3, double=True, exploration=EpsilonGreedy(epsilon=((0, 1.0), (20_000, 0.02))))
     algo = dqn.make(cfg, env.spec, NetworkConfig(hidden=(64, 64), activation="relu"))
     buffer = ring.make(

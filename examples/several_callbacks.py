@@ -30,7 +30,7 @@ class Gap(Callbacks):
 
 
 def main(iterations: int = 3) -> list[tuple[float, float]]:
-    config = PPOConfig().environment("CartPole-v1", backend="graph").env_runners(num_envs=8).training(lr=1e-3)
+    config = PPOConfig().environment("CartPole-v1", backend="jax").env_runners(num_envs=8).training(lr=1e-3)
     config.callbacks(make_multi_callbacks([Best, Gap]))
     rows = []
     with config.build() as algo:

@@ -14,7 +14,7 @@ from jrl.api import Algorithm, PPOConfig
 
 
 def main(iterations: int = 10, path: str | None = None) -> list[float]:
-    config = PPOConfig().environment("CartPole-v1", backend="graph").env_runners(num_envs=8).training(lr=1e-3)
+    config = PPOConfig().environment("CartPole-v1", backend="jax").env_runners(num_envs=8).training(lr=1e-3)
     returns = []
     with config.build() as algo:
         for _ in range(iterations):

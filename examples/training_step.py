@@ -22,7 +22,7 @@ class Persistent(PPO):
 
 
 def main(iterations: int = 15) -> tuple[list[float], float]:
-    config = PPOConfig(algo_class=Persistent).environment("CartPole-v1", backend="graph")
+    config = PPOConfig(algo_class=Persistent).environment("CartPole-v1", backend="jax")
     config.env_runners(num_envs=8).training(lr=1e-3)
     passes = []
     with config.build() as algo:

@@ -20,7 +20,7 @@ def population(iterations: int, scheduler: Any, storage_path: str | None) -> Any
         tune.with_resources("PPO", {"cpu": 0.5}),  # all three at a time, on two cores
         param_space={
             "env": "CartPole-v1",
-            "backend": "graph",
+            "backend": "jax",
             "num_envs": 16,
             "rollout_fragment_length": 64,
             "lr": tune.grid_search(RATES),

@@ -16,7 +16,7 @@ from jrl.api import PPOConfig, tune
 def main(iterations: int = 10, storage_path: str | None = None) -> tuple[float, float]:
     config = (
         PPOConfig()
-        .environment("CartPole-v1", backend="graph")
+        .environment("CartPole-v1", backend="jax")
         .env_runners(num_envs=16, rollout_fragment_length=64)
         .training(lr=tune.grid_search([1e-2, 1e-3, 1e-5]), gamma=0.98)
         .reporting(min_sample_timesteps_per_iteration=8192)

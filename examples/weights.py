@@ -15,7 +15,7 @@ from jrl.api import PPOConfig
 
 
 def main(num_env_runners: int = 0) -> tuple[list[int], bool]:
-    config = PPOConfig().environment("CartPole-v1", backend="graph").training(lr=1e-3)
+    config = PPOConfig().environment("CartPole-v1", backend="jax").training(lr=1e-3)
     config.env_runners(num_env_runners=num_env_runners, num_envs=8)
     another = config.copy().env_runners(num_env_runners=0).debugging(seed=1)
     with config.build() as algo, another.build() as other:

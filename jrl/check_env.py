@@ -14,7 +14,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line. Neither jax nor an environment library is imported for it."""
     p = command.parser("check-env", "Step an environment with random actions and tell what is wrong with it.")
     p.add_argument("id", help="as env.id of a config: an id, or package.module:Class")
-    p.add_argument("--backend", default="auto", help="auto (default), envpool, gymnasium or graph")
+    p.add_argument("--backend", default="auto", help="auto (default), envpool, gymnasium or jax")
     p.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="options", help="an env option")
     p.add_argument("--action-mask-info", metavar="NAME", help="as env.action_mask_info: the entry of the infos")
     p.add_argument("--steps", type=int, default=200, help="of each environment (default 200)")

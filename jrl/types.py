@@ -209,7 +209,7 @@ class AsyncEnv(Protocol):
     def close(self) -> None: ...
 
 
-class GraphEnv(NamedTuple):
+class JaxEnv(NamedTuple):
     """B environments that can be stepped inside a jitted program.
 
     `pure` is False when the state lives outside the program (EnvPool's XLA interface): such an environment may be
@@ -226,6 +226,9 @@ class GraphEnv(NamedTuple):
     pure: bool = True
     set_task: Callable[[PyTree, PyTree], PyTree] | None = None  # (env_state, task) -> env_state
     get_task: Callable[[PyTree], PyTree] | None = None  # env_state -> task
+
+
+GraphEnv = JaxEnv  # the name that it had before
 
 
 # ---------------------------------------------------------------- data

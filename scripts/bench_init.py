@@ -61,7 +61,7 @@ class Runner:
     def __init__(self, task: Task, init: str | None):
         from jrl.run import build, evaluation
 
-        own = ("env.backend=graph", f"network.init={init or 'null'}", "evaluation.every=1000000000")
+        own = ("env.backend=jax", f"network.init={init or 'null'}", "evaluation.every=1000000000")
         own += ("evaluation.duration=20",)
         each = task.env_steps // _PARTS
         cfg = config.load(

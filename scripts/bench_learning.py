@@ -47,7 +47,7 @@ _APEX = (
 )
 TASKS = (
     Task("cartpole", "configs/ppo.yaml"),
-    Task("cartpole-graph", "configs/ppo.yaml", ("env.backend=graph",)),
+    Task("cartpole-jax", "configs/ppo.yaml", ("env.backend=jax",)),
     Task("cartpole-gymnasium", "configs/ppo.yaml", ("env.backend=gymnasium",)),
     Task("pendulum", "configs/ppo_pendulum.yaml"),
     Task("acrobot", "configs/ppo_acrobot.yaml"),

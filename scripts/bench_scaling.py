@@ -2,7 +2,7 @@
 
     python scripts/bench_scaling.py configs/ppo_atari.yaml                      # every accelerator of this machine
     python scripts/bench_scaling.py configs/ppo.yaml --fake 4                   # the CPU as four devices
-    python scripts/bench_scaling.py configs/ppo.yaml --devices 1 2 8 --set env.backend=graph --out scaling.jsonl
+    python scripts/bench_scaling.py configs/ppo.yaml --devices 1 2 8 --set env.backend=jax --out scaling.jsonl
 
 One JSON line for each measurement and round, then a table of medians. What is measured:
 

@@ -31,8 +31,8 @@ _OWN = "custom.callbacks=[scripts.bench_speed"
 _CARTPOLE = ["configs/ppo.yaml", "algo.gamma=0.99", "algo.gae_lambda=0.95", "algo.ent_coef=0.01"]
 
 
-def _graph(num_envs: int, steps: int) -> list[str]:
-    return [*_CARTPOLE, "env.backend=graph", f"env.num_envs={num_envs}", f"stop.env_steps={steps}"]
+def _in_jax(num_envs: int, steps: int) -> list[str]:
+    return [*_CARTPOLE, "env.backend=jax", f"env.num_envs={num_envs}", f"stop.env_steps={steps}"]
 
 
 _DQN = [
@@ -87,15 +87,15 @@ WORKS: dict[str, list[str]] = {  # name -> config and overrides; stop criteria b
     "W1s": [*_CARTPOLE, "env.num_envs=8", "algo.lr=1e-3", f"{_OWN}:AtEachStep]", "stop.env_steps=200000"],
     "W3": ["configs/ppo_mujoco.yaml", "env.id=HalfCheetah-v5", "stop.env_steps=150000"],
     "W4": ["configs/ppo_atari.yaml", "env.num_envs=8", "algo.num_minibatches=4", "stop.env_steps=12288"],
-    "G4": _graph(4, 2_000_000),
-    "G64": _graph(64, 3_000_000),
-    "G256": _graph(256, 4_000_000),
-    "G2048": _graph(2048, 6_000_000),
+    "G4": _in_jax(4, 2_000_000),
+    "G64": _in_jax(64, 3_000_000),
+    "G256": _in_jax(256, 4_000_000),
+    "G2048": _in_jax(2048, 6_000_000),
     # replay: what a step costs with its gradient steps
     "W5": [*_DQN, "env.num_envs=8", "replay.train_every=32", "replay.updates_per_step=0.25", "stop.env_steps=300000"],
     "D10": [
         *_DQN,
-        "env.backend=graph",
+        "env.backend=jax",
         "env.num_envs=10",
         "replay.train_every=10",
         "replay.updates_per_step=0.1",
@@ -120,7 +120,7 @@ LABELS = {
     "G256": "CartPole\ngraph, 256",
     "G2048": "CartPole\ngraph, 2048",
     "W5": "DQN, EnvPool\n8, 1 update / 4",
-    "D10": "DQN, graph\n10, 1 / 10",
+    "D10": "DQN, jax\n10, 1 / 10",
     "W6p": "SAC Pendulum\n1 / 1",
     "W6h": "SAC Cheetah\n1 / 1",
     "P64": "PQN, EnvPool\n64",
@@ -129,7 +129,7 @@ LABELS = {
 STARTS: dict[str, tuple[list[str], bool]] = {
     "warm": (["configs/ppo.yaml", "run.report_every=1", "stop.env_steps=5000"], True),
     "cold": (["configs/ppo.yaml"], False),
-    "cold-graph": (["configs/ppo.yaml", "env.backend=graph"], False),
+    "cold-jax": (["configs/ppo.yaml", "env.backend=jax"], False),
 }
 
 
@@ -198,7 +198,7 @@ def plot(rows: list[dict[str, Any]], png: Path) -> None:
 
     found: dict[str, dict[str, list[float]]] = {name: {} for name in WORKS}
     for row in rows:
-        # a peer tells its work by our name for it, or by algorithm and number of in-graph environments
+        # a peer tells its work by our name for it, or by algorithm and number of in-environments written in JAX
         work = row["name"] if row["name"] in WORKS else row.get("work")
         work = {"ppo-gymnax": f"G{row.get('envs')}", "dqn-gymnax": f"D{row.get('envs')}"}.get(str(work), work)
         if work in found and row.get("steps_per_s"):

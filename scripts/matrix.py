@@ -31,14 +31,14 @@ import numpy as np
 
 from jrl import algos, registry, spaces
 from jrl.algos import dqn, uniform
-from jrl.envs.graph import Definition
+from jrl.envs.jax_env import Definition
 from jrl.errors import InputError
 from jrl.fields.data import Replay, learns_from
 from jrl.rollout import unroll
 from jrl.run import build, checkpoint
 from jrl.run.session import Session
 from jrl.settings import config
-from jrl.types import ActOut, Box, GraphEnv, PyTree, Rollout
+from jrl.types import ActOut, Box, JaxEnv, PyTree, Rollout
 
 START, END = "<!-- matrix -->", "<!-- /matrix -->"
 EPISODES = 64  # of an evaluation
@@ -146,7 +146,7 @@ ALGOS: dict[str, dict[str, Any]] = {
     "td3": {**_REPLAY, "algo": {"lr": 3e-3, "tau": 0.02, "normalize_obs": True}},
 }
 _ALL = {
-    "env": {"backend": "graph"},
+    "env": {"backend": "jax"},
     # what comes from an image is larger than the rest of an observation, and steps are large
     "network": {"hidden": [32], "activation": "relu", "layer_norm": True},
     "devices": {"learners": [0]},
@@ -248,7 +248,7 @@ def train_and_look_at_actions(session: Session) -> dict[str, Any]:
     train(session)
     num_envs, length = SAMPLES
     env, algo = build.environment(session.config, num_envs=num_envs, role="eval"), session.run.algo
-    assert isinstance(env, GraphEnv)
+    assert isinstance(env, JaxEnv)
     proof: dict[str, Any] = {}
     for explore in (True, False):
         play = unroll.make(env, algo.act, length=length, carry=algo.carry, explore=explore)
@@ -260,7 +260,7 @@ def train_and_look_at_actions(session: Session) -> dict[str, Any]:
     return proof
 
 
-def count_forbidden(env: GraphEnv, rollout: Rollout) -> tuple[int, int]:
+def count_forbidden(env: JaxEnv, rollout: Rollout) -> tuple[int, int]:
     """(actions taken, those of them that the mask of their row forbids); reset rows, which take none, aside."""
     counts = np.asarray(rollout.mask)
     can = np.asarray(spaces.split_mask(env.spec.observation, rollout.obs)[1])
@@ -316,11 +316,9 @@ PROOFS: dict[str, Callable[[Session], dict[str, Any] | None]] = {
 
 def random_return(task: Task, *, num_envs: int = 512, length: int = 128) -> float:
     """The mean return of the uniformly random actions of those that can be taken."""
-    cfg = config.from_dict(
-        {"algo": {"name": "ppo"}, "env": {"id": task.id, "options": task.options, "backend": "graph"}}
-    )
+    cfg = config.from_dict({"algo": {"name": "ppo"}, "env": {"id": task.id, "options": task.options, "backend": "jax"}})
     env = build.environment(cfg, num_envs=num_envs, role="eval")
-    assert isinstance(env, GraphEnv)
+    assert isinstance(env, JaxEnv)
 
     def act(actor, obs, carry, key, explore):
         mask = spaces.split_mask(env.spec.observation, obs)[1]

@@ -1,6 +1,6 @@
 """Is a run that was killed and resumed the same as one that was not? To the last bit.
 
-    python scripts/prove_resume.py configs/ppo.yaml configs/pqn.yaml --set env.backend=graph --stop env_steps=60000
+    python scripts/prove_resume.py configs/ppo.yaml configs/pqn.yaml --set env.backend=jax --stop env_steps=60000
     python scripts/prove_resume.py configs/dqn.yaml --stop env_steps=20000 --kills 3
 
 Trains once without interruption, and once more with `--resume auto` after every SIGKILL: at random moments, every other

@@ -1,7 +1,7 @@
 """Does a long run stay as it is? Memory and speed over thousands of iterations, by the command a user would type.
 
     python scripts/soak.py                                           # every case, one JSON line each
-    python scripts/soak.py ppo-graph dqn-envpool --iterations 20000
+    python scripts/soak.py ppo-jax dqn-envpool --iterations 20000
     python scripts/soak.py configs/sac.yaml --set env.num_envs=1     # a config as a case
 
 A case is `python -m jrl.train` in a process of its own, with small networks, one iteration per call, evaluations,
@@ -42,14 +42,14 @@ _DQN = [
     "replay.batch_size=32",
     "replay.updates_per_step=0.25",
 ]
-_GRAPH = ["env.backend=graph", "rollout.iterations_per_call=1"]
+_IN_JAX = ["env.backend=jax", "rollout.iterations_per_call=1"]
 _ENVPOOL = ["env.backend=envpool", "rollout.iterations_per_call=1"]
 
 FAST, SLOW = 30_000, 5_000  # iterations; the second where environments are stepped from Python
 
 CASES: dict[str, list[str]] = {  # name -> settings
-    "ppo-graph": [*_PPO, *_GRAPH],
-    "dqn-graph": [*_DQN, *_GRAPH],
+    "ppo-jax": [*_PPO, *_IN_JAX],
+    "dqn-jax": [*_DQN, *_IN_JAX],
     "ppo-envpool": [*_PPO, *_ENVPOOL],
     "dqn-envpool": [*_DQN, *_ENVPOOL],
     "ppo-gymnasium": [*_PPO, "env.backend=gymnasium"],
@@ -83,7 +83,7 @@ def command(case: str, settings: Sequence[str], iterations: int, out: Path) -> l
 
 
 def default_iterations(case: str) -> int:
-    return FAST if case.endswith(("-graph", "-envpool")) else SLOW
+    return FAST if case.endswith(("-jax", "-envpool")) else SLOW
 
 
 def resident_mb(pid: int) -> float | None:

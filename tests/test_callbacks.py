@@ -22,7 +22,7 @@ ACTOR = {"w": jnp.zeros(1)}
 KINDS = {
     "gymnasium": {"backend": "gymnasium"},
     "envpool": {"backend": "envpool", "host": True},
-    "graph": {"backend": "graph"},
+    "jax": {"backend": "jax"},
 }
 
 
@@ -133,7 +133,7 @@ class PoleAngle(Callbacks):
 @pytest.mark.parametrize("keep", [False, True])
 def test_custom_metrics_are_those_of_the_episodes(keep):
     hooks = Hooks(load(["test_callbacks:PoleAngle"]), keep_per_episode=keep)
-    source = source_of("graph", hooks)
+    source = source_of("jax", hooks)
     watch = hooks.watch(source, B)
     angles, each = [[] for _ in range(B)], []
     for i in range(3):
@@ -167,7 +167,7 @@ def test_a_metric_that_is_no_number_is_named():
             episode.custom_metrics["colour"] = "red"
 
     hooks = Hooks(Wrong())
-    watch = hooks.watch(source_of("graph", hooks), B)
+    watch = hooks.watch(source_of("jax", hooks), B)
     with pytest.raises(TypeError, match=r"custom_metrics\['colour'\] is 'red': expected a number"):
         watch.next(ACTOR, jax.random.key(0))
 
@@ -221,7 +221,7 @@ def test_several_callbacks_hand_on_what_they_changed(reverse):
     assert not hooks.needs_episodes
     assert hooks.needs_rollouts
     assert hooks.collecting(None) == ({}, "")
-    source = source_of("graph", None)
+    source = source_of("jax", None)
     watch = hooks.watch(source, B)
     rollout, _ = watch.next(ACTOR, jax.random.key(0))
     mask = np.asarray(rollout.mask)
@@ -251,7 +251,7 @@ def test_a_rollout_that_does_not_fit_is_refused(change, message):
         def on_sample_end(self, *, samples, **kwargs):
             return change(samples)
 
-    watch = Hooks(Wrong()).watch(source_of("graph", None), B)
+    watch = Hooks(Wrong()).watch(source_of("jax", None), B)
     with pytest.raises(TypeError, match=message):
         watch.next(ACTOR, jax.random.key(0))
 
@@ -317,7 +317,7 @@ def test_what_cannot_be_had_is_said_before_the_run():
     class NoInfos(PoleAngle):
         infos = False
 
-    graph = envs.make("CartPole-v1", backend="graph", num_envs=1)
+    graph = envs.make("CartPole-v1", backend="jax", num_envs=1)
     gym = envs.make("CartPole-v1", backend="gymnasium", num_envs=1)
     with pytest.raises(InputError, match=r"infos is True, but environments inside a program have none: .*collector"):
         Hooks(NeedsInfos()).collecting(graph)
@@ -372,7 +372,7 @@ def test_what_nobody_looks_at_costs_nothing():
     hooks = Hooks(OfRows())
     assert (hooks.needs_rollouts, hooks.needs_episodes, hooks.needs_infos) == (False, False, False)
     assert hooks.program_transforms() == hooks.batch_transforms() == ()
-    source = source_of("graph", hooks)
+    source = source_of("jax", hooks)
     assert RECORD not in source.next(ACTOR, jax.random.key(0))[0].extras
 
 
@@ -382,7 +382,7 @@ def test_what_a_callback_raises_ends_the_run():
             raise ArithmeticError("mine")
 
     hooks = Hooks(Raises())
-    watch = hooks.watch(source_of("graph", hooks), B)
+    watch = hooks.watch(source_of("jax", hooks), B)
     with pytest.raises(ArithmeticError, match="mine") as caught:
         watch.next(ACTOR, jax.random.key(0))
     assert caught.traceback[-1].name == "on_episode_end"

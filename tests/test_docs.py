@@ -175,7 +175,7 @@ def test_the_quick_start_as_written(tmp_path):
 def test_the_algorithm_of_your_own_is_one():
     """examples/reinforce.py: an iteration of it has the shapes of any other's."""
     reinforce = algos.get("examples.reinforce")
-    env = envs.make("CartPole-v1", backend="graph", num_envs=4)
+    env = envs.make("CartPole-v1", backend="jax", num_envs=4)
     algo = reinforce.make(reinforce.Config(), env.spec)
     collect = unroll.make(env, algo.act, length=8)
 

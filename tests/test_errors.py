@@ -17,7 +17,7 @@ ROOM = Path(__file__).parent / "errors"
 BASE = {"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1"}, "stop": {"env_steps": 100_000}}
 RUN = [
     "--env=CartPole-v1",
-    "--set=env.backend=graph",
+    "--set=env.backend=jax",
     "--set=env.num_envs=4",
     "--set=run.compile_cache=false",
     "--stop=env_steps=100",

@@ -21,7 +21,7 @@ def run_config(**sections):
     base = {
         "algo": {"name": "ppo"},
         "network": {"hidden": [8]},
-        "env": {"id": "CartPole-v1", "backend": "graph", "num_envs": 4, "options": {"max_episode_steps": 30}},
+        "env": {"id": "CartPole-v1", "backend": "jax", "num_envs": 4, "options": {"max_episode_steps": 30}},
         "rollout": {"length": 8},
         "evaluation": {"duration": 6, "num_envs": 4},
         "run": {"seed": 3},

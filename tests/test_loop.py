@@ -10,13 +10,13 @@ import pytest
 
 from jrl import callbacks
 from jrl.algos import dqn, ppo
-from jrl.envs import classic, graph
+from jrl.envs import classic, jax_env
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.networks import NetworkConfig
 from jrl.replay import prioritized, ring
 from jrl.rollout import unroll
-from jrl.rollout.sources import GraphSource
+from jrl.rollout.sources import JaxSource
 from jrl.run import build, learner, loop, parallel
 from jrl.run.fused import Fused
 from jrl.run.keys import Role, role_key
@@ -30,7 +30,7 @@ EVERYTHING = 10**9
 
 
 def parts(num_envs):
-    env = graph.build(classic.cartpole(), num_envs)
+    env = jax_env.build(classic.cartpole(), num_envs)
     algo = ppo.make(CONFIG, env.spec, NetworkConfig(hidden=(8,)), axis_name=parallel.AXIS)
     return env, algo
 
@@ -41,7 +41,7 @@ def fused(iterations=1, devices=1):
     return Fused(learner.on_policy(algo), unroll.make(env, algo.act, length=T), mesh, iterations=iterations, rows=T * B)
 
 
-def staged(devices=1, source=GraphSource):
+def staged(devices=1, source=JaxSource):
     env, algo = parts(B)
     make = lambda key: source(env, algo.act, key=key, length=T)
     return Staged(learner.on_policy(algo), make, parallel.make_mesh(devices), rows=T * B, timers=Timers())
@@ -358,7 +358,7 @@ def test_the_replay_is_never_copied(how, room, monkeypatch):
     spies = []
     pmap = parallel.pmap
     monkeypatch.setattr(parallel, "pmap", lambda *args, **kw: spies.append(Spy(pmap(*args, **kw))) or spies[-1])
-    env = graph.build(classic.cartpole(), 4)
+    env = jax_env.build(classic.cartpole(), 4)
     algo = dqn.make(dqn.Config(), env.spec, NetworkConfig(hidden=(8,)), axis_name=parallel.AXIS)
     options = {"alpha": 0.6, "beta": 0.4} if room is prioritized else {}
     buffer = room.make(
@@ -374,7 +374,7 @@ def test_the_replay_is_never_copied(how, room, monkeypatch):
     if how == "fused":
         program = Fused(learn, unroll.make(env, algo.act, length=1), parallel.make_mesh(1), iterations=2, rows=4)
     else:
-        source = lambda key: GraphSource(env, algo.act, key=key, length=1)
+        source = lambda key: JaxSource(env, algo.act, key=key, length=1)
         program = Staged(learn, source, parallel.make_mesh(1), rows=4, timers=Timers())
     state = program.init(0)
     size = sum(x.nbytes for x in jax.tree.leaves(state.replay))
@@ -389,7 +389,7 @@ def test_the_replay_is_never_copied(how, room, monkeypatch):
     program.close()
 
 
-SMALL = ["env.backend=graph", "env.num_envs=4", "network.hidden=[8]", "rollout.length=8"]
+SMALL = ["env.backend=jax", "env.num_envs=4", "network.hidden=[8]", "rollout.length=8"]
 PROGRAMS = {
     "ppo": [*SMALL, "algo.normalize_obs=true", "algo.num_minibatches=2"],
     "dqn": [

@@ -14,7 +14,7 @@ from test_scripts import ROOT, load
 
 from jrl import algos
 from jrl.settings import config
-from jrl.types import Dict, Discrete, EnvSpec, GraphEnv, MultiBinary, MultiDiscrete, Rollout
+from jrl.types import Dict, Discrete, EnvSpec, JaxEnv, MultiBinary, MultiDiscrete, Rollout
 
 matrix = load("matrix")
 Cell = matrix.Cell
@@ -106,7 +106,7 @@ def test_forbidden_actions_are_counted_by_hand():
     action = jnp.array([[0, 1], [1, 0], [1, 2], [1, 2]])[:, None]  # right, wrong, wrong but not taken, right
     mask = jnp.array([True, True, False, True])[:, None]
     space = Dict((("action_mask", MultiBinary((5,))), ("place", Discrete(2))))
-    env = GraphEnv(EnvSpec(space, MultiDiscrete((2, 3)), 1, None), None, None)
+    env = JaxEnv(EnvSpec(space, MultiDiscrete((2, 3)), 1, None), None, None)
     obs = {"action_mask": can, "place": jnp.zeros((4, 1), jnp.int32)}
     nothing = jnp.zeros((4, 1))
     rollout = Rollout(obs, None, action, nothing, nothing, nothing, mask, None, {}, ())

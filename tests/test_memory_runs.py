@@ -19,7 +19,7 @@ def gap(default, net, params, rows):
 
 CONFIG = {
     "algo": {"name": "ppo", "lr": 0.0, "num_epochs": 1, "num_minibatches": 1},
-    "env": {"id": "StatelessCartPole-v1", "backend": "graph", "num_envs": 8, "horizon": 30},
+    "env": {"id": "StatelessCartPole-v1", "backend": "jax", "num_envs": 8, "horizon": 30},
     "network": {"hidden": [8], "core": {"name": "lstm", "size": 8}, "use_prev_action": True, "use_prev_reward": True},
     "rollout": {"length": 32},
     "custom": {"loss": "gap"},

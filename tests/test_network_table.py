@@ -8,7 +8,7 @@ from jrl.settings import config
 
 def test_ppo_has_as_many_as_rllib_prints(capsys):
     """4-256-256-2, and as much for the value: 134,915."""
-    sets = ["--set", "env.backend=graph", "--set", "network.hidden=[256, 256]"]
+    sets = ["--set", "env.backend=jax", "--set", "network.hidden=[256, 256]"]
     arguments = ["show", "--algo", "ppo", "--env", "CartPole-v1", "--stop", "env_steps=1e6", *sets, "--network"]
     assert config_command.main(arguments) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -24,7 +24,7 @@ def test_dueling_dqn_has_as_many_as_rllib_prints():
     """RLlib's table of a DQN's base model, 4-256-256 and one value: 67,329. Advantages are not in it: 256 * 2 + 2."""
     cfg = config.load(
         None,
-        ["env.backend=graph", "network.hidden=[256, 256]", "algo.dueling=true"],
+        ["env.backend=jax", "network.hidden=[256, 256]", "algo.dueling=true"],
         algo="dqn",
         env="CartPole-v1",
         stop=["env_steps=1e6"],

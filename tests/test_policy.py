@@ -289,7 +289,7 @@ def test_a_plain_observation_takes_its_mask_beside_it(tmp_path):
 @pytest.mark.slow
 def test_a_recurrent_run_is_evaluated_alike_from_a_copy_in_another_process(tmp_path, capsys):
     small = [
-        "env.backend=graph",
+        "env.backend=jax",
         "env.num_envs=4",
         "rollout.length=32",
         "network.hidden=[8]",
@@ -310,7 +310,7 @@ def test_a_recurrent_run_is_evaluated_alike_from_a_copy_in_another_process(tmp_p
 
 def test_the_policy_of_a_run(tmp_path):
     small = [
-        "env.backend=graph",
+        "env.backend=jax",
         "env.num_envs=4",
         "rollout.length=16",
         "network.hidden=[8]",

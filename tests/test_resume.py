@@ -23,7 +23,7 @@ from jrl.types import Rollout
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "prove_resume.py"
 SMALL = [
-    "--set=env.backend=graph", "--set=env.num_envs=4", "--set=network.hidden=[8]", "--set=run.log=[jsonl]",
+    "--set=env.backend=jax", "--set=env.num_envs=4", "--set=network.hidden=[8]", "--set=run.log=[jsonl]",
     "--set=run.compile_cache=false", "--set=rollout.iterations_per_call=2",
 ]  # fmt: skip
 REPLAY = [
@@ -209,8 +209,8 @@ def test_a_killed_and_resumed_run_is_the_same_to_the_last_bit(tmp_path):
 
 
 LIKE_ANOTHER = [name for name in algos.names() if name not in ("ppo", "dqn")]  # in the slow set
-ON_GRAPH = [
-    pytest.param(algo, "graph", "bitwise", marks=[pytest.mark.slow] if algo in LIKE_ANOTHER else [])
+ON_IN_JAX = [
+    pytest.param(algo, "jax", "bitwise", marks=[pytest.mark.slow] if algo in LIKE_ANOTHER else [])
     for algo in algos.names()
 ]
 
@@ -218,7 +218,7 @@ ON_GRAPH = [
 @pytest.mark.parametrize(
     ("algo", "backend", "guarantee"),
     [
-        *ON_GRAPH,
+        *ON_IN_JAX,
         ("ppo", "envpool", "restarted"),
         pytest.param("dqn", "gymnasium", "restarted", marks=pytest.mark.slow),
     ],
@@ -269,7 +269,7 @@ def test_a_run_whose_budget_grew_is_the_run_of_that_budget(algo, tmp_path):
 
 def test_the_guarantee_is_told_and_stored(tmp_path, capsys):
     for backend, more, guarantee, words in [
-        ("graph", [], "bitwise", "the environments are part of a checkpoint"),
+        ("jax", [], "bitwise", "the environments are part of a checkpoint"),
         ("gymnasium", [], "learner", "with other seeds"),
         ("gymnasium", ["--set=checkpoint.exact=true", "--set=checkpoint.every=50"], "restarted", "interrupted or not"),
     ]:

@@ -21,7 +21,7 @@ from jrl.run import checkpoint
 from jrl.settings.sections import RuntimeConfig
 
 SMALL = [
-    "--algo=ppo", "--env=CartPole-v1", "--set=env.backend=graph", "--set=env.num_envs=4", "--set=rollout.length=16",
+    "--algo=ppo", "--env=CartPole-v1", "--set=env.backend=jax", "--set=env.num_envs=4", "--set=rollout.length=16",
     "--set=network.hidden=[8]", "--set=rollout.iterations_per_call=1", "--set=run.log=[jsonl]",
     "--set=run.compile_cache=false", "--set=run.report_every=64",
 ]  # fmt: skip
@@ -109,7 +109,7 @@ def test_env_runners_have_the_variables(environ):
 
 
 def test_the_builder_applies_them(environ):
-    made = PPOConfig().environment("CartPole-v1", backend="graph").debugging(max_recompiles=2)
+    made = PPOConfig().environment("CartPole-v1", backend="jax").debugging(max_recompiles=2)
     made.resources(environment={"JRL_TEST": "a"}, cpu_threads=9)
     cfg = made.to_run_config()
     assert (cfg.runtime, cfg.run.max_recompiles) == (RuntimeConfig(env={"JRL_TEST": "a"}, cpu_threads=9), 2)

@@ -71,7 +71,7 @@ def parameters(out):
 @pytest.mark.slow
 def test_an_asynchronous_run_repeats_itself(tmp_path):
     for name in "ab":
-        args = [*SMALL, ASYNC, "--set=env.backend=graph", "--set=rollout.max_policy_lag=2", "--stop=env_steps=640"]
+        args = [*SMALL, ASYNC, "--set=env.backend=jax", "--set=rollout.max_policy_lag=2", "--stop=env_steps=640"]
         assert train.main([*args, "--out", str(tmp_path / name)]) == 0
     jax.tree.map(np.testing.assert_array_equal, parameters(tmp_path / "a"), parameters(tmp_path / "b"))
     assert {row["rollout/policy_lag"] for row in rows(tmp_path / "a")[2:]} == {2.0}
@@ -81,9 +81,9 @@ def test_an_asynchronous_run_repeats_itself(tmp_path):
     ("backend", "mode"),
     [
         ("envpool", "async"),
-        ("graph", "sync"),
+        ("jax", "sync"),
         pytest.param("envpool", "sync", marks=slow),
-        pytest.param("graph", "async", marks=slow),
+        pytest.param("jax", "async", marks=slow),
         ("gymnasium", "async"),
         pytest.param("gymnasium", "sync", marks=slow),
     ],
@@ -115,7 +115,7 @@ def test_pools_have_the_environments_of_one_pool():
 def test_nothing_is_kept_of_the_states_before(algo):
     """Each call takes over the buffers of the last: the device holds no more after ten of them than after two."""
     more = ["replay.capacity=4096", "replay.learning_starts=64"] if algo == "dqn" else []
-    settings = ["env.backend=graph", "env.num_envs=8", "devices.fake=4", "stop.env_steps=100000", *more]
+    settings = ["env.backend=jax", "env.num_envs=8", "devices.fake=4", "stop.env_steps=100000", *more]
     run = build.run(config.load(None, ["env.id=CartPole-v1", *settings], algo=algo))
     state, held = run.program.init(0), []
     for i in range(10):

@@ -89,7 +89,7 @@ def test_every_case_is_a_valid_command(tmp_path):
     words = soak.command(str(HERE.parent / "configs" / "ppo.yaml"), ["env.num_envs=16"], 100, tmp_path)
     assert "--set=stop.episode/return=1e9" in words  # it is not to end before
     with pytest.raises(InputError, match=r"algo\.learning_rate"):
-        soak.command("ppo-graph", ["algo.learning_rate=1"], 500, tmp_path)
+        soak.command("ppo-jax", ["algo.learning_rate=1"], 500, tmp_path)
 
 
 def test_the_memory_of_a_process():
@@ -109,7 +109,7 @@ def test_the_memory_of_a_process():
 
 @pytest.mark.slow
 def test_memory_stays_flat():
-    found = soak.soak("ppo-graph", iterations=3000, max_growth=8.0, max_slowdown=None, every=0.02)
+    found = soak.soak("ppo-jax", iterations=3000, max_growth=8.0, max_slowdown=None, every=0.02)
     assert found["flat"], found
     assert found["iterations"] > 1500 and 100 < found["rss_mb"][0] < 3000
 

@@ -22,7 +22,7 @@ from jrl.run.session import Session
 from jrl.settings import config
 
 SMALL = [
-    "--algo=ppo", "--env=CartPole-v1", "--set=env.backend=graph", "--set=env.num_envs=4", "--set=rollout.length=16",
+    "--algo=ppo", "--env=CartPole-v1", "--set=env.backend=jax", "--set=env.num_envs=4", "--set=rollout.length=16",
     "--set=network.hidden=[8]", "--set=rollout.iterations_per_call=2", "--set=run.log=[jsonl,csv]",
     "--set=run.compile_cache=false",
 ]  # fmt: skip

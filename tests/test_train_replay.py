@@ -15,7 +15,7 @@ from jrl.types import Box
 CONFIGS = Path(__file__).parent.parent / "configs"
 NAMES = sorted(p.stem for p in CONFIGS.glob("*.yaml") if not p.stem.startswith("ppo"))
 SMALL = [
-    "--set=env.backend=graph", "--set=env.num_envs=4", "--set=network.hidden=[8]", "--set=replay.batch_size=16",
+    "--set=env.backend=jax", "--set=env.num_envs=4", "--set=network.hidden=[8]", "--set=replay.batch_size=16",
     "--set=replay.learning_starts=64", "--set=replay.capacity=400", "--set=replay.train_every=8",
     "--set=replay.updates_per_step=0.25", "--set=rollout.iterations_per_call=4", "--set=run.log=[jsonl]",
     "--set=run.compile_cache=false", "--set=run.report_every=100",

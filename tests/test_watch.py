@@ -13,7 +13,7 @@ from jrl.run import checkpoint, parallel, watch
 from jrl.types import NOT_FINITE, Algo, UpdateAux
 
 SMALL = [
-    "--set=env.backend=graph", "--set=env.num_envs=4", "--set=network.hidden=[8]", "--set=run.log=[jsonl]",
+    "--set=env.backend=jax", "--set=env.num_envs=4", "--set=network.hidden=[8]", "--set=run.log=[jsonl]",
     "--set=run.compile_cache=false", "--set=run.report_every=50", "--set=rollout.iterations_per_call=2",
 ]  # fmt: skip
 REPLAY = [

@@ -1,16 +1,16 @@
-"""Environments: `make(id, num_envs=...)` gives a GraphEnv, an Env or an AsyncEnv, whatever library steps it.
+"""Environments: `make(id, num_envs=...)` gives a JaxEnv, an Env or an AsyncEnv, whatever library steps it.
 
 Importing this package imports no environment library.
 """
 
 from jrl.envs.context import OnFailure, Place
-from jrl.envs.make import BACKENDS, GRAPH, ROLES, backends_of, check, ids, is_atari, make, resolve, section, seed_range
+from jrl.envs.make import BACKENDS, IN_JAX, ROLES, backends_of, check, ids, is_atari, make, resolve, section, seed_range
 from jrl.envs.wrappers import action_transform, reward_transform
 from jrl.fields.env import EnvConfig
 
 __all__ = [
     "BACKENDS",
-    "GRAPH",
+    "IN_JAX",
     "ROLES",
     "EnvConfig",
     "OnFailure",

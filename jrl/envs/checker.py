@@ -14,12 +14,12 @@ import numpy as np
 from jrl import registry
 from jrl.envs.check_values import Findings, Watch, choices, described, look_at, look_at_mask, place
 from jrl.envs.context import OnFailure
-from jrl.envs.graph import Definition
+from jrl.envs.jax_env import Definition
 from jrl.envs.make import make, resolve
 from jrl.errors import counted
 from jrl.host import room
 from jrl.spaces import leaves, map_leaves, masks_actions, num_bytes, of_leaves, split_mask
-from jrl.types import Box, Discrete, EnvSpec, GraphEnv, InputError, Leaf, MultiDiscrete, PyTree, Space
+from jrl.types import Box, Discrete, EnvSpec, InputError, JaxEnv, Leaf, MultiDiscrete, PyTree, Space
 
 _SLOW_S = 1e-4  # of a step, from which on a process of its own pays: see docs/environments.md
 _UNEVEN, _UNEVEN_S = 10.0, 1e-3  # a step that holds up the others: so many medians, and so many seconds
@@ -55,7 +55,7 @@ def check_env(
     Gymnasium environment returns is looked at before it is converted.
 
     Args:
-      env: what `env.id` names, or the class, creator or `jrl.envs.graph.Definition` itself.
+      env: what `env.id` names, or the class, creator or `jrl.envs.jax_env.Definition` itself.
       backend, options: as in a config.
       steps: of each environment and stream, resets included.
       num_envs: stepped side by side.
@@ -129,7 +129,7 @@ class _Runs:
                 self._found.problem("step", f"{self._id} cannot be stepped: {described(e)}")
             return None
         finally:
-            if not isinstance(env, GraphEnv):
+            if not isinstance(env, JaxEnv):
                 self.close()
         if watched and not self.seconds:
             self.seconds = [s for w in watches for s in w.seconds]
@@ -171,7 +171,7 @@ class _Runs:
         except Exception as e:
             self._found.problem("make", f"{self._id} cannot be made: {described(e)}: mend it, or give the options")
             return None
-        if isinstance(env, GraphEnv):
+        if isinstance(env, JaxEnv):
             self._graph = env._replace(step=jax.jit(env.step), reset=jax.jit(env.reset))  # compiled once
             return self._graph
         return env
@@ -180,8 +180,8 @@ class _Runs:
         spec: EnvSpec = env.spec
         masked = masks_actions(spec)
         actions = _random_actions(spec.action, self._steps, self._num_envs, self._seed)
-        key, state, graph = jax.random.key(seed), None, isinstance(env, GraphEnv)
-        if graph:
+        key, state, in_jax = jax.random.key(seed), None, isinstance(env, JaxEnv)
+        if in_jax:
             state, first = env.reset(key)
         else:
             first = env.reset()
@@ -194,7 +194,7 @@ class _Runs:
             action = jax.tree.map(lambda x: x[t], actions)  # noqa: B023  called at once
             if mask is not None:
                 action = _allowed(spec.action, action, mask)
-            if graph:
+            if in_jax:
                 state, result = env.step(state, action, jax.random.fold_in(key, t + 1))
             else:
                 result = env.step(action)
@@ -258,7 +258,7 @@ def _allowed(space: Space, action: PyTree, mask: np.ndarray) -> PyTree:
 
 _RANDOMNESS = {
     "gymnasium": "draw from self.np_random, which super().reset(seed=seed) seeds; share nothing between environments",
-    "graph": "draw from `draws` only, with no Python state",
+    "jax": "draw from `draws` only, with no Python state",
     "envpool": "its results depend on more than its seed; runs cannot be repeated",
 }
 

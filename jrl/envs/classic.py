@@ -7,7 +7,7 @@ import math
 
 import jax.numpy as jnp
 
-from jrl.envs.graph import Definition
+from jrl.envs.jax_env import Definition
 from jrl.types import Box, Discrete
 
 

@@ -52,7 +52,7 @@ class EnvContext(dict):
       num_envs: of its vector.
       remote: it has a process of its own.
       in_evaluation: it is not trained on.
-      seed: of its first reset; None where random numbers come from keys (graph environments).
+      seed: of its first reset; None where random numbers come from keys (environments written in JAX).
     """
 
     def __init__(
@@ -139,8 +139,8 @@ def option_errors(
     return errors + [f"env.options.{name}: {id} needs it: give it a value" for name in needed]
 
 
-def makes_graph(found: Any) -> bool | None:
-    """Whether an object that `env.id` names gives a `jrl.envs.graph.Definition`; None where only a call would tell."""
+def is_in_jax(found: Any) -> bool | None:
+    """Whether what `env.id` names gives a `jrl.envs.jax_env.Definition`; None where only a call would tell."""
     if type(found).__name__ == "Definition":
         return True
     if inspect.isclass(found) or not callable(found):
@@ -181,8 +181,8 @@ class Maker:
         for name in ("observation_space", "action_space"):
             if not hasattr(env, name):
                 what = getattr(self._found, "__qualname__", self._found)
-                graph = ": set env.backend graph" if type(env).__name__ == "Definition" else ""
-                raise TypeError(f"{what} gave a {type(env).__name__}, no Gymnasium environment: no {name}{graph}")
+                mend = ": set env.backend jax" if type(env).__name__ == "Definition" else ""
+                raise TypeError(f"{what} gave a {type(env).__name__}, no Gymnasium environment: no {name}{mend}")
         with contextlib.suppress(AttributeError):  # one with __slots__
             setattr(env, _KEPT_AS, context)
         return env if self.horizon is None else Limited(env, self.horizon, self._soft)

@@ -19,7 +19,7 @@ from jrl.envs import spec as spaces
 from jrl.envs.vector import Infos
 from jrl.errors import cannot_import
 from jrl.fields.env import EnvConfig
-from jrl.types import Array, EnvSpec, GraphEnv, InputError, PyTree, Space, StepResult, element
+from jrl.types import Array, EnvSpec, InputError, JaxEnv, PyTree, Space, StepResult, element
 
 _RESERVED = ("num_envs", "seed", "env_seed", "batch_size", "max_num_players", "base_path", "gym_reset_return_info")
 _TINY = ("envpool.classic_control", "envpool.toy_text")
@@ -227,7 +227,7 @@ class EnvPoolEnv(_Pool):
         if self._in_program:
             raise RuntimeError("this pool belongs to a program: step it there, or make another one")
 
-    def to_graph(self) -> GraphEnv | None:
+    def to_jax(self) -> JaxEnv | None:
         """The same pool inside a program, or None where EnvPool has no XLA interface: several players, or on a TPU.
 
         The state is a token that orders the steps; the pool itself is a constant of the program, so that one pool must
@@ -261,7 +261,7 @@ class EnvPoolEnv(_Pool):
             spaces.check_action(self.spec.action, self.spec.num_envs, action)  # while tracing: shape and dtype
             return pool_step(state, action)
 
-        return GraphEnv(self.spec, reset, step, self._pool.close, pure=False)
+        return JaxEnv(self.spec, reset, step, self._pool.close, pure=False)
 
 
 class AsyncEnvPoolEnv(_Pool):

@@ -22,8 +22,8 @@ from jrl.types import (
     Box,
     Dict,
     EnvSpec,
-    GraphEnv,
     InputError,
+    JaxEnv,
     Key,
     PyTree,
     Space,
@@ -176,7 +176,7 @@ def _along(fresh: Array, x: Array) -> Array:
 
 
 def remember(env: Any, *, frame_stack: int = 1, prev_action: bool = False, prev_reward: bool = False) -> Any:
-    """`env`, a GraphEnv, Env or AsyncEnv, whose observations tell of earlier steps; itself where all is off.
+    """`env`, a JaxEnv, Env or AsyncEnv, whose observations tell of earlier steps; itself where all is off.
 
     Arguments and errors as of `history`. Nothing should stand around it that changes actions: the previous one is the
     one that `step` or `send` got.
@@ -184,8 +184,8 @@ def remember(env: Any, *, frame_stack: int = 1, prev_action: bool = False, prev_
     found = history(env.spec, frame_stack=frame_stack, prev_action=prev_action, prev_reward=prev_reward)
     if found is None:
         return env
-    if isinstance(env, GraphEnv):
-        return _graph(env, found)
+    if isinstance(env, JaxEnv):
+        return _in_jax(env, found)
     return _Async(env, found) if isinstance(env, AsyncEnv) else _Waiting(env, found)
 
 
@@ -206,7 +206,7 @@ class HistoryState:
     ended: Array  # [B] bool, after the latest step: the next row begins an episode
 
 
-def _graph(env: GraphEnv, found: History) -> GraphEnv:
+def _in_jax(env: JaxEnv, found: History) -> JaxEnv:
     num_envs = env.spec.num_envs
 
     def reset(key: Key) -> tuple[HistoryState, PyTree]:

@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jrl.types import Array, GraphEnv, Key, PyTree, StepResult
+from jrl.types import Array, JaxEnv, Key, PyTree, StepResult
 
 _PAUSED, _FRESH = -1, -2  # SoftState.steps of an environment whose next row is the one after an end
 
@@ -62,7 +62,7 @@ class SoftState:
     steps: Array  # [B] i32, since the episode began; below 0 after an end: -1 at the horizon, -2 at a true one
 
 
-def soften(env: GraphEnv, horizon: int) -> GraphEnv:
+def soften(env: JaxEnv, horizon: int) -> JaxEnv:
     """`env`, whose state has leaves [B, ...], with episodes that end after `horizon` steps and go on."""
     limit = env.spec.max_episode_steps
     spec = env.spec._replace(max_episode_steps=horizon if limit is None else min(horizon, limit))

@@ -12,18 +12,19 @@ import numpy as np
 from jrl import registry
 from jrl.envs import classic, history, limits, nested, parametric, step_faults, suites, toys
 from jrl.envs import context as contexts
-from jrl.envs.context import ENDS_RUN, TRAINING, EnvContext, OnFailure, Place, makes_graph
-from jrl.envs.graph import Definition, build, time_limit
+from jrl.envs.context import ENDS_RUN, TRAINING, EnvContext, OnFailure, Place, is_in_jax
+from jrl.envs.jax_env import Definition, build, time_limit
 from jrl.envs.wrappers import wrap
 from jrl.fields import schema
+from jrl.fields.bounds import Backend, renamed
 from jrl.fields.env import EnvConfig
 from jrl.host.room import check_observations
 from jrl.spaces import leaves
-from jrl.types import AsyncEnv, Env, EnvSpec, GraphEnv, InputError
+from jrl.types import AsyncEnv, Env, EnvSpec, InputError, JaxEnv
 
-BACKENDS = ("envpool", "gymnasium", "graph")  # in the order that `auto` asks them
+BACKENDS = ("envpool", "gymnasium", "jax")  # in the order that `auto` asks them
 
-GRAPH: dict[str, Callable[..., Definition]] = {
+IN_JAX: dict[str, Callable[..., Definition]] = {
     "CartPole-v1": classic.cartpole,
     "Pendulum-v1": classic.pendulum,
     "MountainCar-v0": classic.mountain_car,
@@ -42,9 +43,9 @@ _BLOCKS = 8_192  # per role, of 65,536 seeds each: int32 holds those of four rol
 
 
 def ids(backend: str) -> tuple[str, ...]:
-    """The ids of one backend that can be listed; the graph backend also has `gymnax:NAME` and `brax:NAME`."""
-    if backend == "graph":
-        return tuple(GRAPH)
+    """The ids of one backend that can be listed; the jax backend also has `gymnax:NAME` and `brax:NAME`."""
+    if backend == "jax":
+        return tuple(IN_JAX)
     if backend == "envpool":
         from jrl.envs import envpool_env
 
@@ -64,7 +65,7 @@ def _has(id: str, backend: str) -> bool:
         if ":" not in id:
             return id in ids(backend)
         if id.startswith(suites.PREFIXES):
-            return backend == "graph"
+            return backend == "jax"
     # the user's own: a class, a function, or a name that only looks like one, whose fault the backend tells
     if backend == "envpool":
         return False
@@ -74,16 +75,17 @@ def _has(id: str, backend: str) -> bool:
         found = gym_env.load_class(id)
     except InputError:
         found = None
-    graph = makes_graph(found)
-    return graph is not False if backend == "graph" else not graph
+    in_jax = is_in_jax(found)
+    return in_jax is not False if backend == "jax" else not in_jax
 
 
 def resolve(id: str, backend: str = "auto") -> str:
-    """The backend that will step `id`: the first of EnvPool, Gymnasium and graph that has it, under `auto`.
+    """The backend that will step `id`: the first of EnvPool, gymnasium and jax that has it, under `auto`.
 
     Raises:
       InputError: unknown id or backend, or that backend lacks the id.
     """
+    backend = renamed(backend, Backend)
     if backend not in ("auto", *BACKENDS):
         raise InputError(f"env.backend: expected one of auto, {', '.join(BACKENDS)}, got {backend!r}")
     for candidate in BACKENDS if backend == "auto" else (backend,):
@@ -166,7 +168,7 @@ def _backend_errors(cfg: EnvConfig, found: str, on_failure: OnFailure) -> Iterat
             "env.soft_horizon: EnvPool steps and resets all environments of a pool, none can be held back, and "
             f"{stepped}{mend}"
         )
-    if cfg.action_mask_info and found == "graph":
+    if cfg.action_mask_info and found == "jax":
         yield (
             f"env.action_mask_info {cfg.action_mask_info}: environments in JAX have no infos, and {stepped}"
             "let its observation be a Dict with an action_mask, or leave it out"
@@ -180,7 +182,7 @@ def _is_suites(id: str) -> bool:
 def _definition(id: str, options: dict[str, Any]) -> Definition:
     """Raises InputError: an option that it does not take, or a function of the user's that gives no Definition."""
     options = dict(options)
-    found: Any = registry.registered(id) or GRAPH.get(id)
+    found: Any = registry.registered(id) or IN_JAX.get(id)
     if found is None:
         from jrl.envs import gym_env
 
@@ -198,14 +200,14 @@ def _definition(id: str, options: dict[str, Any]) -> Definition:
         raise InputError(f"env.id {id}: it cannot be made with options {options}: {step_faults.line(e)}") from e
     if not isinstance(made, Definition):
         raise InputError(
-            f"env.id {id}: the graph backend takes a function that returns a jrl.envs.graph.Definition, and this one "
+            f"env.id {id}: the jax backend takes a function that returns a jrl.envs.jax_env.Definition, and this one "
             f"returns a {type(made).__name__}: use env.backend gymnasium if that is an environment"
         )
     return made if limit is None else made._replace(max_episode_steps=time_limit(limit))
 
 
-def _graph(cfg: EnvConfig) -> GraphEnv:
-    def made(**limit: int) -> GraphEnv:
+def _in_jax(cfg: EnvConfig) -> JaxEnv:
+    def made(**limit: int) -> JaxEnv:
         given = {**cfg.options, **limit}
         if _is_suites(cfg.id):
             return suites.make(cfg.id, cfg.num_envs, given)
@@ -278,25 +280,25 @@ def make(
     use_prev_action: bool = False,
     use_prev_reward: bool = False,
     **settings: Any,
-) -> GraphEnv | Env | AsyncEnv:
+) -> JaxEnv | Env | AsyncEnv:
     """Makes B environments under one contract (see `jrl.types.StepResult`).
 
-    >>> env = make("CartPole-v1", backend="graph", num_envs=4)
+    >>> env = make("CartPole-v1", backend="jax", num_envs=4)
     >>> env.spec.action
     Discrete(n=2, dtype='int32')
 
     Args:
       env: the `env` section of a config, or its `id`: `CartPole-v1`, `package.module:Class`, `gymnax:NAME`,
         `brax:NAME`, or a name that was registered (see `jrl.registry`). A function that returns a
-        `jrl.envs.graph.Definition` gives graph environments.
-      seed: with `place`, of which environments these are. Graph environments take their randomness from the keys that
-        they are given instead.
+        `jrl.envs.jax_env.Definition` gives environments written in JAX.
+      seed: with `place`, of which environments these are. Environments written in JAX take their randomness from
+        the keys that they are given instead.
       host: an EnvPool environment is stepped from Python rather than inside a program.
       use_prev_action, use_prev_reward: what observations tell of earlier steps; see `jrl.envs.history`.
       settings: other keys of the section, such as num_envs=16, backend="gymnasium", options={"start": 2}; they
         stand over those of `env`.
     Returns:
-      An AsyncEnv with `batch_wait_ms`, or a `batch_size` below `num_envs`; else a GraphEnv where the environment can be
+      An AsyncEnv with `batch_wait_ms`, or a `batch_size` below `num_envs`; else a JaxEnv where the environment can be
       stepped inside a program, and an Env where it cannot. Gymnasium's have two members more, `foreach_env(fn)` and
       `num_restarts`.
     Raises:
@@ -326,15 +328,15 @@ def make(
 def _stepped(cfg: EnvConfig, seed: int, place: Place, *, host: bool, on_failure: OnFailure) -> Any:
     """The environments as their library steps them, with its own spaces."""
     first, found = seed_range(seed, place.role, place.index) + place.offset, resolve(cfg.id, cfg.backend)
-    if found == "graph":
-        return _graph(cfg)
+    if found == "jax":
+        return _in_jax(cfg)
     if found == "envpool":
         from jrl.envs import envpool_env
 
         if cfg.batch_size is not None and cfg.batch_size < cfg.num_envs:
             return envpool_env.AsyncEnvPoolEnv(cfg, seed=first)
         from_host = envpool_env.EnvPoolEnv(cfg, seed=first)
-        return from_host if host else from_host.to_graph() or from_host
+        return from_host if host else from_host.to_jax() or from_host
     from jrl.envs import gym_env
 
     context = EnvContext(

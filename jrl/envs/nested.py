@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jrl import spaces
-from jrl.envs.graph import Definition
+from jrl.envs.jax_env import Definition
 from jrl.types import Array, Box, Dict, Discrete, InputError, Leaf, MultiBinary, MultiDiscrete, PyTree, Space, Tuple
 
 _PIXELS, _PLACES, _DIGITS = 8, 3, (2, 3)

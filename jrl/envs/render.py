@@ -20,7 +20,7 @@ from jrl.envs.gym_env import GymnasiumEnv
 from jrl.envs.make import backends_of, check, resolve, section, seed_range
 from jrl.envs.make import make as make_env
 from jrl.fields.env import EnvConfig
-from jrl.types import Array, Box, Dict, Env, EnvSpec, GraphEnv, InputError, Leaf, PyTree, Space, StepResult, Tuple
+from jrl.types import Array, Box, Dict, Env, EnvSpec, InputError, JaxEnv, Leaf, PyTree, Space, StepResult, Tuple
 
 # they draw without OpenGL; MuJoCo's renderer ends the process where OpenGL is missing, so others are tried in a child
 _SOFTWARE = ("envpool.atari", "envpool.box2d", "envpool.classic_control", "envpool.minigrid", "envpool.toy_text")
@@ -255,24 +255,24 @@ class _Observed:
 
     how, fps = "its own observations", 10.0
 
-    def __init__(self, env: GraphEnv | Env, draw: Callable[[np.ndarray], np.ndarray], seed: int):
+    def __init__(self, env: JaxEnv | Env, draw: Callable[[np.ndarray], np.ndarray], seed: int):
         self.spec, self._env, self._draw = env.spec, env, draw
         self._key, self._count = jax.random.key(seed), 0
         self._obs: PyTree = None
-        if isinstance(env, GraphEnv):
+        if isinstance(env, JaxEnv):
             self._state: PyTree = None
-            self._graph_reset, self._graph_step = jax.jit(env.reset), jax.jit(env.step)
+            self._jax_reset, self._jax_step = jax.jit(env.reset), jax.jit(env.step)
 
     def reset(self) -> PyTree:
-        if isinstance(self._env, GraphEnv):
-            self._state, self._obs = self._graph_reset(self._next_key())
+        if isinstance(self._env, JaxEnv):
+            self._state, self._obs = self._jax_reset(self._next_key())
         else:
             self._obs = self._env.reset()
         return self._obs
 
     def step(self, action: Array) -> StepResult:
-        if isinstance(self._env, GraphEnv):
-            self._state, result = self._graph_step(self._state, action, self._next_key())
+        if isinstance(self._env, JaxEnv):
+            self._state, result = self._jax_step(self._state, action, self._next_key())
         else:
             result = self._env.step(action)
         self._obs = result.obs

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl.envs import spec as spaces
-from jrl.envs.graph import select, time_limit, under_contract
+from jrl.envs.jax_env import select, time_limit, under_contract
 from jrl.errors import cannot_import
 from jrl.spaces import map_leaves
-from jrl.types import Array, Box, Dict, Discrete, EnvSpec, GraphEnv, InputError, Key, PyTree, Space, Tuple
+from jrl.types import Array, Box, Dict, Discrete, EnvSpec, InputError, JaxEnv, Key, PyTree, Space, Tuple
 
 PREFIXES = ("gymnax:", "brax:")
 _NEVER = 2**30
@@ -36,7 +36,7 @@ def _import(module: str) -> Any:
         raise InputError(f"env.id {package}:...: {cannot_import(package, e)}") from e
 
 
-def make(id: str, num_envs: int, options: dict[str, Any]) -> GraphEnv:
+def make(id: str, num_envs: int, options: dict[str, Any]) -> JaxEnv:
     """B environments `gymnax:NAME` or `brax:NAME`.
 
     Args:
@@ -57,7 +57,7 @@ def _vectorize(
     spec: EnvSpec,
     reset_one: Callable[[Key], tuple[PyTree, PyTree]],
     step_one: Callable[[PyTree, PyTree, Key], tuple[PyTree, PyTree, Array, Array]],
-) -> GraphEnv:
+) -> JaxEnv:
     """B environments from the two functions of one; `step_one` returns (state, obs, reward, end)."""
 
     def reset(key: Key) -> tuple[PyTree, PyTree]:
@@ -80,7 +80,7 @@ def _unknown(what: str, name: str, known: Iterable[str]) -> InputError:
     return InputError(f"{what}: " + (f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(known)}"))
 
 
-def _gymnax(name: str, num_envs: int, options: dict[str, Any]) -> GraphEnv:
+def _gymnax(name: str, num_envs: int, options: dict[str, Any]) -> JaxEnv:
     gymnax = _import("gymnax")
     known = list(gymnax.registered_envs)
     if name not in known:
@@ -139,7 +139,7 @@ def _brax_space(size: Any) -> Space:
     return Box(tuple(size) if isinstance(size, tuple | list) else (int(size),))
 
 
-def _brax(name: str, num_envs: int, options: dict[str, Any]) -> GraphEnv:
+def _brax(name: str, num_envs: int, options: dict[str, Any]) -> JaxEnv:
     envs = _import("brax.envs")
     if name not in envs._envs:
         raise _unknown(f"env.id brax:{name}: brax has no such environment", name, envs._envs)

@@ -5,7 +5,7 @@
 
 * Gymnasium: an environment with `get_task` and `set_task`, such as a `TaskSettableEnv`; they are called at the boundary
   of two rollouts, in the process where the environment lives.
-* In a program: a `jrl.envs.graph.Definition` with a `task`. All environments have the same; setting it compiles
+* In a program: a `jrl.envs.jax_env.Definition` with a `task`. All environments have the same; setting it compiles
   nothing.
 * EnvPool: its environments cannot be changed. A task is a dict of `env.options`, with which the pool is made anew.
 """
@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 from jrl.envs.context import EnvContext
-from jrl.envs.graph import described
+from jrl.envs.jax_env import described
 from jrl.errors import InputError
-from jrl.types import GraphEnv, PyTree
+from jrl.types import JaxEnv, PyTree
 
 _MEND = "give it get_task() and set_task(task), as jrl.envs.task.TaskSettableEnv has"
 TaskFn = Callable[[dict[str, Any], Any, Any], Any]  # (result, env, EnvContext) -> task; None: as it is
@@ -79,11 +79,11 @@ def check(env: Any) -> None:
     """That the environments have a task that can be set; EnvPool's, which are made anew for another, do.
 
     Args:
-      env: GraphEnv, Env or AsyncEnv, or a source with one of the latter.
+      env: JaxEnv, Env or AsyncEnv, or a source with one of the latter.
     Raises:
       InputError: names the class and what it lacks.
     """
-    if isinstance(env, GraphEnv):
+    if isinstance(env, JaxEnv):
         if env.pure and env.set_task is None:
             raise InputError(_no_task())
         return
@@ -96,7 +96,7 @@ def check(env: Any) -> None:
 
 def _no_task() -> str:
     return (
-        "env: these environments have no task to set: use one whose jrl.envs.graph.Definition has a `task`, such as "
+        "env: these environments have no task to set: use one whose jrl.envs.jax_env.Definition has a `task`, such as "
         "Corridor-v0"
     )
 
@@ -117,7 +117,7 @@ def _lacking() -> Callable[[Any], str | None]:
 # ---------------------------------------------------------------- in a program
 
 
-def set_in(state: Any, env: GraphEnv, task: PyTree) -> Any:
+def set_in(state: Any, env: JaxEnv, task: PyTree) -> Any:
     """`rollout.unroll.UnrollState`, also stacked [D, ...], whose environments have that task; a pure function.
 
     Raises:
@@ -128,14 +128,14 @@ def set_in(state: Any, env: GraphEnv, task: PyTree) -> Any:
     return dataclasses.replace(state, env_state=env.set_task(state.env_state, task))
 
 
-def get_in(state: Any, env: GraphEnv) -> PyTree:
+def get_in(state: Any, env: JaxEnv) -> PyTree:
     """The task in a `rollout.unroll.UnrollState`, also stacked [D, ...]. Raises InputError where there is none."""
     if env.get_task is None:
         raise InputError(_no_task())
     return env.get_task(state.env_state)
 
 
-def apply_in(state: Any, env: GraphEnv, fn: TaskFn, result: dict[str, Any], context: EnvContext) -> tuple[Any, Any]:
+def apply_in(state: Any, env: JaxEnv, fn: TaskFn, result: dict[str, Any], context: EnvContext) -> tuple[Any, Any]:
     """As `apply`, of environments without a source: (state, the task it has now)."""
     held = [state]
 

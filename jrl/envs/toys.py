@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jrl.envs import classic
-from jrl.envs.graph import Definition
+from jrl.envs.jax_env import Definition
 from jrl.types import Array, Box, Discrete, InputError
 
 

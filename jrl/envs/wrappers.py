@@ -15,8 +15,8 @@ from jrl.types import (
     Dict,
     Env,
     EnvSpec,
-    GraphEnv,
     InputError,
+    JaxEnv,
     Key,
     PyTree,
     Space,
@@ -123,16 +123,16 @@ def _checked(custom: Callable[[Array], Array]) -> Callable[[Array], Array]:
 
 
 def wrap(
-    env: GraphEnv | Env | AsyncEnv, *, normalize: bool, clip: bool, no_done_at_end: bool | None
-) -> GraphEnv | Env | AsyncEnv:
+    env: JaxEnv | Env | AsyncEnv, *, normalize: bool, clip: bool, no_done_at_end: bool | None
+) -> JaxEnv | Env | AsyncEnv:
     """`env` behind `action_transform` and `limits.flags`; itself where they change nothing."""
     space, fn = action_transform(env.spec.action, normalize=normalize, clip=clip)
     ends = limits.flags(no_done_at_end)
     if fn is None and ends is None:
         return env
     spec = env.spec if fn is None else env.spec._replace(action=space, env_action=env.spec.action)
-    if isinstance(env, GraphEnv):
-        return _graph(env, spec, fn, ends)
+    if isinstance(env, JaxEnv):
+        return _in_jax(env, spec, fn, ends)
     return _Async(env, spec, fn, ends) if isinstance(env, AsyncEnv) else _Waiting(env, spec, fn, ends)
 
 
@@ -147,7 +147,7 @@ def _told(result: StepResult, ends: _Ends) -> StepResult:
     return result._replace(terminated=terminated, truncated=truncated)
 
 
-def _graph(env: GraphEnv, spec: EnvSpec, fn: _Action, ends: _Ends) -> GraphEnv:
+def _in_jax(env: JaxEnv, spec: EnvSpec, fn: _Action, ends: _Ends) -> JaxEnv:
     def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, StepResult]:
         spaces.check_action(spec.action, spec.num_envs, action)  # before the transform, which would broadcast it
         state, result = env.step(state, action if fn is None else fn(action), key)

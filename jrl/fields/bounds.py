@@ -50,6 +50,17 @@ _LONGEST = 4096  # characters of any other text
 Widths = Annotated[tuple[Width, ...], Len(0, 100)]
 
 
+class Formerly(NamedTuple):
+    """Metadata of a choice: a name that one of its values had, which is still read."""
+
+    old: str
+    name: str
+
+
+Backend = Annotated[Literal["auto", "envpool", "gymnasium", "jax"], Formerly("graph", "jax")]
+Collector = Annotated[Literal["auto", "program", "host"], Formerly("graph", "program")]
+
+
 class Range(NamedTuple):
     """An interval of numbers."""
 
@@ -270,6 +281,16 @@ def range_words(hint: Any) -> str:
         inner = range_words(args[-1] if origin is dict else args[0])
         return f"each {inner}" if inner else ""
     return ""
+
+
+def renamed(value: Any, hint: Any) -> Any:
+    """The value of a choice under the name that it has now.
+
+    >>> renamed("graph", Backend)
+    'jax'
+    """
+    known = hint.__metadata__ if typing.get_origin(hint) is Annotated else ()
+    return next((one.name for one in known if isinstance(one, Formerly) and one.old == value), value)
 
 
 def describe(hint: Any, within: Range | None = None) -> str:

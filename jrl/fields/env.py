@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from annotated_types import Interval
 
-from jrl.fields.bounds import MOST_STEPS, Count, Few, Name, Positive, bounded
+from jrl.fields.bounds import MOST_STEPS, Backend, Count, Few, Name, Positive, bounded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +15,7 @@ class EnvConfig:
     """The vector of environments."""
 
     id: Name  # as its library names it: CartPole-v1, Pong-v5, HalfCheetah-v4
-    backend: Literal["auto", "envpool", "gymnasium", "graph"] = "auto"  # who steps it; auto: the first that has the id
+    backend: Backend = "auto"  # who steps it; auto: the first that has the id
     num_envs: Annotated[int, Interval(ge=1, le=MOST_STEPS)] = 8  # environments in all, over all devices
     options: dict[str, Any] = dataclasses.field(default_factory=dict)  # passed to the environment as they are
     normalize_actions: bool = True  # the policy's actions lie in [-1, 1] and are mapped to the bounds

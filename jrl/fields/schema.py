@@ -230,6 +230,7 @@ def _coerce(value: Any, hint: Any, key: str, default: Any) -> tuple[Any, list[Pr
     """
     from pydantic import ValidationError  # a tenth of a second: not at import
 
+    value = bounds.renamed(value, hint)
     try:
         coerced = _adapter(hint).validate_python(value)
     except ValidationError as e:

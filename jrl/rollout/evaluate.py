@@ -23,7 +23,7 @@ from jrl.rollout.ray_cluster import RunnerOptions
 from jrl.rollout.runner_group import Runner, RunnerGroup, received, sendable
 from jrl.rollout.source import Source
 from jrl.rollout.tally import Evaluation, Goal, Rows, Tally, joined
-from jrl.types import ActOut, AsyncEnv, Env, GraphEnv, Key, PyTree, Rollout
+from jrl.types import ActOut, AsyncEnv, Env, JaxEnv, Key, PyTree, Rollout
 
 LENGTH = 64  # rows between two looks at who has finished
 MAX_STEPS = 1_000_000  # per environment, against environments that never end
@@ -113,7 +113,7 @@ class Player(_Evaluating):
 
     def __init__(
         self,
-        env: GraphEnv | Env | AsyncEnv,
+        env: JaxEnv | Env | AsyncEnv,
         act: Callable[..., ActOut],
         *,
         carry: Callable[[int], PyTree] = lambda batch_size: (),
@@ -122,7 +122,7 @@ class Player(_Evaluating):
         infos: bool = False,
     ):
         self.spec, self.num_envs, self.length = env.spec, env.spec.num_envs, length
-        self.in_program = isinstance(env, GraphEnv)
+        self.in_program = isinstance(env, JaxEnv)
         self._tallies = {}
         self._left: list[tuple[float, int]] = []  # `Tally.rest` of the last evaluation
         self._env, self._act = env, act
@@ -220,7 +220,7 @@ class Player(_Evaluating):
 
 
 def evaluator(
-    env: GraphEnv | Env | AsyncEnv,
+    env: JaxEnv | Env | AsyncEnv,
     act: Callable[..., ActOut],
     *,
     num_episodes: int,

@@ -25,14 +25,14 @@ from jrl.rollout import unroll
 from jrl.rollout.collect import FAILURES, HostCollector
 from jrl.rollout.collect_async import AsyncCollector
 from jrl.rollout.source import Parts, Source
-from jrl.types import ActOut, AsyncEnv, Env, Episodes, GraphEnv, InputError, Key, PyTree, Rollout
+from jrl.types import ActOut, AsyncEnv, Env, Episodes, InputError, JaxEnv, Key, PyTree, Rollout
 
 
-class GraphSource(Source):
-    """Rollouts of a GraphEnv as a program of its own, on `device`. Other arguments as `rollout.unroll.make`."""
+class JaxSource(Source):
+    """Rollouts of a JaxEnv as a program of its own, on `device`. Other arguments as `rollout.unroll.make`."""
 
     def __init__(
-        self, env: GraphEnv, act: Callable[..., ActOut], *, key: Key, device: jax.Device | None = None, **options
+        self, env: JaxEnv, act: Callable[..., ActOut], *, key: Key, device: jax.Device | None = None, **options
     ):
         functions = unroll.make(env, act, **options)
         self._env = env
@@ -138,7 +138,7 @@ def _nothing_cached() -> Iterator[None]:
 
 
 def make(
-    env: GraphEnv | Env | AsyncEnv,
+    env: JaxEnv | Env | AsyncEnv,
     act: Callable[..., ActOut],
     *,
     key: Key,
@@ -147,8 +147,8 @@ def make(
     **options,
 ) -> Source:
     """The source that fits the kind of environment; from the host, it acts on the device where the actor lies."""
-    if isinstance(env, GraphEnv):
-        return GraphSource(env, act, key=key, device=device, **options)
+    if isinstance(env, JaxEnv):
+        return JaxSource(env, act, key=key, device=device, **options)
     if isinstance(env, AsyncEnv):
         return AsyncCollector(env, act, timers=timers, **options)
     return HostCollector(env, act, timers=timers, **options)

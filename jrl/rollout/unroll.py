@@ -1,4 +1,4 @@
-"""The graph path: T steps of policy and environments inside one program.
+"""The path inside a program: T steps of policy and environments inside one program.
 
 unroll = make(env, act, length=128)
 state = unroll.init(key)
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jrl.metrics import episodes
-from jrl.types import ActOut, Algo, Array, EnvSpec, Episodes, GraphEnv, Key, PyTree, Rollout, element
+from jrl.types import ActOut, Algo, Array, EnvSpec, Episodes, JaxEnv, Key, PyTree, Rollout, element
 
 RECORD = "record"  # in a rollout's extras: what those who watch its episodes need
 
@@ -35,11 +35,11 @@ class Unroll(NamedTuple):
     # `vector`: which of several such vectors this is, where `make` was told of `place`
     init: Callable[..., UnrollState]  # (key, vector=0)
     step: Callable[..., tuple[UnrollState, Rollout, Episodes]]  # (state, actor, key, vector=0)
-    pure: bool = True  # as GraphEnv.pure
+    pure: bool = True  # as JaxEnv.pure
 
 
 def make(
-    env: GraphEnv,
+    env: JaxEnv,
     act: Callable[..., ActOut],
     *,
     length: int,

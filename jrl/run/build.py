@@ -28,7 +28,7 @@ from jrl.run.program import LoopState, Program
 from jrl.run.staged import Staged, Step
 from jrl.settings import plan, plan_faults
 from jrl.settings.config import RunConfig
-from jrl.types import Algo, EnvSpec, GraphEnv, Key, Rollout
+from jrl.types import Algo, EnvSpec, JaxEnv, Key, Rollout
 
 GUARANTEES = {
     "bitwise": "resume continues exactly: the environments are part of a checkpoint",
@@ -147,7 +147,7 @@ def _in_one_program(cfg: RunConfig, learning: _Learning) -> Run:
     """A run of which one program collects and learns."""
     devices, vectors, algo = learning.devices, learning.vectors, learning.algo
     env, iterations = vectors[0], plan.iterations_per_call(cfg)
-    assert isinstance(env, GraphEnv)
+    assert isinstance(env, JaxEnv)
     pools = plan.num_pools(cfg, devices.learners.devices.size)
     place = cfg.env.num_envs if ladder(cfg) else None
     collect = unroll.make(env, algo.act, place=place, **collecting(cfg, algo, pools))
@@ -239,14 +239,14 @@ def _in_two_programs(
                 staged.restart(count)
         return state
 
-    graph = isinstance(env, GraphEnv) and not cfg.env_runners.num
-    how = "inside a program" if graph else "from the host"
+    in_program = isinstance(env, JaxEnv) and not cfg.env_runners.num
+    how = "inside a program" if in_program else "from the host"
     if cfg.env_runners.num:
         how = f"in {counted(cfg.env_runners.num, 'env runner')}"
     return learning.run(
         program=staged,
         backend=f"{backend}, {how}",
-        in_program=graph,
+        in_program=in_program,
         guarantee="refilled" if _refilled(cfg) else "restarted" if cfg.checkpoint.exact else "learner",
         unroll=None,
         note=hooks.collecting(env, env_runners=cfg.env_runners.num > 0)[1] if hooks else "",
@@ -277,7 +277,7 @@ def _why_two_programs(
         return "rollout.fake"
     if cfg.rollout.batch_mode != "truncate_episodes":
         return f"rollout.batch_mode {cfg.rollout.batch_mode}"
-    if not isinstance(env, GraphEnv):
+    if not isinstance(env, JaxEnv):
         return "the environments are stepped from Python"
     if env.pure:
         return ""

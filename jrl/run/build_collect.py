@@ -19,7 +19,7 @@ from jrl.run import learner, parallel
 from jrl.run.keys import Role, vector_key
 from jrl.settings import plan
 from jrl.settings.config import RunConfig, algo_name, to_dict
-from jrl.types import Algo, AsyncEnv, Env, EnvSpec, GraphEnv, Key, PyTree, Rollout
+from jrl.types import Algo, AsyncEnv, Env, EnvSpec, JaxEnv, Key, PyTree, Rollout
 
 
 def on_failure(cfg: RunConfig) -> OnFailure:
@@ -30,7 +30,7 @@ def on_failure(cfg: RunConfig) -> OnFailure:
 
 def environment(
     cfg: RunConfig, *, num_envs: int, role: str = "train", index: int = 0, offset: int = 0, worker_index: int = 0
-) -> GraphEnv | Env | AsyncEnv:
+) -> JaxEnv | Env | AsyncEnv:
     """Makes `num_envs` environments as `cfg.env` and `cfg.rollout.collector` describe them.
 
     Args:
@@ -52,15 +52,13 @@ def environment(
         use_prev_action=cfg.network.use_prev_action,
         use_prev_reward=cfg.network.use_prev_reward,
     )
-    if cfg.rollout.collector == "graph" and not isinstance(env, GraphEnv):
+    if cfg.rollout.collector == "program" and not isinstance(env, JaxEnv):
         env.close()
         raise InputError(
-            f"rollout.collector graph: {cfg.env.id} cannot be stepped inside a program: use auto, or env.backend graph"
+            f"rollout.collector program: {cfg.env.id} cannot be stepped inside a program: use auto, or env.backend jax"
         )
-    if cfg.rollout.collector == "host" and isinstance(env, GraphEnv):
-        raise InputError(
-            f"rollout.collector host: {cfg.env.id} is a graph environment: use auto, or another env.backend"
-        )
+    if cfg.rollout.collector == "host" and isinstance(env, JaxEnv):
+        raise InputError(f"rollout.collector host: {cfg.env.id} is written in JAX: use auto, or another env.backend")
     return env
 
 
@@ -106,7 +104,7 @@ def completed(cfg: RunConfig, source: Source, spec: EnvSpec, algo: Algo) -> Sour
     return complete.Complete(source, limit=limit, carry=algo.carry) if limit else source
 
 
-def make_vectors(cfg: RunConfig, pools: int, count: int) -> list[GraphEnv | Env | AsyncEnv]:
+def make_vectors(cfg: RunConfig, pools: int, count: int) -> list[JaxEnv | Env | AsyncEnv]:
     """The environments of each pool; with env_runners one of a single environment, for its spaces.
 
     Args:
@@ -128,7 +126,7 @@ def make_vectors(cfg: RunConfig, pools: int, count: int) -> list[GraphEnv | Env 
     return vectors
 
 
-def close_all(vectors: Iterable[GraphEnv | Env | AsyncEnv]) -> None:
+def close_all(vectors: Iterable[JaxEnv | Env | AsyncEnv]) -> None:
     for env in vectors:
         env.close()
 
@@ -166,7 +164,7 @@ def make_source(
     devices: parallel.Devices,
     timers: Timers,
     key: Key,
-    vectors: list[GraphEnv | Env | AsyncEnv],
+    vectors: list[JaxEnv | Env | AsyncEnv],
     count: int,
     hooks: callbacks.Hooks | None = None,
 ) -> Source:

@@ -12,6 +12,7 @@ from jrl.fields.bounds import (
     MOST_STEPS,
     UINT32,
     Amount,
+    Collector,
     Count,
     Few,
     Name,
@@ -38,7 +39,7 @@ class RolloutConfig:
 
     # steps per environment and iteration; null: 128, or what replay.train_every asks for
     length: Annotated[int, Interval(ge=1, le=MOST_STEPS)] | None = None
-    collector: Literal["auto", "graph", "host"] = "auto"  # graph: inside the compiled program; host: from Python
+    collector: Collector = "auto"  # program: inside the compiled program; host: from Python
     mode: Literal["sync", "async"] = "sync"  # async: the next rollouts are collected while one is learned from
     # complete_episodes: the learner gets whole episodes only, those that have not ended wait for the next rollouts
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"

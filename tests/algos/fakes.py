@@ -16,7 +16,7 @@ from jrl.networks import NetworkConfig
 from jrl.replay import ring, sequences
 from jrl.rollout import unroll
 from jrl.run import parallel
-from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, GraphEnv, MultiDiscrete, Rollout, StepResult, element
+from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, JaxEnv, MultiDiscrete, Rollout, StepResult, element
 
 VECTOR = Box((4,))
 BOX = Box((3,), low=-1.0, high=1.0)
@@ -158,7 +158,7 @@ def world(env_spec, end_rate=0.2):
         return end, StepResult(observe(keys[3], end), reward, end & ~limit, end & limit)
 
     start = jnp.zeros((B,), bool)
-    return GraphEnv(env_spec, lambda key: (start, observe(key, start)), step)
+    return JaxEnv(env_spec, lambda key: (start, observe(key, start)), step)
 
 
 def rollouts(algo, env_spec, actor, count=2, explore=True, seed=3):

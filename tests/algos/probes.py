@@ -10,7 +10,7 @@ import numpy as np
 from cases import CASES
 
 from jrl.algos import actor_critic
-from jrl.envs.graph import Definition, build
+from jrl.envs.jax_env import Definition, build
 from jrl.networks import NetworkConfig
 from jrl.replay import ring
 from jrl.rollout import unroll

@@ -7,7 +7,7 @@ import pytest
 
 from jrl.algos import actor_critic, ppo, sequences
 from jrl.algos.agent import split_carry
-from jrl.envs import graph, toys
+from jrl.envs import jax_env, toys
 from jrl.fields import hyper
 from jrl.networks import NetworkConfig
 from jrl.rollout import unroll
@@ -25,7 +25,7 @@ STEPS, ENVS = 16, 4
 def env(num_envs=ENVS, **options):
     """Episodes end all the time, by a true end and by the limit of 9 steps."""
     definition = toys.stateless_cartpole()._replace(max_episode_steps=9)
-    return graph.build(definition, num_envs)
+    return jax_env.build(definition, num_envs)
 
 
 def collect(algo, world, rollouts, key=None):

@@ -14,7 +14,7 @@ from jrl import networks
 from jrl.algos import dqn
 from jrl.algos.exploration import EpsilonGreedy
 from jrl.envs import toys
-from jrl.envs.graph import Definition, build
+from jrl.envs.jax_env import Definition, build
 from jrl.fields.hyper import Gru
 from jrl.networks import NetworkConfig
 from jrl.replay import sequences

@@ -9,7 +9,7 @@ from cases import CASES
 
 from jrl import algos
 from jrl.algos import exploration
-from jrl.envs import graph
+from jrl.envs import jax_env
 from jrl.fields import hyper
 from jrl.networks import NetworkConfig
 from jrl.replay import ring
@@ -103,8 +103,8 @@ def world(num_envs):
         mask = jnp.concatenate([allowed, jnp.zeros((num_envs, 1), bool)], 1)
         return {"x": draws[:, :3], "action_mask": mask.astype(jnp.int8)}
 
-    return graph.build(
-        graph.Definition(OBSERVATION, Discrete(ACTIONS), None, 3 + ACTIONS - 1, reset, step, observe), num_envs
+    return jax_env.build(
+        jax_env.Definition(OBSERVATION, Discrete(ACTIONS), None, 3 + ACTIONS - 1, reset, step, observe), num_envs
     )
 
 

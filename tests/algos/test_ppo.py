@@ -13,7 +13,7 @@ from ppo_reference import B, T, reference_update
 
 from jrl.algos import actor_critic, agent, ppo
 from jrl.envs import classic
-from jrl.envs.graph import build
+from jrl.envs.jax_env import build
 from jrl.networks import NetworkConfig
 from jrl.rollout import unroll
 from jrl.types import Box, Discrete, EnvSpec

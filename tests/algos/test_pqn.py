@@ -13,7 +13,7 @@ from fakes import assert_close, differ
 from jrl import networks
 from jrl.algos import agent, pqn
 from jrl.algos.exploration import Custom, EpsilonGreedy, SoftQ
-from jrl.envs.graph import Definition, build
+from jrl.envs.jax_env import Definition, build
 from jrl.networks import NetworkConfig
 from jrl.ops import minibatch
 from jrl.rollout import unroll

@@ -24,7 +24,7 @@ RLLIB = Path(__file__).parent.parent / "fixtures" / "rllib"
 
 
 def small(**reporting):
-    made = PPOConfig().environment("CartPole-v1", backend="graph").env_runners(num_envs=4, rollout_fragment_length=16)
+    made = PPOConfig().environment("CartPole-v1", backend="jax").env_runners(num_envs=4, rollout_fragment_length=16)
     return made.training(num_epochs=1, model={"hidden": [8]}).reporting(**reporting).debugging(seed=5, log=[])
 
 
@@ -174,7 +174,7 @@ def test_actions(algo):
 
 
 def test_continuous_actions_are_in_the_environments_units():
-    made = PPOConfig().environment("Pendulum-v1", backend="graph").env_runners(num_envs=2, rollout_fragment_length=8)
+    made = PPOConfig().environment("Pendulum-v1", backend="jax").env_runners(num_envs=2, rollout_fragment_length=8)
     with made.training(model={"hidden": [8], "log_std_init": 2.0}).build() as algo:
         obs = np.zeros(3, np.float32)
         raw = [algo.compute_single_action(obs, unsquash_action=False, clip_action=False) for _ in range(30)]
@@ -220,7 +220,7 @@ def test_a_policy_shows_what_its_networks_say(algo):
 
 
 def test_q_values():
-    with DQNConfig().environment("CartPole-v1", backend="graph").training(model={"hidden": [8]}).build() as algo:
+    with DQNConfig().environment("CartPole-v1", backend="jax").training(model={"hidden": [8]}).build() as algo:
         obs = np.random.default_rng(1).normal(size=(9, 4)).astype(np.float32)
         q = algo.get_policy().q_values(obs)
         np.testing.assert_array_equal(q.argmax(-1), algo.compute_actions(obs, explore=False))
@@ -232,7 +232,7 @@ def test_an_algorithm_of_ones_own_is_an_algorithm(tmp_path, monkeypatch):
     reinforce = (Path(__file__).parents[2] / "examples" / "reinforce.py").read_text()
     (tmp_path / "my_reinforce.py").write_text(reinforce)
     monkeypatch.syspath_prepend(tmp_path)
-    made = api.config_class("my_reinforce")().environment("CartPole-v1", backend="graph").debugging(seed=5, log=[])
+    made = api.config_class("my_reinforce")().environment("CartPole-v1", backend="jax").debugging(seed=5, log=[])
     made.env_runners(num_envs=4, rollout_fragment_length=16).training(baseline_coef=0.3, model={"hidden": [8]})
     with made.build() as algo:
         assert type(algo).__name__ == "MyReinforce" and type(made).__name__ == "MyReinforceConfig"

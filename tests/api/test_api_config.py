@@ -18,7 +18,7 @@ from jrl.settings import config
 def test_the_builder_writes_the_tree_that_yaml_holds(tmp_path):
     made = (
         PPOConfig()
-        .environment("CartPole-v1", backend="graph")
+        .environment("CartPole-v1", backend="jax")
         .env_runners(num_env_runners=2, num_envs_per_env_runner=8, rollout_fragment_length=64)
         .training(lr=[[0, 1e-3], [100_000, 1e-4]], gamma=0.98, model={"hidden": [32, 32]})
         .evaluation(evaluation_interval=2, evaluation_config=PPOConfig.overrides(explore=False))
@@ -27,7 +27,7 @@ def test_the_builder_writes_the_tree_that_yaml_holds(tmp_path):
     (tmp_path / "c.yaml").write_text(
         """
 algo: {name: ppo, lr: [[0, 1e-3], [100000, 1e-4]], gamma: 0.98}
-env: {id: CartPole-v1, backend: graph, num_envs: 16}
+env: {id: CartPole-v1, backend: jax, num_envs: 16}
 env_runners: {num: 2}
 rollout: {length: 64}
 network: {hidden: [32, 32]}
@@ -324,8 +324,8 @@ def test_settings_by_assignment():
 
 
 def test_a_dict_of_arguments_is_no_old_config():
-    made = api.PPO.read_config({"env": "CartPole-v1", "backend": "graph", "num_envs": 4, "lr": 1e-2})
-    assert (made.backend, made.num_envs, made.lr) == ("graph", 4, 1e-2)
+    made = api.PPO.read_config({"env": "CartPole-v1", "backend": "jax", "num_envs": 4, "lr": 1e-2})
+    assert (made.backend, made.num_envs, made.lr) == ("jax", 4, 1e-2)
     assert (
         PPOConfig()
         .environment("CartPole-v1")

@@ -18,13 +18,13 @@ T, B = 8, 4
 
 
 def on_policy(made=None, **training):
-    made = (made or A2CConfig()).environment("CartPole-v1", backend="graph")
+    made = (made or A2CConfig()).environment("CartPole-v1", backend="jax")
     made = made.env_runners(num_envs=B, rollout_fragment_length=T).debugging(seed=3, log=[])
     return made.training(model={"hidden": [8]}, **training).reporting(min_sample_timesteps_per_iteration=1)
 
 
 def dqn(**training):
-    made = DQNConfig().environment("CartPole-v1", backend="graph").debugging(seed=3, log=[])
+    made = DQNConfig().environment("CartPole-v1", backend="jax").debugging(seed=3, log=[])
     made = made.env_runners(num_envs=B, rollout_fragment_length=T).training(model={"hidden": [8]}, **training)
     made = made.training(replay_buffer_config={"capacity": 400}, train_batch_size=16, learning_starts=32)
     return made.reporting(min_sample_timesteps_per_iteration=1)
@@ -142,7 +142,7 @@ def test_a_rollout_by_hand_stands_behind_a_seam_in_replay(q):
 
 @pytest.mark.slow
 def test_sacs_parts_have_their_gradients():
-    made = SACConfig().environment("Pendulum-v1", backend="graph").env_runners(num_envs=2, rollout_fragment_length=4)
+    made = SACConfig().environment("Pendulum-v1", backend="jax").env_runners(num_envs=2, rollout_fragment_length=4)
     made = made.training(model={"hidden": [8]}, train_batch_size=8, learning_starts=8).debugging(seed=0, log=[])
     made = made.training(replay_buffer_config={"capacity": 100}).reporting(min_sample_timesteps_per_iteration=1)
     with made.build() as algo:

@@ -19,7 +19,7 @@ from jrl.rollout.ray_cluster import Cluster, RunnerOptions
 
 SMALL = {
     "env": "CartPole-v1",
-    "backend": "graph",
+    "backend": "jax",
     "num_envs": 4,
     "rollout_fragment_length": 16,
     "iterations_per_call": 1,
@@ -171,7 +171,7 @@ def test_a_config_with_searches_is_a_search_space_by_the_names_of_arguments():
 
 def test_dicts_of_ours_and_of_rllib():
     ours = tune.read(PPO, {**SMALL, "lr": 1e-2}).to_run_config()
-    assert (ours.env.backend, ours.env.num_envs, ours.algo.lr) == ("graph", 4, 1e-2)
+    assert (ours.env.backend, ours.env.num_envs, ours.algo.lr) == ("jax", 4, 1e-2)
     tree = tune.read(PPO, ours_tree := PPOConfig().update_from_dict(SMALL).to_dict()).to_dict()
     assert tree == ours_tree
     old = tune.read(PPO, {"env": "CartPole-v1", "num_workers": 2, "num_envs_per_worker": 3, "lambda": 0.5})

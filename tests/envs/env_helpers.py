@@ -8,10 +8,10 @@ import jax
 import numpy as np
 
 from jrl import envs, spaces
-from jrl.types import Box, Discrete, GraphEnv, MultiBinary, MultiDiscrete, StepResult
+from jrl.types import Box, Discrete, JaxEnv, MultiBinary, MultiDiscrete, StepResult
 
 KINDS: dict[str, dict[str, Any]] = {
-    "graph": {"backend": "graph"},
+    "jax": {"backend": "jax"},
     "program": {"backend": "envpool"},  # EnvPool inside a jitted program
     "host": {"backend": "envpool", "host": True},
     "gymnasium": {"backend": "gymnasium"},
@@ -30,11 +30,11 @@ def make(id: str, kind: str, *, num_envs: int = 4, seed: int = 0, options: dict 
 
 
 class Stepper:
-    """Steps any environment with numpy in and numpy out; a graph environment as a jitted program."""
+    """Steps any environment with numpy in and numpy out; an environment written in JAX as a jitted program."""
 
     def __init__(self, env: Any, seed: int = 0):
         self.env, self.spec, self._key, self._count = env, env.spec, jax.random.key(seed), 0
-        self.graph, self.ready = isinstance(env, GraphEnv), hasattr(env, "recv")
+        self.graph, self.ready = isinstance(env, JaxEnv), hasattr(env, "recv")
         if self.graph:
             self._step = jax.jit(env.step)
             self._reset = jax.jit(env.reset) if env.pure else env.reset
@@ -93,9 +93,9 @@ class Trajectory(NamedTuple):
 
 
 @functools.cache
-def _graph_stepper(id: str, num_envs: int, options: tuple) -> Stepper:
-    """Graph environments hold no state: one compilation serves every test."""
-    return Stepper(make(id, "graph", num_envs=num_envs, options=dict(options)))
+def _jax_stepper(id: str, num_envs: int, options: tuple) -> Stepper:
+    """Environments written in JAX hold no state: one compilation serves every test."""
+    return Stepper(make(id, "jax", num_envs=num_envs, options=dict(options)))
 
 
 def run(
@@ -103,8 +103,8 @@ def run(
 ) -> Trajectory:
     """Steps `actions` [T, B, *] from a reset."""
     num_envs = actions.shape[1]
-    if kind == "graph":
-        stepper = _graph_stepper(id, num_envs, tuple(sorted((options or {}).items())))
+    if kind == "jax":
+        stepper = _jax_stepper(id, num_envs, tuple(sorted((options or {}).items())))
         stepper._key, stepper._count = jax.random.key(seed), 0
     else:
         stepper = Stepper(make(id, kind, num_envs=num_envs, seed=seed, options=options, **kwargs))

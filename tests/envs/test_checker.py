@@ -12,7 +12,7 @@ import pytest
 import jrl
 from jrl.envs.check_values import Findings
 from jrl.envs.checker import _speed, check_env
-from jrl.envs.graph import Definition
+from jrl.envs.jax_env import Definition
 from jrl.errors import InputError
 from jrl.types import Box, Dict, Discrete
 
@@ -275,7 +275,7 @@ def test_a_sound_environment_has_no_findings(env):
 
 
 @pytest.mark.parametrize(
-    ("id", "backend"), [("CartPole-v1", "gymnasium"), ("CartPole-v1", "envpool"), ("CartPole-v1", "graph"),
+    ("id", "backend"), [("CartPole-v1", "gymnasium"), ("CartPole-v1", "envpool"), ("CartPole-v1", "jax"),
                         ("Pendulum-v1", "envpool"), ("FrozenLake-v1", "gymnasium")]
 )  # fmt: skip
 def test_known_environments_have_no_findings(id, backend):

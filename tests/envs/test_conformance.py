@@ -10,20 +10,20 @@ from env_helpers import Stepper, kolmogorov_smirnov, make, random_actions, run
 from jrl import envs
 from jrl.envs import envpool_env
 from jrl.envs.envpool_env import EnvPoolEnv
-from jrl.types import Box, Discrete, GraphEnv
+from jrl.types import Box, Discrete, JaxEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium", "ignore:.*fork.*")
-ALL = ["graph", "program", "host", "gymnasium"]
+ALL = ["jax", "program", "host", "gymnasium"]
 CASES = [
     *[("CartPole-v1", kind) for kind in (*ALL, "workers", "ready_host", "ready_workers")],
     *[(id, kind) for id in ("Pendulum-v1", "MountainCar-v0") for kind in ALL],
     *[("Pendulum-v1", kind) for kind in ("ready_host", "ready_workers")],
     *[("Catch-v0", kind) for kind in ALL[:3]],
     *[("FrozenLake-v1", kind) for kind in ALL[1:]],
-    ("Acrobot-v1", "graph"),
-    ("MountainCarContinuous-v0", "graph"),
-    ("RepeatAfterMe-v0", "graph"),
-    ("StatelessCartPole-v1", "graph"),
+    ("Acrobot-v1", "jax"),
+    ("MountainCarContinuous-v0", "jax"),
+    ("RepeatAfterMe-v0", "jax"),
+    ("StatelessCartPole-v1", "jax"),
 ]
 LIMIT = 5
 # per id: whether each of [B, *] observations can be a start
@@ -72,8 +72,8 @@ def test_the_reset_contract(id, kind):
     env = make(id, kind, num_envs=num_envs)
     spec = env.spec
     assert spec.num_envs == num_envs and hash(spec) is not None
-    assert isinstance(env, GraphEnv) == (kind in ("graph", "program"))
-    assert not isinstance(env, GraphEnv) or env.pure == (kind == "graph")
+    assert isinstance(env, JaxEnv) == (kind in ("jax", "program"))
+    assert not isinstance(env, JaxEnv) or env.pure == (kind == "jax")
     assert callable(env.close)
     env.close()
 
@@ -144,7 +144,7 @@ def test_a_fall_terminates_beyond_the_threshold(kind):
     assert (trajectory.reward[trajectory.terminated] == 1).all() and not trajectory.truncated.any()
     lengths = trajectory.terminated.argmax(0) + 1
     assert lengths.min() >= 8 and lengths.max() <= 11
-    if kind == "graph":  # a termination on the last allowed step is one (EnvPool says truncated: known)
+    if kind == "jax":  # a termination on the last allowed step is one (EnvPool says truncated: known)
         step = int(lengths[0])
         limited = run("CartPole-v1", kind, np.ones((24, 4), np.int32), options={"max_episode_steps": step})
         assert limited.terminated[step - 1, 0] and not limited.truncated[step - 1, 0]
@@ -220,7 +220,7 @@ def test_envpool_in_a_scanned_program_equals_the_host():
 
 def test_a_pool_belongs_to_one_side():
     pool = EnvPoolEnv(envs.section("CartPole-v1", backend="envpool", num_envs=2), seed=0)
-    assert pool.to_graph() is not None
+    assert pool.to_jax() is not None
     with pytest.raises(RuntimeError, match="belongs to a program"):
         pool.step(np.zeros(2, np.int32))
     with pytest.raises(RuntimeError, match="belongs to a program"):
@@ -303,7 +303,7 @@ def lengths_of(kind):
 
 
 def test_episode_lengths_are_distributed_alike():
-    ours, *others = (lengths_of(kind) for kind in ("graph", "host", "gymnasium"))
+    ours, *others = (lengths_of(kind) for kind in ("jax", "host", "gymnasium"))
     assert ours.std() > 3
     for theirs in others:
         error = np.hypot(ours.std() / np.sqrt(len(ours)), theirs.std() / np.sqrt(len(theirs)))

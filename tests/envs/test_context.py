@@ -9,8 +9,8 @@ from counter_env import Level, Taskless
 
 from jrl import envs, registry
 from jrl.envs import context, toys
-from jrl.envs.graph import Definition
-from jrl.types import GraphEnv, InputError
+from jrl.envs.jax_env import Definition
+from jrl.types import InputError, JaxEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*")
 HERE = "test_context"
@@ -113,14 +113,14 @@ def test_functions_that_give_a_definition():
     registry.register("CartPole-v1", small)  # goes before the libraries'
     for id, backend in (
         (f"{HERE}:small", "auto"),
-        (f"{HERE}:unannotated", "graph"),
+        (f"{HERE}:unannotated", "jax"),
         ("registered", "auto"),
         ("as-it-is", "auto"),
         ("CartPole-v1", "auto"),
     ):
-        assert envs.resolve(id, backend) == "graph" and envs.check(id, backend=backend) == []
-        assert isinstance(envs.make(id, backend=backend, num_envs=2), GraphEnv)
-    env = envs.make(f"{HERE}:unannotated", backend="graph", num_envs=2, options={"length": 4, "max_episode_steps": 9})
+        assert envs.resolve(id, backend) == "jax" and envs.check(id, backend=backend) == []
+        assert isinstance(envs.make(id, backend=backend, num_envs=2), JaxEnv)
+    env = envs.make(f"{HERE}:unannotated", backend="jax", num_envs=2, options={"length": 4, "max_episode_steps": 9})
     assert env.spec.max_episode_steps == 9
 
 
@@ -129,10 +129,10 @@ def fails(config):
 
 
 ERRORS = [
-    (f"{HERE}:small", "gymnasium", {}, ["the gymnasium backend does not have it", "env.backend graph"]),
-    (f"{HERE}:unannotated", "auto", {}, ["unannotated gave a Definition", "set env.backend graph"]),
+    (f"{HERE}:small", "gymnasium", {}, ["the gymnasium backend does not have it", "env.backend jax"]),
+    (f"{HERE}:unannotated", "auto", {}, ["unannotated gave a Definition", "set env.backend jax"]),
     (f"{HERE}:fails", "auto", {"a": 1}, ["cannot be made with options {'a': 1}", "a wrong word"]),
-    (f"{HERE}:with_context", "graph", {}, ["env.options.context: ", "with_context needs it"]),
+    (f"{HERE}:with_context", "jax", {}, ["env.options.context: ", "with_context needs it"]),
     (f"{HERE}:small", "auto", {"x": 1}, ["env.options.x", "no such option", "max_episode_steps"]),
     ("my-levl", "auto", {}, ["no backend has it", "did you mean my-level"]),
     ("local:gone", "auto", {}, ["env.id", "another process", "package.module:name"]),

@@ -8,9 +8,9 @@ from env_helpers import KINDS, Stepper, random_actions
 from test_limits import counter  # its two environments end after 5 and 2 steps, show and pay the steps so far
 
 from jrl import envs, spaces
-from jrl.envs.graph import build
 from jrl.envs.history import history, remember
-from jrl.types import Box, Dict, Discrete, EnvSpec, GraphEnv, InputError, MultiDiscrete, StepResult, Tuple, element
+from jrl.envs.jax_env import build
+from jrl.types import Box, Dict, Discrete, EnvSpec, InputError, JaxEnv, MultiDiscrete, StepResult, Tuple, element
 
 RESTART = envs.OnFailure(restart=True)
 
@@ -54,7 +54,7 @@ def looped(obs, result, actions, n):
 
 
 def make(kind):
-    if kind == "graph":
+    if kind == "jax":
         return build(counter(), 2)
     ready = {"remote_worker_envs": True, "batch_wait_ms": 0.0} if kind == "ready_workers" else {}
     return envs.make("counter_env:Counter", num_envs=2, **ready)
@@ -63,7 +63,7 @@ def make(kind):
 ALL = {"frame_stack": 3, "prev_action": True, "prev_reward": True}
 
 
-@pytest.mark.parametrize("kind", ["graph", "gymnasium", "ready_workers"])
+@pytest.mark.parametrize("kind", ["jax", "gymnasium", "ready_workers"])
 def test_by_hand_across_ends(kind):
     """The second counter ends with its step 2: row 3 shows the final observation's successor, the first of the next."""
     env = remember(make(kind), **ALL)
@@ -86,10 +86,10 @@ def test_by_hand_across_ends(kind):
 
 
 def _bounds(kind):
-    return ("float32",) if kind == "graph" else ("float32", 0.0, 99.0)
+    return ("float32",) if kind == "jax" else ("float32", 0.0, 99.0)
 
 
-@pytest.mark.parametrize("kind", ["program", "host", "ready_host", "graph"])
+@pytest.mark.parametrize("kind", ["program", "host", "ready_host", "jax"])
 def test_equal_to_a_plain_loop(kind):
     """On every interface, over the ends and time limits of CartPole and with continuous actions."""
     how = KINDS[kind] | ({"batch_size": 1} if kind == "ready_host" else {})
@@ -233,7 +233,7 @@ def test_what_is_stacked_and_how(xp):
 
 
 def test_nothing_to_remember_is_the_environment_itself():
-    env = make("graph")
+    env = make("jax")
     assert remember(env) is env
 
 
@@ -242,19 +242,19 @@ def test_nothing_to_remember_is_the_environment_itself():
 
 def test_states_can_be_donated_and_hold_the_task():
     """State and observation share no buffer, after a jitted reset or an eager one; a task goes through."""
-    env = remember(envs.make("Corridor-v0", backend="graph", num_envs=2), **ALL)
-    assert isinstance(env, GraphEnv) and env.pure
+    env = remember(envs.make("Corridor-v0", backend="jax", num_envs=2), **ALL)
+    assert isinstance(env, JaxEnv) and env.pure
     for reset in (env.reset, jax.jit(env.reset)):
         leaves = jax.tree.leaves(reset(jax.random.key(0)))
         assert len({x.unsafe_buffer_pointer() for x in leaves}) == len(leaves)
     state, _ = env.reset(jax.random.key(0))
     assert env.get_task(env.set_task(state, 9.0)) == 9
-    assert make("graph").set_task is None and remember(make("graph"), **ALL).set_task is None
+    assert make("jax").set_task is None and remember(make("jax"), **ALL).set_task is None
 
 
 def test_a_soft_horizon_begins_anew():
     """At a horizon of 3 the first counter goes on from 3; what its observation tells does not."""
-    env = envs.make("test_limits:counter", backend="graph", num_envs=2, horizon=3, soft_horizon=True)
+    env = envs.make("test_limits:counter", backend="jax", num_envs=2, horizon=3, soft_horizon=True)
     obs, _ = walk(remember(env, frame_stack=2, prev_reward=True), np.ones((6, 2), np.int32))
     assert obs["obs"][:, 0, :, 0].tolist() == [[0, 0], [0, 1], [1, 2], [2, 3], [3, 3], [3, 4], [4, 5]]
     assert obs["prev_reward"][:, 0].tolist() == [0, 1, 2, 3, 0, 4, 5]

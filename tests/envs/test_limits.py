@@ -7,7 +7,7 @@ import pytest
 from env_helpers import Stepper
 
 from jrl import envs
-from jrl.envs.graph import Definition
+from jrl.envs.jax_env import Definition
 from jrl.envs.limits import flags
 from jrl.ops import returns
 from jrl.rollout import sources
@@ -29,7 +29,7 @@ def counter() -> Definition:
 
 
 KINDS = {
-    "graph": {"env": "test_limits:counter", "backend": "graph"},
+    "jax": {"env": "test_limits:counter", "backend": "jax"},
     "gymnasium": {"env": "counter_env:Counter"},
     "workers": {"env": "counter_env:Counter", "remote_worker_envs": True},
     "ready_workers": {"env": "counter_env:Counter", "remote_worker_envs": True, "batch_wait_ms": 0.0},
@@ -84,7 +84,7 @@ OBS = {HARD: [0, 1, 2, 3, 0, 1, 2, 3], SOFT: [0, 1, 2, 3, 3, 4, 5, 0]}
 REWARD = {HARD: [1, 2, 3, 0, 1, 2, 3, 0], SOFT: [1, 2, 3, 0, 4, 5, 0, 1]}
 
 
-CASES = [(kind, *case) for kind in ("gymnasium", "graph") for case in ONE_STEP]
+CASES = [(kind, *case) for kind in ("gymnasium", "jax") for case in ONE_STEP]
 CASES += [("workers", SOFT, None), ("ready_workers", SOFT, True)]
 
 
@@ -106,7 +106,7 @@ def test_the_table(kind, soft, no_done):
 
 def test_no_done_at_end_alone():
     """Without a horizon: true ends only, of which none is told as one."""
-    for kind in ("gymnasium", "graph"):
+    for kind in ("gymnasium", "jax"):
         rollout, _ = collect(make(kind, no_done_at_end=True))
         assert not rollout.terminated.any() and rollout.truncated[:, 1].tolist() == [False, True, False] * 2 + [
             False,
@@ -117,7 +117,7 @@ def test_no_done_at_end_alone():
     assert flags(None) is None
 
 
-@pytest.mark.parametrize("kind", ["gymnasium", "workers", "graph"])
+@pytest.mark.parametrize("kind", ["gymnasium", "workers", "jax"])
 def test_a_reset_of_all_is_one_also_at_a_soft_horizon(kind):
     stepper = Stepper(make(kind, horizon=3, soft_horizon=True))
     try:
@@ -125,7 +125,7 @@ def test_a_reset_of_all_is_one_also_at_a_soft_horizon(kind):
             assert stepper.reset()[0] == 0
             rows = [stepper.step(np.zeros(2, np.int32)) for _ in range(3)]
             assert rows[-1].truncated[0] and rows[-1].obs[0] == 3
-        if kind != "graph":  # its own object, whatever stands around it
+        if kind != "jax":  # its own object, whatever stands around it
             assert stepper.env.foreach_env(lambda env: (type(env).__name__, env.resets))[0] == ("Counter", 2)
     finally:
         stepper.env.close()
@@ -133,7 +133,7 @@ def test_a_reset_of_all_is_one_also_at_a_soft_horizon(kind):
 
 def test_a_true_end_on_the_step_of_the_horizon_resets():
     """Horizon 5 where the first counter ends by itself: terminated, and after the reset row it begins from 0."""
-    for kind in ("gymnasium", "graph"):
+    for kind in ("gymnasium", "jax"):
         rollout, _ = collect(make(kind, horizon=5, soft_horizon=True))
         assert rollout.terminated[4, 0] and not rollout.truncated[:, 0].any()
         assert rollout.obs[:, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 0, 1]
@@ -143,7 +143,7 @@ def test_a_true_end_on_the_step_of_the_horizon_resets():
 
 
 @pytest.mark.parametrize(
-    ("backend", "host"), [("graph", False), ("envpool", False), ("envpool", True), ("gymnasium", False)]
+    ("backend", "host"), [("jax", False), ("envpool", False), ("envpool", True), ("gymnasium", False)]
 )
 def test_the_smaller_of_two_limits_ends_episodes(backend, host):
     """Pendulum never ends by itself: rows 3 and 7 of a limit of 3, with the reset row between."""
@@ -151,7 +151,7 @@ def test_the_smaller_of_two_limits_ends_episodes(backend, host):
         options = {} if own is None else {"max_episode_steps": own}
         env = envs.make("Pendulum-v1", backend=backend, num_envs=2, host=host, options=options, horizon=horizon)
         assert env.spec.max_episode_steps == 3
-        if backend == "graph" and own is None:
+        if backend == "jax" and own is None:
             env.close()  # one program is enough
             continue
         stepper = Stepper(env)
@@ -188,11 +188,11 @@ def test_a_limit_of_its_own_resets_under_a_soft_horizon():
     [
         ("Pendulum-v1", {"horizon": 0}, ["env.horizon", "whole number of at least 1 or null", "0"]),
         ("Pendulum-v1", {"horizon": True}, ["env.horizon", "whole number", "True"]),
-        ("Catch-v0", {"backend": "graph", "soft_horizon": True}, ["env.soft_horizon", "env.horizon=100"]),
+        ("Catch-v0", {"backend": "jax", "soft_horizon": True}, ["env.soft_horizon", "env.horizon=100"]),
         (
             "Pendulum-v1",
             {"horizon": 9, "soft_horizon": True},
-            ["env.soft_horizon", "envpool", "env.backend gymnasium or graph"],
+            ["env.soft_horizon", "envpool", "env.backend gymnasium or jax"],
         ),
         ("Pong-v5", {"horizon": 9, "soft_horizon": True}, ["env.soft_horizon", "envpool", "leave it out"]),
     ],

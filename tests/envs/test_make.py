@@ -8,7 +8,7 @@ import pytest
 from env_helpers import Countdown, Stepper
 
 from jrl import envs
-from jrl.types import Box, Discrete, GraphEnv, InputError
+from jrl.types import Box, Discrete, InputError, JaxEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium", "ignore:.*fork.*")
 box, discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
@@ -24,14 +24,14 @@ def make_error(id, **kwargs):
 
 ERRORS = [  # id, backend, options, what each message must say
     ("CartPole-v2", "auto", {}, [["CartPole-v2", "did you mean", "CartPole-v1"]]),
-    ("Catch-v1", "graph", {}, [["Catch-v1", "no backend has it", "Catch-v0"]]),
+    ("Catch-v1", "jax", {}, [["Catch-v1", "no backend has it", "Catch-v0"]]),
     ("qqqq", "auto", {}, [["qqqq", "EnvPool or Gymnasium", "package.module:Class"]]),
-    ("CartPole-v1", "envpol", {}, [["env.backend", "auto, envpool, gymnasium, graph", "'envpol'"]]),
-    ("StatelessCartPole-v1", "envpool", {}, [["StatelessCartPole-v1", "the envpool backend", "env.backend graph"]]),
-    ("StatelessCartPole-v1", "gymnasium", {}, [["the gymnasium backend", "env.backend graph"]]),
-    ("Pong-v5", "graph", {}, [["Pong-v5", "the graph backend", "env.backend envpool"]]),
+    ("CartPole-v1", "envpol", {}, [["env.backend", "auto, envpool, gymnasium, jax", "'envpol'"]]),
+    ("StatelessCartPole-v1", "envpool", {}, [["StatelessCartPole-v1", "the envpool backend", "env.backend jax"]]),
+    ("StatelessCartPole-v1", "gymnasium", {}, [["the gymnasium backend", "env.backend jax"]]),
+    ("Pong-v5", "jax", {}, [["Pong-v5", "the jax backend", "env.backend envpool"]]),
     ("env_helpers:Countdown", "envpool", {}, [["env_helpers:Countdown", "env.backend gymnasium"]]),
-    ("gymnax:CartPole-v1", "gymnasium", {}, [["gymnax:CartPole-v1", "env.backend graph"]]),
+    ("gymnax:CartPole-v1", "gymnasium", {}, [["gymnax:CartPole-v1", "env.backend jax"]]),
     ("CartPole-v1", "envpool", {"max_episode_step": 9}, [["max_episode_step:", "did you mean max_episode_steps?"]]),
     (
         "CartPole-v1",
@@ -43,27 +43,27 @@ ERRORS = [  # id, backend, options, what each message must say
             ["env.options.zzz", "num_threads"],
         ],
     ),
-    ("CartPole-v1", "graph", {"zz": 1}, [["env.options.zz", "CartPole-v1", "it takes max_episode_steps"]]),
+    ("CartPole-v1", "jax", {"zz": 1}, [["env.options.zz", "CartPole-v1", "it takes max_episode_steps"]]),
     (
         "RepeatAfterMe-v0",
-        "graph",
+        "jax",
         {"dela": 1, "qqqq": 1},
         [["env.options.dela", "did you mean delay?"], ["max_episode_steps, delay, episode_length"]],
     ),
-    ("CartPole-v1", "graph", {"num_envs": 1, "a": 2}, [["env.options.num_envs"], ["env.options.a"]]),
+    ("CartPole-v1", "jax", {"num_envs": 1, "a": 2}, [["env.options.num_envs"], ["env.options.a"]]),
     ("CartPole-v1", "gymnasium", {"vectorization": "async"}, [["options.vectorization", "env.remote_worker_envs"]]),
     ("CartPole-v1", "envpool", {"batch_size": 1}, [["env.options.batch_size", "env.batch_size"]]),
     ("no_such_module:Env", "auto", {}, [["no_such_module:Env", "cannot import no_such_module"]]),
     (":Env", "auto", {}, [[":Env", "cannot import"]]),
     ("env_helpers:Missing", "auto", {}, [["env_helpers:Missing", "has no Missing", "class or function"]]),
-    ("CartPole-v1", "graph", {"max_episode_steps": 0}, [["env.options.max_episode_steps", "positive integer", "0"]]),
+    ("CartPole-v1", "jax", {"max_episode_steps": 0}, [["env.options.max_episode_steps", "positive integer", "0"]]),
     (
         "CartPole-v1",
-        "graph",
+        "jax",
         {"max_episode_steps": "9"},
         [["env.options.max_episode_steps", "positive integer", "'9'"]],
     ),
-    ("RepeatAfterMe-v0", "graph", {"delay": -1}, [["env.options", "delay >= 0", "-1"]]),
+    ("RepeatAfterMe-v0", "jax", {"delay": -1}, [["env.options", "delay >= 0", "-1"]]),
     ("TicTacToe-v1", "auto", {}, [["TicTacToe-v1", "several players", "use"]]),
 ]
 
@@ -87,7 +87,7 @@ def test_an_error_names_the_thing_and_the_mend(id, backend, options, expected, m
     [
         ("CartPole-v1", "auto", None),
         ("CartPole-v1", "envpool", {"max_episode_steps": 9, "num_threads": 1}),
-        ("RepeatAfterMe-v0", "graph", {"delay": 3, "max_episode_steps": 9}),
+        ("RepeatAfterMe-v0", "jax", {"delay": 3, "max_episode_steps": 9}),
         ("CartPole-v1", "gymnasium", {"render_mode": "rgb_array"}),
         ("env_helpers:Countdown", "auto", {"start": 2}),
     ],
@@ -102,19 +102,19 @@ remote = {"remote_worker_envs": True}
 again, late = envs.OnFailure(restart=True), envs.OnFailure(restart=True, step_timeout_s=9.0)
 SETTINGS = [  # id, backend, settings, what each message must say
     ("CartPole-v1", "gymnasium", {"batch_size": 2}, [["env.batch_size", "only EnvPool", "gymnasium backend"]]),
-    ("Catch-v0", "graph", {"batch_size": 2}, [["env.batch_size", "only EnvPool", "graph backend"]]),
+    ("Catch-v0", "jax", {"batch_size": 2}, [["env.batch_size", "only EnvPool", "jax backend"]]),
     ("CartPole-v1", "envpool", {"batch_size": 0}, [["env.batch_size", "at least 1", "0"]]),
     ("CartPole-v1", "auto", {"num_envs": 0}, [["env.num_envs: expected a whole number in [1, 16777216], got 0"]]),
     ("CartPole-v1", "auto", {"frame_stack": 2.5}, [["env.frame_stack: expected a whole number", "2.5"]]),
     ("CartPole-v1", "auto", {"frame_stak": 2}, [["unknown key env.frame_stak", "env.frame_stack"]]),
     ("CartPole-v1", "envpool", {"batch_size": 5}, [["env.batch_size 5", "4 environments"]]),
     ("CartPole-v1", "auto", remote, [["env.remote_worker_envs", "the envpool backend", "env.backend gymnasium"]]),
-    ("StatelessCartPole-v1", "auto", remote, [["env.remote_worker_envs", "the graph backend", "leave it out"]]),
+    ("StatelessCartPole-v1", "auto", remote, [["env.remote_worker_envs", "the jax backend", "leave it out"]]),
     ("CartPole-v1", "gymnasium", {"batch_wait_ms": 1.0}, [["env.batch_wait_ms", "env.remote_worker_envs"]]),
     ("CartPole-v1", "gymnasium", {"batch_wait_ms": -1.0, **remote}, [["env.batch_wait_ms", "[0, 1000000000]", "-1.0"]]),
     ("CartPole-v1", "gymnasium", {"on_failure": late}, [["env_step_timeout_s", "env.remote_worker_envs"]]),
     ("CartPole-v1", "auto", {"on_failure": again}, [["restart_failed_sub_environments", "env.backend gymnasium"]]),
-    ("Catch-v0", "graph", {"on_failure": again}, [["restart_failed_sub_environments", "the graph backend"]]),
+    ("Catch-v0", "jax", {"on_failure": again}, [["restart_failed_sub_environments", "the jax backend"]]),
     (  # all at once, with what is wrong elsewhere
         "CartPole-v1",
         "envpool",
@@ -188,16 +188,16 @@ def test_unsupported_spaces(options, parts):
 def test_auto_asks_envpool_then_gymnasium_then_graph():
     assert envs.resolve("CartPole-v1") == "envpool"
     assert envs.resolve("Taxi-v4") == "gymnasium"
-    assert envs.resolve("StatelessCartPole-v1") == "graph"
+    assert envs.resolve("StatelessCartPole-v1") == "jax"
     assert envs.resolve("env_helpers:Countdown") == "gymnasium"
-    assert envs.resolve("brax:ant") == envs.resolve("gymnax:CartPole-v1") == "graph"
+    assert envs.resolve("brax:ant") == envs.resolve("gymnax:CartPole-v1") == "jax"
     assert [envs.resolve("CartPole-v1", b) for b in envs.BACKENDS] == list(envs.BACKENDS)
 
 
 def test_host_keeps_envpool_out_of_the_program():
     for host in (False, True):
         env = envs.make("Pendulum-v1", num_envs=1, host=host)
-        assert isinstance(env, GraphEnv) != host
+        assert isinstance(env, JaxEnv) != host
         env.close()
 
 

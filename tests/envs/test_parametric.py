@@ -9,7 +9,7 @@ import pytest
 
 from jrl import spaces
 from jrl.envs import classic
-from jrl.envs.graph import build
+from jrl.envs.jax_env import build
 from jrl.envs.nested import nested
 from jrl.envs.parametric import parametric_cartpole
 from jrl.types import Box, Discrete, InputError, MultiBinary, MultiDiscrete, element

@@ -10,7 +10,7 @@ from painted import Painted
 from jrl import envs
 from jrl.envs import render
 from jrl.envs.history import remember
-from jrl.types import Box, Dict, Discrete, EnvSpec, GraphEnv, InputError
+from jrl.types import Box, Dict, Discrete, EnvSpec, InputError, JaxEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:gymnasium", "ignore:.*fork.*")
 
@@ -61,7 +61,7 @@ def test_gymnasium_draws():
     env.close()
 
 
-@pytest.mark.parametrize("backend", ["envpool", "graph"])
+@pytest.mark.parametrize("backend", ["envpool", "jax"])
 def test_envpool_draws_its_own_and_the_graph_environments(backend):
     spec = spec_of("Pendulum-v1", backend)
     env = render.make(envs.section("Pendulum-v1", backend=backend), spec, seed=3)
@@ -97,7 +97,7 @@ def test_options_that_another_backend_does_not_take_are_named():
     spec = spec_of("CartPole-v1", "envpool")
     own = render.make(envs.section("CartPole-v1", backend="envpool", options={"max_episode_steps": 2}), spec)
     assert own.how == "EnvPool"
-    other = render.make(envs.section("CartPole-v1", backend="graph", options=options), spec)
+    other = render.make(envs.section("CartPole-v1", backend="jax", options=options), spec)
     assert other.how == "EnvPool (without the options delay)"
     for env in (own, other):
         env.reset()
@@ -115,9 +115,9 @@ def test_an_image_that_nobody_draws_is_shown_as_it_is():
 
 
 def test_a_graph_environment_shown_by_its_observations():
-    spec = spec_of("Catch-v0", "graph")
-    assert isinstance(envs.make("Catch-v0", backend="graph", num_envs=1), GraphEnv)
-    env = render.make(envs.section("Catch-v0", backend="graph"), spec)  # EnvPool has it, and does not draw it
+    spec = spec_of("Catch-v0", "jax")
+    assert isinstance(envs.make("Catch-v0", backend="jax", num_envs=1), JaxEnv)
+    env = render.make(envs.section("Catch-v0", backend="jax"), spec)  # EnvPool has it, and does not draw it
     assert env.how == "its own observations"
     obs = np.asarray(env.reset())[0]
     frame = env.render()
@@ -129,7 +129,7 @@ def test_a_graph_environment_shown_by_its_observations():
 
 
 def test_errors_say_what_each_library_said():
-    neither = error("StatelessCartPole-v1", spec_of("StatelessCartPole-v1", "graph"))
+    neither = error("StatelessCartPole-v1", spec_of("StatelessCartPole-v1", "jax"))
     assert neither == "env StatelessCartPole-v1 cannot be drawn: neither EnvPool nor Gymnasium has it"
     assert "env.options.render_mode: test_render:Unpainted has no such option" in error("test_render:Unpainted", ONE)
     assert "gymnasium: its render() gives NoneType" in error("painted:Painted", ONE, options={"draws": False})
@@ -166,10 +166,10 @@ def test_observations_of_several_parts():
 
 
 def test_the_first_image_of_several_parts_is_shown():
-    spec = spec_of("Catch-v0", "graph")
+    spec = spec_of("Catch-v0", "jax")
     seen = Dict((("obs", spec.observation), ("prev_reward", Box(()))))
     around = functools.partial(remember, prev_reward=True)
-    env = render.make(envs.section("Catch-v0", backend="graph"), spec._replace(observation=seen), around=around)
+    env = render.make(envs.section("Catch-v0", backend="jax"), spec._replace(observation=seen), around=around)
     obs = env.reset()
     np.testing.assert_array_equal(env.render()[13::26, 13::26, 0], 255 * np.asarray(obs["obs"])[0])
     env.close()

@@ -289,7 +289,7 @@ def test_without_masks_nothing_changes():
     with pytest.raises(InputError, match="have an action_mask already"):
         envs.make("space_envs:Observed", num_envs=1, action_mask_info="mask")
     for name, message in (("mask", "environments in JAX have no infos"), ("", "expected the name of an entry")):
-        (error,) = envs.check("CartPole-v1", backend="graph", action_mask_info=name)
+        (error,) = envs.check("CartPole-v1", backend="jax", action_mask_info=name)
         assert message in error
 
 

@@ -9,7 +9,7 @@ from env_helpers import Stepper, Trajectory, random_actions
 
 from jrl import envs
 from jrl.envs import suites
-from jrl.types import Box, Discrete, GraphEnv, InputError
+from jrl.types import Box, Discrete, InputError, JaxEnv
 
 LIMIT = 5
 
@@ -39,7 +39,7 @@ def test_the_contract(id, observation, action, limit):
     pytest.importorskip(id.split(":")[0])
     env = envs.make(id, num_envs=3)
     spec = env.spec
-    assert isinstance(env, GraphEnv) and env.pure and callable(env.close) and hash(spec) is not None
+    assert isinstance(env, JaxEnv) and env.pure and callable(env.close) and hash(spec) is not None
     assert spec.observation.shape == observation and spec.max_episode_steps == limit and spec.num_envs == 3
     assert (spec.action.shape, spec.action.dtype) == (action.shape, action.dtype)
     actions = random_actions(spec.action, 3 * (LIMIT + 1), 3)

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jrl import envs, registry
 from jrl.envs import task
 from jrl.envs.context import EnvContext
-from jrl.envs.graph import Definition, build
+from jrl.envs.jax_env import Definition, build
 from jrl.rollout import sources, unroll
 from jrl.run import parallel
 from jrl.types import ActOut, Box, Discrete, InputError
@@ -111,7 +111,7 @@ def test_states_stacked_over_devices(soft, four_devices):
 
 
 def test_a_definition_without_a_task_has_no_more_state_than_before():
-    env = envs.make("CartPole-v1", backend="graph", num_envs=2)
+    env = envs.make("CartPole-v1", backend="jax", num_envs=2)
     state, _ = env.reset(jax.random.key(0))
     assert [x.shape for x in jax.tree.leaves(state)] == [(2,)] * 5
     assert env.set_task is None and env.get_task is None
@@ -225,7 +225,7 @@ def test_a_class_of_ones_own_needs_no_other_base():
 
 def test_what_has_no_task_says_so():
     here = envs.make("counter_env:Taskless", num_envs=2)
-    graph = envs.make("CartPole-v1", backend="graph", num_envs=2)
+    graph = envs.make("CartPole-v1", backend="jax", num_envs=2)
     with pytest.raises(InputError, match=r"Taskless has no task .*get_task.*set_task.*TaskSettableEnv"):
         task.check(here)
     with pytest.raises(InputError, match=r"no task to set.*Definition has a `task`"):

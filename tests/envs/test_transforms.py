@@ -79,7 +79,7 @@ def test_nothing_to_do_is_none(space):
 def test_make_applies_the_transform():
     """Pendulum's torque is in [-2, 2]: the policy's 0.5 is the environment's 1."""
     halves, ones = np.full((20, 3, 1), 0.5, np.float32), np.full((20, 3, 1), 1.0, np.float32)
-    for kind in ("graph", "host", "program", "gymnasium", "workers", "ready_host"):
+    for kind in ("jax", "host", "program", "gymnasium", "workers", "ready_host"):
         raw = run_pendulum(kind, ones, normalize_actions=False, clip_actions=False)
         np.testing.assert_array_equal(raw, run_pendulum(kind, halves), err_msg=kind)
         np.testing.assert_array_equal(raw, run_pendulum(kind, ones, normalize_actions=False), err_msg=kind)
@@ -193,14 +193,14 @@ def test_repeat_after_me_by_hand(delay, answers):
 
 def test_repeat_after_me_takes_options():
     actions = np.zeros((6, 4), np.int32)
-    trajectory = run("RepeatAfterMe-v0", "graph", actions, options={"delay": 2, "episode_length": 5})
+    trajectory = run("RepeatAfterMe-v0", "jax", actions, options={"delay": 2, "episode_length": 5})
     assert trajectory.terminated.tolist() == [[t == 4] * 4 for t in range(6)]
     assert (trajectory.reward[:2] == 1).all()  # before the first token comes back, 0 is right
 
 
 def test_stateless_cartpole_shows_the_positions_of_cartpole():
     actions = random_actions(Discrete(2), 40, 4)
-    full, part = run("CartPole-v1", "graph", actions), run("StatelessCartPole-v1", "graph", actions)
+    full, part = run("CartPole-v1", "jax", actions), run("StatelessCartPole-v1", "jax", actions)
     np.testing.assert_array_equal(part.first, full.first[:, [0, 2]])
     np.testing.assert_array_equal(part.obs, full.obs[..., [0, 2]])
     np.testing.assert_array_equal(part.terminated, full.terminated)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.envs.graph import Definition, build
+from jrl.envs.jax_env import Definition, build
 from jrl.envs.wrappers import action_transform, reward_transform, wrap
 from jrl.types import Box, Dict, Discrete, EnvSpec, InputError, StepResult, Tuple
 

@@ -36,7 +36,7 @@ def refused(capsys, *args):
 def test_a_trained_run_becomes_a_directory_that_acts_as_it_does(tmp_path, capsys):
     """Observation statistics and the environment's bounds of -2 .. 2 included."""
     options = [
-        "--algo=ppo", "--env=Pendulum-v1", "--set=env.backend=graph", "--set=algo.normalize_obs=true",
+        "--algo=ppo", "--env=Pendulum-v1", "--set=env.backend=jax", "--set=algo.normalize_obs=true",
         "--set=env.num_envs=4", "--set=rollout.length=16", "--set=network.hidden=[8]", "--stop=env_steps=256",
         "--set=run.log=[jsonl]", "--set=run.compile_cache=false", f"--out={tmp_path / 'run'}",
     ]  # fmt: skip

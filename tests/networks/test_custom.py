@@ -157,7 +157,7 @@ def same(a, b):
 
 
 def ppo(kind, **more):
-    made = PPOConfig().environment("CartPole-v1", backend="graph").env_runners(num_envs=4, rollout_fragment_length=8)
+    made = PPOConfig().environment("CartPole-v1", backend="jax").env_runners(num_envs=4, rollout_fragment_length=8)
     made = made.training(num_epochs=1, num_minibatches=1, lr=0.1, model={"torso": KINDS[kind], **more})
     return made.learners(learners=[0, 1]).reporting(min_sample_timesteps_per_iteration=1).debugging(log=[])
 

@@ -72,7 +72,7 @@ def test_pong_stacks_are_rebuilt_to_the_last_bit():
     assert repeated.any()  # stacks of an episode's first steps were among them
 
 
-@pytest.mark.parametrize("backend", ["graph", "envpool"])
+@pytest.mark.parametrize("backend", ["jax", "envpool"])
 def test_cartpole_bootstraps_at_time_limits_only(backend):
     env = envs.make("CartPole-v1", backend=backend, num_envs=4, options={"max_episode_steps": 15})
     parts = list(rollouts(env, length=32, count=6))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl.envs.graph import Definition, build
+from jrl.envs.jax_env import Definition, build
 from jrl.types import ActOut, Box, Discrete, EnvSpec, Rollout, StepResult
 
 INITIAL = 0.5  # of the recurrent state: not 0, so that a forgotten reset shows
@@ -43,7 +43,7 @@ ACTOR = {"w": jnp.array([0.1, 0.5, -0.2])}
 
 
 class Hosted:
-    """A graph environment from the host. Returns the same arrays again and again, as EnvPool may.
+    """A environment written in JAX from the host. Returns the same arrays again and again, as EnvPool may.
 
     Its random numbers are those of `unroll`: `follow(key, length)` says which rollout comes next.
     """

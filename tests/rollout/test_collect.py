@@ -7,12 +7,12 @@ from tasks import ACTOR, Hosted, Streams, act, carry, drift, expected, scripts
 
 from jrl import envs
 from jrl.algos import ppo
-from jrl.envs.graph import build
+from jrl.envs.jax_env import build
 from jrl.metrics.timers import Timers
 from jrl.networks import NetworkConfig
 from jrl.rollout import sources
 from jrl.rollout.collect import HostCollector
-from jrl.rollout.sources import GraphSource
+from jrl.rollout.sources import JaxSource
 from jrl.types import InputError
 
 T, B = 9, 5
@@ -33,7 +33,7 @@ def test_a_recurrent_policy_on_a_task_of_ours():
     start, *keys = jax.random.split(jax.random.key(7), 4)
     hosted, timers = Hosted(drift(), B, start), Timers()
     host = HostCollector(hosted, act, timers=timers, **options)
-    graph = GraphSource(build(drift(), B), act, key=start, **options)
+    graph = JaxSource(build(drift(), B), act, key=start, **options)
     rollouts = []
     for key in keys:
         hosted.follow(key, T)
@@ -61,7 +61,7 @@ def test_reset_starts_anew():
     same(*(report for _, report in found), 0)
     assert not np.asarray(found[1][0].contiguous).any()
 
-    graph = GraphSource(build(drift(), B), act, key=start, length=T, carry=carry)
+    graph = JaxSource(build(drift(), B), act, key=start, length=T, carry=carry)
     first = graph.next(ACTOR, key)
     graph.reset(start)
     same(first[0], graph.next(ACTOR, key)[0], 0)
@@ -74,7 +74,7 @@ def cartpole():
     algo = ppo.make(ppo.Config(normalize_reward=True), pools[0].spec, NetworkConfig(hidden=(16, 16), shared=True))
     options = {"length": 32, "running_return_gamma": algo.running_return_gamma}
     made = [sources.make(pool, algo.act, key=jax.random.key(0), **options) for pool in pools]
-    assert [type(source) for source in made] == [HostCollector, GraphSource]
+    assert [type(source) for source in made] == [HostCollector, JaxSource]
     yield *made, algo.actor(algo.init(jax.random.key(0)))
     for source in made:
         source.close()

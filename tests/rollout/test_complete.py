@@ -9,7 +9,7 @@ import pytest
 import tasks
 
 from jrl.algos import a2c, impala, ppo
-from jrl.envs.graph import build
+from jrl.envs.jax_env import build
 from jrl.errors import InputError
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
@@ -18,7 +18,7 @@ from jrl.ops import returns
 from jrl.replay import ring
 from jrl.rollout import complete
 from jrl.rollout.complete import Complete, longest_episode
-from jrl.rollout.sources import GraphSource
+from jrl.rollout.sources import JaxSource
 from jrl.run import learner, loop, parallel
 from jrl.run.staged import Staged
 from jrl.types import Rollout
@@ -29,7 +29,7 @@ KEY = jax.random.key(3)
 
 def source(length=T, num_envs=B, seed=0):
     env = build(tasks.drift(), num_envs)
-    return GraphSource(
+    return JaxSource(
         env, tasks.act, key=jax.random.key(seed), length=length, carry=tasks.carry, running_return_gamma=0.9
     )
 
@@ -293,14 +293,14 @@ def test_the_longest_episode():
 
 
 def test_columns_of_several_devices_stay_where_they_are(four_devices):
-    class Dealt(GraphSource):
+    class Dealt(JaxSource):
         def next(self, actor, key):
             rollout, report = super().next(actor, key)
             return parallel.shard(rollout, four_devices, parallel.ROLLOUT), report
 
     env = build(tasks.drift(), 8)
     make = lambda cls: Complete(cls(env, tasks.act, key=KEY, length=T, carry=tasks.carry), limit=H, carry=tasks.carry)
-    one, four = make(GraphSource), make(Dealt)
+    one, four = make(JaxSource), make(Dealt)
     for i in range(3):
         a, b = (jax.block_until_ready(s.next(tasks.ACTOR, jax.random.fold_in(KEY, i))[0]) for s in (one, four))
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
@@ -326,7 +326,7 @@ def test_learning_takes_nothing_from_padding(algo, cfg):
     made = algo.make(cfg, env.spec, NetworkConfig(hidden=(8,)))
     state = made.init(jax.random.key(1))
     options = {"length": T, "carry": made.carry, "running_return_gamma": made.running_return_gamma}
-    source = Complete(GraphSource(env, made.act, key=KEY, **options), limit=H, carry=made.carry)
+    source = Complete(JaxSource(env, made.act, key=KEY, **options), limit=H, carry=made.carry)
     rollout, _ = source.next(made.actor(state), KEY)
     noise = lambda x: 5 * jnp.ones_like(x) if jnp.issubdtype(x.dtype, jnp.floating) else x * 0
     void = lambda x: jnp.where(jnp.expand_dims(rollout.mask, tuple(range(2, x.ndim))), x, noise(x))
@@ -381,7 +381,7 @@ def test_a_run_counts_steps_when_they_are_taken():
     made = ppo.make(
         ppo.Config(num_epochs=1, num_minibatches=2), env.spec, NetworkConfig(hidden=(8,)), axis_name=parallel.AXIS
     )
-    make = lambda key: Complete(GraphSource(env, made.act, key=key, length=T), limit=H)
+    make = lambda key: Complete(JaxSource(env, made.act, key=key, length=T), limit=H)
     program = Staged(learner.on_policy(made), make, parallel.make_mesh(1), rows=T * B, timers=Timers(), stage="collect")
     learned = []
     for info in loop.run(program, program.init(0), seed=0, total_env_steps=4 * T * B):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fake_cluster import FakeCluster
 
-from jrl.envs.graph import Definition, build
+from jrl.envs.jax_env import Definition, build
 from jrl.rollout import runner_group
 from jrl.rollout.evaluate import EvaluationRunners, Player, Until, evaluator
 from jrl.rollout.ray_cluster import RunnerOptions

@@ -7,11 +7,11 @@ import numpy as np
 import tasks
 
 from jrl.algos import a2c
-from jrl.envs.graph import build
+from jrl.envs.jax_env import build
 from jrl.metrics.timers import Timers
 from jrl.networks import NetworkConfig
 from jrl.rollout.fake import Fake
-from jrl.rollout.sources import GraphSource
+from jrl.rollout.sources import JaxSource
 from jrl.run import learner, loop, parallel
 from jrl.run.staged import Staged
 
@@ -23,7 +23,7 @@ def test_a_run_collects_once_and_goes_on_learning():
     algo = a2c.make(a2c.Config(), env.spec, NetworkConfig(hidden=(8,)), axis_name=parallel.AXIS)
     collected, given = [], []
 
-    class Counted(GraphSource):
+    class Counted(JaxSource):
         def next(self, actor, key):
             collected.append(super().next(actor, key))
             return collected[-1]

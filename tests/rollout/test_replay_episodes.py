@@ -13,12 +13,12 @@ import pytest
 from tasks import ACTOR, AsyncStreams, Stream, Streams, act, carry, drift, scripts
 
 from jrl import envs
-from jrl.envs.graph import build
+from jrl.envs.jax_env import build
 from jrl.rollout import sources
 from jrl.rollout.collect import HostCollector
 from jrl.rollout.collect_async import AsyncCollector
 from jrl.rollout.replay_episodes import Moments, Replay, Watch
-from jrl.rollout.sources import GraphSource
+from jrl.rollout.sources import JaxSource
 from jrl.rollout.unroll import RECORD, rollout_like
 from jrl.run import parallel
 from jrl.types import ActOut
@@ -183,7 +183,7 @@ def test_without_a_record_the_flags_say_it():
 
 @pytest.mark.parametrize("length", [1, 5])  # rows of a rollout; the memory is 2
 def test_from_a_program_and_with_a_short_memory(length):
-    graph = lambda: GraphSource(build(drift(), B), act, key=jax.random.key(0), length=length, carry=carry, record=True)
+    graph = lambda: JaxSource(build(drift(), B), act, key=jax.random.key(0), length=length, carry=carry, record=True)
     whole, memory = [], []
     for kept, history in ((whole, None), (memory, 2)):
         found, ended, _ = moments(history=history)
@@ -272,7 +272,7 @@ def test_the_shapes_of_a_record_are_known_beforehand():
         init=lambda key: ACTOR, actor=lambda state: state, carry=carry, act=act, running_return_gamma=None
     )
     like = rollout_like(env.spec, algo, length=T, num_envs=B, record=True)
-    graph = GraphSource(env, act, key=jax.random.key(0), length=T, carry=carry, record=True)
+    graph = JaxSource(env, act, key=jax.random.key(0), length=T, carry=carry, record=True)
     made, _ = graph.next(ACTOR, jax.random.key(0))
     kind = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
     assert kind(like.extras[RECORD]) == kind(made.extras[RECORD])

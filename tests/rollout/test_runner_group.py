@@ -100,7 +100,7 @@ def collecting(options):
 
 def evaluating(options):
     """Runners of an evaluation, and one episode of each."""
-    env = lambda: envs.make("CartPole-v1", backend="graph", num_envs=1, options={"max_episode_steps": 4})
+    env = lambda: envs.make("CartPole-v1", backend="jax", num_envs=1, options={"max_episode_steps": 4})
     act = lambda actor, obs, carry, key, explore: ActOut(jnp.zeros(len(obs), jnp.int32), carry, {})
     make = lambda count, index, restarts: Player(env(), act, length=8)
     group = EvaluationRunners(make, options, num_envs=[1] * options.num, length=8)

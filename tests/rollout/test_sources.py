@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jrl.envs import classic
-from jrl.envs.graph import build
+from jrl.envs.jax_env import build
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout import sources

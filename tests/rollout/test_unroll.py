@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tasks import ACTOR, INITIAL, act, carry, drift
 
-from jrl.envs.graph import build
+from jrl.envs.jax_env import build
 from jrl.rollout import unroll
 from jrl.types import ActOut
 

@@ -1,0 +1,159 @@
+"""Environments written in JAX: the dynamics of one step, and the reset contract around them.
+
+A definition may have a task: numbers that its functions get as their last argument, that the state carries and that can
+be set between two calls of a program without compiling it anew.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jrl.envs.spec import check_action
+from jrl.ops import random
+from jrl.types import Array, EnvSpec, InputError, JaxEnv, Key, PyTree, Space, StepResult
+
+_ENDED = -1  # JaxState.elapsed of an environment whose next step resets
+
+
+class Definition(NamedTuple):
+    """What B environments do at once.
+
+    `draws` [num_draws, B] f32 are uniform numbers in [0, 1), all the randomness there is. State leaves are [B, ...];
+    ours keep one [B] array per variable, which XLA fuses into a single loop over the environments.
+
+    `task` is None, or a pytree of numbers (or arrays) that `reset`, `step` and `observe` get as a last argument, its
+    leaves with B before their shape. A new one takes effect at once, in the middle of episodes; a number that is to
+    count from the next episode on is copied into the state by `reset`.
+    """
+
+    observation: Space
+    action: Space
+    max_episode_steps: int | None
+    num_draws: int
+    reset: Callable[..., PyTree]  # draws -> state
+    step: Callable[..., tuple[PyTree, Array, Array]]  # (state, action, draws) -> state, reward, end
+    observe: Callable[..., PyTree]  # state -> [B, *]
+    task: PyTree = None  # what it begins with
+
+
+@struct.dataclass
+class JaxState:
+    """Where B environments stand."""
+
+    inner: PyTree  # the definition's own state, leaves [B, ...]
+    elapsed: Array  # [B] i32, steps since the reset; -1 after an end: the next step resets
+    task: PyTree = ()  # leaves [B, ...]; () where there is none
+
+
+def build(definition: Definition, num_envs: int) -> JaxEnv:
+    """B environments of a definition."""
+
+    def reset(key: Key, *given: PyTree) -> tuple[PyTree, PyTree]:
+        inner = definition.reset(random.uniform(key, (definition.num_draws, num_envs)), *given)
+        return inner, definition.observe(inner, *given)
+
+    def advance(
+        inner: PyTree, action: PyTree, key: Key, fresh: Array, *given: PyTree
+    ) -> tuple[PyTree, PyTree, Array, Array]:
+        draws = random.uniform(
+            key, (definition.num_draws, num_envs)
+        )  # a row uses them to reset or to step, never for both
+        moved, reward, terminated = definition.step(inner, action, draws, *given)
+        inner = select(fresh, definition.reset(draws, *given), moved)
+        return inner, definition.observe(inner, *given), reward, terminated
+
+    spec = EnvSpec(definition.observation, definition.action, num_envs, definition.max_episode_steps)
+    return under_contract(spec, reset, advance, task=definition.task)
+
+
+def under_contract(
+    spec: EnvSpec, reset: Callable[..., tuple[PyTree, PyTree]], advance: Callable[..., Any], *, task: PyTree = None
+) -> JaxEnv:
+    """Reset on the next step, time limit included (see `jrl.types.StepResult`).
+
+    An episode that ends by itself on its last allowed step is terminated, not truncated.
+
+    Args:
+      spec: with the time limit to apply.
+      reset: key -> (inner, obs).
+      advance: (inner, action, key, fresh) -> (inner, obs, reward, terminated); rows where `fresh` [B] holds are reset,
+        their reward and terminated are ignored.
+      task: what the environments begin with; both functions get it as a last argument, unless it is None.
+    """
+    limit = spec.max_episode_steps
+    like = () if task is None else jax.tree.map(_number, task)
+    given = lambda state_task: () if task is None else (state_task,)
+
+    def first(key: Key) -> tuple[JaxState, PyTree]:
+        begun = jax.tree.map(lambda x: jnp.array(jnp.broadcast_to(x, (spec.num_envs, *x.shape))), like)
+        inner, obs = reset(key, *given(begun))
+        # a copy: the caller donates state and observation, which must not share a buffer
+        return JaxState(inner, jnp.zeros((spec.num_envs,), jnp.int32), begun), jax.tree.map(jnp.copy, obs)
+
+    def step(state: JaxState, action: PyTree, key: Key) -> tuple[JaxState, StepResult]:
+        check_action(spec.action, spec.num_envs, action)  # while tracing: shape and dtype
+        fresh = state.elapsed == _ENDED
+        inner, obs, reward, terminated = advance(state.inner, action, key, fresh, *given(state.task))
+        elapsed = jnp.where(fresh, 0, state.elapsed + 1)
+        terminated = terminated & ~fresh
+        truncated = jnp.zeros_like(terminated) if limit is None else (elapsed >= limit) & ~terminated
+        reward = jnp.where(fresh, 0.0, reward.astype(jnp.float32))
+        elapsed = jnp.where(terminated | truncated, _ENDED, elapsed)
+        return JaxState(inner, elapsed, state.task), StepResult(obs, reward, terminated, truncated)
+
+    if task is None:
+        return JaxEnv(spec, first, step)
+
+    def set_task(state: Any, new: PyTree) -> Any:
+        return state.replace(task=jax.tree.map(_filled, state.task, _checked(new, like)))
+
+    def get_task(state: Any) -> PyTree:
+        return jax.tree.map(lambda x, one: x.reshape(-1, *one.shape)[0], state.task, like)
+
+    return JaxEnv(spec, first, step, set_task=set_task, get_task=get_task)
+
+
+def _number(x: Any) -> jax.Array:
+    return jnp.asarray(x, "float32" if isinstance(x, float) else None)
+
+
+def _filled(held: Array, new: Array) -> Array:
+    """`new` [*] in each place of `held` [..., *], on its devices: or the next call would compile anew."""
+    filled = jnp.broadcast_to(jnp.asarray(new, held.dtype), held.shape)
+    traced = isinstance(held, jax.core.Tracer)
+    return filled if traced or not isinstance(held, jax.Array) else jax.device_put(filled, held.sharding)
+
+
+def _checked(new: PyTree, like: PyTree) -> PyTree:
+    """`new`. Raises InputError unless it is numbers in the structure and shapes of `like`."""
+    numbers = lambda x: isinstance(x, bool | int | float | np.ndarray | np.generic | jax.Array)
+    structure: Any = jax.tree.structure
+    same = structure(new) == structure(like)
+    pairs = zip(jax.tree.leaves(new), jax.tree.leaves(like)) if same else ()
+    if not same or not all(numbers(x) and np.shape(x) == y.shape for x, y in pairs):
+        raise InputError(f"set_task: expected a task as {described(like)}, got {new!r}")
+    return new
+
+
+def described(task: PyTree) -> PyTree:
+    """A task's numbers as Python's, arrays as numpy's."""
+    arrays = (jax.Array, np.ndarray, np.generic)
+    plain = lambda x: x.item() if x.ndim == 0 else np.asarray(x)
+    return jax.tree.map(lambda x: plain(x) if isinstance(x, arrays) else x, task)
+
+
+def select(mask: Array, on_true: PyTree, on_false: PyTree) -> PyTree:
+    """Per environment: leaves [B, ...] of `on_true` where mask [B] holds, of `on_false` elsewhere."""
+    pick = lambda a, b: jnp.where(jnp.expand_dims(mask, tuple(range(1, a.ndim))), a, b)
+    return jax.tree.map(pick, on_true, on_false)
+
+
+def time_limit(value: Any) -> int:
+    """`max_episode_steps` as an option gives it. Raises InputError unless it is a positive integer."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
+        raise InputError(f"env.options.max_episode_steps: expected a positive integer, got {value!r}")
+    return int(value)

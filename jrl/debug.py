@@ -163,7 +163,7 @@ def _transitions(update: Callable, state, batch, key, bad: list[int]) -> tuple[t
     if is_bad([]):
         return broken, f"Without any row it is not finite either: the state is the cause. {_largest(state)}"
     if not is_bad(range(len(rows))):
-        return broken, "With the void rows cleared it is finite: what stands on void rows gets into the result."
+        return broken, "with the masked rows cleared it is finite: what stands on masked rows gets into the result."
     sets = _smallest(is_bad, list(range(len(rows))))
     alone = {s[0] for s in sets if len(s) == 1}
     named = [i for i, row in enumerate(rows) if row.non_finite or i in alone]
@@ -198,7 +198,7 @@ def _smallest(is_bad: Callable[[list[int]], bool], rows: list[int]) -> list[list
 
 
 def _only(batch: "Batch | Rollout", keep) -> Any:
-    """The batch with every row void and zero that is not in `keep`, [N] or [T, B] bool."""
+    """The batch with every row masked and zero that is not in `keep`, [N] or [T, B] bool."""
     import jax
     import jax.numpy as jnp
 

@@ -337,7 +337,7 @@ def action_distribution(space: Space, *, squash: bool = False) -> Head:
     `mask` are those of its leaves one after the other, in the order of `spaces.leaves`.
 
     The mask says which actions can be taken. No gradient reaches the outputs of the others. A choice of which nothing
-    is allowed counts as one of which everything is: void rows need a finite distribution, too.
+    is allowed counts as one of which everything is: masked rows need a finite distribution, too.
 
     Args:
       space:  the action space.

@@ -17,7 +17,7 @@ from jrl.settings import config
 
 if TYPE_CHECKING:
     from jrl.run.checkpoint import Checkpointer
-    from jrl.run.hooks import Hook, Sink
+    from jrl.run.reporter import AfterCall, Sink
     from jrl.run.session import Session
     from jrl.types import StepInfo
 
@@ -265,7 +265,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
     import jax
 
     from jrl.metrics import timers
-    from jrl.run import build, checkpoint, hooks, parallel, run_directory
+    from jrl.run import build, checkpoint, parallel, reporter, run_directory
     from jrl.run.session import Session
 
     directory = options.directory
@@ -295,11 +295,13 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         # not before the checkpoint was found to fit: nothing in the directory changes until then
         rows_until = meta["rows"]["env_steps"] if meta else start.rows_until
         sinks += _sinks(stack, session, checkpoints, options, rows_until)
-        session.schedule.decides = lambda found: hooks.evaluation_ends(cfg.stop, found) or checkpoints.improves(found)
+        session.schedule.decides = lambda found: (
+            reporter.evaluation_ends(cfg.stop, found) or checkpoints.improves(found)
+        )
         saving = _Saving(session, checkpoints, watchdog, done)
         info, reason = _advance(session, saving, watchdog, interrupted)
         watchdog.beat("the end of the run", grace=60.0)
-        if hooks.not_finite(info):
+        if reporter.not_finite(info):
             bundle = session.write_fault(directory, info)
             session.reporter.flush()
             return _End(None, bundle)
@@ -325,7 +327,7 @@ def _sinks(
 ) -> "list[Sink]":
     """Opens the files of the run directory and the displays until `stack` ends; who gets the result rows, in order."""
     from jrl.metrics import progress
-    from jrl.run import hooks, run_directory
+    from jrl.run import reporter, run_directory
 
     directory, transcript, cfg = options.directory, options.transcript, session.config
     sinks: list[Sink] = []
@@ -341,7 +343,7 @@ def _sinks(
         stack.callback(display.close)
         sinks.append(display.update)
     transcript.listen()
-    sinks += [write_row, hooks.stop_at(cfg.stop, cfg.run.smoothing_episodes)]
+    sinks += [write_row, reporter.stop_at(cfg.stop, cfg.run.smoothing_episodes)]
     return [*sinks, _print_stages] if options.verbose else sinks
 
 
@@ -349,10 +351,10 @@ def _advance(
     session: "Session", saving: "_Saving", watchdog: faults.Watchdog, interrupted: faults.Signals
 ) -> "tuple[StepInfo, str | None]":
     """Drives the session to its end: the last iteration, and the criterion that was met."""
-    from jrl.run import hooks
+    from jrl.run import reporter
 
     # in this order: a checkpoint knows of what the others did before it
-    after: list[Hook] = [session.after, saving.if_due]
+    after: list[AfterCall] = [session.after, saving.if_due]
     reason, before = None, None
     hint = faults.IN_A_PROGRAM if session.run.in_program else faults.FROM_THE_HOST
     watchdog.beat("compilation and the first steps", grace=_COMPILATION, hint=hint)
@@ -361,10 +363,10 @@ def _advance(
         while (latest := session.advance()) is not None:
             info = latest
             watchdog.beat("result rows and evaluation", grace=60.0)  # the first evaluation compiles
-            if before is not None and hooks.not_finite(before):
+            if before is not None and reporter.not_finite(before):
                 break
             before = info._replace(state=None)  # looked at when the next call is under way
-            reason = next(filter(None, [hook(info) for hook in after]), None)
+            reason = next(filter(None, [then(info) for then in after]), None)
             if reason or interrupted:
                 break
             watchdog.beat("environment steps and update", hint=hint)
@@ -387,14 +389,14 @@ class _Saving:
     """
 
     def __init__(self, session: "Session", checkpoints: "Checkpointer", watchdog: faults.Watchdog, done: int):
-        from jrl.run import hooks
+        from jrl.run import reporter
 
         self._session, self._checkpoints, self._watchdog = session, checkpoints, watchdog
         self._exact, every = session.config.checkpoint.exact, session.config.checkpoint.every
         if every is None:
-            self._due = hooks.seconds_passed(_SECONDS_BETWEEN_CHECKPOINTS)
+            self._due = reporter.seconds_passed(_SECONDS_BETWEEN_CHECKPOINTS)
         else:
-            self._due = hooks.reached(every, most=session.steps_per_call, env_steps=done)
+            self._due = reporter.reached(every, most=session.steps_per_call, env_steps=done)
 
     def _is_best(self) -> bool:
         """The weights that were evaluated as the best so far are those that are kept."""

@@ -244,7 +244,7 @@ class Rollout:
     reward: Array  # [T, B] f32
     terminated: Array  # [T, B] bool, a true end: no bootstrap
     truncated: Array  # [T, B] bool, a time limit: bootstrap from the next observation
-    mask: Array  # [T, B] bool, False on the row after an end (its action was ignored, its reward is void)
+    mask: Array  # [T, B] bool, False on the row after an end (its action was ignored, its reward is masked)
     contiguous: Array  # [B] bool, row 0 continues this column's previous rollout
     extras: Mapping[str, PyTree]  # what `act` returned beside the action: [T, B, ...]
     carry: PyTree  # recurrent state before row 0, [B, ...]; () if none
@@ -290,7 +290,7 @@ class Batch:
     reward: Array  # [N] f32, discounted sum over the k steps of the window
     discount: Array  # [N] f32, gamma ** k, and 0 where the window ends in a true end
     next_obs: PyTree  # [N, *], after the window
-    weight: Array  # [N] f32, 0 on void rows; 1 on average, or the importance weight of prioritised sampling
+    weight: Array  # [N] f32, 0 on masked rows; 1 on average, or the importance weight of prioritised sampling
     index: Array  # [N] i32, for `Buffer.set_priority`
     # name -> [N, ...], what the buffer was made to keep of `Rollout.extras`, of the first step of the window
     extras: Mapping[str, PyTree] = struct.field(default_factory=dict)
@@ -308,7 +308,7 @@ class SequenceBatch:
     reward: Array  # [N, L] f32, discounted sum over the k steps from each row on
     discount: Array  # [N, L] f32, gamma ** k, and 0 where they end in a true end
     ahead: Array  # [N, L] i32, the row after those steps, among the L + 1 rows that are not warming up
-    weight: Array  # [N, L] f32, 0 on void rows; else the sequence's, 1 on average over uniformly drawn rows
+    weight: Array  # [N, L] f32, 0 on masked rows; else the sequence's, 1 on average over uniformly drawn rows
     index: Array  # [N] i32, for `Buffer.set_priority`
     # name -> [N, L, ...], what the buffer was made to keep of `Rollout.extras`, but for the memory (`carry`)
     extras: Mapping[str, PyTree] = struct.field(default_factory=dict)
@@ -391,10 +391,10 @@ class Buffer(NamedTuple):
     # (state, key) -> N transitions or sequences; only once `can_sample`
     sample: Callable[[PyTree, Key], Batch | SequenceBatch]
     can_sample: Callable[[PyTree], Array]  # state -> [] bool
-    size: Callable[[PyTree], Array]  # state -> [] i32, rows that can be sampled or void among them
+    size: Callable[[PyTree], Array]  # state -> [] i32, rows that can be sampled or masked among them
     # (state, index [N], priority [N] f32 >= 0) -> state; None where sampling is uniform
     set_priority: Callable[[PyTree, Array, Array], PyTree] | None = None
-    live: Callable[[PyTree], Array] | None = None  # state -> [] i32, those of `size` that are not void
+    live: Callable[[PyTree], Array] | None = None  # state -> [] i32, those of `size` that are not masked
 
 
 # ---------------------------------------------------------------- the loop

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jrl import callbacks, envs, registry
-from jrl.callbacks import Callbacks, Hooks, in_program, load, make_multi_callbacks
+from jrl.callbacks import CallbackList, Callbacks, in_program, load, make_multi_callbacks
 from jrl.errors import InputError
 from jrl.fields.data import Fresh
 from jrl.rollout import sources
@@ -31,9 +31,9 @@ def act(actor, obs, carry, key, explore=True):
     return ActOut(jnp.zeros(obs.shape[:1], jnp.int32), (), {})
 
 
-def source_of(kind, hooks, *, id="CartPole-v1", **options):
+def source_of(kind, called, *, id="CartPole-v1", **options):
     env = envs.make(id, num_envs=B, **KINDS[kind])
-    told = hooks.collecting(env)[0] if hooks else {}
+    told = called.collecting(env)[0] if called else {}
     return sources.make(env, act, key=jax.random.key(0), length=T, **told, **options)
 
 
@@ -64,16 +64,16 @@ for _name in callbacks.MOMENTS:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_moment_in_its_order(kind):
     made = All()
-    hooks = Hooks(made)
-    hooks.check(on_policy=True)
-    source = source_of(kind, hooks)
-    hooks.created(source, context)
-    hooks.begin("algorithm", "policy")
+    called = CallbackList(made)
+    called.check(on_policy=True)
+    source = source_of(kind, called)
+    called.created(source, context)
+    called.begin("algorithm", "policy")
     subs = ["on_sub_environment_created"] * (B if kind == "gymnasium" else 0)
     before = ["on_environment_created", *subs, "on_create_policy", "on_algorithm_init"]
     assert [name for name, _ in made.calls] == before
 
-    watch, ended = hooks.watch(source, B), 0
+    watch, ended = called.watch(source, B), 0
     for i in range(3):
         made.calls.clear()
         ended += int(watch.next(ACTOR, jax.random.key(i))[1].count)
@@ -85,16 +85,16 @@ def test_every_moment_in_its_order(kind):
     assert ended >= 2 * B
 
     made.calls.clear()
-    hooks.call("on_evaluate_start", algorithm="algorithm")
-    evaluated = hooks.episode_watch(B)
+    called.call("on_evaluate_start", algorithm="algorithm")
+    evaluated = called.episode_watch(B)
     for i in range(2):
         evaluated(jax.device_get(source.next(ACTOR, jax.random.key(i))[0]))
-    hooks.call("on_evaluate_end", algorithm="algorithm", evaluation_metrics={})
-    hooks.call("on_train_result", algorithm="algorithm", result={})
-    hooks.call("on_checkpoint_loaded", algorithm="algorithm")
+    called.call("on_evaluate_end", algorithm="algorithm", evaluation_metrics={})
+    called.call("on_train_result", algorithm="algorithm", result={})
+    called.call("on_checkpoint_loaded", algorithm="algorithm")
     replaced = SimpleNamespace(recreated=[1])
     for _ in range(2):  # each is told of once
-        hooks.recreated("algorithm", "workers", replaced)
+        called.recreated("algorithm", "workers", replaced)
     names = [name for name, _ in made.calls]
     assert names[0] == "on_evaluate_start"
     assert names[-4:] == ["on_evaluate_end", "on_train_result", "on_checkpoint_loaded", "on_workers_recreated"]
@@ -132,9 +132,9 @@ class PoleAngle(Callbacks):
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_custom_metrics_are_those_of_the_episodes(keep):
-    hooks = Hooks(load(["test_callbacks:PoleAngle"]), keep_per_episode=keep)
-    source = source_of("jax", hooks)
-    watch = hooks.watch(source, B)
+    called = CallbackList(load(["test_callbacks:PoleAngle"]), keep_per_episode=keep)
+    source = source_of("jax", called)
+    watch = called.watch(source, B)
     angles, each = [[] for _ in range(B)], []
     for i in range(3):
         rollout, _ = watch.next(ACTOR, jax.random.key(i))
@@ -144,7 +144,7 @@ def test_custom_metrics_are_those_of_the_episodes(keep):
             if rollout.terminated[t, b]:
                 each.append(np.mean(angles[b]))
                 angles[b] = []
-    row = hooks.drain()
+    row = called.drain()
     assert len(each) >= B
     hist = row.pop("hist/angles")
     assert len(hist) > len(each)
@@ -153,12 +153,12 @@ def test_custom_metrics_are_those_of_the_episodes(keep):
     else:
         found = [row[f"custom/pole_angle_{kind}"] for kind in ("mean", "min", "max")]
         np.testing.assert_allclose(found, [np.mean(each), min(each), max(each)], rtol=1e-6)
-    assert hooks.drain() == {}
+    assert called.drain() == {}
 
-    evaluated = hooks.episode_watch(B)
+    evaluated = called.episode_watch(B)
     for i in range(3):
         evaluated(source.next(ACTOR, jax.random.key(i))[0])
-    assert set(hooks.drain()) == {f"evaluation/{name}" for name in (*row, "hist/angles")}
+    assert set(called.drain()) == {f"evaluation/{name}" for name in (*row, "hist/angles")}
 
 
 def test_a_metric_that_is_no_number_is_named():
@@ -166,8 +166,8 @@ def test_a_metric_that_is_no_number_is_named():
         def on_episode_end(self, *, episode, **kwargs):
             episode.custom_metrics["colour"] = "red"
 
-    hooks = Hooks(Wrong())
-    watch = hooks.watch(source_of("jax", hooks), B)
+    called = CallbackList(Wrong())
+    watch = called.watch(source_of("jax", called), B)
     with pytest.raises(TypeError, match=r"custom_metrics\['colour'\] is 'red': expected a number"):
         watch.next(ACTOR, jax.random.key(0))
 
@@ -178,12 +178,12 @@ def test_the_return_is_the_reported_one_whatever_the_learner_sees():
             episode.custom_metrics["total"] = episode.total_reward
             assert episode.total_reward == episode.rewards.sum() == episode.length
 
-    hooks = Hooks(Totals(), keep_per_episode=True)
-    source = source_of("envpool", hooks, reward_transform=envs.reward_transform(0.25, is_atari=False))
-    watch = hooks.watch(source, B)
+    called = CallbackList(Totals(), keep_per_episode=True)
+    source = source_of("envpool", called, reward_transform=envs.reward_transform(0.25, is_atari=False))
+    watch = called.watch(source, B)
     rollout, report = watch.next(ACTOR, jax.random.key(0))
     assert set(np.unique(rollout.reward)) <= {0.0, 0.25}
-    assert sum(hooks.drain()["custom/total"]) == float(report.return_sum) > 0
+    assert sum(called.drain()["custom/total"]) == float(report.return_sum) > 0
     watch.close()
 
 
@@ -217,21 +217,21 @@ class Adds(Callbacks):
 def test_several_callbacks_hand_on_what_they_changed(reverse):
     Doubles.order.clear()
     classes = [Adds, Doubles] if reverse else [Doubles, Adds]
-    hooks = Hooks(make_multi_callbacks(classes)())
-    assert not hooks.needs_episodes
-    assert hooks.needs_rollouts
-    assert hooks.collecting(None) == ({}, "")
+    called = CallbackList(make_multi_callbacks(classes)())
+    assert not called.needs_episodes
+    assert called.needs_rollouts
+    assert called.collecting(None) == ({}, "")
     source = source_of("jax", None)
-    watch = hooks.watch(source, B)
+    watch = called.watch(source, B)
     rollout, _ = watch.next(ACTOR, jax.random.key(0))
     mask = np.asarray(rollout.mask)
     largest = 4.0 if reverse else 3.0
     np.testing.assert_array_equal(rollout.reward, np.where(mask, largest, 2.0 if reverse else 1.0))
     assert isinstance(rollout.reward, jax.Array)
     assert Doubles.order == (["adds", "doubles"] if reverse else ["doubles", "adds"])
-    assert hooks.drain() == {"learner/largest": largest}
+    assert called.drain() == {"learner/largest": largest}
     result = {}
-    hooks.call("on_train_result", algorithm=None, result=result)
+    called.call("on_train_result", algorithm=None, result=result)
     assert result["seen"] == Doubles.order
     # the class itself does the same
     again = make_multi_callbacks(classes)().on_sample_end(samples=source.next(ACTOR, jax.random.key(1))[0])
@@ -251,7 +251,7 @@ def test_a_rollout_that_does_not_fit_is_refused(change, message):
         def on_sample_end(self, *, samples, **kwargs):
             return change(samples)
 
-    watch = Hooks(Wrong()).watch(source_of("jax", None), B)
+    watch = CallbackList(Wrong()).watch(source_of("jax", None), B)
     with pytest.raises(TypeError, match=message):
         watch.next(ACTOR, jax.random.key(0))
 
@@ -282,11 +282,11 @@ def averaging():
 
 
 def test_pure_moments_run_inside_the_program():
-    hooks = Hooks(Pure())
-    assert not hooks.needs_rollouts
-    hooks.check(on_policy=False)
-    algo = learner.batches_transformed(averaging(), hooks.batch_transforms())
-    learn = learner.transformed(learner.on_policy(algo), hooks.program_transforms())
+    called = CallbackList(Pure())
+    assert not called.needs_rollouts
+    called.check(on_policy=False)
+    algo = learner.batches_transformed(averaging(), called.batch_transforms())
+    learn = learner.transformed(learner.on_policy(algo), called.program_transforms())
     row = jnp.zeros((2, 1))
     flags = (jnp.zeros((2, 1), bool),) * 3
     rollout = Rollout(row, row[0], row, jnp.array([[1.0], [4.0]]), *flags, jnp.ones(1, bool), {}, ())
@@ -308,8 +308,8 @@ def test_what_cannot_be_had_is_said_before_the_run():
     with pytest.raises(
         InputError, match=r"on_learn_on_batch: .* batches from replay inside the program: mark .*in_program"
     ):
-        Hooks(Adds()).check(on_policy=False)
-    Hooks(Adds()).check(on_policy=True)
+        CallbackList(Adds()).check(on_policy=False)
+    CallbackList(Adds()).check(on_policy=True)
 
     class NeedsInfos(PoleAngle):
         infos = True
@@ -320,12 +320,12 @@ def test_what_cannot_be_had_is_said_before_the_run():
     graph = envs.make("CartPole-v1", backend="jax", num_envs=1)
     gym = envs.make("CartPole-v1", backend="gymnasium", num_envs=1)
     with pytest.raises(InputError, match=r"infos is True, but environments inside a program have none: .*collector"):
-        Hooks(NeedsInfos()).collecting(graph)
+        CallbackList(NeedsInfos()).collecting(graph)
     with pytest.raises(InputError, match="env runners do not send them"):
-        Hooks(NeedsInfos()).collecting(gym, env_runners=True)
-    assert Hooks(NeedsInfos()).collecting(gym) == ({"record": True, "record_infos": True}, "")
-    assert Hooks(NoInfos()).collecting(graph) == ({"record": True}, "")
-    options, note = Hooks(PoleAngle()).collecting(graph)
+        CallbackList(NeedsInfos()).collecting(gym, env_runners=True)
+    assert CallbackList(NeedsInfos()).collecting(gym) == ({"record": True, "record_infos": True}, "")
+    assert CallbackList(NoInfos()).collecting(graph) == ({"record": True}, "")
+    options, note = CallbackList(PoleAngle()).collecting(graph)
     assert options == {"record": True}
     assert note == "callbacks: episodes have no infos: environments inside a program have none"
     gym.close()
@@ -369,10 +369,10 @@ def test_what_nobody_looks_at_costs_nothing():
         def on_train_result(self, *, result, **kwargs):
             pass
 
-    hooks = Hooks(OfRows())
-    assert (hooks.needs_rollouts, hooks.needs_episodes, hooks.needs_infos) == (False, False, False)
-    assert hooks.program_transforms() == hooks.batch_transforms() == ()
-    source = source_of("jax", hooks)
+    called = CallbackList(OfRows())
+    assert (called.needs_rollouts, called.needs_episodes, called.needs_infos) == (False, False, False)
+    assert called.program_transforms() == called.batch_transforms() == ()
+    source = source_of("jax", called)
     assert RECORD not in source.next(ACTOR, jax.random.key(0))[0].extras
 
 
@@ -381,8 +381,8 @@ def test_what_a_callback_raises_ends_the_run():
         def on_episode_end(self, **kwargs):
             raise ArithmeticError("mine")
 
-    hooks = Hooks(Raises())
-    watch = hooks.watch(source_of("jax", hooks), B)
+    called = CallbackList(Raises())
+    watch = called.watch(source_of("jax", called), B)
     with pytest.raises(ArithmeticError, match="mine") as caught:
         watch.next(ACTOR, jax.random.key(0))
     assert caught.traceback[-1].name == "on_episode_end"
@@ -393,8 +393,8 @@ def test_environments_are_told_of_where_they_are(remote):
     env = envs.make(
         "counting_envs:Counter", backend="gymnasium", num_envs=2, remote_worker_envs=remote, options={"size": 7}
     )
-    hooks = Hooks(counting_envs.Marks())
+    called = CallbackList(counting_envs.Marks())
     source = sources.make(env, act, key=jax.random.key(0), length=2)
-    hooks.created(source, context)
+    called.created(source, context)
     assert source.foreach_env(lambda env: env.unwrapped.mark) == [(i, 7, remote) for i in range(2)]
     source.close()

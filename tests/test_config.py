@@ -9,6 +9,7 @@ import types
 import pytest
 
 from jrl import config as config_command
+from jrl import envs
 from jrl.fields.bounds import Count, Unit
 from jrl.fields.hyper import Schedule
 from jrl.settings import config
@@ -124,6 +125,12 @@ def test_clip_rewards_takes_its_five_forms():
     for given, wanted in [(None, None), (True, True), (False, False), (2, 2.0), ([-1, 2], (-1.0, 2.0))]:
         got = made(env={"clip_rewards": given}).env.clip_rewards
         assert got == wanted and type(got) is type(wanted)
+
+
+def test_former_names_of_choices_are_read():
+    cfg = made(env={"backend": "graph"}, rollout={"collector": "graph"})
+    assert (cfg.env.backend, cfg.rollout.collector) == ("jax", "program")
+    assert envs.resolve("CartPole-v1", "graph") == "jax"
 
 
 def test_coercion_by_annotation():

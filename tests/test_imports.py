@@ -260,7 +260,7 @@ def test_an_algorithm_loads_no_environment_library():
 def test_environments_load_no_environment_library_and_of_envpool_one_family():
     code = """
 import sys
-import jrl.envs, jrl.run.build, jrl.run.hooks
+import jrl.envs, jrl.run.build, jrl.run.reporter
 assert not {name.partition(".")[0] for name in sys.modules} & {"envpool", "gymnasium", "orbax", "ray"}
 from jrl.envs import envpool_env
 compiled = lambda: {n for n in sys.modules if n.endswith("_envpool") and not n.startswith("envpool.python")}

@@ -1,4 +1,4 @@
-"""The loop: fused and staged learn the same, counters are exact, devices agree, hooks fire when they should."""
+"""The loop: fused and staged learn the same, counters are exact, devices agree, what is due comes when it should."""
 
 import copy
 import itertools
@@ -412,7 +412,7 @@ def test_who_looks_at_rollouts_changes_no_bit(name):
 
     def after(looks):
         cfg = load(f"configs/{name}.yaml", PROGRAMS[name])
-        run = build.run(cfg, hooks=callbacks.Hooks(Looks()) if looks else None)
+        run = build.run(cfg, callback_list=callbacks.CallbackList(Looks()) if looks else None)
         state, iteration = run.program.init(SEED), 0
         while iteration < 8:
             count = min(8 - iteration, run.program.iterations)

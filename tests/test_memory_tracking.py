@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jrl.callbacks import Callbacks, Hooks, load, make_multi_callbacks
+from jrl.callbacks import CallbackList, Callbacks, load, make_multi_callbacks
 from jrl.callbacks.memory_tracking import MemoryTracking, live_arrays
 from jrl.metrics import results
 
@@ -27,19 +27,19 @@ class Leak(Callbacks):
         self.kept.append(jnp.full((256, 1024), len(self.kept), "float32"))
 
 
-def rows_of(hooks, count):
+def rows_of(called, count):
     """Results as callbacks left them, and what of them goes to the loggers."""
     for i in range(count):
         result = results.result(ROW, iteration=i + 1, trained=8, before=None)
         before = results.flat(result)
-        hooks.call("on_train_result", algorithm=None, result=result)
+        called.call("on_train_result", algorithm=None, result=result)
         yield result, results.changed(before, results.flat(result))
 
 
 def test_a_leak_grows_by_what_it_keeps():
     gc.collect()
-    hooks = Hooks(make_multi_callbacks([Leak, load([NAME]).__class__])())
-    found = list(rows_of(hooks, 4))
+    called = CallbackList(make_multi_callbacks([Leak, load([NAME]).__class__])())
+    found = list(rows_of(called, 4))
     device = [row["memory/device_mb"] for _, row in found]
     count = [row["memory/live_arrays"] for _, row in found]
     if jax.default_backend() == "cpu":  # exactly; an accelerator's allocator rounds
@@ -49,7 +49,7 @@ def test_a_leak_grows_by_what_it_keeps():
 
 
 def test_a_row_has_the_numbers_and_not_the_groups():
-    ((result, row),) = rows_of(Hooks(load([NAME])), 1)
+    ((result, row),) = rows_of(CallbackList(load([NAME])), 1)
     assert set(row) == {"memory/rss_mb", "memory/device_mb", "memory/live_arrays"}
     assert 20 < row["memory/rss_mb"] < 100_000
     assert len(result["memory_top"]) <= MemoryTracking.top
@@ -57,7 +57,7 @@ def test_a_row_has_the_numbers_and_not_the_groups():
 
 def test_the_largest_groups_come_first():
     kept = [jnp.zeros((64, 1024)), jnp.zeros((64, 1024)), jnp.zeros((96, 1024)), jnp.zeros((7,), "int8")]
-    top = next(iter(rows_of(Hooks(load([NAME])), 1)))[0]["memory_top"]
+    top = next(iter(rows_of(CallbackList(load([NAME])), 1)))[0]["memory_top"]
     names = list(top)
     assert names.index("float32[64,1024]") < names.index("float32[96,1024]")  # 512 KiB of two, 384 KiB of one
     assert [group.mb for group in top.values()] == sorted((group.mb for group in top.values()), reverse=True)
@@ -77,6 +77,6 @@ def test_sharded_and_replicated_arrays_count_what_they_hold(four_devices):
 
 
 def test_it_asks_for_no_rollouts():
-    hooks = Hooks(load([NAME]))
-    assert not hooks.needs_rollouts and not hooks.needs_episodes
-    hooks.check(on_policy=False)
+    called = CallbackList(load([NAME]))
+    assert not called.needs_rollouts and not called.needs_episodes
+    called.check(on_policy=False)

@@ -7,7 +7,7 @@
         value, metrics = default(params, batch)             # the algorithm's own, at the present schedule values
         return value + penalty, metrics | {"loss/penalty": penalty}
 
-It returns a float scalar, the mean over the batch's rows weighted by `batch.weight` (0 on void rows), and a dict of
+It returns a float scalar, the mean over the batch's rows weighted by `batch.weight` (0 on masked rows), and a dict of
 scalars by name; of both, means are taken over the pieces of a batch and over devices. What it gets:
 
     ppo, appo     net: actor_critic.ActorCritic, `apply(params, obs) -> (distribution, value)`    batch: ppo.Rows [N]

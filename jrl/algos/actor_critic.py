@@ -9,7 +9,8 @@ from flax import struct
 from jrl import distributions, spaces
 from jrl import networks as nets
 from jrl.algos import agent as agents
-from jrl.algos import observer, parts, sequences
+from jrl.algos import observer as observers
+from jrl.algos import parts, sequences
 from jrl.algos.agent import Actor, Agent, Common, Records, State
 from jrl.algos.custom_loss import Loss
 from jrl.algos.observer import Observer
@@ -109,9 +110,9 @@ class Corrections(Protocol):
     clip_pg_rho: float
 
 
-def networks(cfg: Any, watch: Observer, network: NetworkConfig) -> ActorCritic:
+def networks(cfg: Any, observer: Observer, network: NetworkConfig) -> ActorCritic:
     """The networks of an actor-critic algorithm's Agent."""
-    return make(watch.spec, network, watch.mask)
+    return make(observer.spec, network, observer.mask)
 
 
 def make_agent(
@@ -185,18 +186,18 @@ def values(agent: Agent, state: State, rollout: Rollout) -> tuple[Array, PyTree]
 
     Values that acting recorded are read, not computed again.
     """
-    net, watch = agent.net, agent.observer
-    last_obs = watch.see(state.obs_stats, rollout.last_obs)
+    net, observer = agent.net, agent.observer
+    last_obs = observer.see(state.obs_stats, rollout.last_obs)
     if not agent.network.recurrent:
         value = lambda obs: net.value(state.params, obs)
         # where it was not recorded: one pass in large batches, not a second tower in each of T small steps
-        anew = lambda: agents.map_rows(agent, value, watch.recall(state.obs_stats, rollout))
+        anew = lambda: agents.map_rows(agent, value, observer.recall(state.obs_stats, rollout))
         recorded = rollout.extras.get("value")
-        before = anew() if recorded is None else observer.values_seen(rollout, recorded, anew)
+        before = anew() if recorded is None else observers.values_seen(rollout, recorded, anew)
         return jnp.concatenate([before, value(last_obs)[None]]), ()
     value, starts, memory = sequences.along(
         lambda window: net.unroll(state.params, window),
-        watch.recall(state.obs_stats, rollout),
+        observer.recall(state.obs_stats, rollout),
         rollout.mask,
         agents.split_carry(rollout.carry)[0],
         sequences.length_of(agent.network, rollout.reward.shape[0]),
@@ -213,7 +214,7 @@ def make_rows(
     Args:
       obs: the rollout's, as the network reads them.
       rollout: [T, B].
-      advantage, target: [T, B] f32; void on masked rows.
+      advantage, target: [T, B] f32; means nothing on masked rows.
       value: [T, B] f32, V(obs_t) that the target corrects.
       normalize_advantage: to mean 0 and deviation 1 over the unmasked rows.
     """

@@ -24,8 +24,8 @@ import optax
 from flax import struct
 
 from jrl import spaces
-from jrl.algos import custom_loss, exploration, gradients, observer, parameter_noise, parts, sequences
-from jrl.algos.custom_loss import Loss
+from jrl.algos import custom_loss, exploration, gradients, parameter_noise, parts, sequences
+from jrl.algos import observer as observers
 from jrl.algos.exploration import Exploration, Explorer, Stochastic
 from jrl.algos.observer import Observer
 from jrl.fields.bounds import NonNegativeSchedule, Positive, Unit
@@ -112,7 +112,7 @@ class Agent(NamedTuple):
     records: Records
     optimizer: Callable[[Any], optax.GradientTransformation]  # of a Config, without the step size
     axis_name: str | None  # of the mapped axis over devices; None outside of one
-    loss: Loss | None  # a user's, in the place of the algorithm's own
+    loss: custom_loss.Loss | None  # a user's, in the place of the algorithm's own
 
     @property
     def row_bytes(self) -> int:
@@ -130,7 +130,7 @@ def make(
     records: Records,
     flat: bool = True,
     axis_name: str | None,
-    loss: Loss | None = None,
+    loss: custom_loss.Loss | None = None,
 ) -> Agent:
     """An algorithm's Agent.
 
@@ -148,10 +148,10 @@ def make(
     custom_loss.check(loss)
     parameter_noise.refuse_memory(cfg.exploration, network)
     exploration.make(cfg.exploration, spec.action, kinds=(kind,))  # whose faults are told now
-    watch = observer.make(spec, network, normalize_obs=cfg.normalize_obs, axis_name=axis_name)
+    observer = observers.make(spec, network, normalize_obs=cfg.normalize_obs, axis_name=axis_name)
     optimizer = gradients.optimizer(functools.partial(adam, flat=flat))
-    net = networks(cfg, watch, network)
-    return Agent(spec, network, watch, net, kind, records, optimizer, axis_name, loss)
+    net = networks(cfg, observer, network)
+    return Agent(spec, network, observer, net, kind, records, optimizer, axis_name, loss)
 
 
 # ---------------------------------------------------------------- the State and acting
@@ -365,7 +365,7 @@ def map_rows(agent: Agent, function: Callable[[PyTree], PyTree], tree: PyTree) -
 
 def begun(agent: Agent, state: State, rollout: Rollout) -> State:
     """The State to read a rollout by: see `observer.begun`."""
-    return observer.begun(agent.observer, state, rollout)
+    return observers.begun(agent.observer, state, rollout)
 
 
 def rewarded(agent: Agent, state: State, rollout: Rollout) -> State:

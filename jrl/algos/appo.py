@@ -91,8 +91,8 @@ def of_target(
 
 def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[ppo.Rows, PyTree, Metrics]:
     """V-trace by the target network: Rows [T, B], the memory before each sequence, and metrics."""
-    watch = agent.observer
-    obs, last_obs = watch.recall(state.obs_stats, rollout), watch.see(state.obs_stats, rollout.last_obs)
+    observer = agent.observer
+    obs, last_obs = observer.recall(state.obs_stats, rollout), observer.see(state.obs_stats, rollout.last_obs)
     action, acting_log_prob = parts.cleared(rollout.mask, (rollout.action, rollout.extras["log_prob"]))
     log_prob, value, dist, last_value, memory = of_target(cfg, agent, state, obs, last_obs, action, rollout)
     log_prob = jnp.where(rollout.mask, log_prob, 0.0)

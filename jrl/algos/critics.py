@@ -96,8 +96,8 @@ def make_agent(
 ) -> Agent:
     """An Agent with a policy and critics; arguments and errors as of `agent.make`."""
 
-    def networks(cfg: Common, watch: Observer, network: NetworkConfig) -> Networks:
-        return Networks(policy(watch, network), build_critics(watch.spec, network, num_critics))
+    def networks(cfg: Common, observer: Observer, network: NetworkConfig) -> Networks:
+        return Networks(policy(observer, network), build_critics(observer.spec, network, num_critics))
 
     parts.check_action(cfg, spec.action)
     check(cfg, spec.action, network)
@@ -154,7 +154,7 @@ class Sequences(Batch):
 def read(
     cfg: parts.RewardClipping, batch: Batch | SequenceBatch, see: Callable[[PyTree], PyTree], return_stats: PyTree
 ) -> Batch:
-    """A sample from replay as networks and losses read it; nothing is left of void rows.
+    """A sample from replay as networks and losses read it; nothing is left of masked rows.
 
     Args:
       see: of observations [..., *], what networks read.
@@ -245,7 +245,7 @@ def td_gradient(
     Args:
       q: (params, batch) -> [C, N] f32, each critic's value of the action taken; [C, N, L] of Sequences.
       params: of the critics.
-      batch: of weight 0 on void rows; of Sequences, `obs` as `critics_read` gives it.
+      batch: of weight 0 on masked rows; of Sequences, `obs` as `critics_read` gives it.
       target: [N] f32, or [N, L]; without gradient.
       axis_name: of the mapped axis over devices; None outside of one.
       loss: a user's in the place of the TD error's, which gets `net`, the critics; None: none is.

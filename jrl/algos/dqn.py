@@ -167,14 +167,14 @@ class Keys(NamedTuple):
 # ---------------------------------------------------------------- the network
 
 
-def networks(cfg: Config, watch: Observer, network: NetworkConfig) -> Network:
+def networks(cfg: Config, observer: Observer, network: NetworkConfig) -> Network:
     """Heads `q` [A * K], or `value` [K] and `advantage` [A * K], on one torso."""
-    assert isinstance(watch.spec.action, Discrete)
+    assert isinstance(observer.spec.action, Discrete)
     size, noise = cfg.q_head().size, cfg.noisy_sigma if cfg.noisy else None
-    heads = {"q": Head(watch.spec.action.n * size, 1.0, noise)}
+    heads = {"q": Head(observer.spec.action.n * size, 1.0, noise)}
     if cfg.dueling:
-        heads = {"value": Head(size, 1.0, noise), "advantage": Head(watch.spec.action.n * size, 1.0, noise)}
-    return nets.build(watch.spec, replace(network, shared=True), heads)
+        heads = {"value": Head(size, 1.0, noise), "advantage": Head(observer.spec.action.n * size, 1.0, noise)}
+    return nets.build(observer.spec, replace(network, shared=True), heads)
 
 
 def _num_actions(agent: Agent) -> int:
@@ -260,23 +260,23 @@ def backup(cfg: QLearning, around: Around, action: Array, reward: Array, discoun
 
 def of_transitions(cfg: QLearning, agent: Agent, state: State, batch: Batch, keys: Keys) -> parts.TdBatch:
     """A batch as the networks read it, with targets."""
-    watch, of = agent.observer, functools.partial(network_outputs, cfg, agent)
-    obs, next_obs = (watch.see(state.obs_stats, x) for x in (batch.obs, batch.next_obs))
+    observer, of = agent.observer, functools.partial(network_outputs, cfg, agent)
+    obs, next_obs = (observer.see(state.obs_stats, x) for x in (batch.obs, batch.next_obs))
     reward = parts.scaled_reward(cfg, state.return_stats, batch.reward)
     batch = replace(batch, obs=obs, next_obs=next_obs, reward=reward)
     after = of(state.target_params, next_obs, keys.target)
     before = of(state.target_params, obs, keys.target) if cfg.munchausen else None
     chooser = of(state.params, next_obs, keys.chooser) if cfg.double else after
-    around = Around(after, chooser, watch.mask(next_obs), before, watch.mask(obs))
+    around = Around(after, chooser, observer.mask(next_obs), before, observer.mask(obs))
     target = backup(cfg, around, batch.action, reward, batch.discount)
     return parts.TdBatch(**vars(batch), target=jax.lax.stop_gradient(target))
 
 
 def of_sequences(cfg: QLearning, agent: Agent, state: State, batch: SequenceBatch, keys: Keys) -> parts.TdBatch:
     """The same of sequences: leaves [N, L, *], `obs` a Window that begins after the burn-in."""
-    shape, watch, of = batch.weight.shape, agent.observer, functools.partial(network_outputs, cfg, agent)
+    shape, observer, of = batch.weight.shape, agent.observer, functools.partial(network_outputs, cfg, agent)
     reward = parts.scaled_reward(cfg, state.return_stats, batch.reward)
-    window = replace(batch.window, obs=watch.see(state.obs_stats, batch.window.obs))
+    window = replace(batch.window, obs=observer.see(state.obs_stats, batch.window.obs))
     warm = lambda params: sequences.warmed(agent.net.unroll, params, window, sequences.burn_in(batch))
     online, target_window = warm(state.params), warm(state.target_params)
     by_row = lambda x: x.reshape(shape[0], shape[1] + 1, *x.shape[1:])
@@ -284,7 +284,7 @@ def of_sequences(cfg: QLearning, agent: Agent, state: State, batch: SequenceBatc
     now = lambda x: sequences.flat(x[:, :-1])
     whole = by_row(of(state.target_params, target_window, keys.target))
     chooser = by_row(of(state.params, online, keys.chooser)) if cfg.double else whole
-    mask = watch.mask(target_window)
+    mask = observer.mask(target_window)
     allowed, allowed_before = (None, None) if mask is None else (ahead(mask), now(mask))
     around = Around(ahead(whole), ahead(chooser), allowed, now(whole), allowed_before)
     target = backup(cfg, around, *sequences.flat((batch.action, reward, batch.discount)))

@@ -75,11 +75,11 @@ class Columns:
 
 def columns_of(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> Columns:
     """A rollout [T, B] as the loss reads it."""
-    watch = agent.observer
+    observer = agent.observer
     action, log_prob = parts.cleared(rollout.mask, (rollout.action, rollout.extras["log_prob"]))
     return Columns(
-        obs=watch.recall(state.obs_stats, rollout),
-        last_obs=jax.tree.map(lambda x: x[None], watch.see(state.obs_stats, rollout.last_obs)),
+        obs=observer.recall(state.obs_stats, rollout),
+        last_obs=jax.tree.map(lambda x: x[None], observer.see(state.obs_stats, rollout.last_obs)),
         action=action,
         log_prob=log_prob,
         reward=parts.scaled_reward(cfg, state.return_stats, rollout.reward),

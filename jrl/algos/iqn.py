@@ -61,11 +61,11 @@ class Config(dqn.QLearning):
         return True
 
 
-def networks(cfg: Config, watch: Observer, network: NetworkConfig) -> Network:
+def networks(cfg: Config, observer: Observer, network: NetworkConfig) -> Network:
     """One output `q` [A * 2K]: for each action the returns and their levels."""
-    assert isinstance(watch.spec.action, Discrete)
-    num_actions, width = watch.spec.action.n, cfg.width
-    base = nets.build(watch.spec, replace(network, shared=True), {"embedding": Head(width, math.sqrt(2))})
+    assert isinstance(observer.spec.action, Discrete)
+    num_actions, width = observer.spec.action.n, cfg.width
+    base = nets.build(observer.spec, replace(network, shared=True), {"embedding": Head(width, math.sqrt(2))})
     sizes = {"level": (_COSINES, width), "hidden": (width, width), "q_head": (width, num_actions)}
 
     def init(key: Key) -> PyTree:

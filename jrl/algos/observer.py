@@ -132,11 +132,11 @@ def make(spec: EnvSpec, network: NetworkConfig, *, normalize_obs: bool, axis_nam
     return Observer(spec._replace(observation=space), init, see, observe, mask_of, record, recall)
 
 
-def begun(watch: Observer, state: Any, rollout: Rollout) -> Any:
+def begun(observer: Observer, state: Any, rollout: Rollout) -> Any:
     """A State with `obs_stats` to read a rollout by: before the first one there are none, and its own are taken."""
     if not isinstance(state.obs_stats, normalize.RunningStats):
         return state
-    own, known = watch.observe(state.obs_stats, rollout.obs, rollout.mask), state.obs_stats.count > 0
+    own, known = observer.observe(state.obs_stats, rollout.obs, rollout.mask), state.obs_stats.count > 0
     # not a branch: the devices meet in `observe`, and a program of several CPU devices that meet in a branch crashed
     # when it came from the compile cache (jaxlib 0.10.2)
     return replace(state, obs_stats=jax.tree.map(lambda then, now: jnp.where(known, then, now), state.obs_stats, own))

@@ -26,7 +26,8 @@ from flax import struct
 from jrl import networks as nets
 from jrl import spaces
 from jrl.algos import agent as agents
-from jrl.algos import custom_loss, observer, parameter_noise, parts, sequences
+from jrl.algos import custom_loss, parameter_noise, parts, sequences
+from jrl.algos import observer as observers
 from jrl.algos.agent import Actor, Agent, Common, Records, State
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import EpsilonGreedy, OverQ
@@ -66,10 +67,10 @@ class Rows:
     weight: Array  # [N] f32, 0 on masked rows, 1 on average
 
 
-def networks(cfg: Config, watch: Observer, network: NetworkConfig) -> Network:
+def networks(cfg: Config, observer: Observer, network: NetworkConfig) -> Network:
     """One network with the head `q` [A]."""
-    assert isinstance(watch.spec.action, Discrete)
-    return nets.build(watch.spec, network, {"q": Head(watch.spec.action.n)})
+    assert isinstance(observer.spec.action, Discrete)
+    return nets.build(observer.spec, network, {"q": Head(observer.spec.action.n)})
 
 
 def init(cfg: Config, agent: Agent, key: Key) -> State:
@@ -122,15 +123,15 @@ def values(agent: Agent, state: State, obs: PyTree, rollout: Rollout) -> Array:
 
         return sequences.along(unroll, obs, rollout.mask, memory, length)[0]
 
-    return observer.values_seen(rollout, rollout.extras["value"], anew)
+    return observers.values_seen(rollout, rollout.extras["value"], anew)
 
 
 def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[Rows, PyTree]:
     """Q(lambda): Rows [T, B], and the memory before each sequence."""
-    watch = agent.observer
-    obs, last_obs = watch.recall(state.obs_stats, rollout), watch.see(state.obs_stats, rollout.last_obs)
+    observer = agent.observer
+    obs, last_obs = observer.recall(state.obs_stats, rollout), observer.see(state.obs_stats, rollout.last_obs)
     starts, memory = memories(agent, state, obs, rollout)
-    last = best(agent.net.step(state.params, last_obs, memory, "q")[0][0], watch.mask(last_obs))
+    last = best(agent.net.step(state.params, last_obs, memory, "q")[0][0], observer.mask(last_obs))
     target = returns.lambda_returns(
         parts.scaled_reward(cfg, state.return_stats, rollout.reward),
         rollout.terminated,

@@ -87,16 +87,16 @@ class Config(Common):
         return errors + super().validate()
 
 
-def policy_network(watch: Observer, network: NetworkConfig) -> critics.Policy:
+def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy:
     """Squashed Gaussian or Categorical; the first one is nearly the same for all observations."""
-    spec = watch.spec
+    spec = observer.spec
     action = distributions.action_distribution(spec.action, squash=True)
     gaussian = isinstance(spec.action, Box)
     net = nets.build(spec, network, {"policy": Head(action.size * (2 if gaussian else 1), 0.01)})
 
     def output(outputs, obs):
         if not gaussian:
-            return action.make(outputs, None, watch.mask(obs))
+            return action.make(outputs, None, observer.mask(obs))
         mean, log_std = jnp.split(outputs, 2, -1)
         return action.make(mean, jnp.clip(log_std + network.log_std_init, *_LOG_STD_RANGE))
 

@@ -88,7 +88,7 @@ def along(
 
 def without_void(batch: SequenceBatch) -> SequenceBatch:
     """Zeros where nothing may be read: what was done on rows of weight 0, and what was seen on those that follow upon a
-    void one; on the first void row stands the final observation of an episode."""
+    masked one; on the first masked row stands the final observation of an episode."""
     reset = batch.window.reset
     unread = reset & jnp.concatenate([jnp.ones_like(reset[:, :1]), reset[:, :-1]], 1)
     window = replace(batch.window, obs=parts.cleared(~unread, batch.window.obs))
@@ -117,7 +117,7 @@ def sequence_priority(error: Array, weight: Array, eta: float = 0.9) -> Array:
     Args:
       error, weight: [N, L].
     Returns:
-      [N] f32, 0 where all rows are void.
+      [N] f32, 0 where all rows are masked.
 
     >>> sequence_priority(jnp.array([[1.0, -3.0, 100.0]]), jnp.array([[1.0, 1.0, 0.0]]), eta=0.5)
     Array([2.5], dtype=float32)

@@ -63,11 +63,11 @@ class Config(Common):
     exploration: OverActions = Gaussian()
 
 
-def policy_network(watch: Observer, network: NetworkConfig) -> critics.Policy:
+def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy:
     """tanh of a network that starts near 0 everywhere, where tanh has its slope."""
-    assert isinstance(watch.spec.action, Box)
-    shape = watch.spec.action.shape
-    net = nets.build(watch.spec, network, {"policy": Head(math.prod(shape), 0.01)})
+    assert isinstance(observer.spec.action, Box)
+    shape = observer.spec.action.shape
+    net = nets.build(observer.spec, network, {"policy": Head(math.prod(shape), 0.01)})
 
     def output(outputs, obs):
         outputs = jnp.tanh(outputs)

@@ -23,7 +23,7 @@ from jrl.api.records import Records, Saved, hold, path_of
 from jrl.errors import InputError
 from jrl.host import elsewhere, runtime
 from jrl.metrics import results
-from jrl.run import build, checkpoint, hooks, policy
+from jrl.run import build, checkpoint, policy, reporter
 from jrl.run.session import Session
 from jrl.settings import config
 from jrl.types import PyTree
@@ -181,14 +181,14 @@ class Algorithm(ByHand):
             session.reporter.add(info)
             if session.schedule.reached(info) or session.reporter.due():
                 break
-        if session.config.run.on_nonfinite != "ignore" and hooks.not_finite(info):
+        if session.config.run.on_nonfinite != "ignore" and reporter.not_finite(info):
             path = session.write_fault(self.logdir, info)
             records.close(ended=False)
             raise FloatingPointError(f"an update was not finite; python -m jrl.debug {path} tells why")
         session.reporter.flush()
         records.after()
         assert session.result is not None
-        met = hooks.stop_at(session.config.stop, session.config.run.smoothing_episodes)(session.reporter.row or {})
+        met = reporter.stop_at(session.config.stop, session.config.run.smoothing_episodes)(session.reporter.row or {})
         total = session.config.stop.get("env_steps")
         done = met is not None or (total is not None and session.counted() >= total)
         result = {**copy.deepcopy(session.result), "done": done, **self._about()}

@@ -233,7 +233,7 @@ def _of_batch(fn: Callable[..., Any], name: str) -> Callable[[Any], Any]:
 # ---------------------------------------------------------------- what a run asks
 
 
-class Hooks:
+class CallbackList:
     """Callbacks as a run sees them: which of its parts they need, and the calls.
 
     Args:

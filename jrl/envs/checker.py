@@ -297,9 +297,9 @@ def _contract(stream: _Stream, found: Findings) -> None:
     """What follows an end: a row of reward 0 that ends nothing, and another observation than the final one."""
     after = np.zeros_like(stream.done)
     after[1:] = stream.done[:-1]
-    void = after & (stream.done | (stream.reward != 0))
-    if void.any():
-        t, i = place(void)
+    wrong = after & (stream.done | (stream.reward != 0))
+    if wrong.any():
+        t, i = place(wrong)
         found.problem(
             "contract",
             f"step {t + 1} of environment {i} follows an end, but has reward {stream.reward[t, i]:g} and "

@@ -102,7 +102,7 @@ def track(columns: Columns, reward, done, mask, gamma=None, learned=None) -> tup
 
     def discounted(running, row):
         reward, done, mask = row
-        running = jnp.where(mask, reward + gamma * running, running)  # a void row leaves it as it is
+        running = jnp.where(mask, reward + gamma * running, running)  # a masked row leaves it as it is
         return running * ~done, running
 
     learned = reward if learned is None else learned

@@ -33,9 +33,9 @@ def open_progress(
     The row that meets a criterion is the last that is shown.
 
     Args:
-      stop: the run's criteria, as `hooks.stop_at` reads them, with env_steps; none: it goes on for ever.
+      stop: the run's criteria, as `reporter.stop_at` reads them, with env_steps; none: it goes on for ever.
       stream: where to; None for stdout. A bar if it is a terminal.
-      window: as of `hooks.stop_at`.
+      window: as of `reporter.stop_at`.
       interval: seconds at least between two plain lines; the last row is always told.
       clock: seconds; for tests.
     """

@@ -1,6 +1,6 @@
 """Losses of a batch of N rows, one number per row, and the weighted means that reduce them.
 
-A row's weight is 0 where it is void; only `weighted_mean` and `explained_variance` read it.
+A row's weight is 0 where it is masked; only `weighted_mean` and `explained_variance` read it.
 """
 
 import jax
@@ -16,7 +16,7 @@ __all__ = [
     "weighted_mean",
 ]
 
-# exp(20) is 5e8: far beyond any clip, and its square is still finite. Without a bound the ratio of a void row could
+# exp(20) is 5e8: far beyond any clip, and its square is still finite. Without a bound the ratio of a masked row could
 # overflow, and 0 * inf would turn the whole batch into NaN.
 _MAX_LOG_RATIO = 20.0
 

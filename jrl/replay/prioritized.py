@@ -67,7 +67,7 @@ def make(
         `ring.make`.
       alpha, beta, eps, num_devices: see `sampler`.
     Returns:
-      A Buffer. New rows have the highest priority so far; void rows are never drawn. Weights are importance weights,
+      A Buffer. New rows have the highest priority so far; masked rows are never drawn. Weights are importance weights,
       1 for the row drawn least often.
     Raises:
       InputError: as `ring.make`.
@@ -125,7 +125,7 @@ def sampler(rows: storage.Storage, batch_size: int, *, alpha, beta, eps=1e-6, nu
       num_devices: that add rows at the same time. Each draws from its own rows, and divides its weights by their
         largest.
     Returns:
-      A Sampler. Of samples of a single row, void ones are not drawn; longer samples may hold such.
+      A Sampler. Of samples of a single row, masked ones are not drawn; longer samples may hold such.
     """
     length = rows.length
 

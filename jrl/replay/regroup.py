@@ -88,15 +88,15 @@ def _renewed_ring(found: dict[str, Any], like: State, devices: int) -> dict[str,
 def _in_step(ring: dict[str, Any]) -> dict[str, Any]:
     """What changes in a ring whose columns have heads of their own when they get one head for all, slot 0.
 
-    Columns that hold fewer rows than the fullest have void ones before them, which nothing continues.
+    Columns that hold fewer rows than the fullest have masked ones before them, which nothing continues.
     """
     head, length = ring["head"], ring["length"]  # [D, B]
     kept = {name: ring[name] for name in ("obs", "action", "reward", "extras", "flags") if name in ring}
     turned = jax.tree.map(lambda x: _turned(x, head), kept)
     devices, slots = len(head), len(turned["flags"]) // len(head)
     behind = slots - np.arange(slots)[None, :, None]  # of the head, which the newest row is 1 behind
-    void = (behind > length[:, None]) & (behind <= length.max())
-    turned["flags"] = np.where(void.reshape(turned["flags"].shape), np.uint8(storage.SEAM), turned["flags"])
+    empty = (behind > length[:, None]) & (behind <= length.max())
+    turned["flags"] = np.where(empty.reshape(turned["flags"].shape), np.uint8(storage.SEAM), turned["flags"])
     clock = lambda x: np.full(devices, x, np.int32)
     return {**turned, "head": clock(0), "length": clock(length.max())}
 

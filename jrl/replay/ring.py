@@ -1,4 +1,4 @@
-"""Uniform replay: every row that is not void is drawn equally often.
+"""Uniform replay: every row that is not masked is drawn equally often.
 
 buffer = ring.make(obs, action, capacity=100_000, num_envs=8, batch_size=128, gamma=0.99)
 state = jax.jit(buffer.add, donate_argnums=0)(buffer.init(), rollout)
@@ -43,7 +43,7 @@ def make(
       extras: name -> of one environment; what is kept of `Rollout.extras`, for `Batch.extras`.
       in_step: every add brings each column as many rows, and `Rollout.count` is not read. Without, writes are slower.
     Returns:
-      A Buffer. The weight of a void row is 0, of all others the same, 1 on average.
+      A Buffer. The weight of a masked row is 0, of all others the same, 1 on average.
     Raises:
       InputError: the capacity does not hold a rollout, or n_step or frame_stack cannot be.
     """
@@ -61,7 +61,7 @@ def make(
 
     def sample(state, key: Key):
         draw_key, window_key = jax.random.split(key)
-        # of two uniform candidates the second is taken if the first is void: no row that is not void gains upon another
+        # of two uniform candidates the second is taken if the first is masked: no other row gains upon another
         slot, column = rows.draw(state, draw_key, (2, batch_size))
         valid = rows.valid(state, slot, column)
         slot, column = (jnp.where(valid[0], x[0], x[1]) for x in (slot, column))

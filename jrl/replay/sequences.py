@@ -47,7 +47,7 @@ def make(
       beta, eps, num_devices: see `prioritized.sampler`. A sequence's priority is that of its first row's index.
     Returns:
       A Buffer whose samples are SequenceBatches; a row can begin one as soon as all K + L rows of it are there. Weights
-      are 0 on void rows. Those of the others are 1 on average; with priorities, times the importance weight of their
+      are 0 on masked rows. Those of the others are 1 on average; with priorities, times the importance weight of their
       sequence.
     Raises:
       InputError: the capacity holds no sequence beside a rollout, or n_step or frame_stack cannot be.

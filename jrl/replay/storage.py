@@ -4,7 +4,7 @@ Storage is [C, B, *]: C slots for each of B columns (environments). The slot at 
 newest row and nothing else, so that every row finds its successor in the next slot, and can be sampled at once.
 
 Rows that do not continue those before them begin one slot later, behind a seam: the slot at the head stays as it is, a
-void row with the observation after the newest. So no row loses its successor. In front of them stand the older frames
+masked row with the observation after the newest. So no row loses its successor. In front of them stand the older frames
 of their first observation, where stacks are stored as frames. Windows and sequences end at a seam.
 
 Columns whose environments wait for each other share one head, and a step of all of them is one write. Others have heads
@@ -29,7 +29,7 @@ from jrl.types import Array, Batch, Key, PyTree, Rollout, SequenceBatch, Window
 
 # State.flags: three bits, and from the fourth on the age: steps since the episode's first observation, at most S - 1
 _MASK, _TERMINATED, _TRUNCATED, _AGE = 1, 2, 4, 3
-SEAM = _TRUNCATED  # of a void row: what comes next does not continue what was before
+SEAM = _TRUNCATED  # of a masked row: what comes next does not continue what was before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class State:
     extras: dict[str, PyTree]  # [C, B, *]
     head: jax.Array  # i32, the slot of the next row: [], or [1, B] where each column has its own
     length: jax.Array  # as `head`, rows per column that are held: the slots before the head
-    live: jax.Array  # [] i32, those of them that are not void
+    live: jax.Array  # [] i32, those of them that are not masked
 
 
 class Storage(NamedTuple):
@@ -66,9 +66,9 @@ class Storage(NamedTuple):
     init: Callable[[], State]
     add: Callable[[State, Rollout], State]
     draw: Callable[[State, Key, tuple[int, ...]], tuple[Array, Array]]  # -> slot, column: see `make`
-    valid: Callable[[State, Array, Array], Array]  # (state, slot, column) -> bool: the row is not void
-    can_begin: Callable[[State], Array]  # state -> [] bool: one can, and not all rows are void
-    held: Callable[[State], Array]  # state -> [] i32, rows of all columns, void ones too
+    valid: Callable[[State, Array, Array], Array]  # (state, slot, column) -> bool: the row is not masked
+    can_begin: Callable[[State], Array]  # state -> [] bool: one can, and not all rows are masked
+    held: Callable[[State], Array]  # state -> [] i32, rows of all columns, masked ones too
     # (state, slot [N], column [N], weight [N], key) -> Batch
     transitions: Callable[[State, Array, Array, Array, Key], Batch]
     # (state, slot [N], column [N], weight [N], burn_in, key) -> SequenceBatch of the `length` rows from there on
@@ -94,7 +94,7 @@ def make(
     in_step: bool = True,
 ) -> Storage:
     """See `ring.make`; `length` is how many rows of a column a sample spans. `draw` is uniform over all rows from which
-    one can begin, void ones too.
+    one can begin, masked ones too.
 
     Raises:
       InputError: capacity, n_step or frame_stack cannot be.
@@ -288,7 +288,7 @@ def make(
         offset = jnp.arange(high + 1)[None]
         rows, columns = (slot[:, None] + offset) % slots, column[:, None]
         flags, reward = take(state.flags, rows, columns), take(state.reward, rows[:, :-1], columns)
-        # a void row follows upon each end; and before a seam it is the only sign of one
+        # a masked row follows upon each end; and before a seam it is the only sign of one
         end = ((flags[:, :-1] & (_TERMINATED | _TRUNCATED)) != 0) | ((flags[:, 1:] & _MASK) == 0)
         before = jnp.cumsum(end, 1) - end
         ahead = (of_column(state.head, column) - slot) % slots

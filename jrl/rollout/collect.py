@@ -4,8 +4,8 @@ Per step the observation is uploaded once; one jitted program acts on it and wri
 a donated [T, B, ...] buffer; only the action comes back. Works with every environment and gives the rollouts of the
 path inside a program.
 
-An environment that broke at step t (`StepResult.failed`) goes on with a new episode: row t is void, as a reset row is;
-row t - 1 is truncated for the learner, and the statistics forget the episode.
+An environment that broke at step t (`StepResult.failed`) goes on with a new episode: row t is masked, as a reset row
+is; row t - 1 is truncated for the learner, and the statistics forget the episode.
 """
 
 from collections.abc import Callable

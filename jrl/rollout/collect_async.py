@@ -17,7 +17,7 @@ from jrl.rollout.collect import FAILURES, FromHost, device_of
 from jrl.rollout.unroll import reset_where
 from jrl.types import ActOut, AsyncEnv, Episodes, Key, PyTree, Rollout, element
 
-VOID = "rollout/void"  # metric: the share of rows that the latest rollout left empty
+EMPTY = "rollout/void"  # metric: the share of rows that the latest rollout left empty
 
 
 class AsyncCollector(FromHost):
@@ -25,7 +25,7 @@ class AsyncCollector(FromHost):
 
     A column that has its T rows waits for the next rollout, so that one actor makes all rows of a rollout. The rollout
     is complete when every column has T rows, or when so few environments are under way (fewer than `env.least`) that no
-    result would come any more. A column has c < T rows then: its rows from c on are void, with the observation that
+    result would come any more. A column has c < T rows then: its rows from c on are masked, with the observation that
     comes after row c - 1, and an episode that goes on is truncated for the learner at row c - 1, from where it
     bootstraps as at any end of a rollout. The episode itself goes on, and so do its statistics; `Rollout.count` is c,
     and replay, which stores no padding, goes on in the column with the next rollout.
@@ -91,8 +91,8 @@ class AsyncCollector(FromHost):
     def _pad_buffer(self, buffer, last, count):
         """Fills columns that have `count` < T rows; (buffer, last observations, the rows under way)."""
         row = jax.tree.map(lambda b: b[jnp.minimum(count, self._length - 1), jnp.arange(count.shape[0])], buffer)
-        void = jnp.arange(self._length)[:, None] > count[None]
-        fill = lambda b, x: jnp.where(jnp.expand_dims(void, tuple(range(2, b.ndim))), x[None], b)
+        empty = jnp.arange(self._length)[:, None] > count[None]
+        fill = lambda b, x: jnp.where(jnp.expand_dims(empty, tuple(range(2, b.ndim))), x[None], b)
         obs = jax.tree.map(fill, buffer[0], row[0])
         return (obs, *buffer[1:]), reset_where(count < self._length, row[0], last), row
 
@@ -182,7 +182,7 @@ class AsyncCollector(FromHost):
             (self.infos[row] if row >= 0 else self.reset_infos)[column] = self._told.latest[column]
 
     def _measure(self, count, failed) -> None:
-        metrics = {VOID: 1.0 - float(count.mean()) / self._length}
+        metrics = {EMPTY: 1.0 - float(count.mean()) / self._length}
         before = self.metrics.get(FAILURES)
         if failed is not None or before is not None:
             metrics[FAILURES] = (before or 0.0) + (0.0 if failed is None else float(failed.sum()))

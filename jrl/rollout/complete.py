@@ -76,7 +76,7 @@ def pack(waiting: Waiting, rollout: Rollout, initial: PyTree) -> tuple[Waiting, 
     pick = by_column(lambda tree, index: minibatch.row_taker(tree)(index))
 
     step = jnp.arange(length, dtype=jnp.int32)[:, None]
-    void_at = jax.lax.cummax(jnp.where(rollout.mask, -1, step))  # the latest void row
+    void_at = jax.lax.cummax(jnp.where(rollout.mask, -1, step))  # the latest masked row
     place = jnp.where(void_at >= 0, step - void_at - 1, count[None] + step)  # of a row in its episode
     mask = rollout.mask & (place % (limit + 1) != limit)
     done = rollout.terminated | rollout.truncated
@@ -84,7 +84,7 @@ def pack(waiting: Waiting, rollout: Rollout, initial: PyTree) -> tuple[Waiting, 
     after_live = jnp.concatenate([count[None] > 0, mask])
     closed = mask[-1] & (done[-1] | (place[-1] % (limit + 1) == limit - 1))
     closes = jnp.concatenate([~mask, closed[None]]) & after_live
-    held = jnp.concatenate([mask, jnp.zeros_like(closed)[None]]) | closes  # other void rows are dropped
+    held = jnp.concatenate([mask, jnp.zeros_like(closed)[None]]) | closes  # other masked rows are dropped
 
     # stream: the rows that wait, then those that are held; `whole` of its rows belong to whole episodes
     rank = count[None] + jnp.cumsum(held, 0, dtype=jnp.int32) - 1
@@ -171,7 +171,7 @@ class Complete(Wrapper):
             assert self._pack is not None
             self._waiting, packed, live = self._pack(self._waiting, rollout, self._initial)
             steps, again = int(live), again + 1
-            # more rows than an episode can have without an end are void: environments that break all the time
+            # more rows than an episode can have without an end are masked: environments that break all the time
             if steps or again * rollout.reward.shape[0] > self._limit + 1:
                 break
         self._padding = 1.0 - steps / packed.mask.size

@@ -160,7 +160,7 @@ class Player(_Evaluating):
             if self.in_program:
                 actor = jax.device_put(actor, jax.local_devices()[0])  # where the environments are
             rollout, _ = source.next(actor, key)
-            # an episode whose environment broke is followed by a void row, too: it does not count
+            # an episode whose environment broke is followed by a masked row, too: it does not count
             done = rollout.terminated | rollout.truncated | ~rollout.mask
             self._columns, tracked = self._track(self._columns, rollout.reward, done, rollout.mask)
             found = (done & rollout.mask, rollout.mask, tracked.episode_return, tracked.length)

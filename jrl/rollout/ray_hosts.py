@@ -165,7 +165,7 @@ class EnvRunners(RunnerGroup, Parts):
     to wait in place of one of a slow one, but never one that is more than `lag` updates old: before that it waits for
     the slow one.
 
-    The columns of a runner that fails are void (mask False) from then on, or until another has started in its place,
+    The columns of a runner that fails are masked (mask False) from then on, or until another has started in its place,
     unless the options say that the run ends. A runner has proven that it can work when any rollout has come.
 
     Metrics: `rollout/policy_lag` and `rollout/policy_lag_max` in calls of `next`, `env_runners/num_healthy_workers`,

@@ -172,7 +172,7 @@ class Replay:
         return None
 
     def _derived(self, reward, done, mask, contiguous) -> Mapping[str, np.ndarray]:
-        """A record of rows whose environments wait for each other: a void row that follows upon no end broke off."""
+        """A record of rows whose environments wait for each other: a masked row that follows upon no end broke off."""
         opened, count, total = (np.where(contiguous, x, 0) for x in (self._open, self._length, self._total))
         found = {"length": np.zeros(mask.shape, np.int32), "episode_return": np.zeros(mask.shape, np.float32)}
         failed = np.zeros(mask.shape, bool)

@@ -162,7 +162,7 @@ def finish(
       failed: [T, B] bool, rows on which the environment broke and was made anew: they become reset rows, and their
         episodes are forgotten by the statistics. None: nothing broke and no row is empty, which costs nothing.
       reward_transform, gamma: see `make`.
-      cut: where a void row follows upon a row that was no end, its `truncated` is set: for learning. Its successor's
+      cut: where a masked row follows upon a row that was no end, its `truncated` is set: for learning. Its successor's
         observation is a true one of the same episode, so that bootstrapping from it is right.
       record: `extras[RECORD]` says what became of each row before anything was changed for the learner: `reward`,
         `truncated` and `failed`, and the `episode_return` and `length` of its episode, this row included; [T, B] each.

@@ -64,7 +64,7 @@ def run(
     *,
     timers: Timers | None = None,
     restarts: int = 0,
-    hooks: callbacks.Hooks | None = None,
+    callback_list: callbacks.CallbackList | None = None,
     training_step: Callable[[Step], Any] | None = None,
 ) -> Run:
     """Environments, algorithm and the program that trains it.
@@ -72,7 +72,7 @@ def run(
     Args:
       cfg: the run.
       timers: where stages are timed.
-      hooks: what callbacks have to do with rollouts and batches; None: nothing.
+      callback_list: what callbacks have to do with rollouts and batches; None: nothing.
       training_step: what an iteration does; None: as the config says.
       restarts: a number that differs between a run and its continuations, for environments that cannot be restored:
         they start anew, with other seeds.
@@ -88,14 +88,16 @@ def run(
     # pure environments are part of the program, a share on each device; EnvPool's may be of the program of one device
     vectors = make_vectors(cfg, plan.num_pools(cfg, learners), restarts)
     try:
-        learning = _learning(cfg, devices, vectors, hooks)
+        learning = _learning(cfg, devices, vectors, callback_list)
     except InputError:
         close_all(vectors)
         raise
-    two = _why_two_programs(cfg, devices, vectors[0], learning.algo, told=training_step is not None, hooks=hooks)
+    two = _why_two_programs(
+        cfg, devices, vectors[0], learning.algo, told=training_step is not None, callback_list=callback_list
+    )
     if not two:
         return _in_one_program(cfg, learning)
-    return _in_two_programs(cfg, learning, two, timers or Timers(), restarts, hooks, training_step)
+    return _in_two_programs(cfg, learning, two, timers or Timers(), restarts, callback_list, training_step)
 
 
 class _Learning(NamedTuple):
@@ -124,18 +126,18 @@ class _Learning(NamedTuple):
 
 
 def _learning(
-    cfg: RunConfig, devices: parallel.Devices, vectors: list[Any], hooks: callbacks.Hooks | None
+    cfg: RunConfig, devices: parallel.Devices, vectors: list[Any], callback_list: callbacks.CallbackList | None
 ) -> _Learning:
     """Raises InputError: a space, a task or a callback that does not go with the algorithm or the environments."""
     spec = vectors[0].spec
     if cfg.custom.env_task:
         tasks.check(vectors[0])
-    algo = algorithm(cfg, spec, axis_name=parallel.AXIS, hooks=hooks)
-    if hooks:
-        hooks.check(on_policy=algo.on_policy)
+    algo = algorithm(cfg, spec, axis_name=parallel.AXIS, callback_list=callback_list)
+    if callback_list:
+        callback_list.check(on_policy=algo.on_policy)
     length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
     learn, replay = build_learner.make(cfg, algo, spec, devices=devices.learners.devices.size, length=length)
-    learn = learner.transformed(learn, transforms(cfg, hooks))
+    learn = learner.transformed(learn, transforms(cfg, callback_list))
     return _Learning(devices, vectors, algo, learner.checked(learn, spec, axis_name=parallel.AXIS), length, replay)
 
 
@@ -186,7 +188,7 @@ def _in_two_programs(
     why: str,
     timers: Timers,
     restarts: int,
-    hooks: callbacks.Hooks | None,
+    callback_list: callbacks.CallbackList | None,
     training_step: Callable[[Step], Any] | None,
 ) -> Run:
     """A run of which one program collects and another learns, for the reason `why`."""
@@ -197,15 +199,17 @@ def _in_two_programs(
     given: list[Any] = []  # the task of the others
 
     def source(key: Key, vectors: list[Any], count: int) -> Source:
-        made = make_source(latest[0], algo, devices, timers, key, vectors, count, hooks)
-        watched = hooks is not None and hooks.needs_rollouts
+        made = make_source(latest[0], algo, devices, timers, key, vectors, count, callback_list)
+        watched = callback_list is not None and callback_list.needs_rollouts
         whole = cfg.rollout.batch_mode == "complete_episodes" and not cfg.env_runners.num
-        if hooks and watched:  # episodes with the rows as they were collected, rollouts as they are learned from
-            made = hooks.watch(made, cfg.env.num_envs, batches=not whole)
+        if (
+            callback_list and watched
+        ):  # episodes with the rows as they were collected, rollouts as they are learned from
+            made = callback_list.watch(made, cfg.env.num_envs, batches=not whole)
         if whole:
             made = completed(cfg, made, env.spec, algo)
-        if hooks and watched and whole:
-            made = hooks.watch(made, cfg.env.num_envs, episodes=False)
+        if callback_list and watched and whole:
+            made = callback_list.watch(made, cfg.env.num_envs, episodes=False)
         return fake.Fake(made) if cfg.rollout.fake else made
 
     def remake(key: Key, count: int) -> Source:
@@ -249,14 +253,20 @@ def _in_two_programs(
         in_program=in_program,
         guarantee="refilled" if _refilled(cfg) else "restarted" if cfg.checkpoint.exact else "learner",
         unroll=None,
-        note=hooks.collecting(env, env_runners=cfg.env_runners.num > 0)[1] if hooks else "",
+        note=callback_list.collecting(env, env_runners=cfg.env_runners.num > 0)[1] if callback_list else "",
         apply_task=apply_task,
         programs=f"one program collects, another learns: {why}",
     )
 
 
 def _why_two_programs(
-    cfg: RunConfig, devices: parallel.Devices, env: Any, algo: Algo, *, told: bool, hooks: callbacks.Hooks | None
+    cfg: RunConfig,
+    devices: parallel.Devices,
+    env: Any,
+    algo: Algo,
+    *,
+    told: bool,
+    callback_list: callbacks.CallbackList | None,
 ) -> str:
     """Why collecting and learning cannot be one program, in words; "" where they can.
 
@@ -271,7 +281,7 @@ def _why_two_programs(
         return "some devices act, others learn"
     if told:
         return "custom.training_step decides what to learn from"
-    if hooks and hooks.needs_rollouts:
+    if callback_list and callback_list.needs_rollouts:
         return "callbacks look at rollouts"
     if cfg.rollout.fake:
         return "rollout.fake"
@@ -293,10 +303,12 @@ def _why_two_programs(
     return ""
 
 
-def transforms(cfg: RunConfig, hooks: callbacks.Hooks | None) -> tuple[Callable[[Rollout], Rollout], ...]:
+def transforms(
+    cfg: RunConfig, callback_list: callbacks.CallbackList | None
+) -> tuple[Callable[[Rollout], Rollout], ...]:
     """What becomes of a rollout between collecting and learning: the config's, then those of callbacks."""
     given = [registry.load(path, "custom.transforms") for path in cfg.custom.transforms]
-    return (*given, *(hooks.program_transforms() if hooks else ()))
+    return (*given, *(callback_list.program_transforms() if callback_list else ()))
 
 
 def _with_options(cfg: RunConfig, task: Any) -> RunConfig:

@@ -70,16 +70,16 @@ def check_environments(cfg: RunConfig, vectors: int) -> None:
 
 
 def algorithm(
-    cfg: RunConfig, spec: EnvSpec, *, axis_name: str | None = None, hooks: callbacks.Hooks | None = None
+    cfg: RunConfig, spec: EnvSpec, *, axis_name: str | None = None, callback_list: callbacks.CallbackList | None = None
 ) -> Algo:
     """The algorithm that `cfg.algo` belongs to, for the spaces of `spec`; with the user's loss, and what `custom.batch`
-    and `hooks` do to batches in the program.
+    and `callback_list` do to batches in the program.
     """
     loss = None if cfg.custom.loss is None else registry.load(cfg.custom.loss, "custom.loss")
     own = {} if loss is None else {"loss": loss}
     made = algos.get(algo_name(cfg)).make(cfg.algo, spec, cfg.network, axis_name=axis_name, **own)
     given = [registry.load(path, "custom.batch") for path in cfg.custom.batch]
-    transforms = (*given, *(hooks.batch_transforms() if hooks else ()))
+    transforms = (*given, *(callback_list.batch_transforms() if callback_list else ()))
     made = made._replace(init=jax.jit(made.init, inline=True))  # asked for its shapes again and again: traced once
     return learner.batches_transformed(made, transforms, axis_name=axis_name)
 
@@ -166,18 +166,18 @@ def make_source(
     key: Key,
     vectors: list[JaxEnv | Env | AsyncEnv],
     count: int,
-    hooks: callbacks.Hooks | None = None,
+    callback_list: callbacks.CallbackList | None = None,
 ) -> Source:
     """Where the rollouts of a staged program come from; those of the whole batch, on the devices that learn."""
     lag = plan.policy_lag(cfg)
     join = functools.partial(parallel.deal, mesh=devices.learners)
     if cfg.env_runners.num:
         close_all(vectors)
-        record = hooks is not None and hooks.needs_episodes
+        record = callback_list is not None and callback_list.needs_episodes
         return _env_runners(cfg, algo, vectors[0].spec, timers, count, join, record=record)
     how = collecting(cfg, algo, len(vectors))
-    if hooks:
-        how |= hooks.collecting(vectors[0])[0]
+    if callback_list:
+        how |= callback_list.collecting(vectors[0])[0]
     parts = [
         sources.make(
             env,
@@ -189,9 +189,9 @@ def make_source(
         )
         for i, (env, d) in enumerate(zip(vectors, devices.actors, strict=True))
     ]
-    if hooks:
+    if callback_list:
         for i, part in enumerate(parts):
-            hooks.created(part, _contexts(cfg, 0), offset=i * vectors[0].spec.num_envs)
+            callback_list.created(part, _contexts(cfg, 0), offset=i * vectors[0].spec.num_envs)
     pools = sources.Pools(parts, devices=devices.actors, join=join, stack=parallel.stack)
     return pools if lag is None or cfg.rollout.fake else sources.Async(pools, lag=lag, timers=timers)
 
@@ -268,7 +268,7 @@ def runner_source(
     source: Any = completed(cfg, made, env.spec, algo)
     source.worker_index = index + 1
     if loaded := callbacks.load(cfg.custom.callbacks):
-        callbacks.Hooks(loaded).created(source, _contexts(cfg, index + 1), offset=index * share)
+        callbacks.CallbackList(loaded).created(source, _contexts(cfg, index + 1), offset=index * share)
     return source
 
 

@@ -1,4 +1,4 @@
-"""From a RunConfig to the learner of a run: the replay that fits the memory, the watch over updates."""
+"""From a RunConfig to the learner of a run: the replay that fits the memory, and its guard."""
 
 import functools
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from jrl.envs import envpool_env
 from jrl.errors import InputError
 from jrl.replay import memory, prioritized, ring, sequences, storage
 from jrl.rollout import unroll
-from jrl.run import learner, parallel, watch
+from jrl.run import guard, learner, parallel
 from jrl.settings import plan
 from jrl.settings.config import RunConfig
 from jrl.types import Algo, Buffer, EnvSpec, PyTree, element
@@ -42,7 +42,7 @@ def make(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int
     of_one = like(num_envs=cfg.env.num_envs // devices)
     make_learner = functools.partial(learner.on_policy, like=of_one)
     of_all = of_one if devices == 1 else like(num_envs=cfg.env.num_envs)
-    return _watched(cfg, algo, of_all, make_learner), ""
+    return _guarded(cfg, algo, of_all, make_learner), ""
 
 
 def _replay_learner(
@@ -90,7 +90,7 @@ def _replay_learner(
         axis_name=parallel.AXIS,
         broken=None if stack is None else functools.partial(storage.broken_stacks, stack=stack),
     )
-    return _watched(cfg, algo, like, make_learner), size
+    return _guarded(cfg, algo, like, make_learner), size
 
 
 def _carry_of_one(algo: Algo, spec: EnvSpec) -> PyTree:
@@ -99,12 +99,12 @@ def _carry_of_one(algo: Algo, spec: EnvSpec) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), like.extras["carry"])
 
 
-def _watched(cfg: RunConfig, algo: Algo, like: PyTree, make: Callable[[Algo], learner.Learner]) -> learner.Learner:
-    """The learner of `algo`, with a watch over updates that are not finite unless the config says to ignore them."""
+def _guarded(cfg: RunConfig, algo: Algo, like: PyTree, make: Callable[[Algo], learner.Learner]) -> learner.Learner:
+    """The learner of `algo`, with a guard over updates that are not finite unless the config says to ignore them."""
     if cfg.run.on_nonfinite == "ignore":
         return make(algo)
-    learn = make(watch.watched(algo, like, axis_name=parallel.AXIS))
-    return learn._replace(keep=lambda state: state.state, resume=lambda kept: watch.fresh(kept, like))
+    learn = make(guard.guarded(algo, like, axis_name=parallel.AXIS))
+    return learn._replace(keep=lambda state: state.state, resume=lambda kept: guard.fresh(kept, like))
 
 
 def _most_held(cfg: RunConfig, spec: EnvSpec) -> int:

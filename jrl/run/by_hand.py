@@ -1,7 +1,7 @@
 """Single steps of a run beside its iterations: a rollout, an update on what is given, a gradient, a step by one.
 
 They are those of the run: the environments are where training left them, an update is `Algo.update` with the run's
-optimizer, watch and devices. Each compiles its program when it is first asked for; a run that is never asked has none.
+optimizer, guard and devices. Each compiles its program when it is first asked for; a run that is never asked has none.
 """
 
 import abc
@@ -222,7 +222,7 @@ class ByHand:
         def make() -> Callable[..., Any]:
             algo = self._remade(gradients.taken)
             single = learner.on_policy(algo._replace(data=Fresh()))
-            whole = learner.transformed(single, build.transforms(session.config, session.hooks))
+            whole = learner.transformed(single, build.transforms(session.config, session.callback_list))
 
             def body(state, batch, key):
                 state = dataclasses.replace(state, opt_state=algo.init(jax.random.key(0)).opt_state)
@@ -263,8 +263,8 @@ class ByHand:
                 like = jax.eval_shape(algo.init, key).opt_state
                 put = lambda _, own, gradient: gradients.Given(own, gradient, jnp.zeros((), bool))
                 opt_state = jax.tree.map(put, like, state.opt_state, given, is_leaf=gradients.is_node)
-                void = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._like(algo, key))
-                after = algo.update(dataclasses.replace(state, opt_state=opt_state), void, key)[0]
+                zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._like(algo, key))
+                after = algo.update(dataclasses.replace(state, opt_state=opt_state), zeros, key)[0]
                 own = jax.tree.map(lambda node: node.state, after.opt_state, is_leaf=gradients.is_node)
                 moved = {f.name: getattr(after, f.name) for f in dataclasses.fields(after) if _moves(f.name)}
                 return dataclasses.replace(state, **{**moved, "opt_state": own})
@@ -280,7 +280,9 @@ class ByHand:
         """The run's algorithm with another optimizer."""
         session = self._session
         with standing_in():
-            algo = build.algorithm(session.config, session.run.spec, axis_name=parallel.AXIS, hooks=session.hooks)
+            algo = build.algorithm(
+                session.config, session.run.spec, axis_name=parallel.AXIS, callback_list=session.callback_list
+            )
         found = jax.eval_shape(algo.init, jax.random.key(0))
         nodes = jax.tree.leaves(getattr(found, "opt_state", ()), is_leaf=gradients.is_node)
         if not nodes or not all(map(gradients.is_node, nodes)):

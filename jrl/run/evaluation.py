@@ -21,7 +21,7 @@ from jrl import callbacks, registry
 from jrl.rollout.evaluate import EvaluationRunners, Player, Until, Watch
 from jrl.rollout.sources import copied
 from jrl.rollout.tally import SUMMARY, Evaluation, Goal
-from jrl.run import build_evaluation, hooks, video
+from jrl.run import build_evaluation, reporter, video
 from jrl.run.keys import Role, role_key
 from jrl.run.workers import EvaluationWorkers, numbers
 from jrl.settings.config import RunConfig
@@ -278,12 +278,12 @@ class Schedule:
       InputError: see `Evaluations`.
     """
 
-    def __init__(self, session: "Session", told: callbacks.Hooks | None, face: Any, directory: Path | None):
+    def __init__(self, session: "Session", told: callbacks.CallbackList | None, face: Any, directory: Path | None):
         cfg = session.config
         self._session, self._told, self._face, self._settings = session, told, face, cfg.evaluation
         self.evaluations = Evaluations(cfg, callbacks=told, algorithm=face)
         self._videos = video.of_run(self.evaluations.config, cfg, directory)
-        self.decides: Callable[[Mapping[str, Any]], bool] = lambda found: hooks.evaluation_ends(cfg.stop, found)
+        self.decides: Callable[[Mapping[str, Any]], bool] = lambda found: reporter.evaluation_ends(cfg.stop, found)
         self._some = bool(cfg.evaluation.every or cfg.evaluation.interval)
         self._reaches: Callable[[StepInfo], bool] | None = None
         self._asked = False  # for the row that comes next
@@ -301,7 +301,7 @@ class Schedule:
             self._session.reporter.extra.update(self.evaluations.nothing())
         if self._settings.every:
             most, done = self._session.steps_per_call, self._session.env_steps
-            self._reaches = hooks.reached(self._settings.every, most=most, env_steps=done)
+            self._reaches = reporter.reached(self._settings.every, most=most, env_steps=done)
 
     def close(self) -> None:
         self.evaluations.close()

@@ -203,7 +203,7 @@ def off_policy(
         BROKEN_STACKS says it until the first gradient step. None: there are none.
     Returns:
       A Learner. Metrics are means over the gradient steps, NaN where there were none; `train/updates` counts them all.
-      `replay/valid_share` is the share of the rows held that are not void.
+      `replay/valid_share` is the share of the rows held that are not masked.
     """
     ingest = algo.ingest
     if ingest is None or not isinstance(algo.data, Replay):

@@ -14,7 +14,7 @@ from jrl.run import build
 from jrl.settings import config, plan
 
 if TYPE_CHECKING:
-    from jrl.run.hooks import Sink
+    from jrl.run.reporter import Sink
     from jrl.run.session import Session
 
 
@@ -49,7 +49,7 @@ def introduction(session: "Session") -> Iterator[str]:
     yield f"{run.num_params:,} parameters"
     if run.replay:
         yield run.replay
-    if session.hooks:
+    if session.callback_list:
         yield from filter(None, [run.note])
     yield build.GUARANTEES[run.guarantee]
 

@@ -23,7 +23,7 @@ from jrl.errors import InputError
 from jrl.host import runtime
 from jrl.metrics import loggers, results
 from jrl.metrics.timers import Timers
-from jrl.run import build, checkpoint, evaluation, hooks, loop, resume
+from jrl.run import build, checkpoint, evaluation, loop, reporter, resume
 from jrl.run.by_hand import ByHand
 from jrl.run.program import LoopState
 from jrl.run.staged import Step
@@ -66,7 +66,7 @@ class Session:
         timers: Timers | None = None,
         restarts: int = 0,
         face: Any = None,
-        sinks: list[hooks.Sink] | None = None,
+        sinks: list[reporter.Sink] | None = None,
         endless: bool = False,
         training_step: Callable[[Step], Any] | None = None,
         directory: Path | None = None,
@@ -76,20 +76,24 @@ class Session:
         self.config, self.timers = cfg, timers or Timers()
         _log_at(cfg.run.log_level)
         self._face = face or self
-        self.sinks: list[hooks.Sink] = [] if sinks is None else sinks
+        self.sinks: list[reporter.Sink] = [] if sinks is None else sinks
         self._total = None if endless else plan.total_steps(cfg)
         self.version = 0  # of the weights: another number, other weights
         loaded = callbacks.load(cfg.custom.callbacks)
-        self.hooks = callbacks.Hooks(loaded, keep_per_episode=cfg.run.keep_per_episode_metrics) if loaded else None
+        self.callback_list = (
+            callbacks.CallbackList(loaded, keep_per_episode=cfg.run.keep_per_episode_metrics) if loaded else None
+        )
         self._task_fn = cfg.custom.env_task and registry.load(cfg.custom.env_task, "custom.env_task")
-        self.schedule = evaluation.Schedule(self, self.hooks, self._face, directory)
+        self.schedule = evaluation.Schedule(self, self.callback_list, self._face, directory)
         self._recompiles = runtime.Recompiles(cfg.run.max_recompiles)
-        self.run = build.run(cfg, timers=self.timers, restarts=restarts, hooks=self.hooks, training_step=training_step)
+        self.run = build.run(
+            cfg, timers=self.timers, restarts=restarts, callback_list=self.callback_list, training_step=training_step
+        )
         self.workers, self.by_hand = Workers(self), ByHand(self)
         self.state: LoopState
         self.iteration = self.env_steps = 0
         self.result: dict[str, Any] | None = None  # the latest, as callbacks left it
-        self.reporter: hooks.Reporter
+        self.reporter: reporter.Reporter
         self._infos: Iterator[StepInfo] | None = None
         self._latest: StepInfo | None = None
         self._row: dict[str, Any] | None = None  # the latest
@@ -125,7 +129,7 @@ class Session:
             state = program.assign(state, learner)
         self.state = state
         updates = plan.batch_plan(cfg).updates or 1
-        self.reporter = hooks.Reporter(
+        self.reporter = reporter.Reporter(
             [self._finish_row, self._to_sinks],
             every=plan.report_every(cfg),
             seconds=cfg.run.report_every_s or 0.0,
@@ -142,12 +146,12 @@ class Session:
                 self.reporter.restore(meta["rows"], self.timers)
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
                 raise checkpoint.damaged(saved, f"rows: {e}") from e
-        if self.hooks:
+        if self.callback_list:
             if begin:
                 named = getattr(self._face, "get_policy", None)
-                self.hooks.begin(self._face, named and named())
+                self.callback_list.begin(self._face, named and named())
             if saved:
-                self.hooks.call("on_checkpoint_loaded", algorithm=self._face)
+                self.callback_list.call("on_checkpoint_loaded", algorithm=self._face)
         self.schedule.begin_first()
         return notes
 
@@ -191,8 +195,8 @@ class Session:
         self._latest, self.state = info, info.state
         self.version += 1
         self.iteration, self.env_steps = info.iteration, info.env_steps
-        if self.hooks:
-            self.hooks.recreated(self._face, self.workers, self.run.program.source)
+        if self.callback_list:
+            self.callback_list.recreated(self._face, self.workers, self.run.program.source)
         return info
 
     @property
@@ -232,8 +236,8 @@ class Session:
 
     def _finish_row(self, row: dict[str, Any]) -> None:
         """Puts into a new row what callbacks and the machine have to say, and lets callbacks change it."""
-        if self.hooks:
-            row.update(self.hooks.drain())
+        if self.callback_list:
+            row.update(self.callback_list.drain())
         if self.config.run.log_sys_usage:
             from jrl.metrics import system
 
@@ -245,9 +249,9 @@ class Session:
         then = (self.result or {}).get("num_env_steps_trained_lifetime", 0)
         self.result = results.result(row, **counts, before=self._row, trained_before=then)
         self._row = dict(row)
-        if self.hooks:
+        if self.callback_list:
             before = results.flat(self.result)
-            self.hooks.call("on_train_result", algorithm=self._face, result=self.result)
+            self.callback_list.call("on_train_result", algorithm=self._face, result=self.result)
             row.update(results.changed(before, results.flat(self.result)))
         if self._task_fn:
             self._apply_task(self._task_fn, self.result)

@@ -23,7 +23,7 @@ class BatchPlan(NamedTuple):
     rows: int  # per iteration: environments x steps
     minibatch: int | None  # rows of a gradient step; None where the algorithm does not say
     updates: int | None  # gradient steps per iteration
-    iterations: int | None  # until stop.env_steps, if no row is void; None: the run has no end
+    iterations: int | None  # until stop.env_steps, if no row is masked; None: the run has no end
 
 
 def rollout_length(cfg: Any) -> int:

@@ -18,7 +18,7 @@ from jrl.metrics import criteria
 from jrl.metrics import episodes as episode_metrics
 from jrl.types import BROKEN_STACKS, NO_CHOICE, NOT_FINITE, VALID_SHARE, InputError, StepInfo
 
-Hook = Callable[[StepInfo], str | None]  # returns why the run should end, or None
+AfterCall = Callable[[StepInfo], str | None]  # returns why the run should end, or None
 Sink = Callable[[dict[str, Any]], str | None]  # takes a result row
 
 
@@ -58,11 +58,11 @@ class Reporter:
         # time and steps of the last two rows: the last row of a run may follow the one before at once
         self._marks = collections.deque([(clock(), env_steps)], maxlen=2)
         self._trained_then = 0
-        self.extra: dict[str, Any] = {}  # keys that other hooks put into the next rows
+        self.extra: dict[str, Any] = {}  # keys that others put into the next rows
         self.row: dict[str, Any] | None = None  # the latest
         self.count = 0  # rows so far
         self.episodes = 0  # that have ended in them
-        self._warned = False  # of a replay of little but void rows
+        self._warned = False  # of a replay of little but masked rows
 
     def __call__(self, info: StepInfo) -> str | None:
         reason = self.flush() if self.due_before(info) else None
@@ -195,7 +195,7 @@ _LEAST_VALID = 0.45
 
 
 def not_finite(info: StepInfo) -> bool:
-    """Whether an update of the call was not finite: see `jrl.run.watch`. Waits for the call."""
+    """Whether an update of the call was not finite: see `jrl.run.guard`. Waits for the call."""
     return bool(np.asarray(info.metrics.get(NOT_FINITE, 0.0)) > 0)
 
 

@@ -9,7 +9,7 @@ from flax import struct
 from jrl import train
 from jrl.fields.data import Fresh
 from jrl.metrics import loggers
-from jrl.run import checkpoint, parallel, watch
+from jrl.run import checkpoint, guard, parallel
 from jrl.types import NOT_FINITE, Algo, UpdateAux
 
 SMALL = [
@@ -45,7 +45,7 @@ GOOD, BAD = jnp.asarray([1.0, 3.0]), jnp.asarray([1.0, jnp.inf])
     ("loss", "flags"), [(jnp.sum, (True, True)), (lambda batch: jnp.zeros(()), (False, True))], ids=["loss", "params"]
 )
 def test_the_state_before_the_first_bad_update_stays(loss, flags):
-    algo = watch.watched(toy(loss), jax.ShapeDtypeStruct((2,), jnp.float32))
+    algo = guard.guarded(toy(loss), jax.ShapeDtypeStruct((2,), jnp.float32))
     state, update = algo.init(jax.random.key(0)), jax.jit(algo.update)
     keys = jax.random.split(jax.random.key(1), 5)
     shares = []
@@ -61,14 +61,14 @@ def test_the_state_before_the_first_bad_update_stays(loss, flags):
 
 
 def test_a_loss_alone_is_enough():
-    algo = watch.watched(toy(lambda batch: jnp.log(-batch[0])), jax.ShapeDtypeStruct((2,), jnp.float32))
+    algo = guard.guarded(toy(lambda batch: jnp.log(-batch[0])), jax.ShapeDtypeStruct((2,), jnp.float32))
     state, _ = algo.update(algo.init(jax.random.key(0)), GOOD, jax.random.key(1))
     assert bool(state.fault.in_loss) and not bool(state.fault.in_params)
     assert float(state.state.params["w"]) == 0
 
 
 def test_what_is_kept_holds_the_rows_of_all_devices(four_devices):
-    algo = watch.watched(toy(jnp.sum), jax.ShapeDtypeStruct((8,), jnp.float32), axis_name=parallel.AXIS)
+    algo = guard.guarded(toy(jnp.sum), jax.ShapeDtypeStruct((8,), jnp.float32), axis_name=parallel.AXIS)
     update = parallel.pmap(
         lambda s, b, k: algo.update(s, b, k)[0],
         four_devices,

@@ -1,6 +1,6 @@
 """Stops learning at the update whose loss or parameters are not finite, and keeps what is needed to repeat it.
 
-    algo = watch.watched(algo, batch_like)      # an Algo whose State is a Watched
+    algo = guard.guarded(algo, batch_like)      # an Algo whose State is a Guarded
 
 The check is part of the program: nobody waits for it. After a bad update the state stays the last good one, and whoever
 drives the algorithm reads `state.fault.found`, or the metric NOT_FINITE, when it suits.
@@ -27,7 +27,7 @@ class Fault:
 
 
 @struct.dataclass
-class Watched:
+class Guarded:
     state: PyTree  # the algorithm's State; the last good one once `fault.found`
     fault: Fault
 
@@ -36,21 +36,21 @@ class Watched:
         return self.state.updates
 
 
-def watched(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
-    """`algo` with a watch over its updates.
+def guarded(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
+    """Makes an Algo that refuses updates that are not finite, and keeps the first of them.
 
     Args:
       algo: any; its State has `params`.
       like: shapes and dtypes of what it learns from, a Batch [N] or a Rollout [T, B], over all devices.
       axis_name: of the mapped axis over devices; None outside of one.
     Returns:
-      An Algo with the State Watched.
+      An Algo with the State Guarded.
     """
 
-    def init(key: Key) -> Watched:
+    def init(key: Key) -> Guarded:
         return fresh(algo.init(key), like)
 
-    def update(state: Watched, batch: PyTree, key: Key) -> tuple[Watched, UpdateAux]:
+    def update(state: Guarded, batch: PyTree, key: Key) -> tuple[Guarded, UpdateAux]:
         new, aux = algo.update(state.state, batch, key)
         bad_loss = ~_finite({k: v for k, v in aux.metrics.items() if k.startswith("loss/")})
         bad_params = ~_finite(new.params)
@@ -66,14 +66,14 @@ def watched(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
         fault = jax.lax.cond(first, note, lambda fault: fault, fault)
         state = jax.tree.map(lambda old, new: jnp.where(fault.found, old, new), state.state, new)
         metrics = aux.metrics | {NOT_FINITE: fault.found.astype(jnp.float32)}
-        return Watched(state, fault), aux._replace(metrics=metrics)
+        return Guarded(state, fault), aux._replace(metrics=metrics)
 
-    def ingest(state: Watched, rollout: Rollout) -> Watched:
+    def ingest(state: Guarded, rollout: Rollout) -> Guarded:
         assert algo.ingest is not None
         new = algo.ingest(state.state, rollout)
         # statistics of observations that are not finite would spoil the last good state before an update could
         refused = state.fault.found | ~_finite(new) if algo.on_policy else state.fault.found
-        return Watched(jax.tree.map(lambda old, new: jnp.where(refused, old, new), state.state, new), state.fault)
+        return Guarded(jax.tree.map(lambda old, new: jnp.where(refused, old, new), state.state, new), state.fault)
 
     return algo._replace(
         init=init,
@@ -83,11 +83,11 @@ def watched(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
     )
 
 
-def fresh(state: PyTree, like: PyTree) -> Watched:
+def fresh(state: PyTree, like: PyTree) -> Guarded:
     """A state in which nothing was found yet."""
     no = lambda: jnp.zeros((), bool)
     batch = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-    return Watched(state, Fault(no(), no(), no(), jnp.zeros((2,), jnp.uint32), batch))
+    return Guarded(state, Fault(no(), no(), no(), jnp.zeros((2,), jnp.uint32), batch))
 
 
 def _finite(tree: PyTree) -> Array:
@@ -107,4 +107,4 @@ def _of_all_devices(batch: PyTree, axis_name: str | None) -> PyTree:
     return Rollout(**jax.tree.map(gather(0), columns_first), **jax.tree.map(gather(1), rows_first))
 
 
-__all__ = ["Fault", "Watched", "fresh", "watched"]
+__all__ = ["Fault", "Guarded", "fresh", "guarded"]

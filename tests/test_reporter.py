@@ -10,7 +10,7 @@ import pytest
 
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
-from jrl.run import hooks
+from jrl.run import reporter as reporters
 from jrl.types import BROKEN_STACKS, VALID_SHARE, Episodes, InputError, StepInfo
 
 
@@ -34,7 +34,7 @@ KEYS = {
 def test_reporter():
     rows = []
     now = iter(range(100))
-    reporter = hooks.Reporter(
+    reporter = reporters.Reporter(
         [lambda row: rows.append(row)], every=250, updates_per_iteration=8, clock=lambda: next(now)
     )
     reporter.extra["evaluation/return"] = 1.5
@@ -57,7 +57,7 @@ def test_reporter():
 
 
 def test_reporter_keys_before_the_first_episode():
-    reporter = hooks.Reporter([], every=1, updates_per_iteration=1)
+    reporter = reporters.Reporter([], every=1, updates_per_iteration=1)
     reporter(info_of(0, 100, 1, count=0, window=0))
     reporter.flush()
     assert set(reporter.row) >= KEYS - {"evaluation/return"}
@@ -65,7 +65,7 @@ def test_reporter_keys_before_the_first_episode():
 
 
 def test_a_replay_of_little_but_void_rows_is_told_of_once():
-    reporter = hooks.Reporter([], every=1, updates_per_iteration=1)
+    reporter = reporters.Reporter([], every=1, updates_per_iteration=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         reporter(info_of(0, 100, 1, metrics={VALID_SHARE: jnp.float32(0.5)}))
@@ -79,13 +79,13 @@ def test_a_replay_of_little_but_void_rows_is_told_of_once():
 
 
 def test_a_sink_ends_the_run():
-    reporter = hooks.Reporter([lambda row: None, lambda row: "enough"], every=100, updates_per_iteration=1)
+    reporter = reporters.Reporter([lambda row: None, lambda row: "enough"], every=100, updates_per_iteration=1)
     assert reporter(info_of(0, 100, 1)) is None
     assert reporter(info_of(100, 100, 2)) == "enough"
 
 
 def test_stacks_that_replay_cannot_rebuild_end_the_run():
-    reporter = hooks.Reporter([], every=100, updates_per_iteration=1)
+    reporter = reporters.Reporter([], every=100, updates_per_iteration=1)
     info = info_of(0, 100, 1)
     for share in (0.0, 0.25):
         reporter(info._replace(metrics={**info.metrics, BROKEN_STACKS: np.float32(share)}))
@@ -97,7 +97,7 @@ def test_stacks_that_replay_cannot_rebuild_end_the_run():
 
 
 def test_stop_at_waits_for_a_full_window():
-    stop = hooks.stop_at({"env_steps": 5, "episode/return": 9.5, "loss/value": 2.0})
+    stop = reporters.stop_at({"env_steps": 5, "episode/return": 9.5, "loss/value": 2.0})
     row = {"env_steps": 100, "episode/return": 10.0, "episode/window": episodes.WINDOW - 1, "loss/value": 1.0}
     assert stop(row) is None
     assert stop(row | {"episode/window": episodes.WINDOW}) == "episode/return 10 reached 9.5"
@@ -115,21 +115,21 @@ def waited_for(before, after):
 
 def test_reached_by_the_call_that_takes_the_run_there():
     """Only calls that may get there are waited for; nothing is made up for."""
-    due, found, waited = hooks.reached(100, most=60), [], []
+    due, found, waited = reporters.reached(100, most=60), [], []
     for before, after in ((0, 30), (30, 55), (55, 110), (110, 170), (170, 199), (199, 450), (450, 460), (460, 500)):
         call, waits = waited_for(before, after)
         found += [after] if due(call) else []
         waited += [before] if waits else []
     assert found == [110, 450, 500]
     assert waited == [55, 170, 199, 450, 460]
-    late = hooks.reached(100, env_steps=250)  # a call that takes more than `most`
+    late = reporters.reached(100, env_steps=250)  # a call that takes more than `most`
     assert [late(waited_for(before, before + 30)[0]) for before in (250, 280, 310, 340)] == [False, False, True, False]
 
 
 def test_seconds_passed(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(hooks.time, "monotonic", lambda: now[0])
-    due, called = hooks.seconds_passed(10), []
+    monkeypatch.setattr(reporters.time, "monotonic", lambda: now[0])
+    due, called = reporters.seconds_passed(10), []
     for now[0] in (5.0, 11.0, 12.0, 20.0, 21.5):
         called += [now[0]] if due(info_of(0, 10, 1)) else []
     assert called == [11.0, 21.5]

@@ -149,10 +149,16 @@ class EnvSpec(NamedTuple):
 
     observation: Space
     action: Space
-    num_envs: int
+    num_envs: int  # B, columns: environments, or of several agents environment i's agent k at i * A + k
     max_episode_steps: int | None = None
     env_action: Space | None = None  # the environment's own action space, where the policy acts in another one
     env_observation: Space | None = None  # the environment's own observation space, where the policy sees another
+    agents: tuple[str, ...] = ()  # names of the A agents of an environment; () where it has one, which needs no name
+
+    @property
+    def games(self) -> int:
+        """The environments: B, or B / A of several agents."""
+        return self.num_envs // max(1, len(self.agents))
 
 
 # ---------------------------------------------------------------- environments
@@ -172,6 +178,21 @@ class StepResult(NamedTuple):
     # [B] bool, or None where nothing can fail: the environment broke and was made anew. The row is a reset row (its
     # action ignored, reward 0, flags False, `obs` the first of a new episode) although no end came before it
     failed: Array | None = None
+    several: "Several | None" = None  # of environments with several agents, of whom each has a column
+
+
+class Several(NamedTuple):
+    """What a step of several agents tells beside the columns' own results.
+
+    An agent has rows of its own: its end is its own, and it may end before the others do. An agent that is not there,
+    because it has ended or was not born yet, has masked rows; one that only waits for its turn has rows like any other,
+    whose action mask allows the action alone that does nothing.
+    """
+
+    # [B] bool: nobody acted in this column, as on a reset row: its action was ignored, its reward is 0, its flags are
+    # False, and `obs` is the first of a new episode where somebody is there by now
+    absent: Array
+    over: Array  # [B / A] bool: the game has ended for all agents, and the next step begins another
 
 
 class Env(Protocol):

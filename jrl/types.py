@@ -271,6 +271,7 @@ class Rollout:
     carry: PyTree  # recurrent state before row 0, [B, ...]; () if none
     # [B] i32, rows of each column; those behind them are padding, in whose place the next rollout goes on. None: all T
     count: Array | None = None
+    over: Array | None = None  # [T, G] bool, of G games of several agents each: `Several.over`
 
 
 # in a rollout's extras, where observations are normalised: what acting saw. {"obs": [T, B, *], the normalised arrays,
@@ -351,6 +352,9 @@ class Episodes:
     steps: Array  # [] i32, environment steps taken (rows whose mask is True)
     window_return: Array  # [W] f32, the last W returns, in no particular order; NaN where there is none yet
     window_length: Array  # [W] f32
+    # of several agents, where the above is of games, whose return is the sum over their agents: the same of each agent,
+    # with a leading axis [A]; () with one agent
+    agents: "Episodes | tuple[()]" = ()
 
 
 # ---------------------------------------------------------------- algorithms

@@ -26,6 +26,11 @@ class Columns:
     window_return: Array  # [W] f32, ring of the last W returns; NaN where there is none yet
     window_length: Array  # [W] f32
     window_next: Array  # [] i32, where the next episode is written
+    games: "Columns | tuple[()]" = ()  # of several agents, whose windows then are [A, W] and [A]: the same of games
+
+
+_FLYING = ("episode_return", "return_rest", "length", "running_return")
+_WINDOWS = ("window_return", "window_length", "window_next")
 
 
 class Tracked(NamedTuple):
@@ -41,8 +46,22 @@ def window_of(parts: int, smoothing: int = WINDOW) -> int:
     return -(-smoothing // parts)
 
 
-def init(num_envs: int, window: int = WINDOW) -> Columns:
-    """Columns of `num_envs` environments that have just been reset."""
+def init(num_envs: int, window: int = WINDOW, *, agents: int = 0) -> Columns:
+    """Makes the columns of environments that have just been reset.
+
+    Args:
+      num_envs: B.
+      window: W.
+      agents: A, of each environment, where it has several.
+    """
+    if agents:
+        of_agents = init(num_envs, window)
+        stack = lambda x: jnp.repeat(x[None], agents, 0)
+        return dataclasses.replace(
+            of_agents,
+            **{name: stack(getattr(of_agents, name)) for name in _WINDOWS},
+            games=init(num_envs // agents, window),
+        )
     nothing = jnp.full((window,), jnp.nan, jnp.float32)
     zeros = jnp.zeros((num_envs,), jnp.float32)
     # copies: each leaf is donated, and no buffer may be donated twice
@@ -60,8 +79,10 @@ def init(num_envs: int, window: int = WINDOW) -> Columns:
 def restarted(columns: Columns) -> Columns:
     """With no episode in flight, as after a reset of the environments; those that have ended still count."""
     clear = lambda x: jnp.zeros(x.shape, x.dtype)
+    games = restarted(columns.games) if isinstance(columns.games, Columns) else ()
     return dataclasses.replace(
         columns,
+        games=games,
         episode_return=clear(columns.episode_return),
         return_rest=clear(columns.return_rest),
         length=clear(columns.length),
@@ -145,6 +166,38 @@ def reduce(columns: Columns, rows: Tracked, done, mask) -> tuple[Columns, Episod
     return columns, episodes
 
 
+def of_games(reward, mask, over) -> tuple[Array, Array]:
+    """Reads the columns of several agents [T, G * A] as games.
+
+    Returns:
+      reward [T, G] f32, the sum over the agents who are there; mask [T, G] bool, whether anybody is.
+    """
+    split = lambda x: x.reshape(*over.shape, -1)
+    return split(jnp.where(mask, reward, 0.0)).sum(-1), split(mask).any(-1)
+
+
+def reduce_games(columns: Columns, rows: Tracked, reward, done, mask, over) -> tuple[Columns, Episodes]:
+    """Statistics of games and, in `Episodes.agents`, of each agent's own episodes.
+
+    Args:
+      columns: after `track`, but for `columns.games`, which are tracked here.
+      rows, reward, done, mask: [T, G * A], of the agents.
+      over: [T, G], where games end.
+    """
+    assert isinstance(columns.games, Columns)
+    num_agents = done.shape[1] // over.shape[1]
+    earned, played = of_games(reward, mask, over)
+    games, found = track(columns.games, earned, over, played)
+    games, report = reduce(games, found, over, played)
+    # an agent may end before its game does, and what it is part of when the game ends has ended, too
+    by_agent = lambda x: jnp.moveaxis(x.reshape(*x.shape[:-1], -1, num_agents), -1, 0)
+    cut = {name: by_agent(getattr(columns, name)) for name in _FLYING}
+    of_each = dataclasses.replace(columns, games=(), **cut)
+    of_each, agents = jax.vmap(reduce)(of_each, jax.tree.map(by_agent, rows), by_agent(done), by_agent(mask))
+    windows = {name: getattr(of_each, name) for name in _WINDOWS}
+    return dataclasses.replace(columns, games=games, **windows), dataclasses.replace(report, agents=agents)
+
+
 def summary(reports: list[Episodes]) -> dict[str, Any]:
     """One row's episode metrics from the reports of one or more iterations, oldest first, on the host.
 
@@ -174,8 +227,36 @@ def summary(reports: list[Episodes]) -> dict[str, Any]:
     }
 
 
+def of_agents(reports: list[Episodes], agents: Sequence[str], policies: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Makes one row's metrics of the agents' own episodes; as `summary`.
+
+    Args:
+      reports: of several agents.
+      agents: their A names.
+      policies: name -> the agents that follow it.
+    Returns:
+      `agent/NAME/return`, `agent/NAME/length`, `agent/NAME/count`, and `policy/NAME/return`, the mean over its agents.
+    """
+    known = [r.agents for r in reports if isinstance(r.agents, Episodes)]
+    windows = ("window_return", "window_length")
+    kept = ("return", "length", "count")
+    found: dict[str, Any] = {}
+    for i, agent in enumerate(agents):
+        pick = lambda name, x, i=i: np.asarray(x)[(..., i, slice(None)) if name in windows else (..., i)]
+        of_it = lambda r: {n: pick(n, x) for n, x in vars(r).items() if n != "agents"}  # noqa: B023 - called at once
+        cut = [dataclasses.replace(r, **of_it(r)) for r in known]
+        of_one = summary(cut)
+        found |= {f"agent/{agent}/{name}": of_one[f"episode/{name}"] for name in kept}
+    for policy, followers in policies.items():
+        returns = np.array([found[f"agent/{agent}/return"] for agent in followers])
+        known_returns = returns[np.isfinite(returns)]
+        found[f"policy/{policy}/return"] = float(known_returns.mean()) if known_returns.size else float("nan")
+    return found
+
+
 def merge(reports: list[Episodes]) -> Episodes:
     """Several reports, oldest first, as one, on the host; `steps` and windows are those of the last."""
+    agents = [r.agents for r in reports if isinstance(r.agents, Episodes)]
     reports = [jax.tree.map(np.asarray, r) for r in reports]
     over = lambda fn, name: fn(np.stack([getattr(r, name) for r in reports]), 0)
     total = lambda name: over(np.sum, name).astype(getattr(reports[-1], name).dtype)
@@ -186,6 +267,7 @@ def merge(reports: list[Episodes]) -> Episodes:
         length_sum=total("length_sum"),
         return_min=over(np.min, "return_min"),
         return_max=over(np.max, "return_max"),
+        agents=merge(agents) if agents else (),
     )
 
 
@@ -214,11 +296,15 @@ def add_up_stacked(reports: Episodes, among=None) -> Episodes:
         steps=total(reports.steps),
         window_return=reports.window_return[last],
         window_length=reports.window_length[last],
+        agents=add_up_stacked(reports.agents, among) if isinstance(reports.agents, Episodes) else (),
     )
 
 
 def nothing(columns: Columns) -> Episodes:
     """The report of a time in which no step was taken, in numpy; leaves of `columns` may have leading axes."""
+    if isinstance(columns.games, Columns):
+        agents = nothing(dataclasses.replace(columns, games=()))
+        return dataclasses.replace(nothing(columns.games), agents=agents)
     of = lambda value, dtype: np.full(columns.window_next.shape, value, dtype)
     return Episodes(
         count=of(0, np.int32),
@@ -233,10 +319,17 @@ def nothing(columns: Columns) -> Episodes:
     )
 
 
+def to_lists(report: Episodes) -> dict[str, Any]:
+    """The arrays of a report as lists, for JSON."""
+    found = {name: np.asarray(x).tolist() for name, x in vars(report).items() if name != "agents"}
+    return found | ({"agents": to_lists(report.agents)} if isinstance(report.agents, Episodes) else {})
+
+
 def from_lists(found: Mapping[str, Any]) -> Episodes:
-    """A report from what `tolist` made of its arrays; numbers that are not finite may be strings."""
+    """A report from what `to_lists` made of its arrays; numbers that are not finite may be strings."""
     whole = ("count", "length_sum", "steps")
-    return Episodes(**{n: np.asarray(x, np.int32 if n in whole else np.float32) for n, x in found.items()})
+    arrays = {n: np.asarray(x, np.int32 if n in whole else np.float32) for n, x in found.items() if n != "agents"}
+    return Episodes(**arrays, agents=from_lists(found["agents"]) if found.get("agents") else ())
 
 
 def steps(reports: PyTree) -> int:

@@ -21,7 +21,7 @@ from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout.source import Source
 from jrl.rollout.unroll import finish, reset_where
-from jrl.types import ActOut, Array, AsyncEnv, Env, Episodes, InputError, Key, PyTree, Rollout
+from jrl.types import ActOut, Array, AsyncEnv, Env, Episodes, InputError, Key, PyTree, Rollout, Several
 
 FAILURES = "env/failures"  # metric: how often an environment broke so far; absent where none can
 
@@ -35,7 +35,7 @@ class FromHost(Source):
       timers: where the stages act, env and transfer are timed.
       cut: `truncated` also ends episodes that broke off with an environment, for learning. False: only time limits do,
         for those who count episodes.
-      record: see `unroll.finish`.
+      record, count_agents: see `unroll.finish`.
       record_infos: after `next`, `infos` [T][B] has what the environments said beside the results of each row, and
         `reset_infos` [B] what they said at the first reset. None where they say nothing.
     """
@@ -55,6 +55,7 @@ class FromHost(Source):
         window: int = episodes.WINDOW,
         record: bool = False,
         record_infos: bool = False,
+        count_agents: bool = False,
     ):
         self._env, self._act, self._length, self._explore = env, act, length, explore
         self._timers, self._window = timers or Timers(), window
@@ -68,7 +69,14 @@ class FromHost(Source):
         self._started: np.ndarray  # [B] bool: the next rollout goes on from the latest
         self.columns: episodes.Columns
         self._finish = jax.jit(
-            partial(finish, reward_transform=reward_transform, gamma=running_return_gamma, cut=cut, record=record),
+            partial(
+                finish,
+                reward_transform=reward_transform,
+                gamma=running_return_gamma,
+                cut=cut,
+                record=record,
+                count_agents=count_agents,
+            ),
             donate_argnums=0,
         )
         self.reset()
@@ -79,7 +87,7 @@ class FromHost(Source):
         self.infos = None
         self._carry = self._initial_carry
         self._done, self._started = np.zeros(num_envs, bool), np.zeros(num_envs, bool)
-        self.columns = episodes.init(num_envs, self._window)
+        self.columns = episodes.init(num_envs, self._window, agents=len(self._env.spec.agents))
 
     def discontinue(self) -> None:
         """What comes next does not continue the latest rollout."""
@@ -130,6 +138,7 @@ class HostCollector(FromHost):
         reward, mask = np.empty(shape, np.float32), np.empty(shape, bool)
         terminated, truncated = np.empty(shape, bool), np.empty(shape, bool)
         failed: np.ndarray | None = None
+        several: list[Several] = []
         infos: list[Any] = []
         device = device_of(actor)
         # all of it committed there, as the outputs of a step will be: another kind of input is another compilation
@@ -153,13 +162,18 @@ class HostCollector(FromHost):
                 failed[t] = result.failed
                 if failed[t].any():
                     carry = self._forget(failed[t], carry)
+            if result.several is not None:
+                several.append(Several(*map(np.array, result.several)))
+                if (result.several.absent & mask[t]).any():
+                    carry = self._forget(several[-1].absent, carry)
             with self._timers("transfer"):
                 # a copy: the environment may reuse its array while the upload is under way
                 obs = jax.device_put(jax.tree.map(np.copy, result.obs), device)
         self._obs, self._carry = obs, carry
         observed, actions, extras = buffer
         rows: Any = (observed, actions, reward, terminated, truncated, mask, extras)
-        self.columns, rollout, report = self._finish(self.columns, rows, obs, first_carry, self._started, failed)
+        told = Several(*map(np.stack, zip(*several, strict=True))) if several else None
+        self.columns, rollout, report = self._finish(self.columns, rows, obs, first_carry, self._started, failed, told)
         self._started = np.ones_like(self._started)
         self.infos = infos if self._told is not None else None
         if failed is not None:

@@ -86,6 +86,7 @@ class _Evaluating:
         counts = self._tallies[index].add(rows)
         if watch is not None and seen is not None:
             rollout, infos = seen
+            counts = np.repeat(counts, rollout.mask.shape[1] // counts.shape[1], 1)  # of a game: of all its agents
             watch(dataclasses.replace(rollout, mask=rollout.mask & counts), infos)
 
     def _too_long(self, max_steps: int) -> RuntimeError:
@@ -121,7 +122,7 @@ class Player(_Evaluating):
         length: int = LENGTH,
         infos: bool = False,
     ):
-        self.spec, self.num_envs, self.length = env.spec, env.spec.num_envs, length
+        self.spec, self.num_envs, self.length = env.spec, env.spec.games, length
         self.in_program = isinstance(env, JaxEnv)
         self._tallies = {}
         self._left: list[tuple[float, int]] = []  # `Tally.rest` of the last evaluation
@@ -130,7 +131,7 @@ class Player(_Evaluating):
         self._options: dict[str, Any] = {"length": length, "carry": carry, "explore": explore}
         if not self.in_program:
             self._options |= {"cut": False} | ({"record_infos": True} if infos else {})
-        self._track = jax.jit(episodes.track)
+        self._track, self._games = jax.jit(episodes.track), jax.jit(episodes.of_games)
         self._source: Source | None = None
         self._columns: episodes.Columns
         self._at_start = False  # environments that stand where their making, or a reset, has left them
@@ -161,9 +162,12 @@ class Player(_Evaluating):
                 actor = jax.device_put(actor, jax.local_devices()[0])  # where the environments are
             rollout, _ = source.next(actor, key)
             # an episode whose environment broke is followed by a masked row, too: it does not count
-            done = rollout.terminated | rollout.truncated | ~rollout.mask
-            self._columns, tracked = self._track(self._columns, rollout.reward, done, rollout.mask)
-            found = (done & rollout.mask, rollout.mask, tracked.episode_return, tracked.length)
+            reward, mask, done = rollout.reward, rollout.mask, rollout.terminated | rollout.truncated
+            if rollout.over is not None:
+                (reward, mask), done = self._games(reward, mask, rollout.over), rollout.over
+            done = done | ~mask
+            self._columns, tracked = self._track(self._columns, reward, done, mask)
+            found = (done & mask, mask, tracked.episode_return, tracked.length)
             rows = Rows(*(np.asarray(x) for x in found))
             return rows, (jax.device_get(rollout), source.infos) if whole else None
 

@@ -5,6 +5,7 @@ state = unroll.init(key)
 state, rollout, episodes = jax.jit(unroll.step)(state, actor, key)
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jrl.metrics import episodes
-from jrl.types import ActOut, Algo, Array, EnvSpec, Episodes, JaxEnv, Key, PyTree, Rollout, element
+from jrl.types import ActOut, Algo, Array, EnvSpec, Episodes, JaxEnv, Key, PyTree, Rollout, Several, element
 
 RECORD = "record"  # in a rollout's extras: what those who watch its episodes need
 
@@ -50,6 +51,7 @@ def make(
     explore: bool = True,
     window: int = episodes.WINDOW,
     record: bool = False,
+    count_agents: bool = False,
 ) -> Unroll:
     """Builds the two functions that run `act` in `env`.
 
@@ -63,7 +65,7 @@ def make(
       running_return_gamma: `Algo.running_return_gamma`.
       explore: passed to `act`.
       window: the latest so many episodes are reported on.
-      record: see `finish`.
+      record, count_agents: see `finish`.
     """
     num_envs = env.spec.num_envs
 
@@ -73,7 +75,7 @@ def make(
     @functools.partial(jax.jit, inline=True)  # from the host: a program in the place of ten
     def at_start(vector) -> tuple[Array, Array, PyTree, episodes.Columns]:
         done, started = (jnp.zeros((num_envs,), bool) for _ in range(2))  # two buffers: each is donated
-        return done, started, initial(vector), episodes.init(num_envs, window)
+        return done, started, initial(vector), episodes.init(num_envs, window, agents=len(env.spec.agents))
 
     def init(key: Key, vector=0) -> UnrollState:
         env_state, obs = env.reset(key)
@@ -87,11 +89,12 @@ def make(
             out = act(actor, obs, memory, keys[0], explore)
             env_state, result = env.step(env_state, out.action, keys[1])
             row = (obs, out.action, result.reward, result.terminated, result.truncated, ~reset, out.extras)
-            memory = reset_where(reset, initial_carry, out.carry)
-            return (env_state, result.obs, result.terminated | result.truncated, memory), row
+            begins = reset if result.several is None else reset | result.several.absent
+            memory = reset_where(begins, initial_carry, out.carry)
+            return (env_state, result.obs, result.terminated | result.truncated, memory), (row, result.several)
 
         loop = (state.env_state, state.obs, state.done, state.carry)
-        loop, rows = jax.lax.scan(body, loop, jax.random.split(key, (length, 2)))
+        loop, (rows, several) = jax.lax.scan(body, loop, jax.random.split(key, (length, 2)))
         env_state, obs, done, memory = loop
         columns, rollout, report = finish(
             state.columns,
@@ -99,9 +102,11 @@ def make(
             obs,
             state.carry,
             state.started,
+            several=several,
             reward_transform=reward_transform,
             gamma=running_return_gamma,
             record=record,
+            count_agents=count_agents,
         )
         return UnrollState(env_state, obs, done, jnp.ones_like(done), memory, columns), rollout, report
 
@@ -130,7 +135,10 @@ def rollout_like(spec: EnvSpec, algo: Algo, *, length: int, num_envs: int, recor
         extras[RECORD] = {**floats, "length": scalar("int32"), "truncated": no, "failed": no}
     contiguous: Any = jax.ShapeDtypeStruct((num_envs,), jnp.dtype(bool))
     action = jax.tree.map(rows, out.action)
-    return Rollout(jax.tree.map(rows, obs), obs, action, scalar("float32"), no, no, no, contiguous, extras, out.carry)
+    over: Any = jax.ShapeDtypeStruct((length, num_envs // len(spec.agents)), jnp.dtype(bool)) if spec.agents else None
+    return Rollout(
+        jax.tree.map(rows, obs), obs, action, scalar("float32"), no, no, no, contiguous, extras, out.carry, over=over
+    )
 
 
 def reset_where(reset, initial: PyTree, carry: PyTree) -> PyTree:
@@ -146,11 +154,13 @@ def finish(
     carry,
     contiguous,
     failed=None,
+    several: Several | None = None,
     *,
     reward_transform,
     gamma,
     cut: bool = True,
     record: bool = False,
+    count_agents: bool = False,
 ) -> tuple[episodes.Columns, Rollout, Episodes]:
     """From recorded rows to a Rollout and what is known of its episodes; the same for all that collect.
 
@@ -161,30 +171,44 @@ def finish(
       last_obs, carry, contiguous: of the Rollout.
       failed: [T, B] bool, rows on which the environment broke and was made anew: they become reset rows, and their
         episodes are forgotten by the statistics. None: nothing broke and no row is empty, which costs nothing.
+      several: of several agents, leaves [T, ...]: rows on which nobody was there are masked, too.
       reward_transform, gamma: see `make`.
       cut: where a masked row follows upon a row that was no end, its `truncated` is set: for learning. Its successor's
         observation is a true one of the same episode, so that bootstrapping from it is right.
       record: `extras[RECORD]` says what became of each row before anything was changed for the learner: `reward`,
         `truncated` and `failed`, and the `episode_return` and `length` of its episode, this row included; [T, B] each.
+      count_agents: steps are counted of agents, not of environments.
     """
     obs, action, reward, terminated, truncated, mask, extras = rows
     done = ended = terminated | truncated
     limited = truncated
     if failed is not None:
         contiguous = contiguous & ~(failed[0] & mask[0])  # a reset that broke is still the reset after an end
-        mask = mask & ~failed
-        ended = done | failed  # on a masked row: nothing is counted, but the sums begin anew
+    nobody = [x for x in (failed, None if several is None else several.absent) if x is not None]
+    if nobody:
+        empty = functools.reduce(jnp.logical_or, nobody)
+        mask = mask & ~empty
+        ended = done | empty  # on a masked row: nothing is counted, but the sums begin anew
         if cut:
             short = mask[:-1] & ~mask[1:] & ~done[:-1]
             truncated = truncated | jnp.concatenate([short, jnp.zeros_like(mask[:1])])
     learned = reward if reward_transform is None else reward_transform(reward)
     columns, tracked = episodes.track(columns, reward, ended, mask, gamma, learned)
-    columns, report = episodes.reduce(columns, tracked, ended, mask)
+    over = None
+    if several is None:
+        columns, report = episodes.reduce(columns, tracked, ended, mask)
+    else:
+        over = several.over
+        broken = jnp.zeros_like(over) if failed is None else failed.reshape(*over.shape, -1).any(-1)
+        columns, report = episodes.reduce_games(columns, tracked, reward, ended, mask, over | broken)
+        if count_agents:
+            assert isinstance(report.agents, Episodes)
+            report = dataclasses.replace(report, steps=report.agents.steps.sum(dtype=jnp.int32))
     if gamma is not None:
         extras = {**extras, "running_return": tracked.running_return}
     if record:
         broken = jnp.zeros_like(mask) if failed is None else failed
         recorded = {"reward": reward, "episode_return": tracked.episode_return, "length": tracked.length}
         extras = {**extras, RECORD: {**recorded, "truncated": limited, "failed": broken}}
-    rollout = Rollout(obs, last_obs, action, learned, terminated, truncated, mask, contiguous, extras, carry)
+    rollout = Rollout(obs, last_obs, action, learned, terminated, truncated, mask, contiguous, extras, carry, over=over)
     return columns, rollout, report

@@ -1,6 +1,7 @@
 """From a RunConfig to the parts of a run: environments, algorithm, program."""
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -112,7 +113,8 @@ class _Learning(NamedTuple):
 
     def run(self, **more: Any) -> Run:
         """The run, with what else it has."""
-        params = jax.eval_shape(self.algo.init, jax.random.key(0)).params
+        state = jax.eval_shape(self.algo.init, jax.random.key(0))
+        params = [one.params for one in (state.values() if isinstance(state, dict) else [state])]
         return Run(
             spec=self.vectors[0].spec,
             algo=self.algo,
@@ -136,7 +138,10 @@ def _learning(
     if callback_list:
         callback_list.check(on_policy=algo.on_policy)
     length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
-    learn, replay = build_learner.make(cfg, algo, spec, devices=devices.learners.devices.size, length=length)
+    learn, replay = build_learner.of_policies(
+        cfg, algo, spec, functools.partial(algorithm, axis_name=parallel.AXIS, callback_list=callback_list),
+        devices=devices.learners.devices.size, length=length,
+    )  # fmt: skip
     learn = learner.transformed(learn, transforms(cfg, callback_list))
     return _Learning(devices, vectors, algo, learner.checked(learn, spec, axis_name=parallel.AXIS), length, replay)
 
@@ -151,8 +156,8 @@ def _in_one_program(cfg: RunConfig, learning: _Learning) -> Run:
     env, iterations = vectors[0], plan.iterations_per_call(cfg)
     assert isinstance(env, JaxEnv)
     pools = plan.num_pools(cfg, devices.learners.devices.size)
-    place = cfg.env.num_envs if ladder(cfg) else None
-    collect = unroll.make(env, algo.act, place=place, **collecting(cfg, algo, pools))
+    place = plan.columns(cfg) if ladder(cfg) else None
+    collect = unroll.make(env, algo.act, place=place, **collecting(cfg, algo, env.spec, pools))
 
     def apply_task(state: LoopState, fn: tasks.TaskFn, result: dict[str, Any], count: int) -> LoopState:
         if not env.pure:
@@ -202,14 +207,12 @@ def _in_two_programs(
         made = make_source(latest[0], algo, devices, timers, key, vectors, count, callback_list)
         watched = callback_list is not None and callback_list.needs_rollouts
         whole = cfg.rollout.batch_mode == "complete_episodes" and not cfg.env_runners.num
-        if (
-            callback_list and watched
-        ):  # episodes with the rows as they were collected, rollouts as they are learned from
-            made = callback_list.watch(made, cfg.env.num_envs, batches=not whole)
+        if callback_list and watched:  # episodes as they were collected, rollouts as they are learned from
+            made = callback_list.watch(made, plan.columns(cfg), batches=not whole)
         if whole:
             made = completed(cfg, made, env.spec, algo)
         if callback_list and watched and whole:
-            made = callback_list.watch(made, cfg.env.num_envs, episodes=False)
+            made = callback_list.watch(made, plan.columns(cfg), episodes=False)
         return fake.Fake(made) if cfg.rollout.fake else made
 
     def remake(key: Key, count: int) -> Source:
@@ -222,7 +225,7 @@ def _in_two_programs(
         learning.learn,
         lambda key: source(key, vectors, restarts),
         devices.learners,
-        rows=cfg.env.num_envs * learning.length,
+        rows=plan.counted_columns(cfg) * learning.length,
         timers=timers,
         stage="collect" if cfg.rollout.mode == "sync" and not cfg.env_runners.num else "wait",
         remake=remake,

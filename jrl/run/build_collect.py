@@ -15,7 +15,7 @@ from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout import complete, ray_hosts, sources, unroll
 from jrl.rollout.source import Source
-from jrl.run import learner, parallel
+from jrl.run import build_policies, learner, parallel, several
 from jrl.run.keys import Role, vector_key
 from jrl.settings import plan
 from jrl.settings.config import RunConfig, algo_name, to_dict
@@ -73,8 +73,19 @@ def algorithm(
     cfg: RunConfig, spec: EnvSpec, *, axis_name: str | None = None, callback_list: callbacks.CallbackList | None = None
 ) -> Algo:
     """The algorithm that `cfg.algo` belongs to, for the spaces of `spec`; with the user's loss, and what `custom.batch`
-    and `callback_list` do to batches in the program.
+    and `callback_list` do to batches in the program. Of several policies what acts with all of them.
     """
+    make = functools.partial(_algorithm, axis_name=axis_name, callback_list=callback_list)
+    if build_policies.are_several(cfg):
+        found = build_policies.groups(cfg, spec, make)
+        return several.acting([group for group, *_ in found], len(spec.agents))
+    return make(build_policies.of_run(cfg), spec)
+
+
+def _algorithm(
+    cfg: RunConfig, spec: EnvSpec, *, axis_name: str | None = None, callback_list: callbacks.CallbackList | None = None
+) -> Algo:
+    """The algorithm of one policy."""
     loss = None if cfg.custom.loss is None else registry.load(cfg.custom.loss, "custom.loss")
     own = {} if loss is None else {"loss": loss}
     made = algos.get(algo_name(cfg)).make(cfg.algo, spec, cfg.network, axis_name=axis_name, **own)
@@ -131,7 +142,7 @@ def close_all(vectors: Iterable[JaxEnv | Env | AsyncEnv]) -> None:
         env.close()
 
 
-def collecting(cfg: RunConfig, algo: Algo, pools: int) -> dict[str, Any]:
+def collecting(cfg: RunConfig, algo: Algo, spec: EnvSpec, pools: int) -> dict[str, Any]:
     """What whoever collects for one of so many pools has to know, beside the environments and how to act."""
     return {
         "window": episodes.window_of(pools, cfg.run.smoothing_episodes),
@@ -144,7 +155,8 @@ def collecting(cfg: RunConfig, algo: Algo, pools: int) -> dict[str, Any]:
             scale=cfg.env.reward_scale,
             custom=registry.load(cfg.custom.reward, "custom.reward") if cfg.custom.reward else None,
         ),
-        "running_return_gamma": algo.running_return_gamma,
+        "running_return_gamma": build_policies.gammas(algo.running_return_gamma, spec),
+        **({"count_agents": cfg.rollout.count_steps_by == "agent_steps"} if spec.agents else {}),
     }
 
 
@@ -155,7 +167,7 @@ def ladder(cfg: RunConfig) -> bool:
 
 def placed(cfg: RunConfig, algo: Algo, first: int) -> Callable[..., PyTree]:
     """`algo.carry` of environments from the run's number `first` on."""
-    return functools.partial(algo.carry, first=first, total=cfg.env.num_envs) if ladder(cfg) else algo.carry
+    return functools.partial(algo.carry, first=first, total=plan.columns(cfg)) if ladder(cfg) else algo.carry
 
 
 def make_source(
@@ -175,7 +187,7 @@ def make_source(
         close_all(vectors)
         record = callback_list is not None and callback_list.needs_episodes
         return _env_runners(cfg, algo, vectors[0].spec, timers, count, join, record=record)
-    how = collecting(cfg, algo, len(vectors))
+    how = collecting(cfg, algo, vectors[0].spec, len(vectors))
     if callback_list:
         how |= callback_list.collecting(vectors[0])[0]
     parts = [
@@ -191,7 +203,7 @@ def make_source(
     ]
     if callback_list:
         for i, part in enumerate(parts):
-            callback_list.created(part, _contexts(cfg, 0), offset=i * vectors[0].spec.num_envs)
+            callback_list.created(part, _contexts(cfg, 0), offset=i * vectors[0].spec.games)
     pools = sources.Pools(parts, devices=devices.actors, join=join, stack=parallel.stack)
     return pools if lag is None or cfg.rollout.fake else sources.Async(pools, lag=lag, timers=timers)
 
@@ -215,13 +227,13 @@ def _env_runners(
     *,
     record: bool,
 ) -> Source:
-    share = cfg.env.num_envs // cfg.env_runners.num
+    share = plan.columns(cfg) // cfg.env_runners.num
     length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
     like = unroll.rollout_like(spec, algo, length=length, num_envs=share, record=record)
     return ray_hosts.EnvRunners(
         functools.partial(runner_source, cfg, count, registry.needed(to_dict(cfg)), record),
         runner_options(cfg),
-        num_envs=cfg.env.num_envs,
+        num_envs=plan.columns(cfg),
         like=like,
         join=join,
         lag=plan.policy_lag(cfg),
@@ -263,7 +275,8 @@ def runner_source(
     key = jax.random.key(cfg.run.seed)
     for number in (Role.ENV, count, index, restarts):
         key = jax.random.fold_in(key, number)
-    how = collecting(cfg, algo, cfg.env_runners.num) | {"carry": placed(cfg, algo, index * share)}
+    how = collecting(cfg, algo, env.spec, cfg.env_runners.num)
+    how |= {"carry": placed(cfg, algo, index * env.spec.num_envs)}
     made = sources.make(env, algo.act, key=key, record=record, **how)
     source: Any = completed(cfg, made, env.spec, algo)
     source.worker_index = index + 1

@@ -11,10 +11,34 @@ from jrl.envs import envpool_env
 from jrl.errors import InputError
 from jrl.replay import memory, prioritized, ring, sequences, storage
 from jrl.rollout import unroll
-from jrl.run import guard, learner, parallel
-from jrl.settings import plan
+from jrl.run import build_policies, guard, learner, parallel, several
+from jrl.run.build_policies import MakeAlgo
+from jrl.settings import multi_agent, plan, plan_faults
 from jrl.settings.config import RunConfig
 from jrl.types import Algo, Buffer, EnvSpec, PyTree, element
+
+
+def of_policies(
+    cfg: RunConfig, algo: Algo, spec: EnvSpec, make_algo: MakeAlgo, *, devices: int, length: int
+) -> tuple[learner.Learner, str]:
+    """The learner of all policies of a run, as `make`.
+
+    Args:
+      make_algo: of one policy, where there are several.
+    """
+    if not build_policies.are_several(cfg):
+        return make(build_policies.of_run(cfg), algo, spec, devices=devices, length=length)
+    made, sizes = [], []
+    for group, own, of_one in build_policies.groups(cfg, spec, make_algo):
+        if not multi_agent.is_trained(cfg, group.names[0]):
+            made.append(group)
+            continue
+        if found := list(plan_faults.split_faults(own, devices)):
+            raise InputError(*(f"policy {group.names[0]}: {message}" for _, message in found))
+        learn, size = make(own, group.algo, of_one, devices=devices, length=length)
+        made.append(group._replace(learner=learn))
+        sizes.append(size)
+    return several.learning(made, len(spec.agents)), "; ".join(filter(None, dict.fromkeys(sizes)))
 
 
 def make(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int) -> tuple[learner.Learner, str]:
@@ -29,7 +53,7 @@ def make(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int
     Raises:
       InputError: rollouts, batches or the replay do not fit the memory, or the replay not the environments.
     """
-    row, envs = spaces.num_bytes(spec.observation), cfg.env.num_envs
+    row, envs = spaces.num_bytes(spec.observation), plan.columns(cfg)
     if not algo.on_policy:
         assert cfg.replay is not None
         drawn = plan.sequence_length(cfg) if algo.sequences else 2  # a transition is an observation and the next
@@ -39,9 +63,9 @@ def make(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int
         )
     memory.check_rows(row, envs, length, kept=getattr(cfg.algo, "circular_buffer_num_batches", 1), devices=devices)
     like = functools.partial(unroll.rollout_like, spec, algo, length=length)
-    of_one = like(num_envs=cfg.env.num_envs // devices)
+    of_one = like(num_envs=envs // devices)
     make_learner = functools.partial(learner.on_policy, like=of_one)
-    of_all = of_one if devices == 1 else like(num_envs=cfg.env.num_envs)
+    of_all = of_one if devices == 1 else like(num_envs=envs)
     return _guarded(cfg, algo, of_all, make_learner), ""
 
 
@@ -59,7 +83,7 @@ def _replay_learner(
     assert replay is not None
     stack = _frame_stack(cfg, spec)
     options: dict[str, Any] = {
-        "num_envs": cfg.env.num_envs // devices,
+        "num_envs": plan.columns(cfg) // devices,
         "batch_size": replay.batch_size // devices,
         "gamma": cfg.algo.gamma,
         "n_step": replay.n_step,
@@ -111,7 +135,8 @@ def _most_held(cfg: RunConfig, spec: EnvSpec) -> int:
     """Rows that a full buffer can be sampled from: all but the head and those whose frame stacks are incomplete."""
     assert cfg.replay is not None
     stack = _frame_stack(cfg, spec)
-    return (cfg.replay.capacity // cfg.env.num_envs - (stack.size if stack else 1)) * cfg.env.num_envs
+    columns = plan.columns(cfg)
+    return (cfg.replay.capacity // columns - (stack.size if stack else 1)) * columns
 
 
 def _frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:

@@ -307,7 +307,7 @@ class ByHand:
 
     @property
     def _columns(self) -> int:
-        return self._session.config.env.num_envs
+        return plan.columns(self._session.config)
 
     def _check(self, what: str, batch: Any) -> None:
         """Raises InputError for what the run does not learn from."""

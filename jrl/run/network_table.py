@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 
 from jrl.host import runtime
-from jrl.run import build
+from jrl.run import build, build_policies
 from jrl.settings.config import RunConfig, without_loss
 
 
@@ -34,10 +34,11 @@ def rows(cfg: RunConfig) -> list[Row]:
     runtime.apply(cfg.runtime)
     env = build.environment(cfg, num_envs=1, role="eval")
     try:
-        algo = build.algorithm(without_loss(cfg), env.spec)
+        algo = build.algorithm(without_loss(build_policies.resolved(cfg)), env.spec)
     finally:
         getattr(env, "close", lambda: None)()
-    params = jax.eval_shape(algo.init, jax.random.key(0)).params
+    state = jax.eval_shape(algo.init, jax.random.key(0))
+    params = {name: one.params for name, one in state.items()} if isinstance(state, dict) else state.params
     name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".")
     return [Row(name(path), tuple(x.shape), str(x.dtype)) for path, x in jax.tree.leaves_with_path(params)]
 

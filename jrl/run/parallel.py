@@ -39,6 +39,7 @@ ROLLOUT = Rollout(
     extras=_TIME_MAJOR,  # for the whole dict
     carry=_COLUMNS,
     count=_COLUMNS,
+    over=_TIME_MAJOR,
 )
 
 

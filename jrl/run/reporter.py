@@ -8,8 +8,9 @@ for info in run(...):
 
 import collections
 import time
+import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ class Reporter:
       updates_per_iteration: gradient steps.
       rows_per_update: from replay, transitions of a gradient step; None: each step is learned from once it is taken.
       before: called before each row, may change `extra`.
+      agents, policies: where there are several agents, their names, and those who follow each policy.
       env_steps, time_s: to continue from.
     """
 
@@ -47,12 +49,15 @@ class Reporter:
         trained: int = 0,
         rows_per_update: int | None = None,
         before: Callable[[], None] = lambda: None,
+        agents: Sequence[str] = (),
+        policies: Mapping[str, Sequence[str]] = types.MappingProxyType({}),
         env_steps: int = 0,
         time_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._sinks, self._every, self._updates, self._clock = sinks, every, updates_per_iteration, clock
         self._seconds, self._trained, self._rows_per_update, self._before = seconds, trained, rows_per_update, before
+        self._agents, self._policies, self._agent_steps = agents, policies, 0
         self._pending: list[StepInfo] = []
         self._started = clock() - time_s
         # time and steps of the last two rows: the last row of a run may follow the one before at once
@@ -107,10 +112,11 @@ class Reporter:
                 "iteration": last.iteration,
                 "env_steps": last.env_steps,
                 "metrics": {name: np.asarray(x).item() for name, x in last.metrics.items()},
-                "episodes": {name: np.asarray(x).tolist() for name, x in vars(merged).items()},
+                "episodes": episode_metrics.to_lists(merged),
             }
         found = {"env_steps": self._marks[-1][1], "count": self.count, "trained": self._trained_then}
         found["episodes"] = self.episodes
+        found |= {"agent_steps": self._agent_steps} if self._agents else {}
         return {**found, "extra": dict(self.extra), "pending": pending}
 
     def restore(self, state: Mapping[str, Any], timers: Any) -> None:
@@ -118,7 +124,7 @@ class Reporter:
         number = lambda x: float(x) if isinstance(x, str) else x  # numbers that are not finite
         self._marks = collections.deque([(self._clock(), state["env_steps"])], maxlen=2)
         self.count, self._trained_then = state.get("count", 0), state.get("trained", 0)
-        self.episodes = state.get("episodes", 0)
+        self.episodes, self._agent_steps = state.get("episodes", 0), state.get("agent_steps", 0)
         self.extra.update({name: number(x) for name, x in state["extra"].items()})
         if state["pending"] is not None:
             p = state["pending"]
@@ -163,7 +169,7 @@ class Reporter:
             "time_s": self.seconds(),
             "timestamp": round(time.time(), 3),
             "perf/steps_per_s": (env_steps - steps_then) / max(now - then, 1e-9),
-            **episode_metrics.summary([info.episodes for info in self._pending]),
+            **self._episodes(),
             **{name: float(np.asarray(value)) for name, value in metrics.items()},
             **dict.fromkeys(_STAGES, 0.0),
             **last.timers.drain(),
@@ -175,6 +181,16 @@ class Reporter:
         reasons = [sink(self.row) for sink in self._sinks]
         last.timers.add("log", time.perf_counter() - log_start)
         return next(filter(None, reasons), None)
+
+    def _episodes(self) -> dict[str, Any]:
+        """What the row says of the episodes of its calls."""
+        reports = [info.episodes for info in self._pending]
+        found = episode_metrics.summary(reports)
+        if not self._agents:
+            return found
+        self._agent_steps += sum(episode_metrics.steps(r.agents) for r in reports)
+        own = episode_metrics.of_agents(reports, self._agents, self._policies)
+        return {"agent_steps": self._agent_steps, **found, **own}
 
     def _watch_replay(self, metrics: Mapping[str, Any]) -> None:
         """Says once that replay holds little to learn from."""

@@ -23,12 +23,12 @@ from jrl.errors import InputError
 from jrl.host import runtime
 from jrl.metrics import loggers, results
 from jrl.metrics.timers import Timers
-from jrl.run import build, checkpoint, evaluation, loop, reporter, resume
+from jrl.run import build, build_policies, checkpoint, evaluation, loop, reporter, resume
 from jrl.run.by_hand import ByHand
 from jrl.run.program import LoopState
 from jrl.run.staged import Step
 from jrl.run.workers import Workers
-from jrl.settings import plan
+from jrl.settings import multi_agent, plan
 from jrl.settings.config import RunConfig
 from jrl.types import PyTree, Rollout, StepInfo
 
@@ -73,6 +73,7 @@ class Session:
     ):
         if errors := loggers.check(cfg.run.log):
             raise InputError(*errors)
+        cfg = build_policies.resolved(cfg)
         self.config, self.timers = cfg, timers or Timers()
         _log_at(cfg.run.log_level)
         self._face = face or self
@@ -137,6 +138,8 @@ class Session:
             rows_per_update=cfg.replay.batch_size if cfg.replay else None,
             updates_per_iteration=updates,
             before=self.schedule.before_row,
+            agents=self.run.spec.agents,
+            policies=multi_agent.followers(cfg),
             env_steps=self.env_steps,
             time_s=meta["time_s"] if meta else 0.0,
         )

@@ -20,10 +20,21 @@ STEPS_PER_REPORT = 1_000  # of a run without an end
 class BatchPlan(NamedTuple):
     """Numbers that follow from the config. Rows are over all devices."""
 
-    rows: int  # per iteration: environments x steps
+    rows: int  # per iteration: environments x steps, as they are counted
     minibatch: int | None  # rows of a gradient step; None where the algorithm does not say
     updates: int | None  # gradient steps per iteration
     iterations: int | None  # until stop.env_steps, if no row is masked; None: the run has no end
+
+
+def columns(cfg: Any) -> int:
+    """Columns of a rollout: the environments, or of several agents the environments times the agents."""
+    several = cfg.multi_agent
+    return cfg.env.num_envs * (max(1, len(several.agents or ())) if several else 1)
+
+
+def counted_columns(cfg: Any) -> int:
+    """What a step of all environments counts: as many environments, or agents where `count_steps_by` says so."""
+    return columns(cfg) if cfg.rollout.count_steps_by == "agent_steps" else cfg.env.num_envs
 
 
 def rollout_length(cfg: Any) -> int:
@@ -60,7 +71,7 @@ def total_steps(cfg: Any) -> int | None:
 
 def batch_plan(cfg: Any) -> BatchPlan:
     """Rows, minibatches and updates of an iteration, and the number of iterations."""
-    rows, total = cfg.env.num_envs * rollout_length(cfg), total_steps(cfg)
+    rows, total = counted_columns(cfg) * rollout_length(cfg), total_steps(cfg)
     iterations = None if total is None else -(-total // rows)
     if cfg.replay is not None:
         return BatchPlan(rows, cfg.replay.batch_size, round(cfg.replay.updates_per_step * rows), iterations)
@@ -68,7 +79,7 @@ def batch_plan(cfg: Any) -> BatchPlan:
     passes = getattr(cfg.algo, "circular_buffer_iterations_per_batch", 1)
     return BatchPlan(
         rows=rows,
-        minibatch=rows // minibatches if minibatches else None,
+        minibatch=columns(cfg) * rollout_length(cfg) // minibatches if minibatches else None,
         updates=minibatches * getattr(cfg.algo, "num_epochs", 1) * passes if minibatches else None,
         iterations=iterations,
     )

@@ -15,6 +15,8 @@ from jrl.fields import bounds
 from jrl.fields.bounds import INT32, short
 from jrl.settings.plan import (
     batch_plan,
+    columns,
+    counted_columns,
     divisors,
     num_learners,
     num_parameters,
@@ -91,7 +93,7 @@ def _size_faults(cfg: Any, devices: int) -> Iterator[Fault]:
     if isinstance(minibatches, int) and (message := bounds.fault(minibatches, bounds.Count, "algo.num_minibatches")):
         yield ("algo.num_minibatches",), message  # of a user's own Config, whose annotation has no range
         return
-    envs, length = cfg.env.num_envs, rollout_length(cfg)
+    envs, length = columns(cfg), rollout_length(cfg)
     kept = getattr(cfg.algo, "circular_buffer_num_batches", 1)
     if (rows := envs * length * kept) > INT32 * devices:
         of = f" x {kept:,} rollouts" if kept > 1 else ""
@@ -134,7 +136,7 @@ def _size_faults(cfg: Any, devices: int) -> Iterator[Fault]:
 
 
 def _replay_size_faults(cfg: Any) -> Iterator[Fault]:
-    replay, rows = cfg.replay, cfg.env.num_envs * rollout_length(cfg)
+    replay, rows = cfg.replay, counted_columns(cfg) * rollout_length(cfg)
     if (updates := replay.updates_per_step * rows) > _MOST_UPDATES:
         yield (
             ("replay.updates_per_step", "replay.train_every", "rollout.length", "env.num_envs"),
@@ -324,7 +326,8 @@ def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
         what = "env_runners" if cfg.env_runners.num else "devices that act"
         message = f"env.num_envs {envs} is not divisible by {pools} {what}: {near}"
         yield ("env.num_envs", "env_runners.num", "devices.actors"), message
-    if envs * length == 1 and not padded and getattr(cfg.algo, "normalize_advantage", False):
+    cols, unit = columns(cfg), "agent" if columns(cfg) > envs else "env"
+    if cols * length == 1 and not padded and getattr(cfg.algo, "normalize_advantage", False):
         yield (
             ("algo.normalize_advantage", "env.num_envs", "rollout.length"),
             "algo.normalize_advantage: of the one row of a rollout the advantage is its own mean, and 0: nothing would "
@@ -333,12 +336,12 @@ def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
     if not isinstance(minibatches, int):
         return
     keys = ("algo.num_minibatches", "env.num_envs", "rollout.length", "devices.learners", "devices.fake")
-    rows, limit = envs // devices * length, sequence_length(cfg)
+    rows, limit = cols // devices * length, sequence_length(cfg)
     if limit > 1 and length % limit == 0 and not getattr(cfg.algo, "whole_sequences", False):
         if not padded or cfg.network.max_seq_len is None:
-            yield from _sequence_faults(minibatches, length // limit, envs // devices, limit, keys)
+            yield from _sequence_faults(minibatches, length // limit, cols // devices, limit, keys)
         return
-    if getattr(cfg.algo, "whole_sequences", False) and (own := envs // devices) % minibatches:
+    if getattr(cfg.algo, "whole_sequences", False) and (own := cols // devices) % minibatches:
         below = max(n for n in divisors(own) if n <= minibatches)
         more = devices * (own + minibatches - own % minibatches)
         message = (
@@ -350,11 +353,11 @@ def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
     if rows % minibatches and not padded:
         below = max(n for n in divisors(rows) if n <= minibatches)
         above = min((n for n in divisors(rows) if n >= minibatches), default=0)
-        step = minibatches // math.gcd(minibatches, envs // devices)
+        step = minibatches // math.gcd(minibatches, cols // devices)
         lengths = _either([length - length % step, length + step - length % step])
         on = f" on each of {devices} devices" if devices > 1 else ""
         message = (
-            f"the batch of {counted(envs // devices, 'env')} x {counted(length, 'step')} = {counted(rows, 'row')}{on} "
+            f"the batch of {counted(cols // devices, unit)} x {counted(length, 'step')} = {counted(rows, 'row')}{on} "
             f"is not divisible by algo.num_minibatches {minibatches}: {_either([below, above])} would do, "
             f"or rollout.length {lengths}"
         )
@@ -394,6 +397,7 @@ def _replay_faults(cfg: Any, devices: int) -> Iterator[Fault]:
             f"{counted(rows, 'row')} disagree: leave one of them out, or rollout.length {every // envs}",
         )
         return
+    rows = counted_columns(cfg) * rollout_length(cfg)
     updates = replay.updates_per_step * rows
     if updates <= 0 or abs(updates - round(updates)) > 1e-6 * updates:
         below, above = math.floor(updates), math.ceil(updates)
@@ -420,7 +424,7 @@ def _replay_faults(cfg: Any, devices: int) -> Iterator[Fault]:
         length = sequence_length(cfg)
         span = replay.burn_in + length + (replay.frame_stack or 1) + 1
         of = f" and sequences of {replay.burn_in} (replay.burn_in) + {length} steps (network.max_seq_len)"
-    need = envs * (rollout_length(cfg) + span)
+    need = columns(cfg) * (rollout_length(cfg) + span)
     if replay.capacity < need:
         yield (
             ("replay.capacity", "env.num_envs", "rollout.length", "replay.n_step", "network.max_seq_len"),

@@ -190,12 +190,32 @@ class CustomConfig:
     evaluation: Name | None = None  # (algorithm, evaluation workers) -> metrics, in the place of playing episodes
 
 
+@dataclasses.dataclass(frozen=True)
+@bounded
+class MultiAgentConfig:
+    """Several agents: which policies there are, and which agents follow which."""
+
+    agents: tuple[Name, ...] | None = None  # names of the agents of an environment; null: as the environment says
+    # policy -> what it has of its own: {algo: {lr: 1e-4}, network: {hidden: [32]}}; empty: as `mapping` asks for
+    policies: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    # shared: all agents follow one policy; by_agent: each follows the policy of its name; or a table {"adversary_.*":
+    # hunter, ".*": prey} of regular expressions, of which the first that fits a whole name counts. null: shared, or
+    # with several policies by_agent
+    mapping: Literal["shared", "by_agent"] | dict[str, str] | None = None
+    policies_to_train: tuple[Name, ...] | None = None  # the others stay as they are; null: all
+    # observations get the environment's global view as the leaf `state`, for network.value_inputs and mixers; null:
+    # where network.value_inputs asks for it
+    state: bool | None = None
+    agent_id: bool = False  # observations get the number of their agent as the leaf `agent_id`
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Everything that defines a run."""
 
     algo: Any  # the Config of the algorithm that `algo.name` picks
     env: EnvConfig
+    multi_agent: MultiAgentConfig | None = None  # of environments with several agents; null: as they come
     network: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)
     rollout: RolloutConfig = RolloutConfig()
     replay: ReplayConfig | None = None  # algorithms that learn from replay have one, others none

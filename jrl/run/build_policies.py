@@ -1,0 +1,76 @@
+"""From a RunConfig to the policies of several agents: who follows which, what each is made of."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jrl import envs
+from jrl.run.several import Group
+from jrl.settings import multi_agent
+from jrl.settings.config import RunConfig
+from jrl.types import Algo, EnvSpec
+
+# (the run as one policy's agents would have it alone, their spec) -> the policy's algorithm
+MakeAlgo = Callable[[RunConfig, EnvSpec], Algo]
+
+
+def resolved(cfg: RunConfig) -> RunConfig:
+    """Fills in what only the environment can say of its agents; a run with one agent stays as it is.
+
+    Raises:
+      InputError: agents, policies or mapping do not go together, or the environment cannot be made.
+    """
+    if cfg.multi_agent is None and not envs.is_multi_agent(cfg.env):
+        return cfg
+    alone = dataclasses.replace(cfg.env, num_envs=1, batch_size=None, batch_wait_ms=None)
+    env = envs.make(alone)
+    env.close()
+    return multi_agent.with_agents(cfg, env.spec.agents)
+
+
+def are_several(cfg: RunConfig) -> bool:
+    """Whether a run has more than one policy, or one that does not learn."""
+    policies = multi_agent.followers(cfg)
+    return len(policies) > 1 or not all(multi_agent.is_trained(cfg, name) for name in policies)
+
+
+def of_run(cfg: RunConfig) -> RunConfig:
+    """The run as the algorithm of its one policy sees it, with what that has of its own."""
+    policies = multi_agent.followers(cfg)
+    return multi_agent.policy_config(cfg, next(iter(policies))) if policies else cfg
+
+
+def spec_of(spec: EnvSpec, agents: tuple[str, ...]) -> EnvSpec:
+    """The environments as some of their agents see them."""
+    return spec._replace(num_envs=spec.games * len(agents), agents=agents)
+
+
+def groups(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> list[tuple[Group, RunConfig, EnvSpec]]:
+    """The policies of a run, those that are alike together, each group with its config and spec.
+
+    Learners are left out: who only acts needs none.
+    """
+    found: list[tuple[RunConfig, bool, dict[str, tuple[str, ...]]]] = []
+    for name, agents in multi_agent.followers(cfg).items():
+        own, learns = multi_agent.policy_config(cfg, name), multi_agent.is_trained(cfg, name)
+        like = dataclasses.replace(own, multi_agent=None)
+        for other, taught, members in found:
+            if (other, taught, len(next(iter(members.values())))) == (like, learns, len(agents)):
+                members[name] = agents
+                break
+        else:
+            found.append((like, learns, {name: agents}))
+    made = []
+    for _, _, members in found:
+        name, agents = next(iter(members.items()))
+        own, of_one = multi_agent.policy_config(cfg, name), spec_of(spec, agents)
+        numbers = np.array([[spec.agents.index(agent) for agent in agents] for agents in members.values()])
+        made.append((Group(tuple(members), numbers, make(own, of_one)), own, of_one))
+    return made
+
+
+def gammas(gamma: Any, spec: EnvSpec) -> Any:
+    """The discount of each column's running return, of one policy's number or of an array over agents."""
+    return np.tile(gamma, spec.games) if isinstance(gamma, np.ndarray) else gamma

@@ -1,0 +1,247 @@
+"""Several policies in one run: the columns of each, an Algo that acts with all of them, a Learner that teaches each.
+
+Column i * A + k is agent k of environment i. A policy owns agents, and so columns; what acts and what learns sees its
+own alone, as if there were no others. Policies that are alike in all but their weights are a group: they are stacked
+[P, ...] and vmapped, so that many cost one program.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrl.run.learner import Learner
+from jrl.types import BROKEN_STACKS, NOT_FINITE, VALID_SHARE, ActOut, Algo, Key, Metrics, PyTree, Rollout, UpdateAux
+
+_UPDATES = "train/updates"
+# of what there can be one only: the sum over policies, or the worst of them
+_OVER_ALL = {NOT_FINITE: jnp.maximum, BROKEN_STACKS: jnp.maximum, VALID_SHARE: jnp.minimum, _UPDATES: jnp.add}
+
+
+class Group(NamedTuple):
+    """P policies that are alike in all but their weights."""
+
+    names: tuple[str, ...]  # [P]
+    agents: np.ndarray  # [P, n] i32, the agents of each, by number
+    algo: Algo  # of each
+    learner: Learner | None = None  # of each; None where they do not learn
+
+    @property
+    def stacked(self) -> bool:
+        """Whether its trees have a leading axis [P]."""
+        return len(self.names) > 1
+
+    @property
+    def label(self) -> str:
+        """The group's name."""
+        return f"{self.names[0]}+{len(self.names) - 1}" if self.stacked else self.names[0]
+
+    def mapped(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns `fn` of one policy as a function of all."""
+        return jax.vmap(fn) if self.stacked else fn
+
+    def keys(self, key: Key) -> Key:
+        """Returns a key for each policy."""
+        return jax.random.split(key, len(self.names)) if self.stacked else key
+
+    def together(self, parts: Mapping[str, PyTree]) -> PyTree:
+        """Stacks what a dict by policy has of this group."""
+        if not self.stacked:
+            return parts[self.names[0]]
+        return jax.tree.map(lambda *x: jnp.stack(x), *(parts[name] for name in self.names))
+
+    def apart(self, tree: PyTree) -> dict[str, PyTree]:
+        """Returns the inverse of `together`."""
+        if not self.stacked:
+            return {self.names[0]: tree}
+        return {name: jax.tree.map(lambda x, i=i: x[i], tree) for i, name in enumerate(self.names)}
+
+    def own(self, tree: PyTree, num_agents: int, axis: int) -> PyTree:
+        """Takes the group's columns: of G * A along `axis`, 0 or 1, the G * P * n of its agents."""
+
+        def take(x):
+            split = x.reshape(*x.shape[:axis], -1, num_agents, *x.shape[axis + 1 :])
+            mine = jnp.take(split, self.agents.reshape(-1), axis=axis + 1)
+            return mine.reshape(*x.shape[:axis], -1, *x.shape[axis + 1 :])
+
+        return jax.tree.map(take, tree)
+
+    def by_policy(self, tree: PyTree, axis: int) -> PyTree:
+        """Deals the group's columns along `axis`, G * P * n, to its policies: [P, ...] with G * n there."""
+        if not self.stacked:
+            return tree
+        policies, agents = self.agents.shape
+
+        def deal(x):
+            split = x.reshape(*x.shape[:axis], -1, policies, agents, *x.shape[axis + 1 :])
+            split = jnp.moveaxis(split, axis + 1, 0)
+            return split.reshape(policies, *x.shape[:axis], -1, *x.shape[axis + 1 :])
+
+        return jax.tree.map(deal, tree)
+
+    def flat(self, tree: PyTree) -> PyTree:
+        """Returns the inverse of `by_policy` along axis 0."""
+        if not self.stacked:
+            return tree
+        policies, agents = self.agents.shape
+
+        def join(x):
+            split = jnp.moveaxis(x.reshape(policies, -1, agents, *x.shape[2:]), 0, 1)
+            return split.reshape(-1, *x.shape[2:])
+
+        return jax.tree.map(join, tree)
+
+    def put(self, whole: PyTree, mine: PyTree, num_agents: int) -> PyTree:
+        """Writes the group's columns [G * P * n, ...] into all of them, [G * A, ...]."""
+
+        def write(x, new):
+            split = x.reshape(-1, num_agents, *x.shape[1:])
+            new = new.reshape(split.shape[0], -1, *x.shape[1:])
+            return split.at[:, self.agents.reshape(-1)].set(new).reshape(x.shape)
+
+        return jax.tree.map(write, whole, mine)
+
+
+def _joined(groups: Sequence[Group], num_agents: int, parts: Sequence[PyTree]) -> PyTree:
+    """Puts the columns of all groups, [G * P * n, ...] each, in their places: [G * A, ...]."""
+    order = np.argsort(np.concatenate([group.agents.reshape(-1) for group in groups]))
+
+    def together(*leaves):
+        split = [x.reshape(-1, group.agents.size, *x.shape[1:]) for group, x in zip(groups, leaves, strict=True)]
+        whole = jnp.take(jnp.concatenate(split, 1), order, axis=1)
+        return whole.reshape(-1, *whole.shape[2:])
+
+    assert len(order) == num_agents
+    return jax.tree.map(together, *parts)
+
+
+def acting(groups: Sequence[Group], num_agents: int) -> Algo:
+    """Makes an Algo that acts with each policy in its own columns.
+
+    Its State is a dict by policy, as checkpoints hold it; its Actor, carry and extras are dicts by group, of which the
+    carry has all columns, so that whoever resets it need not know whose they are.
+
+    Args:
+      groups: own each agent once.
+      num_agents: A.
+    """
+
+    def init(key: Key) -> dict[str, PyTree]:
+        return _by_policy(groups, {group.label: group.mapped(group.algo.init)(group.keys(key)) for group in groups})
+
+    def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        return {group.label: group.mapped(group.algo.actor)(group.together(state)) for group in groups}
+
+    def carry(batch_size: int, **place: Any) -> dict[str, PyTree]:
+        return {group.label: group.algo.carry(batch_size, **place) for group in groups}
+
+    def act(
+        actor: Mapping[str, PyTree], obs: PyTree, carry: Mapping[str, PyTree], key: Key, explore: bool = True
+    ) -> ActOut:
+        actions, memories, extras = [], {}, {}
+        for i, group in enumerate(groups):
+            before = carry[group.label]
+            seen, memory = group.by_policy(group.own((obs, before), num_agents, 0), 0)
+            one = group.mapped(lambda *args, act=group.algo.act: act(*args, explore))
+            out = one(actor[group.label], seen, memory, group.keys(jax.random.fold_in(key, i)))
+            actions.append(group.flat(out.action))
+            memories[group.label] = group.put(before, group.flat(out.carry), num_agents)
+            extras[group.label] = group.flat(out.extras)
+        return ActOut(_joined(groups, num_agents, actions), memories, extras)
+
+    def update(state: PyTree, batch: PyTree, key: Key) -> tuple[PyTree, UpdateAux]:
+        raise ValueError("several policies have an update each: call that of one of them")
+
+    gammas = np.zeros(num_agents, np.float32)
+    for group in groups:
+        if group.algo.running_return_gamma is not None:
+            gammas[group.agents.reshape(-1)] = group.algo.running_return_gamma
+    recorded = any(group.algo.running_return_gamma is not None for group in groups)
+    return Algo(init, actor, carry, act, update, groups[0].algo.data, running_return_gamma=gammas if recorded else None)
+
+
+def learning(groups: Sequence[Group], num_agents: int) -> Learner:
+    """Makes a Learner of which each policy learns from its own columns; those that do not learn stay bit for bit.
+
+    State and replay are dicts by group; what is kept is a dict by policy. Metrics are `policy/NAME/...`, but for those
+    of which there can be one only, such as the count of gradient steps, which is the sum.
+    """
+    taught = [(i, group, group.learner) for i, group in enumerate(groups) if group.learner is not None]
+
+    def init(key: Key) -> dict[str, PyTree]:
+        begin = lambda group: group.algo.init if group.learner is None else group.learner.init
+        keys = [group.keys(jax.random.fold_in(key, i)) for i, group in enumerate(groups)]
+        return {group.label: group.mapped(begin(group))(own) for group, own in zip(groups, keys, strict=True)}
+
+    def init_replay() -> dict[str, PyTree]:
+        repeat = lambda group, tree: jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (len(group.names), *x.shape)) if group.stacked else x, tree
+        )
+        return {group.label: repeat(group, learner.init_replay()) for _, group, learner in taught}
+
+    def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        read = lambda group: group.algo.actor if group.learner is None else group.learner.actor
+        return {group.label: group.mapped(read(group))(state[group.label]) for group in groups}
+
+    def step(state: Mapping[str, PyTree], replay: Mapping[str, PyTree], rollout: Rollout, key: Key):
+        state, replay, metrics = dict(state), dict(replay), dict[str, Metrics]()
+        for i, group, learner in taught:
+            own, keys = _rollout_of(group, num_agents, rollout), group.keys(jax.random.fold_in(key, i))
+            learned = group.mapped(learner.step)(state[group.label], replay[group.label], own, keys)
+            state[group.label], replay[group.label], told = learned
+            metrics |= group.apart(told)
+        return state, replay, _told(metrics)
+
+    def keep(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        kept = lambda group: (lambda x: x) if group.learner is None else group.learner.keep
+        return _by_policy(groups, {group.label: kept(group)(state[group.label]) for group in groups})
+
+    def resume(kept: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        again = lambda group: (lambda x: x) if group.learner is None else group.mapped(group.learner.resume)
+        return {group.label: again(group)(group.together(kept)) for group in groups}
+
+    return Learner(init, init_replay, actor, step, keep=keep, resume=resume)
+
+
+def _by_policy(groups: Sequence[Group], by_group: Mapping[str, PyTree]) -> dict[str, PyTree]:
+    return {name: one for group in groups for name, one in group.apart(by_group[group.label]).items()}
+
+
+def _rollout_of(group: Group, num_agents: int, rollout: Rollout) -> Rollout:
+    """What each policy of a group learns from: its columns and what it recorded."""
+
+    def take(tree: PyTree, axis: int) -> PyTree:
+        return group.by_policy(group.own(tree, num_agents, axis), axis)
+
+    rows = ("obs", "action", "reward", "terminated", "truncated", "mask")
+    extras = dict(group.by_policy(rollout.extras[group.label], 1))
+    if "running_return" in rollout.extras:
+        extras["running_return"] = take(rollout.extras["running_return"], 1)
+    over = rollout.over
+    if over is not None and group.stacked:
+        over = jnp.broadcast_to(over, (len(group.names), *over.shape))
+    return dataclasses.replace(
+        rollout,
+        **{name: take(getattr(rollout, name), 1) for name in rows},
+        last_obs=take(rollout.last_obs, 0),
+        contiguous=take(rollout.contiguous, 0),
+        extras=extras,
+        carry=take(rollout.carry[group.label], 0),
+        count=None if rollout.count is None else take(rollout.count, 0),
+        over=over,
+    )
+
+
+def _told(metrics: Mapping[str, Metrics]) -> Metrics:
+    """The metrics of all policies: each under its name, and what stands for all of them."""
+    found: Metrics = {}
+    for policy, told in metrics.items():
+        for name, value in told.items():
+            if name not in _OVER_ALL:
+                found[f"policy/{policy}/{name}"] = value
+            else:
+                found[name] = _OVER_ALL[name](found[name], value) if name in found else value
+    return found

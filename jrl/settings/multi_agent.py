@@ -1,0 +1,164 @@
+"""What the section `multi_agent` says once the agents are known: who follows which policy, and each policy's config."""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jrl.errors import InputError, counted
+from jrl.fields.schema import merge
+from jrl.settings import config
+from jrl.settings.config import MultiAgentConfig, RunConfig
+
+SHARED = "shared"  # the policy of all agents, where the config names none
+_NAME = re.compile(r"[\w.-]{1,100}")  # it is part of metrics and of paths in checkpoints
+_OWN = ("algo", "network", "replay")  # sections of which a policy may have its own values
+
+
+def with_agents(cfg: RunConfig, agents: Sequence[str]) -> RunConfig:
+    """Fills in the names of the agents, in the environment's order.
+
+    Raises:
+      InputError: the config names others, or policies that do not go with them.
+    """
+    given = cfg.multi_agent or MultiAgentConfig()
+    if not agents:
+        raise InputError(
+            f"multi_agent: {cfg.env.id} has one agent: leave the section out, or name an environment with several"
+        )
+    if given.agents is not None and given.agents != tuple(agents):
+        raise InputError(
+            f"multi_agent.agents: expected {_listed(agents)}, as {cfg.env.id} has them, got {_listed(given.agents)}: "
+            "leave it out"
+        )
+    found = dataclasses.replace(cfg, multi_agent=dataclasses.replace(given, agents=tuple(agents)))
+    if errors := list(faults(found)):
+        raise InputError(*errors)
+    return found
+
+
+def faults(cfg: RunConfig) -> Iterator[str]:
+    """Says what is wrong with policies and mapping, each with its mend, once the agents are known."""
+    given = cfg.multi_agent
+    assert given is not None and given.agents is not None
+    for name, own in given.policies.items():
+        key = f"multi_agent.policies.{name}"
+        if not _NAME.fullmatch(name):
+            yield f"{key}: expected a name of letters, digits, _, . and -, got {name!r}: rename it"
+        for section in own:
+            if section not in _OWN:
+                near = difflib.get_close_matches(section, _OWN, 1)
+                mend = f"did you mean {near[0]}?" if near else f"a policy has its own {', '.join(_OWN)}"
+                yield f"unknown key {key}.{section}: {mend}"
+    yield from _mapping_faults(given)
+    follows = set(_follows(given).values())
+    if idle := [name for name in given.policies if name not in follows]:
+        mend = "give them one in multi_agent.mapping, or leave them out"
+        yield f"multi_agent.policies: no agent follows {_listed(idle)}: {mend}"
+    known = tuple(given.policies) or tuple(dict.fromkeys(_follows(given).values()))
+    for name in given.policies_to_train or ():
+        if name not in known:
+            expected = f"expected names among {_listed(known)}, got {name!r}{_near(name, known)}"
+            yield f"multi_agent.policies_to_train: {expected}"
+
+
+def _mapping_faults(given: MultiAgentConfig) -> Iterator[str]:
+    agents, policies, mapping = given.agents or (), tuple(given.policies), given.mapping
+    if mapping == "shared" and len(policies) > 1:
+        yield (
+            f"multi_agent.mapping: shared is one policy for all agents, and there are {_listed(policies)}: use "
+            'by_agent or a table such as {"agent_0": ' + f'{policies[0]}, ".*": {policies[1]}}}'
+        )
+    elif isinstance(mapping, dict):
+        for pattern, policy in mapping.items():
+            try:
+                re.compile(pattern)
+            except re.error as e:
+                yield f"multi_agent.mapping: expected a regular expression, got {pattern!r}: {e}"
+                return
+            if policies and policy not in policies:
+                yield (
+                    f"multi_agent.mapping: {pattern!r} names the policy {policy!r}, and there are "
+                    f"{_listed(policies)}{_near(policy, policies)}"
+                )
+        if lost := [a for a in agents if not any(re.fullmatch(pattern, a) for pattern in mapping)]:
+            yield (
+                f"multi_agent.mapping: no entry fits {_listed(lost)}: the agents are {_listed(agents)}; add one, such "
+                f'as ".*": {next(iter(mapping.values()), SHARED)}'
+            )
+    elif _by_agent(given) and policies and (lost := [a for a in agents if a not in policies]):
+        yield (
+            f"multi_agent.policies: no policy for {_listed(lost)}: the agents are {_listed(agents)}; name the policies "
+            'like the agents, or say who follows which, such as multi_agent.mapping={".*": ' + f"{policies[0]}}}"
+        )
+
+
+def _by_agent(given: MultiAgentConfig) -> bool:
+    return given.mapping == "by_agent" or (given.mapping is None and len(given.policies) > 1)
+
+
+def _follows(given: MultiAgentConfig) -> dict[str, str]:
+    """Agent -> policy."""
+    agents = given.agents or ()
+    if isinstance(given.mapping, dict):
+        fits = lambda agent: next((p for e, p in given.mapping.items() if re.fullmatch(e, agent)), SHARED)
+        return {agent: fits(agent) for agent in agents}
+    if _by_agent(given):
+        return {agent: agent for agent in agents}
+    return dict.fromkeys(agents, next(iter(given.policies), SHARED))
+
+
+def followers(cfg: RunConfig) -> dict[str, tuple[str, ...]]:
+    """Policy -> the agents that follow it, in the order of the config; {} for an environment with one agent."""
+    if cfg.multi_agent is None:
+        return {}
+    follows = _follows(cfg.multi_agent)
+    policies = tuple(cfg.multi_agent.policies) or tuple(dict.fromkeys(follows.values()))
+    return {p: agents for p in policies if (agents := tuple(a for a, of in follows.items() if of == p))}
+
+
+def is_trained(cfg: RunConfig, policy: str) -> bool:
+    """Whether a policy learns."""
+    train = cfg.multi_agent.policies_to_train if cfg.multi_agent else None
+    return train is None or policy in train
+
+
+def policy_config(cfg: RunConfig, policy: str) -> RunConfig:
+    """The run as one policy's agents alone would have it, with what the policy has of its own.
+
+    Raises:
+      InputError: a key that there is not, or a value that is wrong; each names its place.
+    """
+    assert cfg.multi_agent is not None
+    agents = followers(cfg)[policy]
+    own: Mapping[str, Any] = cfg.multi_agent.policies.get(policy, {})
+    alone = MultiAgentConfig(agents=agents, state=cfg.multi_agent.state, agent_id=cfg.multi_agent.agent_id)
+    if not own:
+        return dataclasses.replace(cfg, multi_agent=alone)
+    base = {**config.to_dict(cfg), "multi_agent": None}
+    algo = own.get("algo")
+    if isinstance(algo, Mapping) and algo.get("name", base["algo"]["name"]) != base["algo"]["name"]:
+        base["replay"] = None  # another algorithm, which may keep none
+    try:
+        made = config.from_dict(merge(base, {k: v for k, v in own.items() if k in _OWN}))
+    except InputError as e:
+        raise InputError(*(f"multi_agent.policies.{policy}: {message}" for message in e.errors)) from e
+    return dataclasses.replace(made, multi_agent=alone)
+
+
+def lines(cfg: RunConfig) -> Iterator[str]:
+    """A line for each policy: which agents follow it, and whether it learns."""
+    for policy, agents in followers(cfg).items():
+        columns = f"{counted(len(agents), 'agent')} x {counted(cfg.env.num_envs, 'env')}"
+        frozen = "" if is_trained(cfg, policy) else ", does not learn"
+        yield f"policy {policy}: {_listed(agents)}, {columns}{frozen}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _near(name: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, names, 1)
+    return f": did you mean {near[0]}?" if near else ""

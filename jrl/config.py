@@ -7,7 +7,7 @@ from typing import Any
 from jrl.errors import InputError
 from jrl.fields import shipped
 from jrl.host import command
-from jrl.settings import config, plan
+from jrl.settings import config, multi_agent, plan
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jrl.run import preflight  # imports jax
 
         try:
-            preflight.check(cfg)
+            cfg = preflight.check(cfg)
+            print(*multi_agent.lines(cfg), sep="\n", end="\n" * (cfg.multi_agent is not None))
         except ImportError as e:
             print(f"the environment was not checked: {e}")
     except InputError as e:

@@ -354,7 +354,7 @@ class Episodes:
     window_length: Array  # [W] f32
     # of several agents, where the above is of games, whose return is the sum over their agents: the same of each agent,
     # with a leading axis [A]; () with one agent
-    agents: "Episodes | tuple[()]" = ()
+    agents: Any = ()
 
 
 # ---------------------------------------------------------------- algorithms

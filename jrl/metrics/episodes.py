@@ -26,7 +26,7 @@ class Columns:
     window_return: Array  # [W] f32, ring of the last W returns; NaN where there is none yet
     window_length: Array  # [W] f32
     window_next: Array  # [] i32, where the next episode is written
-    games: "Columns | tuple[()]" = ()  # of several agents, whose windows then are [A, W] and [A]: the same of games
+    games: Any = ()  # Columns or (), of several agents, whose windows then are [A, W] and [A]: the same of games
 
 
 _FLYING = ("episode_return", "return_rest", "length", "running_return")

@@ -18,7 +18,7 @@ from jrl.errors import InputError, counted
 from jrl.metrics.timers import Timers
 from jrl.rollout import fake, unroll
 from jrl.rollout.source import Source
-from jrl.run import build_learner, learner, parallel
+from jrl.run import build_learner, learner, parallel, several
 from jrl.run.build_collect import algorithm as algorithm
 from jrl.run.build_collect import close_all, collecting, completed, ladder, make_source, make_vectors, whole_episodes
 from jrl.run.build_collect import collector as collector
@@ -58,6 +58,7 @@ class Run(NamedTuple):
     # (state, curriculum function, result row, a number that differs from call to call) -> state: see `jrl.envs.task`
     apply_task: Callable[[LoopState, tasks.TaskFn, dict[str, Any], int], LoopState]
     programs: str  # whether one program collects and learns or two do, and why, in words
+    groups: tuple[several.Group, ...]  # the policies, those that are alike together; () where there is one
 
 
 def run(
@@ -110,6 +111,7 @@ class _Learning(NamedTuple):
     learn: learner.Learner
     length: int  # steps of a rollout
     replay: str
+    groups: tuple[several.Group, ...]
 
     def run(self, **more: Any) -> Run:
         """The run, with what else it has."""
@@ -123,6 +125,7 @@ class _Learning(NamedTuple):
             num_params=sum(math.prod(x.shape) for x in jax.tree.leaves(params)),
             learn=self.learn,
             mesh=self.devices.learners,
+            groups=self.groups,
             **more,
         )
 
@@ -138,12 +141,14 @@ def _learning(
     if callback_list:
         callback_list.check(on_policy=algo.on_policy)
     length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
-    learn, replay = build_learner.of_policies(
+    learn, replay, groups = build_learner.of_policies(
         cfg, algo, spec, functools.partial(algorithm, axis_name=parallel.AXIS, callback_list=callback_list),
         devices=devices.learners.devices.size, length=length,
     )  # fmt: skip
     learn = learner.transformed(learn, transforms(cfg, callback_list))
-    return _Learning(devices, vectors, algo, learner.checked(learn, spec, axis_name=parallel.AXIS), length, replay)
+    return _Learning(
+        devices, vectors, algo, learner.checked(learn, spec, axis_name=parallel.AXIS), length, replay, groups
+    )
 
 
 def _refilled(cfg: RunConfig) -> bool:

@@ -59,7 +59,7 @@ def environment(
         )
     if cfg.rollout.collector == "host" and isinstance(env, JaxEnv):
         raise InputError(f"rollout.collector host: {cfg.env.id} is written in JAX: use auto, or another env.backend")
-    return env
+    return build_policies.viewed(env, cfg)
 
 
 def check_environments(cfg: RunConfig, vectors: int) -> None:

@@ -20,14 +20,14 @@ from jrl.types import Algo, Buffer, EnvSpec, PyTree, element
 
 def of_policies(
     cfg: RunConfig, algo: Algo, spec: EnvSpec, make_algo: MakeAlgo, *, devices: int, length: int
-) -> tuple[learner.Learner, str]:
-    """The learner of all policies of a run, as `make`.
+) -> tuple[learner.Learner, str, tuple[several.Group, ...]]:
+    """The learner of all policies of a run, the size of its replay in words, and the policies; as `make`.
 
     Args:
       make_algo: of one policy, where there are several.
     """
     if not build_policies.are_several(cfg):
-        return make(build_policies.of_run(cfg), algo, spec, devices=devices, length=length)
+        return *make(build_policies.of_run(cfg), algo, spec, devices=devices, length=length), ()
     made, sizes = [], []
     for group, own, of_one in build_policies.groups(cfg, spec, make_algo):
         if not multi_agent.is_trained(cfg, group.names[0]):
@@ -38,7 +38,7 @@ def of_policies(
         learn, size = make(own, group.algo, of_one, devices=devices, length=length)
         made.append(group._replace(learner=learn))
         sizes.append(size)
-    return several.learning(made, len(spec.agents)), "; ".join(filter(None, dict.fromkeys(sizes)))
+    return several.learning(made, len(spec.agents)), "; ".join(filter(None, dict.fromkeys(sizes))), tuple(made)
 
 
 def make(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int) -> tuple[learner.Learner, str]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jrl import envs
+from jrl.envs import views
 from jrl.run.several import Group
 from jrl.settings import multi_agent
 from jrl.settings.config import RunConfig
@@ -30,6 +31,16 @@ def resolved(cfg: RunConfig) -> RunConfig:
     return multi_agent.with_agents(cfg, env.spec.agents)
 
 
+def viewed(env: Any, cfg: RunConfig) -> Any:
+    """The environments as the agents of a run see them."""
+    given = cfg.multi_agent
+    if given is None:
+        return env
+    if given.observation_fn is not None:
+        env = views.with_function(env, given.observation_fn)
+    return views.with_agent_ids(env) if given.agent_id else env
+
+
 def are_several(cfg: RunConfig) -> bool:
     """Whether a run has more than one policy, or one that does not learn."""
     policies = multi_agent.followers(cfg)
@@ -40,6 +51,11 @@ def of_run(cfg: RunConfig) -> RunConfig:
     """The run as the algorithm of its one policy sees it, with what that has of its own."""
     policies = multi_agent.followers(cfg)
     return multi_agent.policy_config(cfg, next(iter(policies))) if policies else cfg
+
+
+def of_policy(cfg: RunConfig, spec: EnvSpec, policy: str) -> tuple[RunConfig, EnvSpec]:
+    """The run and its environments as one policy's agents alone would have them."""
+    return multi_agent.policy_config(cfg, policy), spec_of(spec, multi_agent.followers(cfg)[policy])
 
 
 def spec_of(spec: EnvSpec, agents: tuple[str, ...]) -> EnvSpec:

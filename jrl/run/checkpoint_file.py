@@ -60,6 +60,7 @@ def meta(cfg: RunConfig, spec: EnvSpec, *, counters: Mapping[str, float], **more
             "env_action": written(spec.env_action),
             "env_observation": written(spec.env_observation),
             "max_episode_steps": spec.max_episode_steps,
+            **({"agents": list(spec.agents)} if spec.agents else {}),
         },
         **more,
     }
@@ -163,7 +164,7 @@ def _schema(resumable: bool) -> Any:
         "spec",
         observation=needed(dict[str, Any]), action=needed(dict[str, Any]),
         env_action=(dict[str, Any] | None, ...), env_observation=optional(dict[str, Any] | None),
-        max_episode_steps=(count | None, ...),
+        max_episode_steps=(count | None, ...), agents=optional(list[StrictStr]),
     )  # fmt: skip
     more = needed if resumable else optional  # debug bundles have less
     fields = {
@@ -266,11 +267,12 @@ def plain(tree: Any) -> Any:
 
 
 def spec(meta: Mapping[str, Any]) -> EnvSpec:
-    """The spaces that a checkpoint was trained in, for one environment."""
+    """The spaces that a checkpoint was trained in, for one environment, and the names of its agents."""
     found = meta["spec"]
     env_action = None if found["env_action"] is None else _space_from_json(found["env_action"])
     observation, action = _space_from_json(found["observation"]), _space_from_json(found["action"])
-    return EnvSpec(observation, action, 1, found["max_episode_steps"], env_action)
+    agents = tuple(found.get("agents", ()))
+    return EnvSpec(observation, action, max(1, len(agents)), found["max_episode_steps"], env_action, agents=agents)
 
 
 def env_observation(meta: Mapping[str, Any]) -> Space | None:

@@ -12,10 +12,11 @@ import numpy as np
 from jrl import spaces
 from jrl.envs import action_transform
 from jrl.envs.history import PREV_ACTION, PREV_REWARD, history
+from jrl.errors import InputError
 from jrl.host import elsewhere
 from jrl.rollout.unroll import reset_where
-from jrl.run import build, checkpoint
-from jrl.settings import config
+from jrl.run import build, build_policies, checkpoint
+from jrl.settings import config, multi_agent
 from jrl.settings.config import RunConfig
 from jrl.types import SEEN, Algo, Array, Box, Dict, EnvSpec, Leaf, PyTree, Space, Tuple, element
 
@@ -353,7 +354,7 @@ def _expected(leaf: Leaf) -> str:
     return f"{np.dtype(leaf.dtype)} {leaf.shape}, or a batch ({', '.join(map(str, ('N', *leaf.shape)))})"
 
 
-def load(path: str | os.PathLike[str], *, best: bool | None = None, seed: int = 0) -> Policy:
+def load(path: str | os.PathLike[str], *, best: bool | None = None, seed: int = 0, policy: str | None = None) -> Policy:
     """The policy of a checkpoint; no environment is made.
 
     Args:
@@ -361,10 +362,12 @@ def load(path: str | os.PathLike[str], *, best: bool | None = None, seed: int = 
       best: of a run directory, True: the best checkpoint by the run's `checkpoint.keep_best_by`; False: the latest;
         None: the best, and where no checkpoint has that metric, as in a run without evaluations, the latest.
       seed: of the random numbers of `act(..., explore=True)`.
+      policy: its name, of a run with several; it acts for one agent.
     Raises:
-      InputError: no checkpoint is there, it is damaged, or of a later version.
+      InputError: no checkpoint is there, it is damaged, or of a later version; or the run has several policies, and
+        this is not the name of one.
     """
-    return Policy(restore(path, best=best), seed=seed)
+    return Policy(restore(path, best=best, policy=policy), seed=seed)
 
 
 class Trained(NamedTuple):
@@ -386,13 +389,23 @@ class Trained(NamedTuple):
         return action_transform(own, normalize=normalize, clip=env.clip_actions if clip is None else clip)[1]
 
 
-def restore(path: str | os.PathLike[str], *, best: bool | None = None) -> Trained:
+def restore(path: str | os.PathLike[str], *, best: bool | None = None, policy: str | None = None) -> Trained:
     """The parts of `load`; arguments and errors as there."""
     found = checkpoint.locate(Path(path), best=best)
     meta = checkpoint.read_meta(found)
     cfg, spec = config.override(meta["config"], []), checkpoint.spec(meta)
     algo = build.algorithm(config.without_loss(cfg), spec)
     state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, jax.random.key(0)))
+    policies = multi_agent.followers(cfg)
+    if policy is None and len(policies) == 1:
+        policy = next(iter(policies))
+    if policies or policy is not None:
+        if policy not in policies:
+            known = f"expected one of {', '.join(policies)}" if policies else "the run has one agent, leave it out"
+            raise InputError(f"policy: {known}, got {policy!r}: {found}")
+        state = state[policy] if isinstance(state, dict) else state
+        cfg, spec = build_policies.of_policy(cfg, spec, policy)
+        algo = build.algorithm(config.without_loss(cfg), spec)
     return Trained(algo, algo.actor(state), spec, cfg, meta, checkpoint.env_observation(meta))
 
 

@@ -2,14 +2,17 @@
 
 from jrl.errors import InputError
 from jrl.metrics import loggers
+from jrl.run import build_policies
 from jrl.run.build_collect import check_environments
 from jrl.settings.config import RunConfig
 from jrl.settings.plan import num_learners, num_pools
 
 
-def check(cfg: RunConfig) -> None:
+def check(cfg: RunConfig) -> RunConfig:
     """Checks the environments and loggers of a run without making one. Imports the environments' library.
 
+    Returns:
+      The config, with what only the environment can say of its agents.
     Raises:
       InputError: what is wrong with them.
       ImportError: that library is not there.
@@ -21,3 +24,4 @@ def check(cfg: RunConfig) -> None:
         errors += e.errors
     if errors:
         raise InputError(*errors)
+    return build_policies.resolved(cfg)

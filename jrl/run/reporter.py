@@ -195,7 +195,8 @@ class Reporter:
     def _watch_replay(self, metrics: Mapping[str, Any]) -> None:
         """Says once that replay holds little to learn from."""
         share = float(np.asarray(metrics.get(VALID_SHARE, 1.0)))
-        if share < _LEAST_VALID and not self._warned:
+        # of several agents those who are not there, perhaps most of the time, hold rows, too
+        if share < _LEAST_VALID and not self._warned and not self._agents:
             self._warned = True
             warnings.warn(
                 f"{VALID_SHARE} {share:.2f}: of what replay holds less than {_LEAST_VALID:.0%} can be learned from; "

@@ -148,6 +148,8 @@ def _regroup_source(source: PyTree, like: PyTree) -> PyTree:
     Each environment stays itself; of what else each pool has once, every old / new-th is taken.
     """
     columns, wanted = (x if isinstance(x, Columns) else x.columns for x in (source, like))
+    if isinstance(columns.games, Columns):
+        return _regroup_several(source, like)
     if columns.length.shape == wanted.length.shape and columns.window_return.shape == wanted.window_return.shape:
         return source
     axes, pools = columns.length.ndim, columns.window_next.size
@@ -165,6 +167,17 @@ def _regroup_source(source: PyTree, like: PyTree) -> PyTree:
     of_env = lambda x: x.shape[:axes] == columns.length.shape
     rest = jax.tree.map(lambda x: by_env(x) if of_env(x) else once(x), source.replace(columns=()))
     return rest.replace(columns=dealt)
+
+
+def _regroup_several(source: PyTree, like: PyTree) -> PyTree:
+    """As `_regroup_source`, of several agents: what is of environments or of their columns is dealt out, and the windows
+    of the latest episodes begin anew, empty."""
+    deal = lambda x, wanted: np.reshape(x, wanted.shape) if np.size(x) == math.prod(wanted.shape) else _empty(wanted)
+    return jax.tree.map(deal, source, like)
+
+
+def _empty(like: Any) -> np.ndarray:
+    return np.full(like.shape, np.nan if np.issubdtype(like.dtype, np.floating) else 0, like.dtype)
 
 
 def _regroup_windows(columns: Columns, wanted: Columns) -> dict[str, np.ndarray]:

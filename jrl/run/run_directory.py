@@ -11,7 +11,7 @@ from jrl.errors import counted
 from jrl.host import output
 from jrl.metrics import loggers, progress, report
 from jrl.run import build
-from jrl.settings import config, plan
+from jrl.settings import config, multi_agent, plan
 
 if TYPE_CHECKING:
     from jrl.run.reporter import Sink
@@ -45,6 +45,7 @@ def introduction(session: "Session") -> Iterator[str]:
     cfg, run, kind = session.config, session.run, jax.devices()[0].device_kind
     yield f"{config.algo_name(cfg)} on {cfg.env.id} ({run.backend}), {run.learners} x {kind}"
     yield from plan.lines(cfg)
+    yield from multi_agent.lines(cfg)
     yield run.programs
     yield f"{run.num_params:,} parameters"
     if run.replay:

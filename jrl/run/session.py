@@ -23,14 +23,14 @@ from jrl.errors import InputError
 from jrl.host import runtime
 from jrl.metrics import loggers, results
 from jrl.metrics.timers import Timers
-from jrl.run import build, build_policies, checkpoint, evaluation, loop, reporter, resume
+from jrl.run import build, build_policies, checkpoint, evaluation, loop, reporter, resume, several
 from jrl.run.by_hand import ByHand
 from jrl.run.program import LoopState
 from jrl.run.staged import Step
 from jrl.run.workers import Workers
 from jrl.settings import multi_agent, plan
 from jrl.settings.config import RunConfig
-from jrl.types import PyTree, Rollout, StepInfo
+from jrl.types import EnvSpec, PyTree, Rollout, StepInfo
 
 _log = logging.getLogger(__name__)
 
@@ -286,30 +286,49 @@ class Session:
         """What acting needs, on one device; valid until the next call."""
         return self.run.program.actor(self.state)
 
-    def learner_state(self) -> PyTree:
-        """The algorithm's State, on the host."""
-        return jax.device_get(self.run.program.keep(self.state).learner)
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The names of the policies; () of a run with one agent, whose policy needs no name."""
+        return tuple(multi_agent.followers(self.config))
 
-    def get_weights(self) -> dict[str, PyTree]:
-        """Parameters, target parameters and statistics of the State, by field, as numpy arrays."""
-        state = self.learner_state()
+    def learner_state(self, policy: str | None = None) -> PyTree:
+        """The algorithm's State, on the host.
+
+        Args:
+          policy: of which; may be left out where there is one.
+        Raises:
+          ValueError: there is no such policy, or there are several and none is named.
+        """
+        state = jax.device_get(self.run.program.keep(self.state).learner)
+        if policy is None and len(self.policies) < 2:
+            policy = next(iter(self.policies), None)
+        elif policy not in self.policies:
+            raise ValueError(f"policy: expected one of {', '.join(self.policies) or 'none'}, got {policy!r}")
+        return state[policy] if isinstance(state, dict) else state
+
+    def get_weights(self, policy: str | None = None) -> dict[str, PyTree]:
+        """Parameters, target parameters and statistics of the State, by field, as numpy arrays; `policy` as above."""
+        state = self.learner_state(policy)
         return {f.name: getattr(state, f.name) for f in dataclasses.fields(state) if f.name not in resume.NOT_WEIGHTS}
 
-    def set_weights(self, weights: Mapping[str, PyTree]) -> None:
+    def set_weights(self, weights: Mapping[str, PyTree], policy: str | None = None) -> None:
         """Takes over fields as `get_weights` gives them; the others, the optimizer's state among them, stay.
 
         Raises:
           ValueError: an unknown field, or arrays of other shapes.
         """
-        state = self.learner_state()
+        state = self.learner_state(policy)
         for name, given in weights.items():
             if not hasattr(state, name) or name in resume.NOT_WEIGHTS:
-                raise ValueError(f"set_weights: {name} is none of {', '.join(self.get_weights())}")
+                raise ValueError(f"set_weights: {name} is none of {', '.join(self.get_weights(policy))}")
             like = getattr(state, name)
             if (found := _shapes(given)) != (wanted := _shapes(like)):
                 raise ValueError(f"set_weights: {name} has the shapes {wanted}, not {found}")
             taken = jax.tree.map(lambda x, old: np.asarray(x, old.dtype), given, like)
             state = dataclasses.replace(state, **{name: taken})
+        whole = jax.device_get(self.run.program.keep(self.state).learner)
+        if isinstance(whole, dict):
+            state = {**whole, policy or self.policies[0]: state}
         self.replace_state(self.run.program.assign(self.state, state))
 
     def set_task(self, given: Any) -> None:
@@ -322,8 +341,8 @@ class Session:
         if state is not self.state:
             self.replace_state(state)
 
-    def description(self) -> dict[str, Any]:
-        """What stands beside the arrays of a checkpoint."""
+    def description(self, cfg: RunConfig | None = None, spec: EnvSpec | None = None) -> dict[str, Any]:
+        """What stands beside the arrays of a checkpoint; of one policy's with its config and spec."""
         reporter, run = self.reporter, self.run
         counts = {"iteration": self.iteration, "env_steps": self.counted(), "time_s": reporter.seconds()}
         metrics = {**(reporter.row or {}), **reporter.extra}
@@ -331,19 +350,26 @@ class Session:
             metrics = {name: value for name, value in metrics.items() if not name.startswith("evaluation/")}
         more = {"counted": self.env_steps, "rows": reporter.state(), "metrics": metrics}
         return checkpoint.meta(
-            self.config, run.spec, counters=counts, devices=run.learners, guarantee=run.guarantee, **more
+            cfg or self.config, spec or run.spec, counters=counts, devices=run.learners, guarantee=run.guarantee, **more
         )
 
     def write_fault(self, directory: Path, info: StepInfo) -> Path:
         """Writes what `jrl.debug` needs to repeat an update that was not finite; the path."""
-        state = jax.device_get(info.state.learner)
+        state, cfg, spec = jax.device_get(info.state.learner), self.config, self.run.spec
+        if isinstance(state, dict):  # of several policies, that of the first whose update was refused
+            policy, state = next(
+                item
+                for item in several.by_policy_name(self.run.groups, state).items()
+                if getattr(item[1], "fault", None) is not None and np.any(item[1].fault.found)
+            )
+            cfg, spec = build_policies.of_policy(cfg, spec, policy)
         fault = state.fault
         found = [name for name, flag in (("loss", fault.in_loss), ("params", fault.in_params)) if flag]
         kind = "rollout" if isinstance(fault.batch, Rollout) else "batch"
         note = {"iteration": info.iteration, "key": fault.key.tolist(), "kind": kind, "found": found}
         path = directory / "nonfinite" / str(info.iteration)
         arrays = {"learner": state.state, "batch": fault.batch}
-        checkpoint.write(path, arrays, {**self.description(), "nonfinite": note})
+        checkpoint.write(path, arrays, {**self.description(cfg, spec), "nonfinite": note})
         print(f"not finite: {' and '.join(found)}, before iteration {info.iteration}: the last good state is in {path}")
         return path
 

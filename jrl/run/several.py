@@ -130,7 +130,7 @@ def acting(groups: Sequence[Group], num_agents: int) -> Algo:
     """
 
     def init(key: Key) -> dict[str, PyTree]:
-        return _by_policy(groups, {group.label: group.mapped(group.algo.init)(group.keys(key)) for group in groups})
+        return by_policy_name(groups, {group.label: group.mapped(group.algo.init)(group.keys(key)) for group in groups})
 
     def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
         return {group.label: group.mapped(group.algo.actor)(group.together(state)) for group in groups}
@@ -197,7 +197,7 @@ def learning(groups: Sequence[Group], num_agents: int) -> Learner:
 
     def keep(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
         kept = lambda group: (lambda x: x) if group.learner is None else group.learner.keep
-        return _by_policy(groups, {group.label: kept(group)(state[group.label]) for group in groups})
+        return by_policy_name(groups, {group.label: kept(group)(state[group.label]) for group in groups})
 
     def resume(kept: Mapping[str, PyTree]) -> dict[str, PyTree]:
         again = lambda group: (lambda x: x) if group.learner is None else group.mapped(group.learner.resume)
@@ -206,7 +206,8 @@ def learning(groups: Sequence[Group], num_agents: int) -> Learner:
     return Learner(init, init_replay, actor, step, keep=keep, resume=resume)
 
 
-def _by_policy(groups: Sequence[Group], by_group: Mapping[str, PyTree]) -> dict[str, PyTree]:
+def by_policy_name(groups: Sequence[Group], by_group: Mapping[str, PyTree]) -> dict[str, PyTree]:
+    """Returns a dict by group as one by policy."""
     return {name: one for group in groups for name, one in group.apart(by_group[group.label]).items()}
 
 

@@ -207,6 +207,8 @@ class MultiAgentConfig:
     # where network.value_inputs asks for it
     state: bool | None = None
     agent_id: bool = False  # observations get the number of their agent as the leaf `agent_id`
+    # pure function {agent: observation} -> {agent: what it sees}, of one environment; before `agent_id`
+    observation_fn: Name | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,124 @@
+"""What the agents of an environment see of it: which agent they are, or what a function of the user's shows."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrl import registry
+from jrl.envs.wrappers import Behind
+from jrl.errors import InputError
+from jrl.types import Box, Dict, Discrete, Env, EnvSpec, JaxEnv, Key, PyTree, Space, StepResult, Tuple, element
+
+AGENT_ID = "agent_id"  # leaf of an observation
+Look = Callable[[PyTree], PyTree]  # observations [B, *] -> what is seen, [B, *]
+
+
+def with_agent_ids(env: JaxEnv | Env) -> JaxEnv | Env:
+    """Shows each agent its number among the A of its environment, as the leaf `agent_id`.
+
+    A policy that several agents share can tell them apart by it. A plain observation becomes Dict{obs, agent_id}.
+
+    Raises:
+      InputError: observations have such a leaf already.
+    """
+    spec = env.spec
+    numbers = np.tile(np.arange(len(spec.agents), dtype=np.int32), spec.games)
+    items = spec.observation.items if isinstance(spec.observation, Dict) else (("obs", spec.observation),)
+    if AGENT_ID in dict(items):
+        raise InputError(f"multi_agent.agent_id: observations have a leaf {AGENT_ID} already: leave it out")
+    space = Dict((*items, (AGENT_ID, Discrete(len(spec.agents)))))
+
+    def look(obs: PyTree) -> PyTree:
+        of_agents = numbers if isinstance(jax.tree.leaves(obs)[0], np.ndarray) else jnp.asarray(numbers)
+        return {**(obs if isinstance(spec.observation, Dict) else {"obs": obs}), AGENT_ID: of_agents}
+
+    return _seen(env, spec._replace(observation=space), look)
+
+
+def with_function(env: JaxEnv | Env, path: str) -> JaxEnv | Env:
+    """Shows each agent what a user's function makes of all their observations (RLlib's `observation_fn`).
+
+    Args:
+      env: of several agents.
+      path: of a pure function `fn(obs)`, traced by jax: from one environment's observations, a dict by agent, to a dict
+        by agent of what each sees, all in one structure. A leaf `action_mask` stays what it is.
+    Raises:
+      InputError: it cannot be loaded or traced, or gives something else.
+    """
+    key = f"multi_agent.observation_fn {path}"
+    fn, agents = registry.load(path, "multi_agent.observation_fn"), env.spec.agents
+
+    def of_one(obs: dict[str, PyTree]) -> PyTree:
+        found = fn(obs)
+        if not isinstance(found, dict) or set(found) != set(agents):
+            got = ", ".join(map(str, found)) if isinstance(found, dict) else type(found).__name__
+            raise InputError(f"{key}: expected a dict of {', '.join(agents)}, got {got}")
+        return jax.tree.map(lambda *x: jnp.stack([jnp.asarray(one) for one in x]), *(found[a] for a in agents))
+
+    one = element(env.spec.observation)
+    try:
+        shown = jax.eval_shape(of_one, dict.fromkeys(agents, one))
+    except InputError:
+        raise
+    except Exception as e:
+        told = str(e).splitlines()[0] if str(e) else ""
+        raise InputError(f"{key}: it cannot be traced for observations {env.spec.observation}: {told}") from e
+    space = _space_of(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), shown), env.spec.observation)
+
+    @jax.jit
+    def look(obs: PyTree) -> PyTree:
+        split = jax.tree.map(lambda x: x.reshape(-1, len(agents), *x.shape[1:]), obs)
+        each = {agent: jax.tree.map(lambda x, i=i: x[:, i], split) for i, agent in enumerate(agents)}
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.vmap(of_one)(each))
+
+    def from_host(obs: PyTree) -> PyTree:
+        return jax.tree.map(np.asarray, look(obs))
+
+    return _seen(env, env.spec._replace(observation=space), look if isinstance(env, JaxEnv) else from_host)
+
+
+def _space_of(tree: PyTree, before: Space) -> Space:
+    """The space of what a function returned; what has the name and shape of a leaf of `before` stays that space."""
+    known = dict(before.items) if isinstance(before, Dict) else {}
+    if isinstance(tree, dict):
+        of = lambda name, x: known[name] if name in known and element(known[name]) == x else _space_of(x, Tuple(()))
+        return Dict(tuple((name, of(name, x)) for name, x in tree.items()))
+    if isinstance(tree, tuple | list):
+        return Tuple(tuple(_space_of(x, Tuple(())) for x in tree))
+    return Box(tuple(tree.shape), str(np.dtype(tree.dtype)))
+
+
+def _seen(env: JaxEnv | Env, spec: EnvSpec, look: Look) -> JaxEnv | Env:
+    if not isinstance(env, JaxEnv):
+        return _Looking(env, spec, look)
+
+    def reset(key: Key) -> tuple[PyTree, PyTree]:
+        state, obs = env.reset(key)
+        return state, look(obs)
+
+    def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, StepResult]:
+        state, result = env.step(state, action, key)
+        return state, result._replace(obs=look(result.obs))
+
+    return env._replace(spec=spec, reset=reset, step=step)
+
+
+class _Looking(Behind):
+    """A host environment whose agents see something else."""
+
+    def __init__(self, env: Any, spec: EnvSpec, look: Look):
+        super().__init__(env, spec)
+        self._look = look
+
+    def reset(self) -> PyTree:
+        return self._look(self._env.reset())
+
+    def step(self, action: PyTree) -> StepResult:
+        result = self._env.step(action)
+        return result._replace(obs=self._look(result.obs))
+
+
+__all__ = ["AGENT_ID", "with_agent_ids", "with_function"]

@@ -229,7 +229,8 @@ def _env_runners(
 ) -> Source:
     share = plan.columns(cfg) // cfg.env_runners.num
     length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
-    like = unroll.rollout_like(spec, algo, length=length, num_envs=share, record=record)
+    seen = build_policies.learned(cfg, spec)
+    like = unroll.rollout_like(seen, algo, length=length, num_envs=share, record=record)
     return ray_hosts.EnvRunners(
         functools.partial(runner_source, cfg, count, registry.needed(to_dict(cfg)), record),
         runner_options(cfg),

@@ -7,7 +7,7 @@ MultiDiscrete; of a Dict or Tuple those of its Discrete and MultiDiscrete leaves
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -116,7 +116,7 @@ def any_choice(space: Space, mask: Array) -> Array:
     return jnp.stack([(part != 0).sum(-1) > 1 for part in _choices(space, mask)]).any(0)
 
 
-def _choices(space: Space, mask: Array) -> list[Array]:
+def _choices(space: Space, mask: Array) -> Sequence[Array]:
     """The parts of a mask, one for each choice."""
     sizes = [n for _, leaf in leaves(space) for n in _sizes(leaf)]
     return jnp.split(jnp.asarray(mask), np.cumsum(sizes)[:-1].tolist(), -1)

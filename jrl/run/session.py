@@ -291,6 +291,10 @@ class Session:
         """The names of the policies; () of a run with one agent, whose policy needs no name."""
         return tuple(multi_agent.followers(self.config))
 
+    def learner_state_of_all(self) -> PyTree:
+        """The algorithm's State, on the host; of several policies a dict by name."""
+        return jax.device_get(self.run.program.keep(self.state).learner)
+
     def learner_state(self, policy: str | None = None) -> PyTree:
         """The algorithm's State, on the host.
 
@@ -299,7 +303,7 @@ class Session:
         Raises:
           ValueError: there is no such policy, or there are several and none is named.
         """
-        state = jax.device_get(self.run.program.keep(self.state).learner)
+        state = self.learner_state_of_all()
         if policy is None and len(self.policies) < 2:
             policy = next(iter(self.policies), None)
         elif policy not in self.policies:
@@ -326,7 +330,7 @@ class Session:
                 raise ValueError(f"set_weights: {name} has the shapes {wanted}, not {found}")
             taken = jax.tree.map(lambda x, old: np.asarray(x, old.dtype), given, like)
             state = dataclasses.replace(state, **{name: taken})
-        whole = jax.device_get(self.run.program.keep(self.state).learner)
+        whole = self.learner_state_of_all()
         if isinstance(whole, dict):
             state = {**whole, policy or self.policies[0]: state}
         self.replace_state(self.run.program.assign(self.state, state))

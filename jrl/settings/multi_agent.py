@@ -51,7 +51,9 @@ def faults(cfg: RunConfig) -> Iterator[str]:
                 near = difflib.get_close_matches(section, _OWN, 1)
                 mend = f"did you mean {near[0]}?" if near else f"a policy has its own {', '.join(_OWN)}"
                 yield f"unknown key {key}.{section}: {mend}"
-    yield from _mapping_faults(given)
+    if found := list(_mapping_faults(given)):
+        yield from found
+        return
     follows = set(_follows(given).values())
     if idle := [name for name in given.policies if name not in follows]:
         mend = "give them one in multi_agent.mapping, or leave them out"

@@ -1,0 +1,357 @@
+"""Several agents: what they are as columns, who learns from which, what a run reports of them."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jrl
+from jrl import envs, evaluate, train
+from jrl.algos import ppo
+from jrl.envs import classic, jax_env
+from jrl.errors import InputError
+from jrl.metrics import episodes
+from jrl.rollout import unroll
+from jrl.run import learner
+from jrl.run.session import Session
+from jrl.settings import config, multi_agent
+from jrl.types import JaxEnv, Several
+
+GAMES, STEPS = 4, 16
+SMALL = {
+    "env": {"id": "MultiAgentCartPole-v1", "num_envs": GAMES},
+    "algo": {"name": "ppo", "num_epochs": 2, "num_minibatches": 2},
+    "network": {"hidden": [8]},
+    "rollout": {"length": STEPS, "iterations_per_call": 1},
+    "run": {"compile_cache": False, "log": []},
+}
+TWO = {"mapping": "by_agent"}
+REPLAY = {"algo": {"name": "dqn"}, "replay": {"batch_size": 16, "learning_starts": 32, "updates_per_step": 0.25}}
+
+
+def made(**sections):
+    return config.from_dict(config.merge(SMALL, sections))
+
+
+def trained(cfg, calls=3):
+    """The State after so many iterations, and the last row."""
+    with Session(cfg, endless=True) as session:
+        session.start()
+        for _ in range(calls):
+            session.reporter.add(session.advance())
+        session.reporter.flush()
+        return session.learner_state_of_all(), session.reporter.row
+
+
+def equal(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def pairs_of(env):
+    """B columns of environments that end together, by their time limit alone, as the agents of B / 2 games."""
+
+    def step(state, action, key):
+        fresh = state[1]
+        inner, result = env.step(state[0], action, key)
+        done = result.terminated | result.truncated
+        over = done.reshape(-1, 2).all(-1)
+        return (inner, done), result._replace(several=Several(fresh, over))
+
+    def reset(key):
+        inner, obs = env.reset(key)
+        return (inner, jnp.zeros(env.spec.num_envs, bool)), obs
+
+    return JaxEnv(env.spec._replace(agents=("a", "b")), reset, step)
+
+
+def test_one_policy_of_two_agents_is_one_agent_with_twice_the_environments_to_the_bit():
+    alone = jax_env.build(classic.pendulum()._replace(max_episode_steps=7), 2 * GAMES)
+    together = pairs_of(alone)
+    algo = ppo.make(ppo.Config(num_minibatches=2), alone.spec, jrl.networks.NetworkConfig(hidden=(8,)))
+    learn, states = learner.on_policy(algo), []
+    for env in (alone, together):
+        collect = unroll.make(env, algo.act, length=STEPS, carry=algo.carry)
+
+        @jax.jit
+        def iteration(state, source, key, collect=collect):
+            source, rollout, report = collect.step(source, algo.actor(state), key)
+            state, _, metrics = learn.step(state, (), rollout, key)
+            return state, source, metrics, report
+
+        state, source = algo.init(jax.random.key(0)), collect.init(jax.random.key(1))
+        for i in range(4):
+            state, source, metrics, report = iteration(state, source, jax.random.key(2 + i))
+        states.append((state, metrics, report))
+    (one, losses, counted), (two, also, games) = states
+    equal(one.params, two.params)
+    equal(one.opt_state, two.opt_state)
+    equal(losses, also)
+    assert int(one.env_steps) == 2 * int(two.env_steps)  # of games
+    assert int(counted.steps) == 2 * int(games.steps) == int(games.agents.steps.sum())
+    assert float(counted.return_sum) == pytest.approx(float(games.return_sum), rel=1e-6)
+    assert int(counted.count) == 2 * int(games.count)
+
+
+def test_one_agent_of_several_is_the_environment_of_one():
+    several = made(env={"options": {"num_agents": 1}})
+    alone = made(env={"id": "CartPole-v1", "backend": "jax"})
+    (a, row), (b, other) = trained(several), trained(alone)
+    equal(a, b)
+    same = ("env_steps", "episode/return", "episode/length", "episode/count", "loss/policy")
+    assert {name: row[name] for name in same} == pytest.approx({name: other[name] for name in same}, nan_ok=True)
+    assert row["agent_steps"] == row["env_steps"] and row["agent/agent_0/return"] == pytest.approx(
+        row["episode/return"], nan_ok=True
+    )
+
+
+# ---------------------------------------------------------------- what is collected
+
+
+def late_arrivals(act_by, *, length=20, num_envs=2):
+    """A rollout of LateArrivals-v0 in which everybody takes the same action, where it is allowed."""
+    env = envs.make("LateArrivals-v0", num_envs=num_envs)
+
+    def act(actor, obs, carry, key, explore):
+        allowed = obs["action_mask"][:, act_by] != 0
+        return jrl.types.ActOut(jnp.where(allowed, act_by, 0).astype(jnp.int32), (), {})
+
+    collect = unroll.make(env, act, length=length)
+    return collect.step(collect.init(jax.random.key(0)), (), jax.random.key(1))[1:]
+
+
+def test_late_arrivals_as_its_script_says():
+    rollout, report = late_arrivals(1)
+    mask, reward = (np.asarray(x)[:, :4] for x in (rollout.mask, rollout.reward))
+    script = ("xxxxxE", "..xxxE", "xE.xE.", "wxwxwE")
+    there = np.array([[mark != "." for mark in line] for line in script]).T
+    acts = np.array([[mark in "xE" for mark in line] for line in script]).T
+    paid = np.where(there, 10.0 * np.arange(6)[:, None] + acts, 0.0)
+    for game in range(2):  # six steps and the one that resets
+        rows = slice(7 * game, 7 * game + 6)
+        np.testing.assert_array_equal(mask[rows], there)
+        np.testing.assert_array_equal(reward[rows], paid)
+        assert not mask[7 * game + 6].any() and not reward[7 * game + 6].any()
+    over = np.asarray(rollout.over)[:, 0]
+    assert np.flatnonzero(over).tolist() == [5, 12, 19]
+    assert int(report.count) == 6 and int(report.steps) == 2 * 18
+    assert float(report.return_sum) == 6 * (156 + 144 + 12 + 72 + 153)
+    np.testing.assert_array_equal(report.agents.count, [6, 6, 12, 6])
+    np.testing.assert_array_equal(report.agents.return_sum, [6 * 156, 6 * 144, 6 * 84, 6 * 153])
+    np.testing.assert_array_equal(report.agents.steps, [36, 24, 24, 36])
+
+
+def test_returns_of_who_comes_leaves_and_waits_are_those_of_a_plain_loop():
+    rollout, _ = late_arrivals(2, length=13, num_envs=1)
+    gamma, lam = 0.9, 0.8
+    value = np.random.default_rng(0).normal(size=(14, 4)).astype(np.float32)
+    done = rollout.terminated | rollout.truncated
+    advantage, _ = jrl.ops.returns.gae(
+        rollout.reward, rollout.terminated, done, jnp.asarray(value), gamma=gamma, gae_lambda=lam
+    )
+    mask, reward, terminated, end = (np.asarray(x) for x in (rollout.mask, rollout.reward, rollout.terminated, done))
+    for k in range(4):
+        for t in np.flatnonzero(mask[:, k]):
+            expected, weight = 0.0, 1.0
+            for s in range(t, 13):
+                delta = reward[s, k] + gamma * (1 - terminated[s, k]) * value[s + 1, k] - value[s, k]
+                expected += weight * delta
+                weight *= gamma * lam
+                if end[s, k]:
+                    break
+            assert advantage[t, k] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("algo", [{}, REPLAY])
+def test_what_stands_on_rows_of_nobody_changes_nothing(algo):
+    cfg = made(env={"id": "LateArrivals-v0"}, **algo)
+    with Session(cfg, endless=True) as session:
+        session.start()
+        program, found = session.run.program, []
+        state, rollout, _ = program.collect(session.state, 0, 0)
+        rollout = jax.device_get(rollout)
+        assert (~rollout.mask).sum() > rollout.mask.size // 4
+        for seed in (None, 1):
+            noise = np.random.default_rng(seed)
+            blur = lambda x, noise=noise, seed=seed: np.where(
+                np.expand_dims(rollout.mask, tuple(range(2, x.ndim))) | (seed is None),
+                x,
+                noise.integers(0, 2, x.shape).astype(x.dtype),
+            )
+            changed = dataclasses.replace(
+                rollout,
+                action=blur(rollout.action),
+                reward=blur(rollout.reward),
+                extras=jax.tree.map(blur, rollout.extras),
+            )
+            copied = jax.tree.map(jnp.copy, state)
+            learned, metrics = program.learn(copied, changed, 0, 0)
+            found.append(jax.device_get((learned.learner.state.params, metrics)))
+    equal(*found)
+
+
+# ---------------------------------------------------------------- policies
+
+
+def test_policies_that_are_alike_are_one_program_and_learn_as_each_alone():
+    alike = trained(made(multi_agent=TWO))[0]
+    # a setting that changes nothing makes them two kinds: each has a program of its own
+    own = {"agent_0": {}, "agent_1": {"algo": {"max_grad_norm": 1e9}}}
+    apart = trained(made(multi_agent={**TWO, "policies": own}, algo={"max_grad_norm": 1e9}))[0]
+    assert set(alike) == set(apart) == {"agent_0", "agent_1"}
+    kinds = {name: jax.tree.map(jnp.shape, state.params) for name, state in alike.items()}
+    assert kinds["agent_0"] == kinds["agent_1"]
+    for state in (alike, apart):
+        params = [jax.tree.leaves(state[name].params)[0] for name in ("agent_0", "agent_1")]
+        assert not np.array_equal(*params)
+
+
+def test_a_policy_that_does_not_learn_stays_bit_for_bit():
+    cfg = made(multi_agent={**TWO, "policies_to_train": ["agent_1"]}, algo={"normalize_obs": True})
+    with Session(cfg, endless=True) as session:
+        session.start()
+        before = session.learner_state_of_all()
+        for _ in range(3):
+            session.reporter.add(session.advance())
+        session.reporter.flush()
+        after, row = session.learner_state_of_all(), session.reporter.row
+    equal(before["agent_0"], after["agent_0"])
+    assert not np.array_equal(*(jax.tree.leaves(s["agent_1"].params)[0] for s in (before, after)))
+    assert "policy/agent_1/loss/policy" in row and "policy/agent_0/loss/policy" not in row
+
+
+def test_different_algorithms_learn_beside_each_other():
+    own = {"a": {}, "b": REPLAY}
+    cfg = made(multi_agent={"policies": own, "mapping": {"agent_0": "a", ".*": "b"}})
+    state, row = trained(cfg)
+    assert row["policy/b/replay/size"] == 3 * GAMES * STEPS and row["policy/a/loss/policy"] != 0
+    assert int(state["b"].updates) == 3 * 16 and int(state["a"].updates) == 3  # 64 steps x 1 / 4, and rollouts
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"multi_agent": TWO},
+        {"multi_agent": {"agent_id": True}, **REPLAY},
+        {"multi_agent": TWO, "network": {"core": {"name": "gru", "size": 8}}},
+        {"env": {"id": "LateArrivals-v0"}, "multi_agent": {"mapping": {"late": "b", ".*": "a"}}},
+        {"multi_agent": {"state": True}, "devices": {"fake": 2}, "env": {"id": "SimpleSpread-v0"}},
+    ],
+)
+def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, more):
+    data = config.merge(SMALL, config.merge({"run": {"log": ["jsonl"], "report_every": 64}}, more))
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps(data))
+    run = lambda out, steps, *args: train.main([*args, f"--stop=env_steps={steps}", f"--out={tmp_path / out}"])
+    assert run("whole", 256, str(path)) == 0
+    assert run("cut", 128, str(path)) == 0
+    assert train.main([f"--resume={tmp_path / 'cut'}", "--stop=env_steps=256"]) == 0
+    rows = []
+    for out in ("whole", "cut"):
+        last = json.loads((tmp_path / out / "result.jsonl").read_text().splitlines()[-1])
+        # what is counted since the row before depends on where that was
+        since = ("time", "perf", "episode/count", "episode/return_m")
+        rows.append({k: v for k, v in last.items() if not k.startswith(since) and not k.endswith("/count")})
+    assert rows[0] == rows[1]
+
+
+def test_two_programs_give_the_bits_of_one():
+    fused, staged = (
+        made(multi_agent=TWO),
+        made(multi_agent=TWO, rollout={"fake": False}, custom={"training_step": NAME}),
+    )
+    equal(trained(fused)[0], trained(staged)[0])
+
+
+def one_step(step):
+    step.learn(step.sample())
+
+
+NAME = f"{__name__}:one_step"
+
+
+# ---------------------------------------------------------------- after training
+
+
+def test_evaluation_counts_games_and_a_policy_is_loaded_by_its_name(tmp_path, capsys):
+    path, out = tmp_path / "run.yaml", tmp_path / "run"
+    path.write_text(json.dumps(config.merge(SMALL, {"multi_agent": TWO})))
+    assert train.main([str(path), "--stop=env_steps=128", f"--out={out}"]) == 0
+    capsys.readouterr()
+    assert evaluate.main([str(out), "--episodes=4", "--json", "--per-episode"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["returns"]) == 4
+    # each earns 1 a step until it falls: the sum is more than the longer of both, and twice that at most
+    assert all(n < r <= 2 * n for n, r in zip(found["lengths"], found["returns"], strict=True))
+    policy = jrl.load(out, policy="agent_1")
+    assert policy.act(np.zeros((3, 4), np.float32)).shape == (3,)
+    with pytest.raises(InputError, match=r"policy: expected one of agent_0, agent_1, got None"):
+        jrl.load(out)
+
+
+def test_windows_of_agents_and_policies():
+    reports = [late_arrivals(1)[1]]
+    names = ("steady", "late", "guest", "waiting")
+    found = episodes.of_agents(reports, names, {"a": names[:2], "b": names[2:]})
+    assert (
+        found["agent/steady/return"] == 156 and found["agent/guest/return"] == 42 and found["agent/guest/count"] == 12
+    )
+    assert found["policy/a/return"] == 150 and found["policy/b/return"] == (42 + 153) / 2
+
+
+# ---------------------------------------------------------------- who follows whom
+
+AGENTS = ("adversary_0", "adversary_1", "agent_0")
+
+
+def resolved(**section):
+    cfg = config.from_dict({**SMALL, "multi_agent": section})
+    return multi_agent.with_agents(cfg, AGENTS)
+
+
+def test_mappings():
+    follow = lambda **section: multi_agent.followers(resolved(**section))
+    assert follow() == {"shared": AGENTS}
+    assert follow(policies={"main": {}}) == {"main": AGENTS}
+    assert follow(mapping="by_agent") == {name: (name,) for name in AGENTS}
+    assert follow(mapping={"adversary_.*": "b", ".*": "a"}) == {"b": AGENTS[:2], "a": AGENTS[2:]}
+    assert follow(policies={"a": {}, "b": {}}, mapping={".*_0": "a", ".*": "b"}) == {
+        "a": ("adversary_0", "agent_0"),
+        "b": ("adversary_1",),
+    }
+
+
+@pytest.mark.parametrize(
+    ("section", "parts"),
+    [
+        ({"agents": ["x"]}, ["multi_agent.agents", "adversary_0, adversary_1, agent_0", "got x"]),
+        ({"policies": {"a": {}, "b": {}}}, ["no policy for adversary_0", "multi_agent.mapping="]),
+        ({"policies": {"a": {}, "b": {}}, "mapping": "shared"}, ["multi_agent.mapping: shared is one policy"]),
+        ({"mapping": {"agent_.*": "a"}}, ["no entry fits adversary_0, adversary_1", "agent_0"]),
+        ({"mapping": {"(": "a"}}, ["multi_agent.mapping: expected a regular expression, got '('"]),
+        ({"policies": {"main": {}}, "mapping": {".*": "mian"}}, ["'mian'", "did you mean main?"]),
+        ({"policies": {"a": {}, "b": {}}, "mapping": {".*": "a"}}, ["no agent follows b"]),
+        ({"policies": {"a": {"algos": {}}}}, ["unknown key multi_agent.policies.a.algos", "did you mean algo?"]),
+        ({"policies": {"a/b": {}}}, ["multi_agent.policies.a/b: expected a name"]),
+        ({"policies_to_train": ["sharde"]}, ["multi_agent.policies_to_train", "did you mean shared?"]),
+    ],
+)
+def test_what_does_not_go_together(section, parts):
+    with pytest.raises(InputError) as e:
+        resolved(**section)
+    found = "\n".join(e.value.errors)
+    for part in parts:
+        assert part in found
+
+
+def test_a_policys_own_settings_are_checked_by_name():
+    cfg = resolved(policies={"a": {"algo": {"lrr": 1}}}, mapping={".*": "a"})
+    with pytest.raises(InputError, match=r"multi_agent.policies.a: unknown key algo.lrr: did you mean algo.lr\?"):
+        multi_agent.policy_config(cfg, "a")
+
+
+def test_one_agent_has_no_policies_to_map():
+    with pytest.raises(InputError, match="multi_agent: CartPole-v1 has one agent"):
+        Session(made(env={"id": "CartPole-v1", "backend": "jax"}, multi_agent={}))

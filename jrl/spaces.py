@@ -7,7 +7,7 @@ MultiDiscrete; of a Dict or Tuple those of its Discrete and MultiDiscrete leaves
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -50,6 +50,51 @@ def map_leaves(fn: Callable[..., Any], space: Space, *trees: PyTree) -> PyTree:
 def of_leaves(space: Space, parts: list[Any]) -> PyTree:
     """`parts`, one for each of `leaves(space)`, as an element of `space` has them."""
     return jax.tree.unflatten(jax.tree.structure(map_leaves(lambda leaf: 0, space)), parts)
+
+
+def names(space: Space) -> list[str]:
+    """Returns the paths of the parts of a Dict, those of its Dicts among them; none of any other space.
+
+    >>> names(Dict((("goal", Dict((("at", Box((2,))), ("kind", Discrete(3))))), ("pos", Box((2,))))))
+    ['goal', 'goal/at', 'goal/kind', 'pos']
+    """
+    if not isinstance(space, Dict):
+        return []
+    return [path for name, part in sorted(space.items) for path in (name, *(f"{name}/{at}" for at in names(part)))]
+
+
+def within(path: str, paths: Collection[str]) -> bool:
+    """Tells whether a path is one of `paths`, or that of a part of one.
+
+    >>> within("goal/at", ["goal"]), within("goals", ["goal"])
+    (True, False)
+    """
+    return any(f"{path}/".startswith(f"{other}/") for other in paths)
+
+
+def without(space: Space, paths: Collection[str]) -> Space:
+    """Returns `space` without the parts `paths`, each one of `names(space)`, and without Dicts that become empty.
+
+    >>> without(Dict((("goal", Dict((("at", Box((2,))), ("kind", Discrete(3))))), ("pos", Box((2,))))), ["goal/at"])
+    Dict(items=(('goal', Dict(items=(('kind', Discrete(n=3, dtype='int32')),))), ('pos', Box(shape=(2,), ...))))
+    """
+    if not isinstance(space, Dict):
+        return space
+    inner = lambda name: [path.removeprefix(f"{name}/") for path in paths if path.startswith(f"{name}/")]
+    rest = [(name, without(part, inner(name))) for name, part in space.items if name not in paths]
+    return Dict(tuple((name, part) for name, part in rest if leaves(part)))
+
+
+def removed(space: Space, paths: Collection[str], obs: PyTree) -> PyTree:
+    """Turns elements [..., *] of `space` into those of `without(space, paths)`."""
+    pairs = zip(leaves(space), jax.tree.leaves(obs), strict=True)
+    return of_leaves(without(space, paths), [x for (path, _), x in pairs if not within(path, paths)])
+
+
+def filled(space: Space, paths: Collection[str], obs: PyTree, zeros: Callable[[Leaf], Any]) -> PyTree:
+    """Turns elements [..., *] of `without(space, paths)` into those of `space`, with `zeros(leaf)` at `paths`."""
+    given = iter(jax.tree.leaves(obs))
+    return of_leaves(space, [zeros(leaf) if within(path, paths) else next(given) for path, leaf in leaves(space)])
 
 
 def alike(a: Space, b: Space) -> bool:
@@ -175,12 +220,17 @@ __all__ = [
     "ACTION_MASK",
     "any_allowed",
     "batch_shape",
+    "filled",
     "leaves",
     "map_leaves",
     "masks_actions",
+    "names",
     "num_bytes",
     "num_choices",
     "of_leaves",
+    "removed",
     "seen",
     "split_mask",
+    "within",
+    "without",
 ]

@@ -31,10 +31,12 @@ import dataclasses
 import importlib
 import importlib.util
 from types import ModuleType
+from typing import Any
 
 from jrl import registry
 from jrl.errors import InputError
 from jrl.fields.bounds import short
+from jrl.fields.hyper import NetworkConfig
 
 _MODULES = {
     "ppo": "jrl.algos.ppo",
@@ -98,6 +100,18 @@ def get(name: str) -> ModuleType:
             "@hyperparams class Config(...)"
         )
     return module
+
+
+def critic_faults(cfg: Any, network: NetworkConfig) -> list[str]:
+    """Returns why nothing of an algorithm, told by its Config, can read `network.value_inputs`, one message each."""
+    if not network.value_inputs or getattr(cfg, "has_critic", False):
+        return network.sharing_faults()
+    name = type(cfg).__module__.rpartition(".")[2]
+    *others, last = [other for other in names() if getattr(get_config_class(other), "has_critic", False)]
+    return [
+        f"network.value_inputs: {name} has no critic beside its policy: use {', '.join(others)} or {last}, or leave "
+        "this out"
+    ]
 
 
 def get_config_class(name: str) -> type:

@@ -34,6 +34,7 @@ class Config(Common):
     """Hyper-parameters of A2C; a Schedule is a number or `[[env_steps, value], ...]`."""
 
     uncorrected: ClassVar[bool] = True  # rollouts count as the policy's own, which with rollout.mode async they are not
+    has_critic: ClassVar[bool] = True
 
     lr: NonNegativeSchedule = 1e-3
     gae_lambda: Unit = 1.0  # of generalised advantage estimation; 1: the return to the end of the rollout

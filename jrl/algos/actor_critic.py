@@ -47,7 +47,7 @@ def make(spec: EnvSpec, cfg: NetworkConfig, mask: Callable[[PyTree], Array | Non
     free_std = action.num_gaussian > 0 and not cfg.state_dependent_std
     predicted_std = action.num_gaussian > 0 and cfg.state_dependent_std
     outputs = action.size + (action.num_gaussian if predicted_std else 0)
-    network = nets.build(spec, cfg, {"policy": Head(outputs, 0.01), "value": Head(1, 1.0)})
+    network = nets.build(spec, cfg, {"policy": Head(outputs, 0.01), "value": Head(1, 1.0, privileged=True)})
 
     def init(key):
         params = dict(network.init(key))

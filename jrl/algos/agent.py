@@ -44,6 +44,7 @@ class Common:
 
     learns_from: ClassVar[type] = Fresh
     acts_in: ClassVar[Any] = Space
+    has_critic: ClassVar[bool] = False  # beside the policy: what reads `network.value_inputs`
 
     lr: NonNegativeSchedule = 3e-4  # Adam's step size
     gamma: Unit = 0.99  # discount per step
@@ -143,8 +144,8 @@ def make(
     Raises:
       InputError: a space, torso, exploration or loss that cannot be handled.
     """
-    if cfg.acts_in is not Space:  # those of policies are told by jrl.distributions
-        parts.check_action(cfg, spec.action)
+    parts.check_action(cfg, spec.action)
+    parts.check_critic(cfg, network)
     custom_loss.check(loss)
     parameter_noise.refuse_memory(cfg.exploration, network)
     exploration.make(cfg.exploration, spec.action, kinds=(kind,))  # whose faults are told now
@@ -337,8 +338,7 @@ def mean_gradient(agent: Agent, loss: Callable[..., Any], params: PyTree, batch:
 
 
 def chunk(cfg: Any, agent: Agent, num_rows: int, length: int = 1) -> int:
-    """Rows, of `length` steps each, whose gradient is computed at once: as many as fit the cache, or as the Config
-    says."""
+    """Rows, of `length` steps each, whose gradient is computed at once: by the Config, or as many as fit the cache."""
     limit = getattr(cfg, "microbatch_size", None)
     return minibatch.chunk_rows(num_rows, agent.row_bytes, limit, length=length)
 

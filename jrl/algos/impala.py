@@ -42,6 +42,7 @@ class Config(Common):
     """Hyper-parameters of IMPALA; a Schedule is a number or `[[env_steps, value], ...]`."""
 
     whole_sequences: ClassVar[bool] = True  # a minibatch is a share of the environments, not of the rows
+    has_critic: ClassVar[bool] = True
 
     lr: NonNegativeSchedule = 1e-3
     vtrace_lambda: Unit = 1.0  # decay of the traces, as GAE's lambda; the paper has 1

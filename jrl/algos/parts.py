@@ -138,6 +138,8 @@ def name_of(cfg: Any) -> str:
 
 def check_action(cfg: Any, space: Space) -> None:
     """Raises InputError unless the algorithm of `cfg` acts in `space`; names those that do."""
+    if cfg.acts_in is Space:  # what a policy cannot act in is told by jrl.distributions
+        return
     known: dict[str, Any] = {name: algos.get_config_class(name) for name in algos.names()}
     others = [name for name, config in known.items() if isinstance(space, config.acts_in)]
     mend = f"use {', '.join(others[:-1])} or {others[-1]}"
@@ -147,3 +149,9 @@ def check_action(cfg: Any, space: Space) -> None:
         return
     kinds = ["float Box" if kind is Box else kind.__name__ for kind in get_args(cfg.acts_in) or (cfg.acts_in,)]
     raise InputError(f"{name_of(cfg)} needs a {' or '.join(kinds)} action space, not {space}: {mend}")
+
+
+def check_critic(cfg: Any, network: NetworkConfig) -> None:
+    """Raises InputError where `network.value_inputs` has no reader in the algorithm of `cfg`."""
+    if errors := algos.critic_faults(cfg, network):
+        raise InputError(*errors)

@@ -11,7 +11,7 @@ statistics are reduced over that axis. Float hyper-parameters are pytree leaves 
 
 import functools
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,8 @@ _KL_COEF_RANGE = 1_000.0  # how far an adaptive weight goes from the one that it
 @hyperparams
 class ClippedSteps(Common):
     """Hyper-parameters of PPO's gradient steps; a Schedule is a number or `[[env_steps, value], ...]`."""
+
+    has_critic: ClassVar[bool] = True
 
     clip_eps: NonNegativeSchedule = 0.2  # the probability ratio is clipped to [1 - clip_eps, 1 + clip_eps]
     value_clip_eps: Positive | None = None  # clips the value's move likewise; null: no clipping

@@ -63,6 +63,7 @@ class Config(Common):
 
     learns_from: ClassVar[type] = Replay
     acts_in: ClassVar[Any] = Discrete | Box
+    has_critic: ClassVar[bool] = True
 
     actor_lr: NonNegativeSchedule | None = None  # of the policy; null: lr
     ent_coef_lr: NonNegativeSchedule | None = None  # of the temperature; null: lr

@@ -53,6 +53,7 @@ class Config(Common):
 
     learns_from: ClassVar[type] = Replay
     acts_in: ClassVar[Any] = Box
+    has_critic: ClassVar[bool] = True
 
     actor_lr: NonNegativeSchedule | None = None  # of the policy; null: lr
     tau: Share = 0.005  # share of the way that the target networks move with each step of the policy

@@ -5,8 +5,9 @@
     action = pi.act(obs)                # obs [*] -> action, or obs [N, *] -> actions [N, *]
 
 An observation is what the environment gives, raw, a dict or tuple where its space is one: its normalisation is part of
-the policy. Actions are deterministic and in the environment's own units. `policy.json` names the environment and its
-spaces. What the policy remembers (recurrent state, frame stacks, the previous action) is kept between calls:
+the policy. What its critic alone read, `unread` of policy.json, may be left out. Actions are deterministic and in the
+environment's own units. `policy.json` names the environment and its spaces. What the policy remembers (recurrent state,
+frame stacks, the previous action) is kept between calls:
 
     pi.reset()                          # an episode begins with the next observation
     action = pi.act(obs, reward=r)      # with the reward that came with obs, where policy.json says so
@@ -105,10 +106,10 @@ class Policy:
         space = self.about["observation"]
         if mask is not None:
             names = set(space.get("spaces", ())) - {MASK}
-            within = isinstance(obs, Mapping) and set(obs) - {MASK} == names
+            within = isinstance(obs, Mapping) and set(obs) - {MASK, *self.about.get("unread", ())} == names
             obs = {**(obs if within else {"obs": obs}), MASK: mask}
         arrays: list[tuple[dict[str, Any], np.ndarray, str]] = []
-        _flatten(space, obs, "obs", arrays)
+        _flatten(space, obs, "obs", arrays, [f"obs/{name}/" for name in self.about.get("unread", ())])
         leads, leaves = set(), []
         for leaf, x, path in arrays:
             shape, dtype = _shape(leaf), np.dtype(leaf["dtype"])
@@ -144,20 +145,23 @@ def _shape(leaf: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(leaf.get("shape", [len(leaf["nvec"])] if "nvec" in leaf else ()))
 
 
-def _flatten(space: Mapping[str, Any], x: Any, path: str, found: list) -> None:
-    """Appends (space, array, path) of each array: those of a dict by name, as the policy reads them."""
+def _flatten(space: Mapping[str, Any], x: Any, path: str, found: list, unread: Sequence[str]) -> None:
+    """Appends (space, array, path) of each array that is read: those of a dict by name, as the policy reads them."""
     if space["kind"] == "Dict":
         names = sorted(space["spaces"])
+        if isinstance(x, Mapping):
+            more = [name for name in x if name not in names and any(p.startswith(f"{path}/{name}/") for p in unread)]
+            x = {name: part for name, part in x.items() if name not in more}
         if not isinstance(x, Mapping) or sorted(x) != names:
             got = sorted(x) if isinstance(x, Mapping) else type(x).__name__
             raise ValueError(f"{path}: expected a dict of {', '.join(names)}, got {got}")
         for name in names:
-            _flatten(space["spaces"][name], x[name], f"{path}/{name}", found)
+            _flatten(space["spaces"][name], x[name], f"{path}/{name}", found, unread)
     elif space["kind"] == "Tuple":
         if not isinstance(x, tuple | list) or len(x) != len(space["spaces"]):
             raise ValueError(f"{path}: expected a tuple of {len(space['spaces'])}, got {type(x).__name__}")
         for i, part in enumerate(space["spaces"]):
-            _flatten(part, x[i], f"{path}/{i}", found)
+            _flatten(part, x[i], f"{path}/{i}", found, unread)
     else:
         found.append((space, np.asarray(x), path))
 

@@ -24,7 +24,7 @@ class Source(NamedTuple):
 
     step: Callable[[PyTree, PyTree, Array, Array], tuple[PyTree, PyTree]]
     memory: Callable[[int], PyTree]  # batch_size -> what is remembered [N, ...]
-    observation: Space  # the environment's own
+    observation: Space  # the environment's own, but for what the policy does not read
     choices: tuple[int, ...]  # the lengths of the parts of an action mask; () without one
     about: Mapping[str, Any]  # for policy.json
 
@@ -48,6 +48,8 @@ def load(path: Path, *, best: bool | None = None) -> Source:
 
     def step(obs: PyTree, memory: PyTree, reward: Array, begins: Array) -> tuple[PyTree, PyTree]:
         carry, past = memory
+        zeros = lambda leaf: jnp.zeros((*begins.shape, *leaf.shape), leaf.dtype)
+        obs = spaces.filled(inputs.observation, inputs.unread, obs, zeros)
         start = algo.carry(1)  # of any number of environments the same
         fresh = lambda x: jnp.expand_dims(begins, tuple(range(1, x.ndim)))
         carry = jax.tree.map(lambda first, x: jnp.where(fresh(x), first, x), start, carry)
@@ -60,12 +62,14 @@ def load(path: Path, *, best: bool | None = None) -> Source:
         return transform(out.action) if transform else out.action, (out.carry, past)
 
     own = trained.spec._replace(observation=inputs.observation)
+    observation = spaces.without(inputs.observation, inputs.unread)
     about = {
         "algorithm": config.algo_name(trained.config),
         "env": trained.config.env.id,
         "env_steps": meta["env_steps"],
-        "observation": checkpoint.space_to_json(inputs.observation),
+        "observation": checkpoint.space_to_json(observation),
+        "unread": inputs.unread,
         "action": meta["spec"]["env_action"] or meta["spec"]["action"],
     }
     choices = policy.num_choices_each(own.action) if spaces.masks_actions(own) else ()
-    return Source(step, memory, inputs.observation, choices, about)
+    return Source(step, memory, observation, choices, about)

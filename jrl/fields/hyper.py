@@ -6,7 +6,7 @@
 import dataclasses
 from typing import Annotated, Any, Literal
 
-from annotated_types import Interval
+from annotated_types import Interval, Len
 
 from jrl.fields.bounds import Count, Few, Name, Positive, Schedule, Unit, Width, Widths, bounded
 
@@ -98,6 +98,8 @@ class NetworkConfig:
     activation: Literal["tanh", "relu", "gelu", "silu", "elu"] = "tanh"  # after each dense layer
     head_hidden: Widths = ()  # widths of each head's own dense layers, behind the torso
     shared: bool = False  # one torso for policy and value
+    # parts of a Dict observation, such as state or goal/velocity, that value and critics read and the policy does not
+    value_inputs: Annotated[tuple[Name, ...], Len(0, 100)] = ()
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the layers; parameters and outputs are float32
     # initial weights. orthogonal; lecun: normal, variance 1 / inputs, flax's default; uniform: in +-1 / sqrt(inputs),
     # biases too, torch's default; null: the algorithm's own, of which docs/networks.md has a table
@@ -124,3 +126,12 @@ class NetworkConfig:
     @property
     def recurrent(self) -> bool:
         return not isinstance(self.core, NoCore)
+
+    def sharing_faults(self) -> list[str]:
+        """Returns why the value cannot read what the policy does not, one message each."""
+        if not (self.value_inputs and self.shared):
+            return []
+        return [
+            "network.value_inputs: expected a torso for the value alone, got network.shared true, by which the policy "
+            "reads what the value reads: set network.shared: false, or leave this out"
+        ]

@@ -11,8 +11,10 @@ of consecutive steps, which stands where else an observation does:
     logits, value = net.apply(params, window)                           # window.obs [N, L, *] -> [N, L, 4], [N, L, 1]
 """
 
+import difflib
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -20,6 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl import spaces
+from jrl.fields.hyper import Options
 from jrl.networks import cores, custom
 from jrl.networks.config import NetworkConfig
 from jrl.networks.dense import Dense
@@ -40,6 +43,7 @@ class Head(NamedTuple):
     size: int
     scale: float = 1.0
     noise: Any = None  # a scalar, maybe traced; None: ordinary layers
+    privileged: bool = False  # reads `NetworkConfig.value_inputs`, too: a value or critic, nothing that acts
 
 
 class Network(NamedTuple):
@@ -66,6 +70,13 @@ def read(cfg: NetworkConfig, space: Space, obs: PyTree) -> PyTree:
     if cfg.flatten:
         return flattened(space, cfg, obs)
     return obs if leaf is None else to_float(leaf, jax.tree.leaves(obs)[0], cfg.image_max)
+
+
+def unprivileged(space: Space, cfg: NetworkConfig) -> tuple[Space, NetworkConfig]:
+    """Returns the part of `space` that is not among `cfg.value_inputs`, and the config of what reads it alone."""
+    encoders = {path: name for path, name in cfg.encoders.items() if not spaces.within(path, cfg.value_inputs)}
+    public = spaces.without(space, cfg.value_inputs)
+    return public, replace(cfg, value_inputs=(), encoders=Options(encoders))
 
 
 def encoded(module: nn.Module, cfg: NetworkConfig, space: Space, x: PyTree, name: str) -> Array:
@@ -124,7 +135,7 @@ class _Towers(nn.Module):
     @nn.compact
     def __call__(self, obs, names, key=None, carry=None, reset=None):
         """(outputs, carry): without `reset` each row is a step, and every tower's memory goes on."""
-        x, made = read(self.cfg, self.space, obs), dict[str, Any]()
+        views, made = dict[bool, Any](), dict[str, Any]()
         outputs, after = {}, dict(carry or {})
         keys: Any = None if key is None else jax.random.split(key, (len(self.heads), len(self.cfg.head_hidden) + 1))
         for i, (name, head) in enumerate(self.heads):
@@ -132,7 +143,11 @@ class _Towers(nn.Module):
             if name not in names and (carry is None or reset is not None):
                 continue
             if tower not in made:
-                made[tower] = features(self, self.cfg, self.space, x, tower)
+                everything = head.privileged or not self.cfg.value_inputs
+                if everything not in views:
+                    views[everything] = self._view(obs, everything)
+                cfg, space, x = views[everything]
+                made[tower] = features(self, cfg, space, x, tower)
                 if carry is not None:
                     core = f"{tower}_core"
                     made[tower], after[tower] = with_core(self.cfg, self, made[tower], core, carry[tower], reset)
@@ -150,6 +165,13 @@ class _Towers(nn.Module):
             outputs[name] = dense(y, None if keys is None else keys[i, -1])
         return tuple(outputs[name] for name in names), after
 
+    def _view(self, obs, everything):
+        """Returns (config, space, what `read` makes of it) of `everything`, or of all but `value_inputs`."""
+        if everything:
+            return self.cfg, self.space, read(self.cfg, self.space, obs)
+        space, cfg = unprivileged(self.space, self.cfg)
+        return cfg, space, read(cfg, space, spaces.removed(self.space, self.cfg.value_inputs, obs))
+
     def _dense(self, head, features, scale, name, dtype):
         """A layer of a head: (x, key or None) -> y of `dtype`."""
         if head.noise is not None:
@@ -160,7 +182,7 @@ class _Towers(nn.Module):
 
 def check(space: Space, cfg: NetworkConfig) -> None:
     """Raises InputError where `cfg` does not fit observations of `space`."""
-    errors = cores.faults(cfg.core)
+    errors = cores.faults(cfg.core) + _value_input_faults(space, cfg)
     if cfg.torso_options and not custom.is_custom(cfg):
         errors.append(
             f"network.torso_options: {cfg.torso} takes none, they are for a torso of your own: leave them out"
@@ -177,13 +199,36 @@ def check(space: Space, cfg: NetworkConfig) -> None:
     if errors:
         raise InputError(*errors)
     choose(space, cfg)
+    if cfg.value_inputs:
+        check(*unprivileged(space, cfg))
+
+
+def _value_input_faults(space: Space, cfg: NetworkConfig) -> list[str]:
+    """Returns what is wrong with `cfg.value_inputs`, one message each."""
+    known, key = spaces.names(space), "network.value_inputs"
+    if cfg.value_inputs and not known:
+        got = ", ".join(map(repr, cfg.value_inputs))
+        return [f"{key}: expected names of parts of a Dict observation, got {got} for {space}: leave this out"]
+    errors = cfg.sharing_faults()
+    for name in cfg.value_inputs:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            mend = f"did you mean {near[0]!r}?" if near else "name one of them, or leave it out"
+            errors.append(f"{key}: expected names among {', '.join(map(repr, known))}, got {name!r}: {mend}")
+    if not errors and not spaces.leaves(spaces.without(space, cfg.value_inputs)):
+        errors.append(
+            f"{key}: expected to leave the policy something to read, got all of {', '.join(map(repr, known))}: "
+            "leave one of them out"
+        )
+    return errors
 
 
 def build(spec: EnvSpec, cfg: NetworkConfig, heads: Mapping[str, Head]) -> Network:
     """Builds a network with one output per head.
 
     `cfg.shared` puts all heads on one torso and core; otherwise each head has one of its own. `cfg.head_hidden` gives
-    each head dense layers of its own behind them.
+    each head dense layers of its own behind them. What `cfg.value_inputs` names, privileged heads alone read
+    (asymmetric actor-critic, arXiv:1710.06542); all others do not depend on it.
 
     Args:
       spec: the environment's spaces; of the observation all is read but an action mask.
@@ -192,7 +237,7 @@ def build(spec: EnvSpec, cfg: NetworkConfig, heads: Mapping[str, Head]) -> Netwo
     Returns:
       A Network. `apply(params, obs, *names)` takes observations with any leading axes.
     Raises:
-      InputError: encoders, torso or core do not fit the observation space.
+      InputError: encoders, torso, core or `value_inputs` do not fit the observation space.
 
     >>> from jrl.types import Box, Discrete
     >>> spec = EnvSpec(Box((4,)), Discrete(2), num_envs=8)

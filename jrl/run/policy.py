@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,9 +58,9 @@ class Policy:
 
         Args:
           obs: an element [*] of `observation_space`, or a batch: each of its arrays [N, *]. Numbers of another
-            precision are converted, pixels must be uint8. A call with another N than the one before begins new
-            episodes. With `network.use_prev_action` or `use_prev_reward` an observation may have items `prev_action`
-            (as the policy chose it) and `prev_reward`, which are then used.
+            precision are converted, pixels must be uint8. What `network.value_inputs` names may be left out. A call
+            with another N than the one before begins new episodes. With `network.use_prev_action` or `use_prev_reward`
+            an observation may have items `prev_action` (as the policy chose it) and `prev_reward`, which are then used.
           explore: sample as in training; otherwise the same observation always gets the same action.
           reset: [N] bool, the rows where a new episode begins with this observation; None: all go on.
           reward: [N], or one number, that came with this observation; needed with `network.use_prev_reward` but where
@@ -189,6 +189,7 @@ class Inputs:
       observation: the space of one that is given.
       history: what becomes of them with their past; None where they are the algorithm's.
       added: the items that tell of the past, of those that the network reads: name -> space.
+      unread: paths of what the policy does not read, which may be left out (`network.value_inputs`).
       remembers: whether the previous action is one of them.
 
     Args:
@@ -209,6 +210,9 @@ class Inputs:
             items = {PREV_ACTION: spec.action, PREV_REWARD: Box((), "float32")}
             self.added = {name: space for name, space in items.items() if asked[name]}
         self.remembers = PREV_ACTION in self.added
+        # what a transform makes of the observation may depend on all of it
+        unread = cfg.network.value_inputs if cfg.network.transform is None else ()
+        self.unread = tuple(name for name in unread if name in spaces.names(self.observation))
         self._masked = spaces.masks_actions(own)
 
     # ------------------------------------------------------------ one observation, or many
@@ -228,13 +232,27 @@ class Inputs:
         if action_mask is not None:
             obs = self._with_mask(obs, action_mask)
         reader = _Reader(f"{name}/{spaces.ACTION_MASK}" if self._masked else None)
-        obs = reader.read(self.observation, obs, name)
+        absent = self._absent(obs)
+        obs = reader.read(spaces.without(self.observation, absent), obs, name)
+        if absent:
+            zeros = lambda leaf: np.zeros((*(reader.lead or ()), *leaf.shape), leaf.dtype)
+            obs = spaces.filled(self.observation, absent, obs, zeros)
         given = {item: reader.read(self.added[item], x, f"{name}/{item}") for item, x in given.items()}
         if reader.lead == ():
             obs, given = jax.tree.map(lambda x: x[None], (obs, given))
         if self._masked:
             self._check_mask(obs[spaces.ACTION_MASK], name)
         return obs, given, reader.lead == ()
+
+    def _absent(self, obs: Any) -> list[str]:
+        """Returns those of `unread` that an observation lacks."""
+
+        def lacks(x: Any, path: Sequence[str]) -> bool:
+            if not path or not isinstance(x, Mapping):
+                return False
+            return path[0] not in x or lacks(x[path[0]], path[1:])
+
+        return [name for name in self.unread if lacks(obs, name.split("/"))]
 
     def item(self, name: str, x: Any, num: int, *, single: bool) -> PyTree:
         """The item `name` of the past [N, *], of one observation or of N. Raises ValueError where it does not fit."""
@@ -246,7 +264,7 @@ class Inputs:
         if not self._masked:
             raise ValueError("action_mask: this policy was trained without one: leave it out")
         assert isinstance(self.observation, Dict)
-        rest = {name for name, _ in self.observation.items} - {spaces.ACTION_MASK}
+        rest = {name for name, _ in self.observation.items} - {spaces.ACTION_MASK, *self._absent(obs)}
         if isinstance(obs, Mapping) and set(obs) - {spaces.ACTION_MASK} == rest:
             return {**obs, spaces.ACTION_MASK: mask}
         return {"obs": obs, spaces.ACTION_MASK: mask} if rest == {"obs"} else obs

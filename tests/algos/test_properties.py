@@ -1,4 +1,5 @@
-"""What holds for every algorithm whatever it observes: dictionaries, action masks, memory, and these together."""
+"""What holds for every algorithm whatever it observes: dictionaries, what the critic alone reads, action masks, memory,
+and these together."""
 
 import dataclasses
 
@@ -23,10 +24,11 @@ REPLAY = tuple(name for name in NAMES if not fakes.make(name).on_policy)
 BOX = Box((2,), low=-1.0, high=1.0)
 NESTED = Dict((("velocity", Box((3,))), ("position", Box((2,)))))
 MASKED = Dict((("action_mask", MultiBinary((3,))), ("x", Box((3,)))))
+PRIVILEGED = Dict((("x", Box((3,))), ("state", Box((2,)))))  # the critic alone reads the state
 LADDERS = tuple(name for name in NAMES if isinstance(fakes.config(name).exploration, EpsilonGreedy))
 PLAIN = NetworkConfig(hidden=(8,))
 CORES = {"gru": hyper.Gru(size=6), "lstm": hyper.Lstm(size=6)}
-memory = lambda core: NetworkConfig(hidden=(8,), core=CORES[core], max_seq_len=4)
+memory = lambda core, **more: NetworkConfig(hidden=(8,), core=CORES[core], max_seq_len=4, **more)
 # what may go wrong with one of them alone
 OPTIONS = {
     "dqn": (
@@ -41,6 +43,11 @@ OPTIONS = {
 
 def spec(name, observation, num_envs=fakes.COLUMNS):
     return EnvSpec(observation, Discrete(3) if fakes.acts_in(name, Discrete) else BOX, num_envs)
+
+
+def reads(name):
+    """What of an observation with a state is the critic's alone, where there is one."""
+    return {"value_inputs": ("state",)} if algos.get_config_class(name).has_critic else {}
 
 
 def setting(name, env_spec, network, **options):
@@ -73,20 +80,23 @@ def spoiled(data):
 
 
 @pytest.mark.parametrize(
-    ("name", "masked", "core", "options"),
+    ("name", "observation", "core", "options"),
     [
-        pytest.param(name, masked, core, options, marks=[] if (name, core) == ("td3", "gru") else [pytest.mark.slow])
+        pytest.param(
+            name, observation, core, options, marks=[] if (name, core) == ("td3", "gru") else [pytest.mark.slow]
+        )
         for name in NAMES
-        for masked, core in ((True, None), (False, "gru"), (True, "lstm"))
-        if not masked or fakes.acts_in(name, Discrete)
+        for observation, core in (("masked", None), ("privileged", "gru"), ("masked", "lstm"))
+        if observation != "masked" or fakes.acts_in(name, Discrete)
         for options in (OPTIONS.get(name, ({},)) if core else ({},))
     ],
     ids=str,
 )
-def test_what_stands_on_void_rows_changes_nothing(name, masked, core, options):
+def test_what_stands_on_void_rows_changes_nothing(name, observation, core, options):
     """And what stands on the others reaches every part: towers and cores of policy and critics."""
-    network = memory(core) if core else PLAIN
-    algo, state, data = setting(name, spec(name, MASKED if masked else Box((3,))), network, **options)
+    seen, more = (MASKED, {}) if observation == "masked" else (PRIVILEGED, reads(name))
+    network = memory(core, **more) if core else PLAIN
+    algo, state, data = setting(name, spec(name, seen), network, **options)
     if not (algo.on_policy or algo.sequences):
         data = data.replace(weight=data.weight.at[:3].set(0.0))
     void, other = spoiled(data)
@@ -105,7 +115,8 @@ def test_what_stands_on_void_rows_changes_nothing(name, masked, core, options):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_four_devices_learn_with_memory_what_one_learns(name):
-    env_spec, network = spec(name, Box((3,)), num_envs=8), memory("lstm")
+    """Of a dictionary, a part of which is the critic's alone where there is one."""
+    env_spec, network = spec(name, PRIVILEGED, num_envs=8), memory("lstm", **reads(name))
     algo, state, data = setting(name, env_spec, network)
     alone, _ = jax.jit(algo.update)(state, data, KEY)
     mapped = fakes.make(name, env_spec, network, axis_name=parallel.AXIS)

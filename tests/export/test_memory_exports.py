@@ -21,6 +21,11 @@ CASES = {
     "lru": (FIVE, {}, ["network.core={name: lru, size: 8, state: 4}"]),
     "masked": (EnvSpec(PARTS, MultiDiscrete((2, 3)), 1), {}, []),
     "masked_gru": (EnvSpec(PARTS, Discrete(5), 1), {}, ["network.core={name: gru, size: 8}"]),
+    "privileged": (
+        EnvSpec(Dict((*PARTS.items, ("state", Dict((("at", Box((2,))), ("of", Discrete(3))))))), Discrete(5), 1),
+        {},
+        ["network.core={name: gru, size: 8}", "network.value_inputs=[state/at, kind]"],
+    ),
     "past": (EnvSpec(VECTOR, ACTION, 1), {"frame_stack": 3, "prev_action": True, "prev_reward": True}, []),
 }
 SETTINGS = {"frame_stack": "env.frame_stack", "prev_action": "network.use_prev_action"}
@@ -55,7 +60,7 @@ def flat(action):
     return np.concatenate([np.asarray(x, np.float64).reshape(len(x), -1) for x in found], 1)
 
 
-QUICK = ("masked_gru", "past")
+QUICK = ("privileged", "past")
 
 
 @pytest.mark.parametrize(
@@ -116,3 +121,30 @@ def test_what_is_missing_is_named(tmp_path):
         pi.act({**obs, "action_mask": [1, 1, 0, 0, 0]})
     with pytest.raises(ValueError, match="expected a dict of action_mask, kind, place"):
         pi.act(obs)
+
+
+@pytest.mark.parametrize("format", ["npz", pytest.param("stablehlo", marks=pytest.mark.slow)])
+def test_what_the_critic_alone_read_may_be_left_out(tmp_path, format):
+    """And counts for nothing where it is given."""
+    spec = CASES["privileged"][0]
+    save(tmp_path / "run", "ppo", spec, "network.value_inputs=[state/at, kind]", change=changed)
+    policy = source.load(tmp_path / "run")
+    assert formats.export(policy, format=format, out=tmp_path / "out")["agreement"] == 1.0
+    exported = load(tmp_path / "out")
+    assert sorted(exported.about["observation"]["spaces"]) == ["action_mask", "place", "state"]
+    assert exported.about["unread"] == ["state/at", "kind"]
+    full = formats.random_observations(np.random.default_rng(0), spec.observation, N, policy.choices)
+    part = {"place": full["place"], "action_mask": full["action_mask"], "state": {"of": full["state"]["of"]}}
+    expected = jrl.load(tmp_path / "run").act(full)
+    for obs in (full, part):
+        np.testing.assert_array_equal(exported.act(obs), expected)
+        np.testing.assert_array_equal(jrl.load(tmp_path / "run").act(obs), expected)
+    mask = part.pop("action_mask")
+    np.testing.assert_array_equal(exported.act(part, action_mask=mask), expected)
+    np.testing.assert_array_equal(jrl.load(tmp_path / "run").act(part, action_mask=mask), expected)
+    with pytest.raises(ValueError, match="obs: expected a dict of action_mask, place, state"):
+        exported.act({**full, "stat": full["kind"]})
+    del part["place"]
+    for policy in (exported, jrl.load(tmp_path / "run")):
+        with pytest.raises(ValueError, match="obs: expected a dict of"):
+            policy.act(part, action_mask=mask)

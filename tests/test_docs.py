@@ -12,6 +12,7 @@ import jax
 import pytest
 
 from jrl import algos, envs
+from jrl.envs import multi_agent
 from jrl.fields.hyper import NetworkConfig
 from jrl.rollout import unroll
 from jrl.settings import sections
@@ -151,6 +152,22 @@ def test_the_snippets_of_your_own_algorithm(capsys):
     assert capsys.readouterr().out == "('init', 'actor', 'carry', 'act', 'update', 'data')\n"
     loss, metrics = names["with_weight_decay"](lambda p, b: (1.0, {}), None, {"w": jax.numpy.full(3, 2.0)}, None)
     assert abs(float(loss) - (1.0 + 12e-4)) < 1e-6 and float(metrics["loss/decay"]) == 12.0
+
+
+def test_the_race_of_several_agents():
+    """docs/environments.md: who arrives leaves with 1, the other goes on; 9 steps without draws, at least 5 with."""
+    names: dict = {}
+    exec(next(block for block in _snippets("environments.md") if "MultiDefinition" in block), names)
+    env = multi_agent.build(names["race"](), 4)
+    state, _ = env.reset(jax.random.key(0))
+    step, action = jax.jit(env.step), jax.numpy.tile(jax.numpy.array([1, 0], "int32"), 4)
+    rewards, over = jax.numpy.zeros(8), 0
+    for t in range(30):
+        state, result = step(state, action, jax.random.key(t))
+        assert t > 3 or not result.terminated.any()
+        first = over == 0
+        rewards, over = rewards + first * result.reward, over + result.several.over.repeat(2)
+    assert (over > 0).all() and (rewards == 1).all()
 
 
 @pytest.mark.slow

@@ -48,8 +48,8 @@ def _game(rows: int, cols: int, length: int, *, falls: bool) -> MultiDefinition:
 
     def free(pieces: Array) -> Array:
         """[G, moves] bool."""
-        taken = pieces.any(1)
-        return jnp.logical_not(taken[:, 0] if falls else taken.reshape(-1, moves))
+        taken = jnp.any(pieces, axis=1)
+        return ~(taken[:, 0] if falls else taken.reshape(-1, moves))
 
     def square(pieces: Array, action: Array) -> Array:
         """[G, rows, cols] bool: where a piece goes; nowhere by doing nothing."""
@@ -68,7 +68,7 @@ def _game(rows: int, cols: int, length: int, *, falls: bool) -> MultiDefinition:
         pieces = state.pieces | put
         won = (_has_line(pieces, length) & moves_now).any(-1)
         score = jnp.where(legal, jnp.where(won, 1.0, 0.0), -1.0)  # of who moves
-        over = won | ~legal | jnp.all(pieces.any(1), axis=(1, 2))
+        over = won | ~legal | jnp.any(pieces, axis=1).all((1, 2))
         reward = jnp.where(moves_now, score[:, None], -score[:, None])
         state = _Board(pieces, jnp.where(over, state.turn, 1 - state.turn))
         return state, reward, jnp.stack([over, over], -1)

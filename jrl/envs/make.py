@@ -240,6 +240,8 @@ def _definition(id: str, options: dict[str, Any]) -> Definition | MultiDefinitio
     limit = options.pop("max_episode_steps", None)
     try:
         made = found if isinstance(found, Definition | MultiDefinition) else found(**options)
+    except InputError:
+        raise  # it says what to mend
     except BaseException as e:
         if not step_faults.own(e):
             raise

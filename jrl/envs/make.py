@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jrl import registry
-from jrl.envs import classic, history, limits, nested, parametric, step_faults, suites, toys
+from jrl.envs import classic, history, limits, nested, parametric, several, step_faults, suites, toys
 from jrl.envs import context as contexts
 from jrl.envs.context import ENDS_RUN, TRAINING, EnvContext, OnFailure, Place, is_in_jax
 from jrl.envs.jax_env import Definition, build, time_limit
@@ -66,6 +66,8 @@ def _has(id: str, backend: str) -> bool:
             return id in ids(backend)
         if id.startswith(suites.PREFIXES):
             return backend == "jax"
+        if id.startswith(several.PREFIX):
+            return backend == "gymnasium"
     # the user's own: a class, a function, or a name that only looks like one, whose fault the backend tells
     if backend == "envpool":
         return False
@@ -116,7 +118,7 @@ def check(env: EnvConfig | str, *, on_failure: OnFailure = ENDS_RUN, **settings:
         elif found == "gymnasium":
             from jrl.envs import gym_env
 
-            errors += gym_env.check(cfg.id, cfg.options)
+            errors += (several if several.declared(cfg.id, cfg.options) else gym_env).check(cfg.id, cfg.options)
         elif _is_suites(cfg.id):
             errors += suites.check(cfg.id)
         else:
@@ -145,6 +147,9 @@ def section(env: EnvConfig | str, **settings: Any) -> EnvConfig:
 
 def _backend_errors(cfg: EnvConfig, found: str, on_failure: OnFailure) -> Iterator[str]:
     """The settings that the backend that steps the environments does not have."""
+    if found == "gymnasium" and several.declared(cfg.id, cfg.options):
+        yield from several.refused(cfg)
+        return
     stepped = f"{cfg.id} is stepped by the {found} backend: "
     other = "use env.backend gymnasium, or leave it out" if _has(cfg.id, "gymnasium") else "leave it out"
     if cfg.batch_size is not None and found != "envpool":
@@ -349,5 +354,22 @@ def _stepped(cfg: EnvConfig, seed: int, place: Place, *, host: bool, on_failure:
         in_evaluation=place.role == "eval",
         seed=first,
     )
+    how: dict[str, Any] = {"seed": first, "on_failure": on_failure}
+    if several.declared(cfg.id, cfg.options):
+        return _of_several(cfg, context, **how)
     kind = gym_env.GymnasiumEnv if cfg.batch_wait_ms is None else gym_env.AsyncGymnasiumEnv
-    return kind(cfg, seed=first, context=context, on_failure=on_failure)
+    try:
+        return kind(cfg, context=context, **how)
+    except contexts.SeveralAgents as e:
+        return _of_several(cfg, context, first=e.env, **how)
+
+
+def _of_several(cfg: EnvConfig, context: EnvContext, *, seed: int, on_failure: OnFailure, first: Any = None) -> Env:
+    """Environments of several agents; `first` is the first of them where it was made already."""
+    from jrl.envs.multi_host import MultiHostEnv
+
+    if errors := list(several.refused(cfg)):
+        raise InputError(*errors)
+    for name in several.OPTIONS:
+        context.pop(name, None)
+    return MultiHostEnv(cfg, seed=seed, context=context, on_failure=on_failure, first=first)

@@ -154,7 +154,7 @@ def of_turn(env: Any, ended: Collection[Any], where: str, *, reset: bool, return
         message = f"{where}: agent_selection is {env.agent_selection!r}, but agents {list(env.agents)}: select one"
         yield "agent_selection", True, message
     names = ("rewards", "terminations", "truncations", "infos")
-    parts = [getattr(env, name, None) for name in names]
+    parts: list[Any] = [getattr(env, name, None) for name in names]
     wrong = list(_dicts(names, parts, where))
     yield from wrong
     if wrong:
@@ -204,7 +204,11 @@ def of_space_objects(env: Any, where: str) -> Iterator[Fault]:
         for name in ("observation_space", "action_space"):
             space = getattr(env, name)
             if agent in env.possible_agents and space(agent) is not space(agent):
-                yield f"{name} manners", True, f"{where}: {name}({agent!r}) is another object at each call: {SAME_SPACE}"
+                yield (
+                    f"{name} manners",
+                    True,
+                    f"{where}: {name}({agent!r}) is another object at each call: {SAME_SPACE}",
+                )
 
 
 def _of_reset_options(env: Any) -> Iterator[Fault]:

@@ -179,7 +179,11 @@ def look_at_columns(
     after_end = np.zeros_like(done)
     after_end[1:] = done[:-1]
     rules = (
-        ("acts nothing", absent & ((reward != 0) | done), "is absent, but has a reward or an end: give it 0 and no end"),
+        (
+            "acts nothing",
+            absent & ((reward != 0) | done),
+            "is absent, but has a reward or an end: give it neither",
+        ),
         ("after an end", after_end & ~absent, "has ended on the step before, but is not absent: mark it absent"),
         ("new game", after_over & ~absent, "is not absent on the step that begins a new game: mark all absent"),
         ("over", of_games & ~done & ~absent, "has not ended, but the game is over: terminate or truncate it"),

@@ -39,8 +39,16 @@ class Layout(NamedTuple):
         return tuple(map(str, self.agents))
 
 
-def layout(play: Play, id: str, *, mask_info: str | None, state: bool, seed: int) -> tuple[Layout, Turn | None]:
-    """What the agents of `play` see and do, and its first turn where it had to be reset for that.
+class Begun(NamedTuple):
+    """A reset that was made before anybody asked for it."""
+
+    seed: int
+    turn: Turn
+    looks: list[Callable[[], Iterator[Fault]]]  # what gives the faults of its result
+
+
+def layout(play: Play, id: str, *, mask_info: str | None, state: bool, seed: int) -> tuple[Layout, Begun | None]:
+    """What the agents of `play` see and do, and the first reset where there had to be one for that.
 
     Args:
       play: an environment.
@@ -62,12 +70,13 @@ def layout(play: Play, id: str, *, mask_info: str | None, state: bool, seed: int
             f"env.id {id}: its agents take turns, and who waits needs an action for that, which only a Discrete space "
             f"can be given: expected Discrete actions, got {action}"
         )
-    begun, found = None, None
+    begun: Begun | None = None
+    found = None
     looked_for = masks.looked_for(mask_info, observation, ours, id)
     if looked_for or state:
         begun = _first_turn(play, id, seed)
     if looked_for and begun is not None:
-        there = next((info for info in map(begun.infos.get, begun.movers) if isinstance(info, dict)), {})
+        there = next((info for info in map(begun.turn.infos.get, begun.turn.movers) if isinstance(info, dict)), {})
         found = masks.shape(mask_info, shapes(there), ours, id)
     named = dict(observation.spaces) if kind(observation) == "Dict" else None
     added: dict[str, Any] = {}
@@ -89,19 +98,17 @@ def layout(play: Play, id: str, *, mask_info: str | None, state: bool, seed: int
     return Layout(play.agents, own, observation, action, name, view, play.waits), begun
 
 
-def _first_turn(play: Play, id: str, seed: int) -> Turn:
-    """The result of a reset. Raises InputError: it is none."""
+def _first_turn(play: Play, id: str, seed: int) -> Begun:
+    """Raises InputError: what the reset returned is nothing that can be read."""
     looks: list[Callable[[], Iterator[Fault]]] = []
     play.look = looks.append
     try:
-        return play.reset(seed)
+        return Begun(seed, play.reset(seed), looks)
     except Exception:
         lines = [line for faults in looks for line in refused(faults())]
         if not lines:
             raise
         raise InputError(*(f"env.id {id}: environment 0: {line}" for line in lines)) from None
-    finally:
-        play.look = lambda faults: None
 
 
 def _common(play: Play, id: str) -> tuple[Any, Any]:
@@ -156,7 +163,7 @@ class Game:
         self.env, self._play, self._layout, self._horizon = play.env, play, layout, horizon
         self.metadata = getattr(play.env, "metadata", None) or {}
         self.found: Callable[[str, bool, str], None] | None = None
-        self._begun: tuple[int, Turn] | None = None
+        self._begun: Begun | None = None
         self._unseen, self._checks = check_steps, check_steps > 0
         size = len(layout.agents)
         yes_or_no: Any = np.bool_
@@ -167,14 +174,17 @@ class Game:
         self.action_space = batch_space(layout.action, size)
         parts = [(path, space) for path, space in leaves(layout.observation)]
         arrays = [np.zeros((size, *space.shape), space.dtype) for _, space in parts]
-        self._rows, self._nothing = element(layout.observation, iter(arrays)), [_nothing(space) for _, space in parts]
+        self._rows = element(layout.observation, iter(arrays))
+        self._nothing = [_nothing(path, space) for path, space in parts]
         added = {(name,): array for (name, *_), array in zip([path or ("",) for path, _ in parts], arrays)}
         self._state = added.get((STATE,)) if layout.state is not None else None
         self._mask = added.get((ACTION_MASK,)) if layout.waits or layout.mask_info else None
         self._wrapped = kind(layout.observation) == "Dict" and kind(layout.own[0]) != "Dict"
         without = [array for array in (self._state, self._mask) if array is not None]
         cut = 1 if self._wrapped else 0
-        self._seen = [(path[cut:], a) for (path, _), a in zip(parts, arrays) if all(a is not other for other in without)]
+        self._seen = [
+            (path[cut:], a) for (path, _), a in zip(parts, arrays) if all(a is not other for other in without)
+        ]
         self._arrays = arrays
         self._there = np.zeros(size, bool)
         self._owed = np.zeros(size)
@@ -182,9 +192,9 @@ class Game:
         self._ended, self._steps = set[Any](), 0
         play.look = self._look
 
-    def begin_with(self, seed: int, turn: Turn) -> None:
-        """A reset with `seed` was made already, and said this."""
-        self._begun = seed, turn
+    def begin_with(self, begun: Begun) -> None:
+        """The next reset with that seed was made already."""
+        self._begun = begun
 
     def forget(self) -> None:
         """The next reset is one, whatever was made before."""
@@ -193,7 +203,12 @@ class Game:
     def reset(self, seed: int | None = None, **how: Any) -> tuple[Any, dict[str, Any]]:
         """The first row of a game, on which all are absent."""
         begun, self._begun = self._begun, None
-        turn = self._play.reset(seed) if begun is None or begun[0] != seed else begun[1]
+        if begun is not None and begun.seed == seed:
+            turn = begun.turn
+            for faults in begun.looks:
+                self._look(faults)
+        else:
+            turn = self._play.reset(seed)
         self._ended, self._steps = set(), 0
         self._owed[:] = 0
         for array, nothing in zip(self._arrays, self._nothing):
@@ -206,7 +221,9 @@ class Game:
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """The actions of those that are absent or wait are not read."""
         layout, acted = self._layout, self._there.copy()
-        given = {agent: self._action(agent, k, action) for k, agent in enumerate(layout.agents) if agent in self._movers}
+        given = {
+            agent: self._action(agent, k, action) for k, agent in enumerate(layout.agents) if agent in self._movers
+        }
         turn = self._play.step(given)
         self._steps += 1
         self._unseen -= 1
@@ -340,12 +357,14 @@ class Maker:
             raise ValueError(f"agents {list(play.agents)} or their spaces unlike those of the others")
         game = Game(play, self.layout, **self._of_game)
         if begun is not None:
-            game.begin_with(self._seed, begun)
+            game.begin_with(begun)
         return game
 
 
-def _nothing(space: Any) -> Any:
-    """What stands for an agent that was not seen yet: the number of the space that is nearest to 0, or all allowed."""
+def _nothing(path: tuple[Any, ...], space: Any) -> Any:
+    """What stands for an agent that was not seen yet: the numbers of the space nearest to 0; of a mask, all allowed."""
+    if path == (ACTION_MASK,):
+        return np.ones(space.shape, space.dtype)
     low, high = bounds(space)
     return np.clip(np.zeros(space.shape), low, high).astype(space.dtype)
 

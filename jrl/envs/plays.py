@@ -61,7 +61,7 @@ def of(env: Any, id: str, turn_based: bool | None) -> Play:
         try:
             from pettingzoo.utils import conversions
         except ImportError as e:
-            raise InputError(f"env.id {id}: it is parallelizable, which needs pettingzoo: pip install pettingzoo") from e
+            raise InputError(f"env.id {id}: is_parallelizable takes pettingzoo: pip install pettingzoo") from e
         env = conversions.aec_to_parallel(env)
     if callable(getattr(env, "observation_space", None)):
         return Parallel(env, agents)

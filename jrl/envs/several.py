@@ -1,8 +1,8 @@
 """Which ids are environments of several agents that step on the host, and what makes them.
 
 `pettingzoo:MODULE` names a module of PettingZoo's kind: `pettingzoo:mpe2.simple_spread_v3`,
-`pettingzoo:classic.tictactoe_v3`. A class or function of the user's gives an object with PettingZoo's members or with those
-of RLlib's MultiAgentEnv; see `jrl.envs.plays`.
+`pettingzoo:classic.tictactoe_v3`. A class or function of the user's gives an object with PettingZoo's members or with
+those of RLlib's MultiAgentEnv; see `jrl.envs.plays`.
 """
 
 import importlib
@@ -190,5 +190,7 @@ def _module(id: str, name: str) -> Any:
             raise
         missing = isinstance(e, ModuleNotFoundError) and f"{full}.".startswith(f"{e.name}.")
         if missing:
-            raise InputError(f"env.id {id}: there is no module {full}: expected one such as mpe2.simple_spread_v3") from e
+            raise InputError(
+                f"env.id {id}: there is no module {full}: expected one such as mpe2.simple_spread_v3"
+            ) from e
         raise InputError(f"env.id {id}: {cannot_import(full, e)}") from e

@@ -43,7 +43,7 @@ _BLOCKS = 8_192  # per role, of 65,536 seeds each: int32 holds those of four rol
 
 
 def ids(backend: str) -> tuple[str, ...]:
-    """The ids of one backend that can be listed; the jax backend also has `gymnax:NAME` and `brax:NAME`."""
+    """The ids of one backend that can be listed; prefixes such as `gymnax:` name others."""
     if backend == "jax":
         return tuple(IN_JAX)
     if backend == "envpool":
@@ -294,7 +294,7 @@ def make(
 
     Args:
       env: the `env` section of a config, or its `id`: `CartPole-v1`, `package.module:Class`, `gymnax:NAME`,
-        `brax:NAME`, or a name that was registered (see `jrl.registry`). A function that returns a
+        `brax:NAME`, `jaxmarl:NAME`, `pettingzoo:MODULE`, or a name that was registered (see `jrl.registry`). A function that returns a
         `jrl.envs.jax_env.Definition` gives environments written in JAX.
       seed: with `place`, of which environments these are. Environments written in JAX take their randomness from
         the keys that they are given instead.
@@ -305,7 +305,7 @@ def make(
     Returns:
       An AsyncEnv with `batch_wait_ms`, or a `batch_size` below `num_envs`; else a JaxEnv where the environment can be
       stepped inside a program, and an Env where it cannot. Gymnasium's have two members more, `foreach_env(fn)` and
-      `num_restarts`.
+      `num_restarts`. Of several agents, `num_envs` counts games, and the spec has a column for each agent of each.
     Raises:
       InputError: unknown id, backend, key or option, a value out of its range, a space that is not supported, or a
         setting that does not go with the backend or another setting.

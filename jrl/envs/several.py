@@ -14,7 +14,8 @@ from typing import Any
 
 from jrl import registry
 from jrl.envs import context as contexts
-from jrl.envs.step_faults import own
+from jrl.envs import jaxmarl_env
+from jrl.envs.step_faults import line, own
 from jrl.errors import cannot_import
 from jrl.fields.env import EnvConfig
 from jrl.types import InputError
@@ -26,11 +27,13 @@ _LISTS = ("possible_agents", "_agent_ids")
 
 
 def is_multi_agent(id: str, options: dict[str, Any]) -> bool:
-    """Tells whether environments `id` that step on the host have several agents.
+    """Tells whether environments `id` that step on the host, or are JaxMARL's, have several agents.
 
     A class says so by its bases and members. A function says so by the annotation of what it returns; one without is
     called, and what it made is looked at and closed. What cannot be imported or made has none.
     """
+    if id.startswith(jaxmarl_env.PREFIX) and registry.registered(id) is None:
+        return True
     if (known := declared(id, options)) is not None:
         return known
     found = _load(id)
@@ -188,9 +191,7 @@ def _module(id: str, name: str) -> Any:
     except BaseException as e:
         if not own(e):
             raise
-        missing = isinstance(e, ModuleNotFoundError) and f"{full}.".startswith(f"{e.name}.")
-        if missing:
-            raise InputError(
-                f"env.id {id}: there is no module {full}: expected one such as mpe2.simple_spread_v3"
-            ) from e
-        raise InputError(f"env.id {id}: {cannot_import(full, e)}") from e
+        if isinstance(e, ModuleNotFoundError) and f"{full}.".startswith(f"{e.name}."):
+            mend = "expected one such as mpe2.simple_spread_v3"
+            raise InputError(f"env.id {id}: there is no module {full}: {mend}") from e
+        raise InputError(f"env.id {id}: {cannot_import(full, e) if isinstance(e, ImportError) else line(e)}") from e

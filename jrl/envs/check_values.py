@@ -25,6 +25,10 @@ class Findings:
     def note(self, kind: str, message: str) -> None:
         self._notes.setdefault(kind, message)
 
+    def add(self, kind: str, wrong: bool, message: str) -> None:
+        """Takes a fault as `jrl.envs.step_faults` tells it."""
+        (self.problem if wrong else self.note)(kind, message)
+
     def __len__(self) -> int:
         return len(self._problems)
 
@@ -84,8 +88,8 @@ class Watch:
         return result
 
     def _look(self, faults: Iterable[step_faults.Fault]) -> None:
-        for kind, wrong, message in faults:
-            (self._found.problem if wrong else self._found.note)(kind, message)
+        for fault in faults:
+            self._found.add(*fault)
 
 
 # ---------------------------------------------------------------- looking at one row
@@ -152,6 +156,48 @@ def look_at_mask(found: Findings, action: Space, where: str, mask: np.ndarray, d
                 f"{where}: the action_mask of environment {i} allows no action{what}, but its episode goes on: allow "
                 "one, or end the episode on this step",
             )
+
+
+def look_at_columns(
+    found: Findings, agents: tuple[str, ...], reward: np.ndarray, done: np.ndarray, absent: np.ndarray, over: np.ndarray
+) -> None:
+    """Steps of several agents, whose columns keep to `jrl.types.Several`.
+
+    Args:
+      agents: A names.
+      reward, done, absent: [T, B]; done is terminated or truncated.
+      over: [T, B / A].
+    """
+    size = len(agents)
+    games = lambda x: x.reshape(len(x), -1, size)
+    of_games = np.repeat(over, size, axis=1)
+    after_over = np.zeros_like(done)
+    after_over[1:] = of_games[:-1]
+    ended = np.zeros_like(done)  # by now, in this game
+    for t in range(1, len(done)):
+        ended[t] = (ended[t - 1] | done[t - 1]) & ~after_over[t] & absent[t]  # one that acts is back
+    after_end = np.zeros_like(done)
+    after_end[1:] = done[:-1]
+    rules = (
+        (
+            "acts nothing",
+            absent & ((reward != 0) | done),
+            "is absent, but has a reward or an end: give it neither",
+        ),
+        ("after an end", after_end & ~absent, "has ended on the step before, but is not absent: mark it absent"),
+        ("new game", after_over & ~absent, "is not absent on the step that begins a new game: mark all absent"),
+        ("over", of_games & ~done & ~absent, "has not ended, but the game is over: terminate or truncate it"),
+        (
+            "not over",
+            (games(ended | done).all(-1) & ~over & games(done).any(-1)).repeat(size, axis=1),
+            "and all others have ended, but the game is not over: say so in Several.over",
+        ),
+    )
+    for kind, wrong, message in rules:
+        if wrong.any():
+            t, column = place(wrong)
+            where = f"step {t + 1}: agent {agents[column % size]} of environment {column // size}"
+            found.problem(f"columns {kind}", f"{where} {message}")
 
 
 def choices(action: Space) -> list[tuple[str, int]]:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jrl import registry
-from jrl.envs.check_values import Findings, Watch, choices, described, look_at, look_at_mask, place
+from jrl.envs.check_values import Findings, Watch, choices, described, look_at, look_at_columns, look_at_mask, place
 from jrl.envs.context import OnFailure
 from jrl.envs.jax_env import Definition
 from jrl.envs.make import make, resolve
@@ -20,7 +20,7 @@ from jrl.envs.multi_agent import MultiDefinition
 from jrl.errors import counted
 from jrl.host import room
 from jrl.spaces import leaves, map_leaves, masks_actions, num_bytes, of_leaves, split_mask
-from jrl.types import Box, Discrete, EnvSpec, InputError, JaxEnv, Leaf, MultiDiscrete, PyTree, Space
+from jrl.types import Box, Discrete, EnvSpec, InputError, JaxEnv, Leaf, MultiDiscrete, PyTree, Several, Space
 
 _SLOW_S = 1e-4  # of a step, from which on a process of its own pays: see docs/environments.md
 _UNEVEN, _UNEVEN_S = 10.0, 1e-3  # a step that holds up the others: so many medians, and so many seconds
@@ -53,7 +53,8 @@ def check_env(
     Looked at are the spaces; shape, dtype, bounds and finiteness of observations, each array of them; whether an action
     mask always allows an action, of which only allowed ones are tried; rewards and the flags of ends; what follows an
     end; whether a seed gives one stream and another seed another; exceptions; how long steps take. What a
-    Gymnasium environment returns is looked at before it is converted.
+    Gymnasium environment returns is looked at before it is converted, and so is what one of several agents does: who is
+    there, who has ended, and whether each dict has the agents that it should have.
 
     Args:
       env: what `env.id` names, or the class, creator or `jrl.envs.jax_env.Definition` itself.
@@ -118,8 +119,12 @@ class _Runs:
         if not self._fits(env.spec):
             self.close()
             return None
-        watched = False
-        if self.backend == "gymnasium":
+        watched, watches = False, list[Watch]()
+        if env.spec.agents and not isinstance(env, JaxEnv):
+            watched = True  # games look at what they get, agent by agent
+            for game in env.games:
+                game.found = self._found.add
+        elif self.backend == "gymnasium":
             watches = [Watch(i, raw, self._found) for i, raw in enumerate(env.foreach_env(lambda raw: raw))]
             watched = all(w.attached for w in watches)
         before = len(self._found)
@@ -139,10 +144,10 @@ class _Runs:
     def _fits(self, spec: EnvSpec) -> bool:
         """Whether three streams fit the memory, and the steps of one before they are put together."""
         one, free = num_bytes(spec.observation), room.host_available()
-        needed = 4 * (self._steps + 1) * self._num_envs * one
+        needed = 4 * (self._steps + 1) * spec.num_envs * one
         if free is None or needed <= room.SHARE * free:
             return True
-        most = int(room.SHARE * free / (4 * self._num_envs * one)) - 1
+        most = int(room.SHARE * free / (4 * spec.num_envs * one)) - 1
         self._found.problem(
             "memory",
             f"an observation takes {room.words(one)}: {counted(self._steps, 'step')} x "
@@ -186,7 +191,7 @@ class _Runs:
             state, first = env.reset(key)
         else:
             first = env.reset()
-        obs, rewards, done = [jax.tree.map(np.array, first)], [], []
+        obs, rewards, done, told = [jax.tree.map(np.array, first)], [], [], list[Several]()
         look = functools.partial(look_at, self._found, spec.observation, spec.num_envs)
         if not looked_at:
             look("reset", obs[0])
@@ -205,8 +210,14 @@ class _Runs:
             obs.append(result.obs)
             rewards.append(np.asarray(result.reward))
             done.append(np.asarray(result.terminated) | np.asarray(result.truncated))
+            if result.several is not None:
+                told.append(result.several)
             if masked:
-                mask = self._mask(f"step {t + 1}", spec, result.obs, done[-1])
+                idle = done[-1] if result.several is None else done[-1] | result.several.absent
+                mask = self._mask(f"step {t + 1}", spec, result.obs, idle)
+        if told:
+            absent, over = (np.stack(x) for x in zip(*told))
+            look_at_columns(self._found, spec.agents, np.stack(rewards), np.stack(done), absent, over)
         return _Stream(jax.tree.map(lambda *x: np.stack(x), *obs), np.stack(rewards), np.stack(done))
 
     def _mask(self, where: str, spec: EnvSpec, obs: PyTree, done: np.ndarray) -> np.ndarray:

@@ -157,6 +157,20 @@ def is_in_jax(found: Any) -> bool | None:
     return (result if isinstance(result, str) else getattr(result, "__name__", "")).endswith("Definition")
 
 
+class SeveralAgents(Exception):
+    """What was made is an environment of several agents, which the exception holds."""
+
+    def __init__(self, env: Any = None):
+        super().__init__("it has several agents, and such environments are stepped in the process of the run only")
+        self.env = env
+
+
+def has_several(env: Any) -> bool:
+    """Tells whether an environment that was made has the members of one of several agents."""
+    named = any(getattr(env, name, None) for name in ("possible_agents", "_agent_ids"))
+    return named or callable(getattr(env, "observation_space", None))
+
+
 class Maker:
     """`maker(i)` makes environment i of a vector.
 
@@ -178,16 +192,23 @@ class Maker:
         self._found, self._context, self._by_context = found, context, by_context
         self.horizon, self._soft = horizon, soft_horizon
 
-    def __call__(self, i: int) -> Any:
+    def raw(self, i: int) -> Any:
+        """Environment i as it is made, whatever it is."""
         context = self._context.of(i)
         env = self._found(context) if self._by_context else self._found(**context)
+        with contextlib.suppress(AttributeError):  # one with __slots__
+            setattr(env, _KEPT_AS, context)
+        return env
+
+    def __call__(self, i: int) -> Any:
+        env = self.raw(i)
+        if has_several(env):
+            raise SeveralAgents(env)
         for name in ("observation_space", "action_space"):
             if not hasattr(env, name):
                 what = getattr(self._found, "__qualname__", self._found)
                 mend = ": set env.backend jax" if type(env).__name__ in DEFINITIONS else ""
                 raise TypeError(f"{what} gave a {type(env).__name__}, no Gymnasium environment: no {name}{mend}")
-        with contextlib.suppress(AttributeError):  # one with __slots__
-            setattr(env, _KEPT_AS, context)
         return env if self.horizon is None else Limited(env, self.horizon, self._soft)
 
 

@@ -114,7 +114,27 @@ def _inside(fn: Callable[[Any], Any], depth: int) -> Callable[[Any], Any]:
     return call
 
 
-class _Adapter:
+class OnHost:
+    """What environments have that a vector steps from here."""
+
+    _vector: Any
+
+    @property
+    def infos(self) -> Infos:
+        """What the environments say beside the results of the latest step, once it is wanted."""
+        return self._vector.infos
+
+    @property
+    def num_restarts(self) -> int:
+        """How many environments failed and were made anew."""
+        return self._vector.restarts.count
+
+    def close(self) -> None:
+        """Closes the environments, and ends their processes within five seconds."""
+        self._vector.close()
+
+
+class _Adapter(OnHost):
     """A vector between our spaces and Gymnasium's. `spec` is the environment's own, before any action transform.
 
     Args:
@@ -188,16 +208,6 @@ class _Adapter:
             failed if self._restart_failed else None,
         )
 
-    @property
-    def infos(self) -> Infos:
-        """What the environments say beside the results of the latest step, once it is wanted."""
-        return self._vector.infos
-
-    @property
-    def num_restarts(self) -> int:
-        """How many environments failed and were made anew."""
-        return self._vector.restarts.count
-
     def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
         """What `fn(env)` returns for each environment, after the steps under way.
 
@@ -211,10 +221,6 @@ class _Adapter:
         if self._goes_on and self._was_reset:
             self._vector.foreach_env(lambda limited: limited.begin_anew())
         self._was_reset = True
-
-    def close(self) -> None:
-        """Closes the environments, and ends their processes within five seconds."""
-        self._vector.close()
 
 
 class GymnasiumEnv(_Adapter):

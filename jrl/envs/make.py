@@ -19,6 +19,7 @@ from jrl.envs import (
     multi_toys,
     nested,
     parametric,
+    several,
     spread,
     step_faults,
     suites,
@@ -66,7 +67,7 @@ _BLOCKS = 8_192  # per role, of 65,536 seeds each: int32 holds those of four rol
 
 
 def ids(backend: str) -> tuple[str, ...]:
-    """The ids of one backend that can be listed; the jax backend also has `gymnax:NAME` and `brax:NAME`."""
+    """The ids of one backend that can be listed; prefixes such as `gymnax:` name others."""
     if backend == "jax":
         return tuple(IN_JAX)
     if backend == "envpool":
@@ -89,6 +90,8 @@ def _has(id: str, backend: str) -> bool:
             return id in ids(backend)
         if id.startswith(suites.PREFIXES):
             return backend == "jax"
+        if id.startswith(several.PREFIX):
+            return backend == "gymnasium"
     # the user's own: a class, a function, or a name that only looks like one, whose fault the backend tells
     if backend == "envpool":
         return False
@@ -139,7 +142,7 @@ def check(env: EnvConfig | str, *, on_failure: OnFailure = ENDS_RUN, **settings:
         elif found == "gymnasium":
             from jrl.envs import gym_env
 
-            errors += gym_env.check(cfg.id, cfg.options)
+            errors += (several if several.declared(cfg.id, cfg.options) else gym_env).check(cfg.id, cfg.options)
         elif _is_suites(cfg.id):
             errors += suites.check(cfg.id)
         elif isinstance(_definition(cfg.id, cfg.options), MultiDefinition):
@@ -168,6 +171,9 @@ def section(env: EnvConfig | str, **settings: Any) -> EnvConfig:
 
 def _backend_errors(cfg: EnvConfig, found: str, on_failure: OnFailure) -> Iterator[str]:
     """The settings that the backend that steps the environments does not have."""
+    if found == "gymnasium" and several.declared(cfg.id, cfg.options):
+        yield from several.refused(cfg)
+        return
     stepped = f"{cfg.id} is stepped by the {found} backend: "
     other = "use env.backend gymnasium, or leave it out" if _has(cfg.id, "gymnasium") else "leave it out"
     if cfg.batch_size is not None and found != "envpool":
@@ -210,13 +216,15 @@ def _several_errors(cfg: EnvConfig) -> Iterator[str]:
 def is_multi_agent(env: EnvConfig | str, **settings: Any) -> bool:
     """Returns whether environments of an id have several agents, without making one. Arguments as `make`.
 
-    A definition written in JAX is made for it. False for whatever cannot be made, which `check` tells the reason of.
+    A definition written in JAX is made for it. False for whatever cannot be made, which `check` tells the reason of,
+    and for a function that does not say what it returns.
     """
     try:
         cfg = section(env, **settings)
-        if resolve(cfg.id, cfg.backend) != "jax" or _is_suites(cfg.id):
-            return False
-        return isinstance(_definition(cfg.id, cfg.options), MultiDefinition)
+        found = resolve(cfg.id, cfg.backend)
+        if found == "jax" and not _is_suites(cfg.id):
+            return isinstance(_definition(cfg.id, cfg.options), MultiDefinition)
+        return found != "envpool" and several.declared(cfg.id, cfg.options) is True
     except InputError:
         return False
 
@@ -342,7 +350,7 @@ def make(
 
     Args:
       env: the `env` section of a config, or its `id`: `CartPole-v1`, `package.module:Class`, `gymnax:NAME`,
-        `brax:NAME`, or a name that was registered (see `jrl.registry`). A function that returns a
+        `brax:NAME`, `jaxmarl:NAME`, `pettingzoo:MODULE`, or a name that was registered (see `jrl.registry`). A function that returns a
         `jrl.envs.jax_env.Definition`, or a `jrl.envs.multi_agent.MultiDefinition` of several agents, gives
         environments written in JAX.
       seed: with `place`, of which environments these are. Environments written in JAX take their randomness from
@@ -355,7 +363,7 @@ def make(
     Returns:
       An AsyncEnv with `batch_wait_ms`, or a `batch_size` below `num_envs`; else a JaxEnv where the environment can be
       stepped inside a program, and an Env where it cannot. Gymnasium's have two members more, `foreach_env(fn)` and
-      `num_restarts`.
+      `num_restarts`. Of several agents, `num_envs` counts games, and the spec has a column for each agent of each.
     Raises:
       InputError: unknown id, backend, key or option, a value out of its range, a space that is not supported, or a
         setting that does not go with the backend or another setting.
@@ -363,7 +371,7 @@ def make(
     cfg = section(env, **settings)
     errors = check(cfg, on_failure=on_failure)
     if state and not errors and not is_multi_agent(cfg):
-        errors = [f"state: {cfg.id} has one agent, who sees what there is to see: leave it out"]
+        errors = [f"multi_agent.state: {cfg.id} has one agent, who sees what there is to see: leave it out"]
     if errors:
         raise InputError(*errors)
     made = _stepped(cfg, seed, place, host=host, on_failure=on_failure, state=state)
@@ -407,5 +415,23 @@ def _stepped(cfg: EnvConfig, seed: int, place: Place, *, host: bool, on_failure:
         in_evaluation=place.role == "eval",
         seed=first,
     )
+    how: dict[str, Any] = {"seed": first, "on_failure": on_failure}
+    if several.declared(cfg.id, cfg.options):
+        cfg = dataclasses.replace(cfg, options={**cfg.options, "state": True}) if state else cfg
+        return _of_several(cfg, context, **how)
     kind = gym_env.GymnasiumEnv if cfg.batch_wait_ms is None else gym_env.AsyncGymnasiumEnv
-    return kind(cfg, seed=first, context=context, on_failure=on_failure)
+    try:
+        return kind(cfg, context=context, **how)
+    except contexts.SeveralAgents as e:
+        return _of_several(cfg, context, first=e.env, **how)
+
+
+def _of_several(cfg: EnvConfig, context: EnvContext, *, seed: int, on_failure: OnFailure, first: Any = None) -> Env:
+    """Environments of several agents; `first` is the first of them where it was made already."""
+    from jrl.envs.multi_host import MultiHostEnv
+
+    if errors := list(several.refused(cfg)):
+        raise InputError(*errors)
+    for name in several.OPTIONS:
+        context.pop(name, None)
+    return MultiHostEnv(cfg, seed=seed, context=context, on_failure=on_failure, first=first)

@@ -1,4 +1,4 @@
-"""Environments of gymnax (`gymnax:NAME`) and brax (`brax:NAME`), when those packages are installed."""
+"""Environments of gymnax, brax and JaxMARL (`gymnax:NAME`, `brax:NAME`, `jaxmarl:NAME`), when those are installed."""
 
 import difflib
 import importlib
@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrl.envs import jaxmarl_env
 from jrl.envs import spec as spaces
 from jrl.envs.jax_env import select, time_limit, under_contract
 from jrl.errors import cannot_import
 from jrl.spaces import map_leaves
-from jrl.types import Array, Box, Dict, Discrete, EnvSpec, InputError, JaxEnv, Key, PyTree, Space, Tuple
+from jrl.types import Array, Box, Dict, Discrete, EnvSpec, InputError, JaxEnv, Key, MultiDiscrete, PyTree, Space, Tuple
 
-PREFIXES = ("gymnax:", "brax:")
+PREFIXES = ("gymnax:", "brax:", jaxmarl_env.PREFIX)
 _NEVER = 2**30
 
 
@@ -37,12 +38,13 @@ def _import(module: str) -> Any:
 
 
 def make(id: str, num_envs: int, options: dict[str, Any]) -> JaxEnv:
-    """B environments `gymnax:NAME` or `brax:NAME`.
+    """B environments `gymnax:NAME` or `brax:NAME`, or so many games `jaxmarl:NAME`.
 
     Args:
       id: with its prefix.
       num_envs: B.
-      options: `max_episode_steps`, and what the package takes: gymnax's parameters, the arguments of brax's class.
+      options: `max_episode_steps`, and what the package takes: gymnax's parameters, the arguments of brax's and
+        JaxMARL's class.
     Raises:
       InputError: the package is not installed, or has no such environment, option or space that we can handle.
     """
@@ -50,7 +52,8 @@ def make(id: str, num_envs: int, options: dict[str, Any]) -> JaxEnv:
     if errors:
         raise InputError(*errors)
     package, name = id.split(":", 1)
-    return (_gymnax if package == "gymnax" else _brax)(name, num_envs, dict(options))
+    makers = {"gymnax": _gymnax, "brax": _brax, "jaxmarl": _jaxmarl}
+    return makers[package](name, num_envs, dict(options))
 
 
 def _vectorize(
@@ -123,13 +126,13 @@ def _gymnax_space(space: Any) -> Space:
     if kind == "Box":
         dtype = np.dtype(space.dtype).name
         return spaces.box(tuple(space.shape), space.low, space.high, spaces.NARROW.get(dtype, dtype))
+    if kind == "MultiDiscrete":  # JaxMARL's
+        return MultiDiscrete(tuple(int(n) for n in space.num_categories))
     if kind == "Dict":
         return Dict(tuple((name, _gymnax_space(part)) for name, part in space.spaces.items()))
     if kind == "Tuple":
         return Tuple(tuple(_gymnax_space(part) for part in space.spaces))
-    raise InputError(
-        f"gymnax space {kind} is not supported: use an environment with Box, Discrete, Dict or Tuple spaces"
-    )
+    raise InputError(f"space {kind} is not supported: use an environment with Box, Discrete, Dict or Tuple spaces")
 
 
 def _brax_space(size: Any) -> Space:
@@ -160,3 +163,18 @@ def _brax(name: str, num_envs: int, options: dict[str, Any]) -> JaxEnv:
         return state, state.obs, state.reward, jnp.asarray(state.done, bool)
 
     return _vectorize(spec, reset_one, step_one)
+
+
+def _jaxmarl(name: str, num_envs: int, options: dict[str, Any]) -> JaxEnv:
+    try:
+        jaxmarl = jaxmarl_env.quiet_import()
+    except ImportError as e:
+        raise InputError(f"env.id jaxmarl:{name}: {cannot_import('jaxmarl', e)}") from e
+    if name not in jaxmarl.registered_envs:
+        raise _unknown(f"env.id jaxmarl:{name}: JaxMARL has no such environment", name, jaxmarl.registered_envs)
+    limit = options.pop("max_episode_steps", None)
+    try:
+        env = jaxmarl.make(name, **options)
+    except (TypeError, ValueError) as e:
+        raise InputError(f"env.options: jaxmarl:{name}: {e}") from e
+    return jaxmarl_env.make(env, name, num_envs, limit, _gymnax_space)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jrl.envs import spec as spaces
+from jrl.envs.context import SeveralAgents
 from jrl.envs.masked import put_around, shapes
 from jrl.envs.step_faults import FIRST_STEPS, Breach, line, of_making, own, seeded, stack
 from jrl.envs.worker_process import Block, row, sizes
@@ -171,7 +172,7 @@ class Vector:
         try:
             first = make(0)
         except BaseException as error:
-            if not own(error):
+            if isinstance(error, InputError | SeveralAgents) or not own(error):
                 raise
             raise self.restarts.not_made(of_making(error), _said(error)) from error
         self._envs = [first, *[None] * (num_envs - 1)]

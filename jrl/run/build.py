@@ -18,7 +18,7 @@ from jrl.errors import InputError, counted
 from jrl.metrics.timers import Timers
 from jrl.rollout import fake, unroll
 from jrl.rollout.source import Source
-from jrl.run import build_learner, learner, parallel, several
+from jrl.run import build_learner, build_policies, learner, parallel, several
 from jrl.run.build_collect import algorithm as algorithm
 from jrl.run.build_collect import close_all, collecting, completed, ladder, make_source, make_vectors, whole_episodes
 from jrl.run.build_collect import collector as collector
@@ -90,6 +90,7 @@ def run(
     # pure environments are part of the program, a share on each device; EnvPool's may be of the program of one device
     vectors = make_vectors(cfg, plan.num_pools(cfg, learners), restarts)
     try:
+        build_policies.check(cfg, vectors[0].spec)
         learning = _learning(cfg, devices, vectors, callback_list)
     except InputError:
         close_all(vectors)

@@ -8,6 +8,7 @@ import numpy as np
 
 from jrl import envs
 from jrl.envs import views
+from jrl.errors import InputError
 from jrl.run.several import Group
 from jrl.settings import multi_agent
 from jrl.settings.config import RunConfig
@@ -29,6 +30,21 @@ def resolved(cfg: RunConfig) -> RunConfig:
     env = envs.make(alone)
     env.close()
     return multi_agent.with_agents(cfg, env.spec.agents)
+
+
+def check(cfg: RunConfig, spec: EnvSpec) -> None:
+    """Raises InputError: the environments turned out to have several agents, or the collection does not go with them."""
+    if not spec.agents:
+        return
+    if cfg.multi_agent is None:
+        raise InputError(
+            f"env.id {cfg.env.id} has several agents, {', '.join(spec.agents)}: say so with the section multi_agent: {{}}"
+        )
+    if cfg.rollout.batch_mode != "truncate_episodes":
+        raise InputError(
+            "rollout.batch_mode complete_episodes: the agents of a game end at different times, and their episodes could "
+            "not be put together: use truncate_episodes"
+        )
 
 
 def viewed(env: Any, cfg: RunConfig) -> Any:

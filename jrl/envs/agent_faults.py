@@ -1,0 +1,299 @@
+"""What is wrong with what an environment of several agents returned: for the first steps of runs, and for the checker.
+
+The words are those of `jrl.envs.step_faults`, with the agent's name before them. A kind that ends in `manners` is for
+the checker alone: a run can do without.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+from jrl.envs.step_faults import FLAGS, Fault, of_observation, of_reward
+
+ALL, COMMON = "__all__", "__common__"  # keys of RLlib's dicts that are no agents
+_PARALLEL = ("observations", "rewards", "terminations", "truncations", "infos")
+_RLLIB = ("observations", "rewards", "terminateds", "truncateds", "infos")
+SAME_SPACE = "return the same object each time, such as self.observation_spaces[agent]: its seed is lost otherwise"
+
+
+def refused(faults: Iterator[Fault]) -> list[str]:
+    """What a run cannot learn from, a line each: `step_faults.refused` says what is not among it."""
+    return [message for kind, wrong, message in faults if wrong and not kind.endswith(("bounds", "finite", "manners"))]
+
+
+# ---------------------------------------------------------------- PettingZoo, parallel
+
+
+def of_parallel_reset(env: Any, result: Any, where: str) -> Iterator[Fault]:
+    """What is wrong with the reset of a PettingZoo parallel environment, and with its agents after it."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        yield "reset", True, f"{where} returned no pair: return (observations, infos), a dict of each by agent"
+        return
+    yield from _dicts(("observations", "infos"), result, where)
+    yield from _of_agents(env.agents, env.possible_agents, where)
+    if not env.agents:
+        yield "agents", True, f"{where}: agents is empty: put the agents into it that act first"
+    if isinstance(result[0], dict):
+        yield from _of_observations(env.observation_space, result[0], env.agents, where, "is in agents")
+    if isinstance(result[1], dict):
+        yield from _lacking("infos", result[1], env.agents, where, "infos manners")
+    yield from _of_reset_options(env)
+    yield from of_space_objects(env, where)
+
+
+def of_parallel_step(env: Any, acted: Collection[Any], ended: Collection[Any], result: Any, where: str) -> Iterator:
+    """What is wrong with a step of a PettingZoo parallel environment, and with its agents after it.
+
+    Args:
+      env: the environment.
+      acted: who had an action.
+      ended: agents whose end came before, in this game.
+      result: what `step` returned.
+      where: when, in words.
+    """
+    if (fault := _of_five(result, _PARALLEL, where)) is not None:
+        yield fault
+        return
+    obs, reward, terminated, truncated, infos = result
+    agents = list(env.agents)
+    yield from _of_agents(agents, env.possible_agents, where)
+    over = {agent for agent in acted if terminated.get(agent) or truncated.get(agent)}
+    for name, part in zip(_PARALLEL[1:4], result[1:4]):
+        yield from _lacking(name, part, acted, where, name)
+    yield from _lacking("infos", infos, acted, where, "infos manners")
+    yield from _lacking("observations", obs, over, where, "final observation manners", "the last one of its episode")
+    there = [*(agent for agent in acted if agent not in over), *agents]
+    yield from _of_observations(env.observation_space, obs, dict.fromkeys(there), where, "has not ended")
+    yield from _observed(env.observation_space, obs, over, where)
+    yield from _of_numbers(reward, (("terminations", terminated), ("truncations", truncated)), where)
+    for agent in acted:
+        if agent in over and agent in agents:
+            yield "agents", True, f"{where}: agent {agent!r} has ended, but is in agents still: take it out of them"
+        elif agent not in over and agent not in agents:
+            mend = "say so in terminations or truncations on its last step"
+            yield "agents", True, f"{where}: agent {agent!r} is not in agents any more, but has not ended: {mend}"
+    for name, part in zip(_PARALLEL, result):
+        extra = [agent for agent in part if agent in env.possible_agents and agent not in acted and agent not in agents]
+        if extra:
+            message = f"{where}: {name} has agent {extra[0]!r}, which is not there: leave out who has ended"
+            yield f"{name} manners", False, message
+    yield from _back(agents, ended, where)
+    yield from of_space_objects(env, where)
+
+
+# ---------------------------------------------------------------- RLlib
+
+
+def of_rllib_reset(agents: Collection[Any], space: Callable[[Any], Any], result: Any, where: str) -> Iterator[Fault]:
+    """What is wrong with the reset of an environment with RLlib's interface.
+
+    Args:
+      agents: all that may ever be there.
+      space: from an agent to its observation space, Gymnasium's.
+      result: what `reset` returned.
+      where: when, in words.
+    """
+    if not isinstance(result, tuple) or len(result) != 2:
+        yield "reset", True, f"{where} returned no pair: return (observations, infos), a dict of each by agent"
+        return
+    yield from _dicts(("observations", "infos"), result, where)
+    if not isinstance(result[0], dict):
+        return
+    if not result[0]:
+        yield "agents", True, f"{where}: observations is empty: give one for each agent that acts first"
+    yield from _of_agents(result[0], agents, where)
+    yield from _observed(space, result[0], agents, where)
+
+
+def of_rllib_step(
+    agents: Collection[Any],
+    space: Callable[[Any], Any],
+    acted: Collection[Any],
+    ended: Collection[Any],
+    result: Any,
+    where: str,
+    *,
+    waits: bool,
+) -> Iterator[Fault]:
+    """What is wrong with a step of an environment with RLlib's interface; arguments as of the two before.
+
+    Args:
+      waits: an agent that has not ended and has no observation waits for its turn.
+    """
+    if (fault := _of_five(result, _RLLIB, where)) is not None:
+        yield fault
+        return
+    obs, reward, terminated, truncated, _ = result
+    if ALL not in terminated:
+        yield ALL, True, f"{where}: terminateds has no {ALL!r}: put it there, True where the episode ends for all"
+    for name, part in zip(_RLLIB, result):
+        extra = set(part) - set(agents) - {ALL, COMMON}
+        if extra:
+            message = f"{where}: {name} has {min(extra, key=str)!r}, which is not in possible_agents: add it to them"
+            yield f"{name} agents", True, message
+    yield from _observed(space, obs, agents, where)
+    rewards = {agent: number for agent, number in reward.items() if agent in agents}
+    yield from _of_numbers(rewards, (("terminateds", terminated), ("truncateds", truncated)), where)
+    over = bool(terminated.get(ALL) or truncated.get(ALL))
+    for agent in acted:
+        if agent not in obs and not (over or waits or terminated.get(agent) or truncated.get(agent)):
+            mend = "where agents take turns say turn_based = True in the class, or env.options.turn_based=true"
+            yield "turn_based", False, f"{where}: agent {agent!r} has not ended, but has no observation: {mend}"
+    yield from _back(obs, ended, where)
+
+
+# ---------------------------------------------------------------- PettingZoo, agent by agent
+
+
+def of_turn(env: Any, ended: Collection[Any], where: str, *, reset: bool, returned: Any = None) -> Iterator[Fault]:
+    """What is wrong with the attributes of a PettingZoo environment whose agents take turns, after a reset or step."""
+    yield from _of_agents(env.agents, env.possible_agents, where)
+    if reset and not env.agents:
+        yield "agents", True, f"{where}: agents is empty: put the agents into it that act first"
+    if env.agents and env.agent_selection not in env.agents:
+        message = f"{where}: agent_selection is {env.agent_selection!r}, but agents {list(env.agents)}: select one"
+        yield "agent_selection", True, message
+    names = ("rewards", "terminations", "truncations", "infos")
+    parts: list[Any] = [getattr(env, name, None) for name in names]
+    wrong = list(_dicts(names, parts, where))
+    yield from wrong
+    if wrong:
+        return
+    for name, part in zip(names, parts):
+        yield from _lacking(name, part, env.agents, where, name)
+        if extra := [agent for agent in part if agent not in env.agents]:
+            message = f"{where}: {name} has agent {extra[0]!r}, which is not in agents: leave it out"
+            yield f"{name} manners", False, message
+    flags = tuple(zip(names[1:3], parts[1:3]))
+    yield from _of_numbers(parts[0], flags, where)
+    if reset:
+        yield from _of_reset_options(env)
+    if reset and (already := [agent for agent in env.agents if env.terminations.get(agent)]):
+        yield "terminations", True, f"{where}: agent {already[0]!r} has ended already: set its flags to False"
+    if returned is not None:
+        yield "step manners", True, f"{where} returned a {type(returned).__name__}: step of an AECEnv returns nothing"
+    yield from _back(env.agents, ended, where)
+    yield from of_space_objects(env, where)
+
+
+def of_last(env: Any, before: Mapping[Any, float], reward: Mapping[Any, Any], where: str) -> Iterator[Fault]:
+    """A reward of `last()` that is not the sum of an agent's rewards since its own step.
+
+    Args:
+      env: after a step.
+      before: by agent, what it earned since its own step and before this one.
+      reward: by agent, what it earned in this one.
+      where: when, in words.
+    """
+    agent = env.agent_selection
+    if agent not in env.agents or agent not in reward:
+        return
+    told, summed = float(env.last()[1]), before[agent] + float(reward[agent])
+    if abs(told - summed) > 1e-6 * (1 + abs(summed)):
+        mend = "set self._cumulative_rewards[agent] = 0 first in step and call self._accumulate_rewards() last"
+        message = f"{where}: last() tells agent {agent!r} of a reward of {told:g}, but its rewards sum to {summed:g}"
+        yield "last manners", True, f"{message}: {mend}"
+
+
+# ---------------------------------------------------------------- parts
+
+
+def of_space_objects(env: Any, where: str) -> Iterator[Fault]:
+    """Spaces that are not the same objects at each call."""
+    for agent in env.agents:
+        for name in ("observation_space", "action_space"):
+            space = getattr(env, name)
+            if agent in env.possible_agents and space(agent) is not space(agent):
+                yield (
+                    f"{name} manners",
+                    True,
+                    f"{where}: {name}({agent!r}) is another object at each call: {SAME_SPACE}",
+                )
+
+
+def _of_reset_options(env: Any) -> Iterator[Fault]:
+    try:
+        parameters = inspect.signature(getattr(env, "unwrapped", env).reset).parameters
+    except (TypeError, ValueError):  # of a builtin
+        return
+    if "options" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        yield "options manners", False, "reset takes no options: PettingZoo wants reset(self, seed=None, options=None)"
+
+
+def _of_five(result: Any, names: tuple[str, ...], where: str) -> Fault | None:
+    if not isinstance(result, tuple) or len(result) != 5:
+        size = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
+        return "step", True, f"{where} returned {size}: return ({', '.join(names)}), a dict of each by agent"
+    return next(_dicts(names, result, where), None)
+
+
+def _dicts(names: Collection[str], parts: Collection[Any], where: str) -> Iterator[Fault]:
+    for name, part in zip(names, parts):
+        if not isinstance(part, Mapping):
+            yield name, True, f"{where}: {name} is a {type(part).__name__}, no dict by agent: return one"
+
+
+def _of_agents(agents: Collection[Any], possible: Collection[Any], where: str) -> Iterator[Fault]:
+    if extra := [agent for agent in agents if agent not in possible]:
+        message = f"{where}: agent {extra[0]!r} is not in possible_agents {list(possible)}: add it to them"
+        yield "possible_agents", True, message
+    if len(set(agents)) < len(agents):
+        yield "agents twice", True, f"{where}: agents {list(agents)} names one twice: name each once"
+
+
+def _lacking(
+    name: str, part: Mapping[Any, Any], agents: Collection[Any], where: str, kind: str, mend: str = "one"
+) -> Iterator[Fault]:
+    for agent in agents:
+        if agent not in part:
+            yield kind, True, f"{where}: {name} has nothing of agent {agent!r}: give {mend}"
+
+
+def _of_observations(
+    space: Callable[[Any], Any], obs: Mapping[Any, Any], agents: Collection[Any], where: str, why: str
+) -> Iterator[Fault]:
+    for agent in agents:
+        if agent not in obs:
+            yield "observations", True, f"{where}: observations has nothing of agent {agent!r}, which {why}: give one"
+    yield from _observed(space, obs, agents, where)
+
+
+def _observed(
+    space: Callable[[Any], Any], obs: Mapping[Any, Any], agents: Collection[Any], where: str
+) -> Iterator[Fault]:
+    for agent in agents:
+        if agent in obs:
+            yield from of_one(agent, space, obs[agent], where)
+
+
+def of_one(agent: Any, space: Callable[[Any], Any], obs: Any, where: str) -> Iterator[Fault]:
+    """What is wrong with the observation of one agent; nothing is said of one whose space is not known."""
+    try:
+        found = space(agent)
+    except (KeyError, LookupError):
+        return
+    for kind, wrong, message in of_observation("observation", found, obs):
+        yield kind, wrong, f"{where}: agent {agent!r}: {message}"
+
+
+def _of_numbers(
+    reward: Mapping[Any, Any], flags: Collection[tuple[str, Mapping[Any, Any]]], where: str
+) -> Iterator[Fault]:
+    for agent, number in reward.items():
+        for kind, message in of_reward(number):
+            yield kind, True, f"{where}: agent {agent!r}: {message}"
+    for name, part in flags:
+        for agent, flag in part.items():
+            if type(flag) not in FLAGS:
+                message = f"{where}: {name}[{agent!r}] is {flag!r}, a {type(flag).__name__}: put bool(...) around it"
+                yield name, True, message
+
+
+def _back(agents: Collection[Any], ended: Collection[Any], where: str) -> Iterator[Fault]:
+    if again := [agent for agent in agents if agent in ended]:
+        yield (
+            "back manners",
+            False,
+            f"{where}: agent {again[0]!r} has ended in this episode before, and is back: jrl begins a new episode of "
+            "its own for it; PettingZoo wants another name for it",
+        )

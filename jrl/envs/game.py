@@ -1,0 +1,375 @@
+"""One environment of several agents in the shape of a Gymnasium environment, whose arrays have an axis of agents.
+
+So `jrl.envs.vector` steps, seeds and mends it like any other. An observation is a Dict of `obs` [A, *], `reward` [A]
+f64, and `terminated`, `truncated` and `absent` [A] bool; what Gymnasium calls terminated is that the game is over.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jrl.envs import masks, plays
+from jrl.envs import spec as spaces
+from jrl.envs.agent_faults import refused
+from jrl.envs.masked import MaskError, shapes
+from jrl.envs.plays import Play, Turn
+from jrl.envs.step_faults import Breach, Fault, bounds, kind, of_observation
+from jrl.envs.worker_process import element, leaves, row
+from jrl.spaces import ACTION_MASK
+from jrl.types import InputError
+
+STATE = "state"
+
+
+class Layout(NamedTuple):
+    """What all agents of all games of a vector see and do, in Gymnasium's spaces."""
+
+    agents: tuple[Any, ...]
+    own: tuple[Any, Any]  # the environment's observation and action space of an agent
+    observation: Any  # of an agent, with what is added to it
+    action: Any  # the same of actions
+    mask_info: str | None  # the entry of the infos that is the mask
+    state: Any  # the space of the global view, which each agent sees; None: none does
+    waits: bool  # the last action is to wait, which is all that an agent can do whose turn it is not
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The agents as texts."""
+        return tuple(map(str, self.agents))
+
+
+class Begun(NamedTuple):
+    """A reset that was made before anybody asked for it."""
+
+    seed: int
+    turn: Turn
+    looks: list[Callable[[], Iterator[Fault]]]  # what gives the faults of its result
+
+
+def layout(play: Play, id: str, *, mask_info: str | None, state: bool, seed: int) -> tuple[Layout, Begun | None]:
+    """What the agents of `play` see and do, and the first reset where there had to be one for that.
+
+    Args:
+      play: an environment.
+      id: for errors.
+      mask_info: `env.action_mask_info`.
+      state: observations have the global view.
+      seed: of the reset.
+    Raises:
+      InputError: agents of different spaces, a space that is not supported, agents that take turns with actions that
+        have no number, a mask or a global view that is not there.
+    """
+    from gymnasium import spaces as gym
+
+    observation, action = own = _common(play, id)
+    ours = spaces.actions(action).space
+    spaces.observations(observation)
+    if play.waits and kind(action) != "Discrete":
+        raise InputError(
+            f"env.id {id}: its agents take turns, and who waits needs an action for that, which only a Discrete space "
+            f"can be given: expected Discrete actions, got {action}"
+        )
+    begun: Begun | None = None
+    found = None
+    looked_for = masks.looked_for(mask_info, observation, ours, id)
+    if looked_for or state:
+        begun = _first_turn(play, id, seed)
+    if looked_for and begun is not None:
+        there = next((info for info in map(begun.turn.infos.get, begun.turn.movers) if isinstance(info, dict)), {})
+        found = masks.shape(mask_info, shapes(there), ours, id)
+    named = dict(observation.spaces) if kind(observation) == "Dict" else None
+    added: dict[str, Any] = {}
+    yes_or_no: Any = np.bool_
+    if play.waits:
+        added[ACTION_MASK] = gym.Box(0, 1, (int(action.n) + 1,), yes_or_no)
+        action = gym.Discrete(int(action.n) + 1, start=action.start)
+    elif found is not None:
+        added[ACTION_MASK] = gym.Box(0, 1, found[1], yes_or_no)
+    view = _state_space(play, id) if state else None
+    if view is not None:
+        if named is not None and STATE in named:
+            raise InputError(f"env.options.state: the observations of {id} have a part {STATE} already: leave it out")
+        added[STATE] = view
+    if added:
+        # a list keeps its order
+        observation = gym.Dict(list({**({"obs": observation} if named is None else named), **added}.items()))
+    name = None if found is None else found[0]
+    return Layout(play.agents, own, observation, action, name, view, play.waits), begun
+
+
+def _first_turn(play: Play, id: str, seed: int) -> Begun:
+    """Raises InputError: what the reset returned is nothing that can be read."""
+    looks: list[Callable[[], Iterator[Fault]]] = []
+    play.look = looks.append
+    try:
+        return Begun(seed, play.reset(seed), looks)
+    except Exception:
+        lines = [line for faults in looks for line in refused(faults())]
+        if not lines:
+            raise
+        raise InputError(*(f"env.id {id}: environment 0: {line}" for line in lines)) from None
+
+
+def _common(play: Play, id: str) -> tuple[Any, Any]:
+    """The observation and action space that all agents have. Raises InputError: they have different ones."""
+    first, *others = play.agents
+    found = play.observation_space(first), play.action_space(first)
+    for agent in others:
+        there = play.observation_space(agent), play.action_space(agent)
+        if there != found:
+            told = lambda agent, both: f"{agent}: observations {both[0]}, actions {both[1]}"
+            raise InputError(
+                f"env.id {id}: expected agents of equal spaces, got {told(first, found)}; {told(agent, there)}: bring "
+                "them to one space, padded to the largest, in a wrapper"
+            )
+    return found
+
+
+def _state_space(play: Play, id: str) -> Any:
+    from gymnasium import spaces as gym
+
+    env = play.env
+    if not callable(getattr(env, "state", None)):
+        raise InputError(f"env.options.state: {id} has no method state(): give it one, or leave this out")
+    if (given := getattr(env, "state_space", None)) is not None:
+        spaces.observations(given)
+        return given
+    try:
+        value = np.asarray(env.state())
+    except Exception as e:
+        raise InputError(f"env.options.state: state() of {id} raises {type(e).__name__}: {e}: mend it") from e
+    return gym.Box(-np.inf, np.inf, value.shape, np.float32)
+
+
+class Game:
+    """One environment of several agents; attributes and methods are those of a Gymnasium environment.
+
+    Args:
+      play: the environment.
+      layout: of the first of its vector.
+      horizon: steps after which those that are there are truncated, and the game is over.
+      check_steps: how many of its first steps are looked at closely; 0: none is looked at.
+    Attributes:
+      found: takes (kind, whether it is a problem, message) of whatever is wrong; None: a run ends with it.
+    """
+
+    spec = None
+
+    def __init__(self, play: Play, layout: Layout, *, horizon: int | None, check_steps: int):
+        from gymnasium import spaces as gym
+        from gymnasium.vector.utils import batch_space
+
+        self.env, self._play, self._layout, self._horizon = play.env, play, layout, horizon
+        self.metadata = getattr(play.env, "metadata", None) or {}
+        self.found: Callable[[str, bool, str], None] | None = None
+        self._begun: Begun | None = None
+        self._unseen, self._checks = check_steps, check_steps > 0
+        size = len(layout.agents)
+        yes_or_no: Any = np.bool_
+        flags = {name: gym.Box(0, 1, (size,), yes_or_no) for name in ("absent", "terminated", "truncated")}
+        reward: Any = gym.Box(-np.inf, np.inf, (size,), np.float64)
+        seen = batch_space(layout.observation, size)
+        self.observation_space = gym.Dict(list({"obs": seen, "reward": reward, **flags}.items()))
+        self.action_space = batch_space(layout.action, size)
+        parts = [(path, space) for path, space in leaves(layout.observation)]
+        arrays = [np.zeros((size, *space.shape), space.dtype) for _, space in parts]
+        self._rows = element(layout.observation, iter(arrays))
+        self._nothing = [_nothing(path, space) for path, space in parts]
+        added = {(name,): array for (name, *_), array in zip([path or ("",) for path, _ in parts], arrays)}
+        self._state = added.get((STATE,)) if layout.state is not None else None
+        self._mask = added.get((ACTION_MASK,)) if layout.waits or layout.mask_info else None
+        self._wrapped = kind(layout.observation) == "Dict" and kind(layout.own[0]) != "Dict"
+        without = [array for array in (self._state, self._mask) if array is not None]
+        cut = 1 if self._wrapped else 0
+        self._seen = [
+            (path[cut:], a) for (path, _), a in zip(parts, arrays) if all(a is not other for other in without)
+        ]
+        self._arrays = arrays
+        self._there = np.zeros(size, bool)
+        self._owed = np.zeros(size)
+        self._movers: tuple[Any, ...] = ()
+        self._ended, self._steps = set[Any](), 0
+        play.look = self._look
+
+    def begin_with(self, begun: Begun) -> None:
+        """The next reset with that seed was made already."""
+        self._begun = begun
+
+    def forget(self) -> None:
+        """The next reset is one, whatever was made before."""
+        self._begun = None
+
+    def reset(self, seed: int | None = None, **how: Any) -> tuple[Any, dict[str, Any]]:
+        """The first row of a game, on which all are absent."""
+        begun, self._begun = self._begun, None
+        if begun is not None and begun.seed == seed:
+            turn = begun.turn
+            for faults in begun.looks:
+                self._look(faults)
+        else:
+            turn = self._play.reset(seed)
+        self._ended, self._steps = set(), 0
+        self._owed[:] = 0
+        for array, nothing in zip(self._arrays, self._nothing):
+            array[:] = nothing
+        self._show(turn)
+        size = len(self._there)
+        nobody = np.zeros(size, bool)
+        return self._row(np.zeros(size), nobody, nobody, ~nobody), self._infos(turn)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """The actions of those that are absent or wait are not read."""
+        layout, acted = self._layout, self._there.copy()
+        given = {
+            agent: self._action(agent, k, action) for k, agent in enumerate(layout.agents) if agent in self._movers
+        }
+        turn = self._play.step(given)
+        self._steps += 1
+        self._unseen -= 1
+        reward, terminated, truncated = np.zeros(len(acted)), np.zeros_like(acted), np.zeros_like(acted)
+        for k, agent in enumerate(layout.agents):
+            earned = turn.reward.get(agent, 0.0)
+            if not acted[k]:
+                if agent not in self._ended:
+                    self._owed[k] += float(earned)
+                continue
+            reward[k], self._owed[k] = float(earned) + self._owed[k], 0.0
+            terminated[k], truncated[k] = turn.terminated.get(agent, False), turn.truncated.get(agent, False)
+            if terminated[k] or truncated[k]:
+                self._ended.add(agent)
+        over = turn.over
+        if not over and self._horizon is not None and self._steps >= self._horizon:
+            truncated |= acted & ~terminated
+            over = True
+        self._show(turn)
+        return self._row(reward, terminated, truncated, ~acted), 0.0, over, False, self._infos(turn)
+
+    def _action(self, agent: Any, k: int, action: Any) -> Any:
+        chosen = row(action, k)
+        if self._layout.waits and chosen >= self._layout.own[1].start + self._layout.own[1].n:
+            raise ValueError(f"agent {agent!r} is to move, and its action was to wait, which its action_mask rules out")
+        return chosen.copy() if isinstance(chosen, np.ndarray) else chosen
+
+    def _row(self, reward: Any, terminated: Any, truncated: Any, absent: Any) -> dict[str, Any]:
+        flags = {"terminated": terminated, "truncated": truncated, "absent": absent}
+        return {"obs": self._rows, "reward": reward, **flags}
+
+    def _infos(self, turn: Turn) -> dict[str, Any]:
+        return {str(agent): info for agent, info in turn.infos.items()}
+
+    def _show(self, turn: Turn) -> None:
+        """Writes what each agent sees; who sees nothing new goes on seeing the latest."""
+        self._movers = turn.movers
+        for k, agent in enumerate(self._layout.agents):
+            moves, waits = agent in turn.movers, agent in turn.waiting
+            self._there[k] = moves or waits
+            obs = turn.obs.get(agent)
+            if obs is not None:
+                for path, array in self._seen:
+                    value = np.asarray(_at(obs, path))
+                    if value.shape != array.shape[1:]:  # numpy would repeat a smaller one
+                        raise Breach(
+                            f"agent {agent!r}: observation of shape {value.shape}, but its space has {array.shape[1:]}"
+                        )
+                    array[k] = value
+            if self._mask is not None and (moves or waits):
+                self._mask[k] = self._allowed(turn, agent, obs, moves)
+        if self._state is not None:
+            view = np.asarray(self.env.state())
+            if self._unseen > 0 or self.found is not None:
+                self._look(lambda: of_observation("state()", self._layout.state, view))
+            self._state[:] = view
+
+    def _allowed(self, turn: Turn, agent: Any, obs: Any, moves: bool) -> Any:
+        """The mask of an agent: its own, and where some wait, one entry more for that."""
+        layout = self._layout
+        own: Any = np.ones(layout.own[1].n, bool) if layout.waits else None
+        if layout.mask_info is not None and moves:
+            info = turn.infos.get(agent) or {}
+            if layout.mask_info not in info:
+                raise MaskError(
+                    f"env.action_mask_info {layout.mask_info}: the infos of agent {agent!r} have no such entry in a "
+                    f"step or reset: they have {', '.join(map(str, info)) or 'nothing'}: put it there whenever it is "
+                    "to move"
+                )
+            own = np.asarray(info[layout.mask_info]) != 0
+        elif layout.waits and isinstance(obs, dict) and ACTION_MASK in obs:
+            own = np.asarray(obs[ACTION_MASK]) != 0
+        if not layout.waits:
+            return own if own is not None else True
+        if own.size != layout.own[1].n:
+            raise MaskError(f"agent {agent!r}: an {ACTION_MASK} of {own.size} entries for {layout.own[1].n} actions")
+        return np.append(own.reshape(-1) & moves, not moves)
+
+    def _look(self, faults: Callable[[], Iterator[Fault]]) -> None:
+        if self.found is not None:
+            for fault in faults():
+                self.found(*fault)
+        elif self._checks and self._unseen > 0 and (lines := refused(faults())):
+            raise Breach(*lines)
+
+    def render(self) -> Any:
+        return self.env.render()
+
+    def close(self) -> None:
+        self.env.close()
+
+
+class Maker:
+    """`maker(i)` makes game i of a vector; the first decides what all agents see and do.
+
+    Args:
+      id: for errors.
+      make: makes environment i.
+      seed: of the first game's first reset.
+      horizon, check_steps: as of `Game`.
+      mask_info, state, turn_based: as of `layout` and `plays.of`.
+      first: environment 0, where it was made before.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        make: Callable[[int], Any],
+        *,
+        seed: int,
+        horizon: int | None,
+        check_steps: int,
+        mask_info: str | None,
+        state: bool,
+        turn_based: bool | None,
+        first: Any = None,
+    ):
+        self._id, self._make, self._seed, self._first = id, make, seed, first
+        self._of_game: dict[str, Any] = {"horizon": horizon, "check_steps": check_steps}
+        self._of_layout: dict[str, Any] = {"mask_info": mask_info, "state": state, "seed": seed}
+        self._turn_based = turn_based
+        self.layout: Layout | None = None
+
+    def __call__(self, i: int) -> Game:
+        first, self._first = self._first, None
+        play = plays.of(self._make(i) if first is None else first, self._id, self._turn_based)
+        begun = None
+        if self.layout is None:
+            self.layout, begun = layout(play, self._id, **self._of_layout)
+        elif (play.agents, *_common(play, self._id)) != (self.layout.agents, *self.layout.own):
+            raise ValueError(f"agents {list(play.agents)} or their spaces unlike those of the others")
+        game = Game(play, self.layout, **self._of_game)
+        if begun is not None:
+            game.begin_with(begun)
+        return game
+
+
+def _nothing(path: tuple[Any, ...], space: Any) -> Any:
+    """What stands for an agent that was not seen yet: the numbers of the space nearest to 0; of a mask, all allowed."""
+    if path == (ACTION_MASK,):
+        return np.ones(space.shape, space.dtype)
+    low, high = bounds(space)
+    return np.clip(np.zeros(space.shape), low, high).astype(space.dtype)
+
+
+def _at(value: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        value = value[key]
+    return value

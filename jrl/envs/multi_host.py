@@ -1,0 +1,116 @@
+"""Environments of several agents that step on the host: each agent of each game is a column.
+
+Environment i's agent k is column i * A + k; see `jrl.types.Several`. An agent that waits for its turn has a row like
+any other, whose action_mask allows the last action alone. Such rows are what is right for the learner: value,
+advantages and memory run through them, and rewards stand where they came. An agent that is absent without having ended
+(RLlib's interface without `turn_based`) breaks that off: whoever learns bootstraps from what it saw last, and what it
+earned meanwhile comes with its next action, or is lost where the game ends before.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrl.envs import several
+from jrl.envs import spec as spaces
+from jrl.envs.context import ENDS_RUN, EnvContext, OnFailure
+from jrl.envs.game import Maker
+from jrl.envs.gym_env import OnHost
+from jrl.envs.vector import Vector
+from jrl.fields.env import EnvConfig
+from jrl.types import EnvSpec, PyTree, Several, StepResult
+
+
+class MultiHostEnv(OnHost):
+    """A `jrl.types.Env` over games of several agents, one after the other in this process.
+
+    Args:
+      cfg: what is right by `jrl.envs.check`; `num_envs` games. `options.state` puts `state()` into each observation,
+        `options.turn_based` says that agents of RLlib's interface wait for their turns.
+      seed: game i gets seed + i at the first reset.
+      context: of game 0, without our options; None: the environments know of their options only.
+      on_failure: see there. One that fails eleven times in a row ends the run.
+      first: environment 0, where it was made before.
+    Raises:
+      InputError: agents of different spaces, a space that cannot be handled, an environment that cannot be made; by
+        `reset` and `step`, one that does not keep to its interface in its first steps.
+      EnvironmentFailed: by `reset` and `step`, an environment failed.
+    """
+
+    def __init__(
+        self,
+        cfg: EnvConfig,
+        *,
+        seed: int,
+        context: EnvContext | None = None,
+        on_failure: OnFailure = ENDS_RUN,
+        first: Any = None,
+    ):
+        options = several.own_options(cfg.options)
+        made = several.maker(cfg, context or EnvContext(options, num_envs=cfg.num_envs, seed=seed))
+        maker = Maker(
+            cfg.id,
+            made.raw,
+            seed=seed,
+            horizon=cfg.horizon,
+            check_steps=on_failure.check_steps,
+            mask_info=cfg.action_mask_info,
+            state=cfg.options.get("state", False),
+            turn_based=cfg.options.get("turn_based"),
+            first=first,
+        )
+        how: dict[str, Any] = {"id": cfg.id, "options": options, "num_envs": cfg.num_envs, "seed": seed}
+        # games look at what they get themselves, agent by agent
+        self._vector = Vector(maker, restart_failed=on_failure.restart, check_steps=0, **how)
+        self._restart_failed = on_failure.restart
+        layout = maker.layout
+        assert layout is not None  # the first game was made
+        seen, taken = spaces.with_flat_mask(spaces.observations(layout.observation), spaces.actions(layout.action))
+        self._observe, self._taken, self._agents = seen.convert, taken.convert, len(layout.agents)
+        columns = cfg.num_envs * self._agents
+        self.spec = EnvSpec(seen.space, taken.space, columns, cfg.horizon, agents=layout.names)
+        self._ended = np.zeros(columns, bool)
+
+    def reset(self) -> PyTree:
+        """[B, *] observations of new games; the first reset seeds the environments."""
+        self._vector.reset()
+        self._ended[:] = False
+        return self._columns(self._vector.block.observations()["obs"], self._observe)
+
+    def step(self, action: PyTree) -> StepResult:
+        """Raises ValueError for actions of another shape, dtype or range than `spec.action`."""
+        action = spaces.on_host(action)
+        spaces.check_action(self.spec.action, self.spec.num_envs, action)
+        by_game = lambda x: x.reshape(-1, self._agents, *x.shape[1:])
+        failed = np.repeat(self._vector.step(jax.tree.map(by_game, self._taken(action))), self._agents)
+        block = self._vector.block
+        told = block.observations()
+        terminated, truncated, absent = (told[name].reshape(-1) for name in ("terminated", "truncated", "absent"))
+        failed, self._ended = failed & ~self._ended, terminated | truncated
+        return StepResult(
+            self._columns(told["obs"], self._observe),
+            told["reward"].reshape(-1).astype(np.float32),
+            terminated,
+            truncated,
+            failed if self._restart_failed else None,
+            Several(absent, np.array(block.terminated)),
+        )
+
+    def _columns(self, obs: Any, convert: Callable[[Any], PyTree]) -> PyTree:
+        return convert(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs))
+
+    @property
+    def games(self) -> list[Any]:
+        """The `jrl.envs.game.Game` of each environment."""
+        return self._vector.foreach_env(lambda game: game)
+
+    def foreach_env(self, fn: Callable[[Any], Any]) -> list[Any]:
+        """What `fn(env)` returns for each environment, of which each has all agents."""
+
+        def call(game: Any) -> Any:
+            game.forget()  # what `fn` does may show in the reset
+            return fn(game.env)
+
+        return self._vector.foreach_env(call)

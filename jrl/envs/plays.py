@@ -1,0 +1,251 @@
+"""Three ways to step several agents, seen as one: PettingZoo's parallel and turn-taking ones, and RLlib's.
+
+Neither PettingZoo nor Ray is needed for an object that has their members: which interface it has is told from those.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from jrl.envs import agent_faults
+from jrl.envs.agent_faults import ALL
+from jrl.envs.step_faults import Fault, place_in_time, seeded
+from jrl.types import InputError
+
+Look = Callable[[Callable[[], Iterator[Fault]]], None]  # takes what gives the faults of the latest result
+
+
+class Turn(NamedTuple):
+    """What a reset or step of one game says, each by agent."""
+
+    obs: Mapping[Any, Any]
+    reward: Mapping[Any, Any]
+    terminated: Mapping[Any, Any]
+    truncated: Mapping[Any, Any]
+    infos: Mapping[Any, Any]
+    movers: tuple[Any, ...]  # who act next
+    waiting: tuple[Any, ...] = ()  # who are there, and wait for their turn
+    over: bool = False  # the game
+
+
+class Play(Protocol):
+    """One environment of several agents."""
+
+    env: Any
+    agents: tuple[Any, ...]  # all that may ever be there, in the order of columns
+    waits: bool  # agents may have to wait for their turn
+    look: Look  # is called with each result before it is read
+
+    def observation_space(self, agent: Any) -> Any: ...
+
+    def action_space(self, agent: Any) -> Any: ...
+
+    def reset(self, seed: int | None) -> Turn: ...
+
+    def step(self, action: dict[Any, Any]) -> Turn: ...
+
+
+def of(env: Any, id: str, turn_based: bool | None) -> Play:
+    """The interface that an environment has.
+
+    Args:
+      env: an environment of several agents.
+      id: for errors.
+      turn_based: `env.options.turn_based`; None: as the attribute `turn_based` of the environment says, or False.
+    Raises:
+      InputError: its agents are not known before the first reset, or it needs PettingZoo and that is not installed.
+    """
+    agents = _agents(env, id)
+    if _is_aec(env):
+        if not getattr(env, "metadata", {}).get("is_parallelizable", False):
+            return TurnTaking(env, agents)
+        try:
+            from pettingzoo.utils import conversions
+        except ImportError as e:
+            raise InputError(f"env.id {id}: is_parallelizable takes pettingzoo: pip install pettingzoo") from e
+        env = conversions.aec_to_parallel(env)
+    if callable(getattr(env, "observation_space", None)):
+        return Parallel(env, agents)
+    declared = getattr(env, "turn_based", False) if turn_based is None else turn_based
+    return Rllib(env, agents, waits=bool(declared), id=id)
+
+
+def _is_aec(env: Any) -> bool:
+    return all(callable(getattr(env, name, None)) for name in ("observe", "last", "observation_space"))
+
+
+def _agents(env: Any, id: str) -> tuple[Any, ...]:
+    for name in ("possible_agents", "_agent_ids", "agents"):
+        if found := getattr(env, name, None):
+            agents = tuple(found) if isinstance(found, list | tuple) else tuple(sorted(found, key=str))
+            if len(set(map(str, agents))) < len(agents):
+                raise InputError(f"env.id {id}: possible_agents {list(agents)} has names twice: name each agent once")
+            return agents
+    raise InputError(
+        f"env.id {id}: the {type(env).__name__} does not say which agents there may be: give it possible_agents, a "
+        "list of all names"
+    )
+
+
+class _Base:
+    waits = False
+
+    def __init__(self, env: Any, agents: tuple[Any, ...]):
+        self.env, self.agents = env, agents
+        self.look: Look = lambda faults: None
+        self._steps, self._ended = 0, set[Any]()
+        self._movers: tuple[Any, ...] = ()
+
+    def observation_space(self, agent: Any) -> Any:
+        return self.env.observation_space(agent)
+
+    def action_space(self, agent: Any) -> Any:
+        return self.env.action_space(agent)
+
+    def _began(self) -> str:
+        where = place_in_time(self._steps, reset=True)
+        self._ended = set()
+        return where
+
+    def _stepped(self) -> str:
+        self._steps += 1
+        return place_in_time(self._steps, reset=False)
+
+    def _reset(self, seed: int | None) -> Any:
+        return self.env.reset() if seed is None else seeded(self.env, seed)
+
+
+class Parallel(_Base):
+    """PettingZoo's parallel interface: all that are in `agents` act at once."""
+
+    def reset(self, seed: int | None) -> Turn:
+        where, result = self._began(), self._reset(seed)
+        self.look(lambda: agent_faults.of_parallel_reset(self.env, result, where))
+        obs, infos = result
+        self._movers = tuple(self.env.agents)
+        return Turn(obs, {}, {}, {}, infos, self._movers)
+
+    def step(self, action: dict[Any, Any]) -> Turn:
+        where, result = self._stepped(), self.env.step(action)
+        acted, ended = self._movers, self._ended
+        self.look(lambda: agent_faults.of_parallel_step(self.env, acted, ended, result, where))
+        obs, reward, terminated, truncated, infos = result
+        now = tuple(self.env.agents)
+        over = {agent for agent in acted if terminated.get(agent) or truncated.get(agent)}
+        # one that left without an end: a value after it can be had only from what it saw last
+        truncated = {**truncated, **{agent: True for agent in acted if agent not in now and agent not in over}}
+        self._ended = ended | over
+        self._movers = tuple(agent for agent in now if agent not in over)
+        return Turn(obs, reward, terminated, truncated, infos, self._movers, over=not self._movers)
+
+
+class TurnTaking(_Base):
+    """PettingZoo's AECEnv: `agent_selection` acts, and the others in `agents` wait."""
+
+    waits = True
+
+    def reset(self, seed: int | None) -> Turn:
+        where = self._began()
+        self._reset(seed)
+        self._earned = dict.fromkeys(self.agents, 0.0)
+        self.look(lambda: agent_faults.of_turn(self.env, (), where, reset=True))
+        return self._turn({}, {}, {}, {}, {}, where)
+
+    def step(self, action: dict[Any, Any]) -> Turn:
+        where, env = self._stepped(), self.env
+        self._earned[env.agent_selection] = 0.0
+        returned = env.step(action[env.agent_selection])
+        ended = self._ended
+        self.look(lambda: agent_faults.of_turn(env, ended, where, reset=False, returned=returned))
+        there = list(env.agents)
+        reward, infos = dict(env.rewards), dict(env.infos)
+        terminated, truncated = dict(env.terminations), dict(env.truncations)
+        over = [agent for agent in there if terminated[agent] or truncated[agent]]
+        obs = {agent: env.observe(agent) for agent in over}
+        while env.agents and (env.terminations[env.agent_selection] or env.truncations[env.agent_selection]):
+            env.step(None)  # who has ended says so to PettingZoo, and leaves
+        self._ended = ended | set(over)
+        self.look(lambda: agent_faults.of_last(env, self._earned, reward, where))
+        return self._turn(obs, reward, terminated, truncated, infos, where)
+
+    def _turn(self, obs: dict, reward: dict, terminated: dict, truncated: dict, infos: dict, where: str) -> Turn:
+        env = self.env
+        for agent, earned in reward.items():
+            self._earned[agent] += float(earned)
+        there = tuple(env.agents)
+        live = {agent: env.observe(agent) for agent in there}  # a mask is that of whoever is selected now
+
+        def faults() -> Iterator[Fault]:
+            for agent, one in live.items():
+                yield from agent_faults.of_one(agent, self.observation_space, one, where)
+
+        self.look(faults)
+        movers = (env.agent_selection,) if there else ()
+        waiting = tuple(agent for agent in there if agent not in movers)
+        infos = {**infos, **{agent: env.infos.get(agent, {}) for agent in there}}
+        return Turn({**obs, **live}, reward, terminated, truncated, infos, movers, waiting, over=not there)
+
+
+class Rllib(_Base):
+    """RLlib's interface: those that have an observation act next.
+
+    With `waits`, an agent that was there, has not ended and has no observation waits for its turn; without, it is
+    absent until it has one.
+    """
+
+    def __init__(self, env: Any, agents: tuple[Any, ...], *, waits: bool, id: str):
+        super().__init__(env, agents)
+        self.waits = waits
+        self._id = id
+        self._there: dict[Any, None] = {}
+
+    def observation_space(self, agent: Any) -> Any:
+        return self._space("observation", agent)
+
+    def action_space(self, agent: Any) -> Any:
+        return self._space("action", agent)
+
+    def _space(self, what: str, agent: Any) -> Any:
+        if callable(given := getattr(self.env, f"get_{what}_space", None)):
+            return given(agent)
+        if (by_agent := getattr(self.env, f"{what}_spaces", None)) is not None:
+            return by_agent[agent]
+        found = getattr(self.env, f"{what}_space", None)
+        named = getattr(found, "spaces", None)
+        if isinstance(named, Mapping) and set(self.agents) <= set(named):
+            return named[agent]
+        if found is None:
+            raise InputError(
+                f"env.id {self._id}: the {type(self.env).__name__} has no {what} space of agent {agent!r}: give it "
+                f"{what}_spaces, a dict by agent"
+            )
+        return found
+
+    def reset(self, seed: int | None) -> Turn:
+        where, result = self._began(), self._reset(seed)
+        self.look(lambda: agent_faults.of_rllib_reset(self.agents, self.observation_space, result, where))
+        obs, infos = result
+        self._movers = tuple(agent for agent in self.agents if agent in obs)
+        self._there = dict.fromkeys(self._movers)
+        return Turn(obs, {}, {}, {}, infos, self._movers)
+
+    def step(self, action: dict[Any, Any]) -> Turn:
+        where, result = self._stepped(), self.env.step(action)
+        acted, ended = self._movers, self._ended
+        self.look(
+            lambda: agent_faults.of_rllib_step(
+                self.agents, self.observation_space, acted, ended, result, where, waits=self.waits
+            )
+        )
+        obs, reward, terminated, truncated, infos = result
+        end, cut = bool(terminated.get(ALL)), bool(truncated.get(ALL))
+        flags = [{agent: bool(part.get(agent)) for agent in self.agents} for part in (terminated, truncated)]
+        over = {agent for agent in self.agents if flags[0][agent] or flags[1][agent]}
+        self._ended = (ended - set(obs)) | over
+        if end or cut:  # for those who have not ended by themselves
+            rest = [agent for agent in self.agents if agent not in over]
+            flags[0 if end else 1].update(dict.fromkeys(rest, True))
+        self._movers = tuple(agent for agent in self.agents if agent in obs and agent not in over)
+        self._there = dict.fromkeys(agent for agent in (*self._there, *self._movers) if agent not in over)
+        waiting = tuple(agent for agent in self._there if agent not in self._movers) if self.waits else ()
+        done = end or cut or self._ended >= set(self.agents)
+        return Turn(obs, reward, flags[0], flags[1], infos, self._movers, waiting, done)

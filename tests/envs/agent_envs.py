@@ -1,0 +1,243 @@
+"""Small environments of several agents, with the members of PettingZoo's and RLlib's interfaces but not their bases."""
+
+from typing import ClassVar
+
+import numpy as np
+from gymnasium import spaces
+
+SEEN = spaces.Box(-100.0, 100.0, (2,), np.float32)
+
+
+class Walkers:
+    """Agent w_k pays k + 1 a step and ends after `ends[k]` steps; w_2 comes at step `born`. What they see is (k, t)."""
+
+    possible_agents: ClassVar = ["w_0", "w_1", "w_2"]
+    metadata: ClassVar = {"name": "walkers"}
+
+    def __init__(self, ends=(2, 4, 5), born=0, truncates=()):
+        self._ends, self._born, self._truncates = ends, born, truncates
+        self._spaces = {agent: (SEEN, spaces.Discrete(3)) for agent in self.possible_agents}
+        self.seeds, self.given = [], []
+
+    def observation_space(self, agent):
+        return self._spaces[agent][0]
+
+    def action_space(self, agent):
+        return self._spaces[agent][1]
+
+    def _see(self, agent):
+        return np.array([self.possible_agents.index(agent), self.t], np.float32)
+
+    def reset(self, seed=None, options=None):
+        self.seeds.append(seed)
+        self.t = 0
+        self.agents = [agent for agent in self.possible_agents if agent != "w_2" or not self._born]
+        return {agent: self._see(agent) for agent in self.agents}, {agent: {"t": 0} for agent in self.agents}
+
+    def step(self, actions):
+        self.given.append(dict(actions))
+        self.t += 1
+        acted = list(self.agents)
+        over = {agent: self.t >= self._ends[self.possible_agents.index(agent)] for agent in acted}
+        self.agents = [agent for agent in acted if not over[agent]]
+        if self._born and self.t == self._born:
+            self.agents.append("w_2")
+        rewards = {agent: self.possible_agents.index(agent) + 1.0 for agent in acted}
+        terminations = {agent: over[agent] and agent not in self._truncates for agent in acted}
+        truncations = {agent: over[agent] and agent in self._truncates for agent in acted}
+        obs = {agent: self._see(agent) for agent in dict.fromkeys([*acted, *self.agents])}
+        return obs, rewards, terminations, truncations, {agent: {"t": self.t} for agent in obs}
+
+    def state(self):
+        return np.array([self.t, len(self.agents), 7.0], np.float32)
+
+    def close(self):
+        pass
+
+
+class Nim:
+    """Agents take 1 to 3 of seven matches in turn; who takes the last wins 1 off the other. PettingZoo's AECEnv."""
+
+    possible_agents: ClassVar = ["p_0", "p_1"]
+    metadata: ClassVar = {"name": "nim", "is_parallelizable": False}
+
+    def __init__(self, masked=True, actions=None):
+        self._masked = masked
+        plain = spaces.Box(0.0, 7.0, (1,), np.float32)
+        self._seen = spaces.Dict({"left": plain, "action_mask": spaces.MultiBinary(3)}) if masked else plain
+        self._actions = spaces.Discrete(3) if actions is None else actions
+
+    def observation_space(self, agent):
+        return self._seen
+
+    def action_space(self, agent):
+        return self._actions
+
+    def reset(self, seed=None, options=None):
+        self.left, self.agents, self.agent_selection = 7, list(self.possible_agents), "p_0"
+        self.rewards, self._cumulative_rewards = dict.fromkeys(self.agents, 0.0), dict.fromkeys(self.agents, 0.0)
+        self.terminations, self.truncations = dict.fromkeys(self.agents, False), dict.fromkeys(self.agents, False)
+        self.infos = {agent: {} for agent in self.agents}
+
+    def observe(self, agent):
+        left = np.array([self.left], np.float32)
+        allowed = np.array([n <= self.left and agent == self.agent_selection for n in (1, 2, 3)], np.int8)
+        return {"left": left, "action_mask": allowed} if self._masked else left
+
+    def last(self, observe=True):
+        agent = self.agent_selection
+        flags = self.terminations[agent], self.truncations[agent]
+        return self.observe(agent), self._cumulative_rewards[agent], *flags, self.infos[agent]
+
+    def step(self, action):
+        agent = self.agent_selection
+        if self.terminations[agent]:
+            assert action is None
+            for part in (self.rewards, self._cumulative_rewards, self.terminations, self.truncations, self.infos):
+                del part[agent]
+            self.agents.remove(agent)
+            self.agent_selection = self.agents[0] if self.agents else None
+            return
+        other = "p_1" if agent == "p_0" else "p_0"
+        self._cumulative_rewards[agent] = 0.0
+        self.left -= min(int(action) + 1, self.left)
+        self.rewards = {agent: 1.0, other: -1.0} if self.left == 0 else dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, self.left == 0)
+        for name, reward in self.rewards.items():
+            self._cumulative_rewards[name] += reward
+        self.agent_selection = other
+
+    def close(self):
+        pass
+
+
+class Turns:
+    """RLlib's interface: a and b act in turn for `length` steps; each pays 1 to who acts and 10 to the other."""
+
+    def __init__(self, config=None, length=4):
+        self.possible_agents = ["a", "b"]
+        self.observation_spaces = dict.fromkeys(self.possible_agents, SEEN)
+        self.action_spaces = dict.fromkeys(self.possible_agents, spaces.Discrete(2))
+        self._length = (config or {}).get("length", length)
+
+    def _see(self):
+        return {self.possible_agents[self.t % 2]: np.array([self.t % 2, self.t], np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return self._see(), {}
+
+    def step(self, actions):
+        (actor,) = actions
+        self.t += 1
+        rewards = {agent: 1.0 if agent == actor else 10.0 for agent in self.possible_agents}
+        over = {"__all__": self.t >= self._length}
+        return self._see(), rewards, over, {"__all__": False}, {}
+
+    def close(self):
+        pass
+
+
+class PatientTurns(Turns):
+    """Turns whose agents say that they wait."""
+
+    turn_based = True
+
+
+class Faulty(Walkers):
+    """Walkers with one fault, which `fault` names."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self._fault = fault
+
+    def observation_space(self, agent):
+        if self._fault == "new space":
+            return spaces.Box(-100.0, 100.0, (2,), np.float32)
+        return super().observation_space(agent)
+
+    def reset(self, seed=None, options=None):
+        if self._fault == "unseeded":
+            self._noise = np.random.default_rng()
+        obs, infos = super().reset(seed)
+        if self._fault == "pair":
+            return obs
+        if self._fault == "nobody":
+            self.agents = []
+        return obs, infos
+
+    def step(self, actions):
+        obs, rewards, terminations, truncations, infos = super().step(actions)
+        match self._fault:
+            case "four":
+                return obs, rewards, terminations, infos
+            case "list":
+                rewards = list(rewards.values())
+            case "stranger":
+                self.agents.append("w_9")
+            case "no observation":
+                obs.pop("w_2")
+            case "no reward":
+                rewards.pop("w_1", None)
+            case "shape":
+                obs["w_1"] = np.zeros(3, np.float32)
+            case "flag":
+                terminations["w_2"] = 0
+            case "reward":
+                rewards["w_2"] = "much"
+            case "stays":
+                self.agents = list(dict.fromkeys([*self.agents, *actions]))
+            case "leaves":
+                self.agents = [agent for agent in self.agents if agent != "w_1"]
+                rewards.pop("w_1", None) if "w_1" not in actions else None
+            case "back":
+                self.agents += ["w_0"] if self.t == 4 else []
+                obs |= {"w_0": self._see("w_0")} if self.t == 4 else {}
+            case "unseeded":
+                obs["w_2"] = self._noise.uniform(size=2).astype(np.float32)
+            case "dead reward":
+                rewards |= {"w_0": 1.0}
+        return obs, rewards, terminations, truncations, infos
+
+
+class Unequal(Walkers):
+    """Walkers of whom one has more actions."""
+
+    def action_space(self, agent):
+        return spaces.Discrete(4) if agent == "w_1" else super().action_space(agent)
+
+
+class MaskedByInfos(Walkers):
+    """Walkers whose infos say which actions can be taken: k is not for w_k."""
+
+    def _allowed(self, infos):
+        return {a: {"action_mask": np.arange(3) != self.possible_agents.index(a)} for a in infos}
+
+    def reset(self, seed=None, options=None):
+        obs, infos = super().reset(seed)
+        return obs, self._allowed(infos)
+
+    def step(self, actions):
+        *rest, infos = super().step(actions)
+        return *rest, self._allowed(infos)
+
+
+class Breaks(Walkers):
+    """Walkers that raise at the third step of the first game."""
+
+    made = 0
+
+    def __init__(self):
+        super().__init__()
+        type(self).made += 1
+        self._breaks = type(self).made == 1
+
+    def step(self, actions):
+        if self._breaks and self.t == 2:
+            raise RuntimeError("it broke")
+        return super().step(actions)
+
+
+def make_walkers(ends=(2, 4, 5)):
+    """A function that does not say what it makes."""
+    return Walkers(ends=tuple(ends))

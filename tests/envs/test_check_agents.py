@@ -1,0 +1,97 @@
+"""What the checker finds in environments of several agents, and that it finds nothing in sound ones."""
+
+import numpy as np
+import pytest
+
+from jrl import check_env
+from jrl.envs.check_values import Findings, look_at_columns
+
+NAME = "agent_envs"
+
+
+@pytest.mark.parametrize("name", ["Walkers", "Nim", "MaskedByInfos", "PatientTurns", "make_walkers"])
+def test_sound_ones_have_no_problems(name):
+    report = check_env(f"{NAME}:{name}", steps=40)
+    assert report.ok, report.problems
+    assert [note for note in report.notes if "same stream" not in note] == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("pair", "returned no pair"),
+        ("stranger", "agent 'w_9' is not in possible_agents"),
+        ("no observation", "observations has nothing of agent 'w_2'"),
+        ("no reward", "rewards has nothing of agent 'w_1'"),
+        ("shape", "agent 'w_1': observation of shape (3,)"),
+        ("flag", "terminations['w_2'] is 0"),
+        ("stays", "agent 'w_0' has ended, but is in agents still"),
+        ("leaves", "agent 'w_1' is not in agents any more, but has not ended"),
+        ("new space", "observation_space('w_0') is another object at each call"),
+        ("unseeded", "the same seed and actions gave another stream"),
+    ],
+)
+def test_problems(fault, words):
+    report = check_env(f"{NAME}:Faulty", options={"fault": fault}, steps=20)
+    assert any(words in line for line in report.problems), report
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("back", "agent 'w_0' has ended in this episode before"), ("dead reward", "rewards has agent 'w_0'")],
+)
+def test_notes(fault, words):
+    report = check_env(f"{NAME}:Faulty", options={"fault": fault}, steps=20)
+    assert report.ok and any(words in line for line in report.notes), report
+
+
+def test_turns_that_nobody_declared_are_noted():
+    report = check_env(f"{NAME}:Turns", steps=20)
+    assert report.ok and any("turn_based = True" in line for line in report.notes)
+
+
+def test_rewards_that_last_does_not_sum_are_found(monkeypatch):
+    from agent_envs import Nim
+
+    monkeypatch.setattr(Nim, "last", lambda self: (self.observe(self.agent_selection), 9.0, False, False, {}))
+    report = check_env(f"{NAME}:Nim", steps=10)
+    assert any("last() tells agent 'p_1' of a reward of 9" in line for line in report.problems)
+
+
+def columns(**changed):
+    """A game of two agents: a ends at step 2, b and the game at step 3, and step 4 begins another."""
+    told = {
+        "reward": np.array([[1, 1], [1, 1], [0, 1], [0, 0], [1, 1]], float),
+        "done": np.array([[0, 0], [1, 0], [0, 1], [0, 0], [0, 0]], bool),
+        "absent": np.array([[0, 0], [0, 0], [1, 0], [1, 1], [0, 0]], bool),
+        "over": np.array([[0], [0], [1], [0], [0]], bool),
+    }
+    for name, (at, value) in changed.items():
+        told[name][at] = value
+    found = Findings()
+    look_at_columns(found, ("a", "b"), **told)
+    return found.problems
+
+
+def test_columns_that_keep_to_the_contract():
+    assert columns() == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"reward": ((2, 0), 1.0)}, "step 3: agent a of environment 0 is absent, but has a reward"),
+        ({"absent": ((2, 0), False)}, "step 3: agent a of environment 0 has ended on the step before"),
+        ({"absent": ((3, 1), False)}, "step 4: agent b of environment 0"),
+        ({"done": ((2, 1), False)}, "step 3: agent b of environment 0 has not ended, but the game is over"),
+        ({"over": ((2, 0), False)}, "step 3: agent a of environment 0 and all others have ended"),
+    ],
+)
+def test_columns_that_do_not(changed, words):
+    assert any(words in line for line in columns(**changed)), columns(**changed)
+
+
+def test_one_of_pettingzoos_own():
+    pytest.importorskip("mpe2")
+    report = check_env("pettingzoo:mpe2.simple_spread_v3", options={"state": True}, steps=60)
+    assert report == ([], [])

@@ -1,0 +1,456 @@
+"""Environments of several agents that step on the host: who has which row, and what is refused."""
+
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from agent_envs import SEEN, Breaks, Walkers
+
+from jrl.envs import history, several
+from jrl.envs.context import OnFailure
+from jrl.envs.make import check, make
+from jrl.envs.multi_host import MultiHostEnv
+from jrl.errors import EnvironmentFailed, InputError
+from jrl.types import Box, Dict, Discrete
+
+NAME = "agent_envs"
+
+
+def stepped(env, steps, action=None):
+    """Steps after a reset, stacked: reward, terminated, truncated, absent [T, B], over [T, games]."""
+    env.reset()
+    rows = []
+    for _ in range(steps):
+        result = env.step(np.zeros(env.spec.num_envs, np.int32) if action is None else action)
+        rows.append((result.reward, result.terminated, result.truncated, *result.several))
+    return [np.stack(part) for part in zip(*rows)]
+
+
+def test_columns_are_games_times_agents():
+    env = make(f"{NAME}:Walkers", num_envs=2)
+    assert env.spec.agents == ("w_0", "w_1", "w_2") and env.spec.num_envs == 6 and env.spec.games == 2
+    assert env.spec.observation == Box((2,), "float32", -100.0, 100.0) and env.spec.action == Discrete(3)
+    np.testing.assert_array_equal(env.reset()[:, 0], [0, 1, 2, 0, 1, 2])
+    assert env.foreach_env(lambda one: one.seeds[0])[1] == env.foreach_env(lambda one: one.seeds[0])[0] + 1
+
+
+def test_actions_go_to_their_agents_and_only_to_those_that_are_there():
+    env = make(f"{NAME}:Walkers", num_envs=2)
+    env.reset()
+    for _ in range(3):
+        env.step(np.array([0, 1, 2, 2, 1, 0], np.int32))
+    first, second = env.foreach_env(lambda one: one.given)
+    assert first == [{"w_0": 0, "w_1": 1, "w_2": 2}] * 2 + [{"w_1": 1, "w_2": 2}]
+    assert second == [{"w_0": 2, "w_1": 1, "w_2": 0}] * 2 + [{"w_1": 1, "w_2": 0}]
+
+
+def test_an_agent_ends_on_its_own_row_and_the_game_goes_on():
+    env = make(f"{NAME}:Walkers", num_envs=1)
+    reward, terminated, truncated, absent, over = stepped(env, 7)
+    np.testing.assert_array_equal(terminated.nonzero(), [[1, 3, 4], [0, 1, 2]])
+    assert not truncated.any()
+    np.testing.assert_array_equal(absent[:, 0], [0, 0, 1, 1, 1, 1, 0])
+    np.testing.assert_array_equal(absent[:, 2], [0, 0, 0, 0, 0, 1, 0])
+    np.testing.assert_array_equal(over[:, 0], [0, 0, 0, 0, 1, 0, 0])
+    np.testing.assert_array_equal(reward[:, 0], [1, 1, 0, 0, 0, 0, 1])
+    np.testing.assert_array_equal(reward[:, 2], [3, 3, 3, 3, 3, 0, 3])
+
+
+def test_the_last_observation_is_the_agents_own_and_the_reset_row_shows_the_new_game():
+    env = make(f"{NAME}:Walkers", num_envs=1)
+    env.reset()
+    seen = [env.step(np.zeros(3, np.int32)).obs.copy() for _ in range(6)]
+    np.testing.assert_array_equal(seen[1][0], [0, 2])  # not that of the next game
+    np.testing.assert_array_equal(seen[4][2], [2, 5])
+    np.testing.assert_array_equal(seen[5], [[0, 0], [1, 0], [2, 0]])
+
+
+def test_a_time_limit_of_the_environment_is_no_end():
+    _, terminated, truncated, _, over = stepped(make(f"{NAME}:Walkers", num_envs=1, options={"truncates": ["w_1"]}), 5)
+    np.testing.assert_array_equal(truncated.nonzero(), [[3], [1]])
+    np.testing.assert_array_equal(terminated.nonzero(), [[1, 4], [0, 2]])
+    assert over[4, 0] and not over[3, 0]
+
+
+def test_the_horizon_truncates_those_that_are_there():
+    env = make(f"{NAME}:Walkers", num_envs=1, horizon=3)
+    assert env.spec.max_episode_steps == 3
+    _, terminated, truncated, absent, over = stepped(env, 5)
+    np.testing.assert_array_equal(truncated.nonzero(), [[2, 2], [1, 2]])
+    np.testing.assert_array_equal(terminated.nonzero(), [[1], [0]])
+    np.testing.assert_array_equal(over[:, 0], [0, 0, 1, 0, 0])
+    assert absent[3].all() and not absent[4].any()
+
+
+def test_an_end_at_the_horizon_is_an_end():
+    _, terminated, truncated, _, over = stepped(make(f"{NAME}:Walkers", num_envs=1, horizon=4), 4)
+    assert terminated[3, 1] and not truncated[3, 1] and truncated[3, 2] and over[3, 0]
+
+
+def test_one_that_is_born_later_shows_its_first_observation_on_an_absent_row():
+    env = make(f"{NAME}:Walkers", num_envs=1, options={"ends": [9, 9, 9], "born": 2})
+    env.reset()
+    results = [env.step(np.zeros(3, np.int32)) for _ in range(3)]
+    assert [bool(result.several.absent[2]) for result in results] == [True, True, False]
+    np.testing.assert_array_equal(results[1].obs[2], [2, 2])
+    assert [result.reward[2] for result in results] == [0, 0, 3]
+
+
+def test_one_that_comes_back_begins_an_episode_of_its_own():
+    env = make(f"{NAME}:Faulty", num_envs=1, options={"fault": "back"})
+    _, terminated, _, absent, over = stepped(env, 6)
+    np.testing.assert_array_equal(absent[:, 0], [0, 0, 1, 1, 0, 1])  # it ends once more, at once
+    np.testing.assert_array_equal(terminated[:, 0], [0, 1, 0, 0, 1, 0])
+    assert over[4, 0]
+
+
+def test_one_that_leaves_without_an_end_is_truncated_after_the_first_steps():
+    env = make(f"{NAME}:Faulty", num_envs=1, options={"fault": "leaves"}, on_failure=OnFailure(check_steps=0))
+    _, terminated, truncated, absent, _ = stepped(env, 3)
+    np.testing.assert_array_equal(truncated[:, 1], [1, 0, 0])
+    assert not terminated[:, 1].any() and absent[1:, 1].all()
+
+
+def test_games_end_each_by_itself():
+    env = make(f"{NAME}:Walkers", num_envs=2)
+    env.reset()
+    env.foreach_env(lambda one: setattr(one, "_ends", (1, 1, 1)) if one.seeds[0] % 2 else None)
+    odd = env.foreach_env(lambda one: one.seeds[0] % 2 == 1)
+    result = env.step(np.zeros(6, np.int32))
+    np.testing.assert_array_equal(result.several.over, odd)
+    np.testing.assert_array_equal(result.terminated, np.repeat(odd, 3))
+
+
+# ---------------------------------------------------------------- the global view and masks
+
+
+def test_the_global_view_is_each_agents():
+    env = make(f"{NAME}:Walkers", num_envs=2, options={"state": True})
+    assert env.spec.observation["state"].shape == (3,) and env.spec.observation["obs"].shape == (2,)
+    env.reset()
+    obs = env.step(np.zeros(6, np.int32)).obs
+    np.testing.assert_array_equal(obs["state"], [[1, 3, 7]] * 6)
+    np.testing.assert_array_equal(obs["obs"][:, 0], [0, 1, 2, 0, 1, 2])
+
+
+def test_who_has_no_global_view_is_told_so():
+    with pytest.raises(InputError, match=r"env.options.state: .*Turns has no method state"):
+        make(f"{NAME}:Turns", options={"state": True})
+
+
+def test_masks_of_infos_join_the_observations():
+    env = make(f"{NAME}:MaskedByInfos", num_envs=1)
+    np.testing.assert_array_equal(env.reset()["action_mask"], ~np.eye(3, dtype=bool))
+    result = env.step(np.array([1, 2, 0], np.int32))
+    np.testing.assert_array_equal(result.obs["action_mask"], ~np.eye(3, dtype=bool))
+    np.testing.assert_array_equal(result.obs["obs"][:, 1], [1, 1, 1])
+    assert env.foreach_env(lambda one: len(one.seeds)) == [1]  # the look at the infos is the first reset
+
+
+def test_a_mask_that_is_named_and_not_there_is_refused():
+    with pytest.raises(InputError, match=r"env.action_mask_info legal: the infos of .* have no such entry"):
+        make(f"{NAME}:Walkers", action_mask_info="legal")
+
+
+# ---------------------------------------------------------------- turns
+
+
+def allowed(obs):
+    """The first action that each column can take."""
+    return obs["action_mask"].argmax(-1).astype(np.int32)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_who_waits_may_do_that_alone_and_is_paid_while_it_waits(masked):
+    env = make(f"{NAME}:Nim", num_envs=1, options={"masked": masked})
+    assert env.spec.action == Discrete(4) and env.spec.observation["action_mask"].shape == (4,)
+    obs = env.reset()
+    np.testing.assert_array_equal(obs["action_mask"], [[1, 1, 1, 0], [0, 0, 0, 1]])
+    result = env.step(np.array([2, 3], np.int32))
+    np.testing.assert_array_equal(result.obs["action_mask"], [[0, 0, 0, 1], [1, 1, 1, 0]])
+    assert result.obs["left" if masked else "obs"][0, 0] == 4 and not result.several.absent.any()
+    result = env.step(np.array([3, 1], np.int32))  # two are left
+    np.testing.assert_array_equal(result.obs["action_mask"], [[1, 1, not masked, 0], [0, 0, 0, 1]])
+    result = env.step(np.array([1, 3], np.int32))
+    np.testing.assert_array_equal(result.reward, [1, -1])
+    assert result.terminated.all() and result.several.over.all()
+    result = env.step(np.array([0, 0], np.int32))
+    assert result.several.absent.all() and not result.terminated.any() and not result.reward.any()
+    np.testing.assert_array_equal(result.obs["action_mask"], [[1, 1, 1, 0], [0, 0, 0, 1]])
+
+
+def test_to_wait_in_ones_own_turn_is_an_error():
+    env = make(f"{NAME}:Nim", num_envs=1)
+    env.reset()
+    with pytest.raises(EnvironmentFailed, match="'p_0' is to move, and its action was to wait"):
+        env.step(np.array([3, 3], np.int32))
+
+
+def test_turns_without_numbered_actions_are_refused():
+    from agent_envs import Nim
+
+    from jrl import registry
+
+    registry.register("continuous-nim", lambda context: Nim(masked=False, actions=SEEN))
+    with pytest.raises(InputError, match=r"continuous-nim: its agents take turns.*expected Discrete actions, got Box"):
+        make("continuous-nim")
+
+
+@pytest.mark.parametrize("how", [("Turns", {"turn_based": True}), ("PatientTurns", {})])
+def test_rllibs_turns_are_waited_for_where_they_are_declared(how):
+    env = make(f"{NAME}:{how[0]}", num_envs=1, options={"length": 3, **how[1]})
+    obs = env.reset()
+    rewards, ends, absent = [], [], []
+    for _ in range(3):
+        result = env.step(allowed(obs))
+        obs = result.obs
+        rewards.append(result.reward.tolist())
+        ends.append(result.terminated.tolist())
+        absent.append(result.several.absent.tolist())
+    assert rewards == [[1, 0], [10, 11], [1, 10]]  # b was not there on the first row, and is paid for it on its own
+    assert ends == [[False, False], [False, False], [True, True]] and result.several.over.all()
+    assert absent == [[False, True], [False, False], [False, False]]
+
+
+def test_rllibs_turns_are_absent_rows_otherwise_and_pay_with_the_next_action():
+    env = make(f"{NAME}:Turns", num_envs=1, options={"length": 4})
+    assert env.spec.action == Discrete(2)
+    reward, terminated, _, absent, over = stepped(env, 5)
+    np.testing.assert_array_equal(absent, [[0, 1], [1, 0], [0, 1], [1, 0], [1, 1]])
+    np.testing.assert_array_equal(reward, [[1, 0], [0, 11], [11, 0], [0, 11], [0, 0]])
+    np.testing.assert_array_equal(terminated, [[0, 0], [0, 0], [0, 0], [0, 1], [0, 0]])
+    np.testing.assert_array_equal(over[:, 0], [0, 0, 0, 1, 0])
+
+
+def test_rewards_of_one_game_are_not_owed_in_the_next():
+    reward = stepped(make(f"{NAME}:Turns", num_envs=1, options={"length": 1}), 3)[0]
+    np.testing.assert_array_equal(reward, [[1, 0], [0, 0], [1, 0]])
+
+
+class LateEnd(Walkers):
+    """RLlib's interface, one agent of which has an end together with its first observation, and one without a last."""
+
+    observation_space, action_space = SEEN, None
+    possible_agents: ClassVar = ["first", "second"]
+
+    def __init__(self):
+        from gymnasium import spaces
+
+        self.action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return {"first": np.zeros(2, np.float32)}, {}
+
+    def step(self, actions):
+        assert set(actions) <= {"first"}
+        if "first" in actions and not hasattr(self, "once"):
+            self.once = True
+            end = {"first": False, "second": True, "__all__": False}
+            return dict.fromkeys(("first", "second"), np.ones(2, np.float32)), {"second": 5.0}, end, {}, {}
+        return {}, {}, {"first": False, "__all__": False}, {"first": True, "__all__": True}, {}
+
+
+def test_an_end_at_the_first_observation_and_one_without_a_last_observation():
+    from jrl import registry
+
+    registry.register("late-end", lambda context: LateEnd())
+    env = make("late-end", num_envs=1)
+    reward, terminated, truncated, absent, over = stepped(env, 3)
+    np.testing.assert_array_equal(absent, [[0, 1], [0, 1], [1, 1]])
+    assert not terminated.any() and not reward.any()
+    np.testing.assert_array_equal(truncated, [[0, 0], [1, 0], [0, 0]])
+    np.testing.assert_array_equal(over[:, 0], [0, 1, 0])
+
+
+# ---------------------------------------------------------------- what is refused, and what fails
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("pair", "the first reset returned no pair"),
+        ("nobody", "the first reset: agents is empty"),
+        ("four", "step 1 returned 4 values"),
+        ("list", "step 1: rewards is a list, no dict by agent"),
+        ("stranger", "step 1: agent 'w_9' is not in possible_agents"),
+        ("no observation", "step 1: observations has nothing of agent 'w_2', which has not ended"),
+        ("no reward", "step 1: rewards has nothing of agent 'w_1'"),
+        ("shape", r"step 1: agent 'w_1': observation of shape \(3,\), but the space has \(2,\)"),
+        ("flag", r"step 1: terminations\['w_2'\] is 0, a int: put bool"),
+        ("reward", "step 1: agent 'w_2': reward 'much' is no number"),
+        ("stays", "step 2: agent 'w_0' has ended, but is in agents still: take it out"),
+        ("leaves", "step 1: agent 'w_1' is not in agents any more, but has not ended: say so"),
+    ],
+)
+def test_what_is_no_step_is_refused_with_the_agent_and_the_mend(fault, words):
+    with pytest.raises(InputError, match=words):
+        stepped(make(f"{NAME}:Faulty", num_envs=1, options={"fault": fault}), 3)
+
+
+def test_agents_of_different_spaces_are_refused_by_name():
+    with pytest.raises(
+        InputError, match=r"expected agents of equal spaces, got w_0: .*Discrete\(3\); w_1: .*Discrete\(4\)"
+    ):
+        make(f"{NAME}:Unequal")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"remote_worker_envs": True},
+        {"remote_worker_envs": True, "batch_wait_ms": 1.0},
+        {"batch_size": 1},
+        {"horizon": 5, "soft_horizon": True},
+    ],
+)
+@pytest.mark.parametrize("name", ["Walkers", "make_walkers"])
+def test_what_does_not_go_with_several_agents_is_refused_by_name(settings, name):
+    if name == "make_walkers" and "remote_worker_envs" in settings:
+        with pytest.raises(InputError, match="it has several agents"):
+            make(f"{NAME}:{name}", num_envs=2, **settings)
+        return
+    with pytest.raises(InputError, match=f"env.{list(settings)[-1]}"):
+        make(f"{NAME}:{name}", num_envs=2, **settings)
+
+
+def test_an_option_that_is_none_is_refused():
+    assert check(f"{NAME}:Walkers", options={"end": 3}) == [
+        f"env.options.end: {NAME}:Walkers has no such option: did you mean ends?"
+    ]
+    assert check(f"{NAME}:Walkers", options={"state": 3}) == ["env.options.state: expected true or false, got 3"]
+
+
+def test_one_that_fails_is_made_anew_and_its_columns_say_so():
+    Breaks.made = 0
+    env = make(f"{NAME}:Breaks", num_envs=2, on_failure=OnFailure(restart=True))
+    env.reset()
+    results = [env.step(np.zeros(6, np.int32)) for _ in range(4)]
+    # w_0 of the game that broke had ended on the row before
+    np.testing.assert_array_equal(results[2].failed, [0, 1, 1, 0, 0, 0])
+    np.testing.assert_array_equal(results[2].several.absent, [1, 1, 1, 1, 0, 0])
+    assert not results[2].several.over.any() and env.num_restarts == 1
+    np.testing.assert_array_equal(results[2].obs[:3, 1], [0, 0, 0])
+    np.testing.assert_array_equal(results[3].several.absent, [0, 0, 0, 1, 0, 0])
+
+
+def test_one_that_fails_ends_the_run_with_its_line():
+    Breaks.made = 0
+    env = make(f"{NAME}:Breaks", num_envs=1)
+    with pytest.raises(EnvironmentFailed, match=r"agent_envs.py:\d+: RuntimeError: it broke"):
+        stepped(env, 3)
+
+
+# ---------------------------------------------------------------- which ids have several agents
+
+
+@pytest.mark.parametrize(
+    ("id", "known", "found"),
+    [
+        (f"{NAME}:Walkers", True, True),
+        (f"{NAME}:Turns", True, True),  # its constructor says so
+        (f"{NAME}:make_walkers", None, True),
+        ("counter_env:Counter", False, False),
+        ("CartPole-v1", False, False),
+        ("pettingzoo:mpe2.simple_spread_v3", True, True),
+        (f"{NAME}:Nowhere", False, False),
+    ],
+)
+def test_ids_of_several_agents(id, known, found):
+    assert several.declared(id, {}) is known
+    assert several.is_multi_agent(id, {}) is found
+
+
+def test_a_function_that_does_not_say_what_it_makes_is_looked_at():
+    env = make(f"{NAME}:make_walkers", num_envs=2, options={"ends": [1, 1, 1]})
+    assert isinstance(env, MultiHostEnv) and stepped(env, 1)[4].all()
+    assert make(f"{NAME}:make_walkers", num_envs=1, options={"state": True}).spec.observation["state"].shape == (3,)
+
+
+def test_a_module_that_is_not_there_is_named():
+    with pytest.raises(InputError, match=r"env.id pettingzoo:no_such_suite.game_v1: .*no_such_suite"):
+        make("pettingzoo:no_such_suite.game_v1")
+
+
+# ---------------------------------------------------------------- around them
+
+
+def test_wrappers_hand_on_what_several_agents_tell():
+    env = make(f"{NAME}:Walkers", num_envs=1, no_done_at_end=True, frame_stack=2, use_prev_reward=True)
+    env.reset()
+    results = [env.step(np.zeros(3, np.int32)) for _ in range(4)]
+    assert results[1].truncated[0] and not results[1].terminated.any()
+    assert results[2].several.absent.tolist() == [True, False, False] and env.spec.agents == ("w_0", "w_1", "w_2")
+    np.testing.assert_array_equal(results[3].obs["obs"][1], [[1, 3], [1, 4]])
+    assert results[3].obs["prev_reward"].tolist() == [0, 2, 3]
+
+
+def test_history_begins_anew_on_every_absent_row():
+    env = make(f"{NAME}:Walkers", num_envs=1, options={"ends": [9, 9, 9], "born": 3}, frame_stack=2)
+    env.reset()
+    results = [env.step(np.zeros(3, np.int32)) for _ in range(4)]
+    np.testing.assert_array_equal(results[2].obs[2], [[2, 3], [2, 3]])  # not the zeros that stood before
+    np.testing.assert_array_equal(results[3].obs[2], [[2, 3], [2, 4]])
+    assert isinstance(env, history._Waiting)
+
+
+def test_infos_are_kept_by_game_and_agent():
+    env = make(f"{NAME}:Walkers", num_envs=2)
+    env.infos.wanted = True
+    env.reset()
+    env.step(np.zeros(6, np.int32))
+    assert env.infos.latest[1]["w_2"] == {"t": 1}
+
+
+# ---------------------------------------------------------------- PettingZoo's own
+
+
+def played(env, steps, seed=0):
+    """Returns of the agents in each game that ended [n, A], by random actions that masks allow."""
+    rng, size = np.random.default_rng(seed), len(env.spec.agents)
+    obs, sums, found = env.reset(), np.zeros(env.spec.num_envs), []
+    for _ in range(steps):
+        if isinstance(env.spec.observation, Dict) and "action_mask" in obs:
+            weights = rng.random(obs["action_mask"].shape) * (obs["action_mask"] + 1e-9)
+            action = weights.argmax(-1).astype(np.int32)
+        else:
+            action = rng.integers(0, env.spec.action.n, env.spec.num_envs).astype(np.int32)
+        result = env.step(action)
+        obs, sums = result.obs, sums + result.reward
+        for game in np.flatnonzero(result.several.over):
+            columns = slice(game * size, (game + 1) * size)
+            found.append(sums[columns].copy())
+            sums[columns] = 0
+    return np.array(found)
+
+
+def test_simple_spread_of_mpe2():
+    pytest.importorskip("mpe2")
+    env = make("pettingzoo:mpe2.simple_spread_v3", num_envs=4, options={"state": True})
+    assert env.spec.agents == ("agent_0", "agent_1", "agent_2")
+    assert env.spec.observation["state"].shape == (54,) and env.spec.observation["obs"].shape == (18,)
+    env.reset()
+    for t in range(26):
+        result = env.step(np.zeros(12, np.int32))
+        assert not result.terminated.any()
+        assert result.truncated.all() == result.several.over.all() == (t == 24)  # 25 steps, none lost, none too many
+    assert result.several.absent.all()
+    # nobody moves: -71.8 is the mean of the sums of three agents (standard error .2 to .5 over 2000 episodes)
+    returns = []
+    for _ in range(40):
+        sums = np.zeros(12)
+        for _ in range(25):
+            sums += env.step(np.zeros(12, np.int32)).reward
+        returns += list(sums.reshape(4, 3).sum(-1))
+        env.step(np.zeros(12, np.int32))
+    assert abs(np.mean(returns) + 71.8) < 4 * np.std(returns) / np.sqrt(len(returns))
+
+
+def test_tictactoe_of_pettingzoo_is_played_in_turns():
+    pytest.importorskip("pettingzoo")
+    pytest.importorskip("pygame")
+    env = make("pettingzoo:classic.tictactoe_v3", num_envs=3)
+    assert env.spec.action == Discrete(10)
+    returns = played(env, 60)
+    assert len(returns) >= 12 and set(np.unique(returns)) <= {-1.0, 0.0, 1.0}
+    np.testing.assert_array_equal(returns.sum(-1), 0)  # nobody moved out of turn, which pays -1 to one alone
+    assert (returns[:, 0] == 1).any() and (returns[:, 0] == -1).any()

@@ -109,6 +109,59 @@ def alike(a: Space, b: Space) -> bool:
     return all(kind(x) == kind(y) and (isinstance(x, Box) or x == y) for x, y in pairs)
 
 
+def stacked(space: Space, count: int) -> Space:
+    """Returns the space of `count` elements of a space, one after the other along the first axis of each array.
+
+    Choices follow one another in a MultiDiscrete, whose arrays have no second axis. An element is that of `space`
+    with a batch axis [count], each array reshaped.
+
+    >>> stacked(Box((3,), low=0.0), 2), stacked(Discrete(4), 2)
+    (Box(shape=(2, 3), dtype='float32', low=0.0, high=inf), MultiDiscrete(nvec=(4, 4), dtype='int32'))
+    """
+    match space:
+        case Dict():
+            return Dict(tuple((name, stacked(part, count)) for name, part in space.items))
+        case Tuple():
+            return Tuple(tuple(stacked(part, count) for part in space.items))
+        case Discrete():
+            return MultiDiscrete((space.n,) * count, space.dtype)
+        case MultiDiscrete():
+            return MultiDiscrete(space.nvec * count, space.dtype)
+        case MultiBinary():
+            return MultiBinary((count, *space.shape), space.dtype)
+    low, high = (b * count if isinstance(b, tuple) else b for b in (space.low, space.high))
+    return Box((count, *space.shape), space.dtype, low, high)
+
+
+def member(space: Space, count: int) -> Space | None:
+    """Returns the space of which `space` holds `count` elements, as `stacked` makes it; None: it does not hold so many.
+
+    The bounds of a Box are those of its first element.
+
+    >>> member(MultiDiscrete((4, 4)), 2), member(Box((2, 3)), 2), member(Box((3,)), 2)
+    (MultiDiscrete(nvec=(4,), dtype='int32'), Box(shape=(3,), dtype='float32', low=-inf, high=inf), None)
+    """
+    match space:
+        case Dict():
+            named = [(name, found) for name, part in space.items if (found := member(part, count)) is not None]
+            return Dict(tuple(named)) if len(named) == len(space.items) else None
+        case Tuple():
+            parts = [found for part in space.items if (found := member(part, count)) is not None]
+            return Tuple(tuple(parts)) if len(parts) == len(space.items) else None
+        case MultiDiscrete():
+            nvec = space.nvec[: len(space.nvec) // count]
+            return MultiDiscrete(nvec, space.dtype) if nvec and nvec * count == space.nvec else None
+        case Box() | MultiBinary():
+            if space.shape[:1] != (count,):
+                return None
+            if isinstance(space, MultiBinary):
+                return MultiBinary(space.shape[1:], space.dtype)
+            size = math.prod(space.shape[1:])
+            low, high = (b[:size] if isinstance(b, tuple) else b for b in (space.low, space.high))
+            return Box(space.shape[1:], space.dtype, low, high)
+    return None
+
+
 def num_bytes(space: Space) -> int:
     """Of one element.
 
@@ -224,6 +277,7 @@ __all__ = [
     "leaves",
     "map_leaves",
     "masks_actions",
+    "member",
     "names",
     "num_bytes",
     "num_choices",
@@ -231,6 +285,7 @@ __all__ = [
     "removed",
     "seen",
     "split_mask",
+    "stacked",
     "within",
     "without",
 ]

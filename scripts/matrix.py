@@ -119,6 +119,7 @@ COLUMNS = {
     "async": Column("repeat", "echo", {"rollout": {"mode": "async"}}),
     "resume": Column("repeat", "echo", prove="resume"),
 }
+NAMES = tuple(name for name in algos.names() if not algos.get_config_class(name).in_teams)  # these tasks are no teams
 BOX = ("td3",)  # tried with Box actions where a column leaves the kind open
 
 _ON_POLICY = {"env": {"num_envs": 32}, "rollout": {"length": 16}, "stop": {"env_steps": 16_000}}
@@ -410,13 +411,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    p.add_argument("--algo", nargs="+", choices=algos.names(), default=algos.names(), help="rows (all)")
+    p.add_argument("--algo", nargs="+", choices=NAMES, default=NAMES, help="rows (all)")
     p.add_argument("--column", nargs="+", choices=tuple(COLUMNS), default=tuple(COLUMNS), help="columns (all)")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--json", type=Path, help="file for one JSON line per cell")
     p.add_argument("--write", type=Path, help=f"file with {START} and {END} for the table of all cells")
     args = p.parse_args(argv)
-    whole = len(args.algo) == len(algos.names()) and len(args.column) == len(COLUMNS)
+    whole = len(args.algo) == len(NAMES) and len(args.column) == len(COLUMNS)
     if args.write and not whole:
         p.error("--write is for the whole table: leave --algo and --column out")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")

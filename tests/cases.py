@@ -59,6 +59,14 @@ CASES: dict[str, Case] = {
         {"num_quantiles": 4, "width": 8},
         like="dqn",
     ),
+    "vdn": Case(
+        {
+            **_RATE, "mixer": "qmix", "mixer_embed": 4, "hypernet_hidden": 8, "tau": 0.1, "target_update_every": 2,
+            "max_grad_norm": 0.5,
+        },
+        {},  # the probe environments are not teams; its exact answers are in test_vdn
+        like="dqn",
+    ),
     "pqn": Case(
         {**_RATE, "normalize_reward": True, "max_leaf_norm": 1.0}, {**_PROBE_EPOCHS, **_EPSILON}, _EPOCHS, like="dqn"
     ),

@@ -212,6 +212,7 @@ LIKE_ANOTHER = [name for name in algos.names() if name not in ("ppo", "dqn")]  #
 ON_IN_JAX = [
     pytest.param(algo, "jax", "bitwise", marks=[pytest.mark.slow] if algo in LIKE_ANOTHER else [])
     for algo in algos.names()
+    if not algos.get_config_class(algo).in_teams  # CartPole is no team
 ]
 
 

@@ -15,7 +15,8 @@ scalars by name; of both, means are taken over the pieces of a batch and over de
     impala        the same                                         batch: impala.Columns [T, b], whole sequences;
                   with a core the network reads `impala.window(batch)`, [b, T + 1]
     dqn, iqn      net: parts.QNetwork, `q(params, obs) -> [N, A]`                        batch: parts.TdBatch [N]
-    pqn           the same                                                               batch: pqn.Rows [N]
+    vdn           net: parts.QNetwork, `q(params, obs) -> [N, agents, A]`                batch: parts.TdBatch [N]
+    pqn           net: parts.QNetwork, `q(params, obs) -> [N, A]`                        batch: pqn.Rows [N]
     sac, td3      net: networks.critics.Critics, `apply(params, obs, action) -> [C, N]`, for sac with Discrete actions
                   `apply(params, obs) -> [C, N, A]`; it is the critics' loss, `params` are theirs
                                                                                          batch: parts.TdBatch [N]
@@ -45,6 +46,7 @@ _MODULES = {
     "appo": "jrl.algos.appo",
     "dqn": "jrl.algos.dqn",
     "iqn": "jrl.algos.iqn",
+    "vdn": "jrl.algos.vdn",
     "pqn": "jrl.algos.pqn",
     "sac": "jrl.algos.sac",
     "td3": "jrl.algos.td3",

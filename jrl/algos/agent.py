@@ -45,6 +45,7 @@ class Common:
     learns_from: ClassVar[type] = Fresh
     acts_in: ClassVar[Any] = Space
     has_critic: ClassVar[bool] = False  # beside the policy: what reads `network.value_inputs`
+    in_teams: ClassVar[bool] = False  # it acts for teams alone, see jrl.envs.team
 
     lr: NonNegativeSchedule = 3e-4  # Adam's step size
     gamma: Unit = 0.99  # discount per step
@@ -249,7 +250,7 @@ def greedy(kind: Kind, output: Any, mask: Array | None) -> PyTree:
         case "distribution":
             return output.mode()
         case "q":
-            return ops.masked_argmax(output, mask)
+            return ops.masked_argmax(output, exploration.by_choice(mask, output))
     return output
 
 
@@ -397,7 +398,6 @@ def adapted(cfg: Common, agent: Agent, policy: Callable[..., Array], state: Stat
         acting_params(state),
         last_obs,
         agent.observer.mask(last_obs),
-        action_space=agent.spec.action,
         axis_name=agent.axis_name,
     )
 

@@ -93,6 +93,10 @@ class QLearning(Common):
         """What the K outputs for an action stand for."""
         return q_heads.expected("huber")
 
+    def reading(self) -> "Reading":
+        """How the network's outputs are read: of one agent."""
+        return Reading(of_actions, lambda agent, outputs: self.q_head().mean(outputs), taken, backup)
+
     @property
     def draws(self) -> bool:
         """Whether a key draws what the network puts out."""
@@ -149,11 +153,20 @@ class Config(QLearning):
 class Around(NamedTuple):
     """What the networks say of the observations around M transitions, and the actions that can be taken there."""
 
-    after: Array  # [M, A, K], of the target network
+    after: Array  # [M, A, K], of the target network; of a team as its Reading says
     chooser: Array  # [M, A, K], of the network that picks the next action
     allowed: Array | None  # [M, A] bool, after; None: all
     before: Any  # [M, A, K], of the target network; None where munchausen does not ask for it
     allowed_before: Array | None  # [M, A] bool
+
+
+class Reading(NamedTuple):
+    """How Q-learning reads what a network says of M observations: of one agent's actions, or of a team's."""
+
+    outputs: Callable[..., Array]  # (cfg, agent, heads, mask) -> [M, ...], which the others get
+    q: Callable[[Agent, Array], Array]  # (agent, outputs) -> what acting takes the highest of, [M, A]
+    taken: Callable[..., Array]  # (cfg, agent, outputs, actions [M, *]) -> those for the actions [M, K]
+    backup: Callable[..., Array]  # (cfg, agent, Around, actions, reward, discount) -> what those should be [M, K]
 
 
 class Keys(NamedTuple):
@@ -195,14 +208,14 @@ def of_actions(cfg: QLearning, agent: Agent, heads: Any, mask: Array | None) -> 
 
 
 def network_outputs(cfg: QLearning, agent: Agent, params: PyTree, obs: PyTree, key: Key | None = None) -> Array:
-    """[M, A, K] for observations, or a Window; `key` draws what is drawn (noise), None: without."""
-    return of_actions(cfg, agent, agent.net.apply(params, obs, key=key), agent.observer.mask(obs))
+    """Outputs [M, ...] for observations, or a Window; `key` draws what is drawn (noise), None: without."""
+    return cfg.reading().outputs(cfg, agent, agent.net.apply(params, obs, key=key), agent.observer.mask(obs))
 
 
 def q_values(cfg: QLearning, agent: Agent, params: PyTree, obs: PyTree) -> Array:
-    """[M, A]; of a Window [N, L, A]."""
-    q = cfg.q_head().mean(network_outputs(cfg, agent, params, obs))
-    return q.reshape(*obs.reset.shape, -1) if isinstance(obs, Window) else q
+    """[M, A]; of a Window [N, L, A]. Of a team [..., agents, A]."""
+    q = cfg.reading().q(agent, network_outputs(cfg, agent, params, obs))
+    return q.reshape(*obs.reset.shape, *q.shape[1:]) if isinstance(obs, Window) else q
 
 
 # ---------------------------------------------------------------- acting
@@ -217,13 +230,14 @@ def init(cfg: QLearning, agent: Agent, key: Key, networks: Callable[..., Network
 def act(
     cfg: QLearning, agent: Agent, actor: Actor, obs: PyTree, carry: PyTree, key: Key, explore: bool = True
 ) -> ActOut:
-    """Actions [B] by Q values, which with noisy layers are drawn, too."""
+    """Actions [B] by Q values, which with noisy layers are drawn, too; of a team [B, agents]."""
     noise_key, key = jax.random.split(key) if cfg.draws and explore else (None, key)
 
     def policy(cfg, agent, actor, obs, memory, explore):
         params = actor.params if not explore or actor.noisy == () else actor.noisy
         heads, memory = agent.net.step(params, obs, memory, key=noise_key)
-        return cfg.q_head().mean(of_actions(cfg, agent, heads, agent.observer.mask(obs))), memory, {}
+        reading = cfg.reading()
+        return reading.q(agent, reading.outputs(cfg, agent, heads, agent.observer.mask(obs))), memory, {}
 
     return agents.act(cfg, agent, policy, actor, obs, carry, key, explore)
 
@@ -233,13 +247,21 @@ def outputs(cfg: QLearning, agent: Agent, state: State, obs: PyTree) -> dict[str
     memory = agent.net.carry(spaces.batch_shape(agent.spec.observation, obs)[0])
     obs = agent.observer.see(state.obs_stats, obs)
     heads, _ = agent.net.step(state.params, obs, memory)
-    return {"q": cfg.q_head().mean(of_actions(cfg, agent, heads, agent.observer.mask(obs)))}
+    reading = cfg.reading()
+    return {"q": reading.q(agent, reading.outputs(cfg, agent, heads, agent.observer.mask(obs)))}
 
 
 # ---------------------------------------------------------------- learning
 
 
-def backup(cfg: QLearning, around: Around, action: Array, reward: Array, discount: Array) -> Array:
+def taken(cfg: QLearning, agent: Agent, outputs: Array, action: Array) -> Array:
+    """The outputs [M, A, K] for actions [M], [M, K]."""
+    # a comparison instead of an index: its gradient is a select, that of an index is a scatter
+    chosen = jax.nn.one_hot(action, _num_actions(agent))[..., None]
+    return jnp.sum(chosen * outputs, 1)
+
+
+def backup(cfg: QLearning, agent: Agent, around: Around, action: Array, reward: Array, discount: Array) -> Array:
     """What the outputs for the actions taken [M] should be [M, K].
 
     The greedy policy's (Nature 2015; double: arXiv:1509.06461, eq. 4), or munchausen's (arXiv:2007.14430, eq. 2).
@@ -268,7 +290,7 @@ def of_transitions(cfg: QLearning, agent: Agent, state: State, batch: Batch, key
     before = of(state.target_params, obs, keys.target) if cfg.munchausen else None
     chooser = of(state.params, next_obs, keys.chooser) if cfg.double else after
     around = Around(after, chooser, observer.mask(next_obs), before, observer.mask(obs))
-    target = backup(cfg, around, batch.action, reward, batch.discount)
+    target = cfg.reading().backup(cfg, agent, around, batch.action, reward, batch.discount)
     return parts.TdBatch(**vars(batch), target=jax.lax.stop_gradient(target))
 
 
@@ -287,7 +309,7 @@ def of_sequences(cfg: QLearning, agent: Agent, state: State, batch: SequenceBatc
     mask = observer.mask(target_window)
     allowed, allowed_before = (None, None) if mask is None else (ahead(mask), now(mask))
     around = Around(ahead(whole), ahead(chooser), allowed, now(whole), allowed_before)
-    target = backup(cfg, around, *sequences.flat((batch.action, reward, batch.discount)))
+    target = cfg.reading().backup(cfg, agent, around, *sequences.flat((batch.action, reward, batch.discount)))
     rows = lambda x: x[:, :-1]
     return parts.TdBatch(
         obs=Window(jax.tree.map(rows, online.obs), online.carry, rows(online.reset)),
@@ -306,21 +328,19 @@ def loss(
     cfg: QLearning, agent: Agent, params: PyTree, batch: parts.TdBatch, *, key: Key | None = None
 ) -> tuple[Array, tuple[Metrics, Array]]:
     """The distance of the outputs for the actions taken from their targets: (mean, (metrics, priority [N]))."""
-    head = cfg.q_head()
-    action = batch.action.reshape(-1)
-    target = batch.target.reshape(*action.shape, -1)
-    by_row = lambda x: x.reshape(batch.weight.shape)
-    # a comparison instead of an index: its gradient is a select, that of an index is a scatter
-    chosen = jax.nn.one_hot(action, _num_actions(agent))[..., None]
-    taken = jnp.sum(chosen * network_outputs(cfg, agent, params, batch.obs, key), 1)
-    distance = by_row(head.loss(taken, target))
-    mean = lambda x: jnp.mean(batch.weight * x)
-    q, target_q = by_row(head.mean(taken)), by_row(head.target_mean(target))
+    head, weight = cfg.q_head(), batch.weight
+    action = batch.action.reshape(weight.size, *batch.action.shape[weight.ndim :])
+    target = batch.target.reshape(weight.size, -1)
+    by_row = lambda x: x.reshape(weight.shape)
+    outputs = cfg.reading().taken(cfg, agent, network_outputs(cfg, agent, params, batch.obs, key), action)
+    distance = by_row(head.loss(outputs, target))
+    mean = lambda x: jnp.mean(weight * x)
+    q, target_q = by_row(head.mean(outputs)), by_row(head.target_mean(target))
     priority: Array = jnp.abs(distance if head.priority_is_loss else head.scale(target_q) - head.scale(q))
     metrics = {"loss/value": mean(distance), "value/q": mean(q), "value/target": mean(target_q)}
-    priority = jnp.where(batch.weight > 0, priority, 0.0)
+    priority = jnp.where(weight > 0, priority, 0.0)
     if agent.network.recurrent:
-        priority = sequences.sequence_priority(priority, batch.weight)
+        priority = sequences.sequence_priority(priority, weight)
     return metrics["loss/value"], (metrics, priority)
 
 
@@ -403,6 +423,7 @@ __all__ = [
     "Around",
     "Config",
     "QLearning",
+    "Reading",
     "act",
     "backup",
     "init",
@@ -412,5 +433,6 @@ __all__ = [
     "of_sequences",
     "of_transitions",
     "q_values",
+    "taken",
     "update",
 ]

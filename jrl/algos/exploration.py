@@ -2,7 +2,7 @@
 
 An algorithm says what it can feed to an exploration, its *kind*:
 
-    q             Q values [B, A]
+    q             Q values [B, A]; of a team, whose action is a MultiDiscrete, [B, agents, A], and each explores alone
     action        deterministic actions [B, *] in [-1, 1]
     distribution  a distribution object of `jrl.distributions`, batched [B]
 
@@ -19,6 +19,7 @@ is in `jrl.algos.parameter_noise`.
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -32,7 +33,7 @@ from jrl.fields.bounds import UINT32, DeviceSteps, Name, NonNegative, NonNegativ
 from jrl.fields.hyper import Options
 from jrl.ops import exploration as ops
 from jrl.ops import schedules
-from jrl.types import Array, Box, Discrete, InputError, PyTree, Space, element, hyperparams
+from jrl.types import Array, Box, Discrete, InputError, MultiDiscrete, PyTree, Space, element, hyperparams
 
 
 @hyperparams
@@ -188,8 +189,8 @@ def make(cfg: Exploration, action_space: Space, kinds: tuple[str, ...]) -> Explo
 
     Args:
       cfg: one of the classes above.
-      action_space: any where the kind is distribution, Discrete for q, a Box for action. Random actions of a Box are
-        uniform between its bounds, those of an element without two finite ones in [-1, 1].
+      action_space: any where the kind is distribution, Discrete (of a team MultiDiscrete) for q, a Box for action.
+        Random actions of a Box are uniform between its bounds, those of an element without two finite ones in [-1, 1].
       kinds: what the algorithm can feed: "q", "action", "distribution"; Random and Custom get the first.
     Returns:
       Explorer(carry, sample, kind, ...).
@@ -204,7 +205,7 @@ def make(cfg: Exploration, action_space: Space, kinds: tuple[str, ...]) -> Explo
             f"algo.exploration.name: {cfg.name} does not fit an algorithm that gives {what}: "
             f"choose one of {', '.join([*fitting, 'random', 'custom'])}"
         )
-    if kind == "q" and not isinstance(action_space, Discrete):
+    if kind == "q" and not isinstance(action_space, Discrete | MultiDiscrete):
         raise InputError(
             f"algo.exploration: {cfg.name} over Q values needs a Discrete action space, not {action_space}"
         )
@@ -248,6 +249,11 @@ def validate(cfg: Exploration) -> list[str]:
     return errors
 
 
+def by_choice(mask: Array | None, q: Array) -> Array | None:
+    """Returns the mask of a team's choices [B, agents * A] as its Q values [B, agents, A] are; of one agent itself."""
+    return None if mask is None else mask.reshape(q.shape)
+
+
 def _explorer(cfg: Exploration, space: Space, kind: str) -> tuple[Callable, Callable]:
     """(carry, choose), as if `random_timesteps` were 0.
 
@@ -261,17 +267,19 @@ def _explorer(cfg: Exploration, space: Space, kind: str) -> tuple[Callable, Call
                 if cfg.ladder:  # the state is which environment it is: rows may be those of any
                     base = schedules.value(cfg.ladder_base, env_steps)
                     epsilon = ops.epsilon_ladder(base, cfg.ladder_alpha, carry)
-                    return ops.epsilon_greedy(q, key, epsilon, mask), None, carry
-                return ops.epsilon_greedy(q, key, schedules.value(cfg.epsilon, env_steps), mask), None, carry
+                    return ops.epsilon_greedy(q, key, epsilon, by_choice(mask, q)), None, carry
+                epsilon = schedules.value(cfg.epsilon, env_steps)
+                return ops.epsilon_greedy(q, key, epsilon, by_choice(mask, q)), None, carry
 
             if cfg.ladder:
-                rung = lambda batch_size, first=0, total=None: ops.ladder_rung(batch_size, first=first, total=total)
-                return rung, epsilon_greedy
+                assert isinstance(space, Discrete | MultiDiscrete)
+                return functools.partial(_rungs, space.shape), epsilon_greedy
             return stateless, epsilon_greedy
         case SoftQ():
 
             def soft_q(q, key, env_steps, carry, mask):
-                return ops.soft_q(q, key, schedules.value(cfg.temperature, env_steps), mask), None, carry
+                temperature = schedules.value(cfg.temperature, env_steps)
+                return ops.soft_q(q, key, temperature, by_choice(mask, q)), None, carry
 
             return stateless, soft_q
         case Gaussian():
@@ -294,7 +302,7 @@ def _explorer(cfg: Exploration, space: Space, kind: str) -> tuple[Callable, Call
             return stateless, lambda dist, key, env_steps, carry, mask: (dist.sample(key), None, carry)
         case ParameterNoiseQ():  # the output comes from perturbed parameters
             return stateless, lambda q, key, env_steps, carry, mask: (
-                ops.epsilon_greedy(q, key, cfg.random_share, mask), None, carry
+                ops.epsilon_greedy(q, key, cfg.random_share, by_choice(mask, q)), None, carry
             )  # fmt: skip
         case ParameterNoiseAction():
             return stateless, lambda action, key, env_steps, carry, mask: (action, None, carry)
@@ -308,6 +316,13 @@ def _explorer(cfg: Exploration, space: Space, kind: str) -> tuple[Callable, Call
             return stateless, anything
     carry, choose = _custom(cfg, space, kind)
     return lambda batch_size, first=0, total=None: carry(batch_size), choose
+
+
+def _rungs(shape: tuple[int, ...], batch_size: int, first: Any = 0, total: int | None = None) -> Array:
+    """[B] f32 of environments; [B, agents] of teams, whose agents are neighbours on the ladder."""
+    agents = math.prod(shape)
+    total = None if total is None else total * agents
+    return ops.ladder_rung(batch_size * agents, first=first * agents, total=total).reshape(batch_size, *shape)
 
 
 def _custom(cfg: Custom, space: Space, kind: str) -> tuple[Callable, Callable]:
@@ -331,7 +346,8 @@ def _custom(cfg: Custom, space: Space, kind: str) -> tuple[Callable, Callable]:
     expected: Any = jax.tree.structure(element(space))
 
     def choose(output, key, env_steps, carry, mask):
-        result = function(ops.masked_q(output, mask) if kind == "q" else output, key, env_steps, carry)
+        output = ops.masked_q(output, by_choice(mask, output)) if kind == "q" else output
+        result = function(output, key, env_steps, carry)
         if not isinstance(result, tuple) or len(result) not in (2, 3):
             raise InputError(
                 f"algo.exploration.path {cfg.path}: it must return (action, carry) or (action, log_prob, carry), "
@@ -383,6 +399,7 @@ __all__ = [
     "Random",
     "SoftQ",
     "Stochastic",
+    "by_choice",
     "make",
     "validate",
 ]

@@ -28,7 +28,7 @@ from jrl.algos.custom_loss import Loss
 from jrl.algos.observer import Observer
 from jrl.algos.q_heads import QHead
 from jrl.networks import Head, Network, NetworkConfig
-from jrl.networks.dense import linear
+from jrl.networks.dense import dense, layer
 from jrl.ops import distributional, random
 from jrl.types import Algo, Array, Discrete, EnvSpec, Key, PyTree, hyperparams
 
@@ -70,7 +70,7 @@ def networks(cfg: Config, observer: Observer, network: NetworkConfig) -> Network
 
     def init(key: Key) -> PyTree:
         key, *keys = jax.random.split(key, 4)
-        return {"base": base.init(key)} | {name: _layer(k, *sizes[name]) for name, k in zip(sizes, keys, strict=True)}
+        return {"base": base.init(key)} | {name: layer(k, *sizes[name]) for name, k in zip(sizes, keys, strict=True)}
 
     def quantiles(params: PyTree, embedding: Array, key: Key | None) -> tuple[Array]:
         """[..., A * 2K] of embeddings [..., width], at levels [K] that all rows share."""
@@ -78,8 +78,8 @@ def networks(cfg: Config, observer: Observer, network: NetworkConfig) -> Network
         middles = (jnp.arange(num, dtype=jnp.float32) + 0.5) / num
         levels = middles if key is None else random.uniform(key, (num,))
         cosines = jnp.cos(math.pi * levels[:, None] * jnp.arange(_COSINES, dtype=jnp.float32)[None])
-        x = x * jax.nn.relu(_dense(params["level"], cosines))[None]
-        q = jnp.swapaxes(_dense(params["q_head"], jax.nn.relu(_dense(params["hidden"], x))), 1, 2)  # [rows, A, K]
+        x = x * jax.nn.relu(dense(params["level"], cosines))[None]
+        q = jnp.swapaxes(dense(params["q_head"], jax.nn.relu(dense(params["hidden"], x))), 1, 2)  # [rows, A, K]
         both = jnp.concatenate([q, jnp.broadcast_to(levels[None, None], q.shape)], -1)
         return (both.reshape(*embedding.shape[:-1], -1),)
 
@@ -95,18 +95,6 @@ def networks(cfg: Config, observer: Observer, network: NetworkConfig) -> Network
         return quantiles(params, embedding, key), carry
 
     return Network(init, apply, base.carry, step, unroll)
-
-
-def _layer(key: Key, inputs: int, outputs: int) -> dict[str, Array]:
-    """Weights uniform in +-1/sqrt(inputs)."""
-    draws = (2.0 * random.uniform(key, (inputs + 1, outputs)) - 1.0) / math.sqrt(inputs)
-    return {"kernel": draws[:-1], "bias": draws[-1]}
-
-
-def _dense(layer: dict[str, Array], x: Array) -> Array:
-    """x [..., inputs] through one layer."""
-    y = linear(x.reshape(-1, x.shape[-1]), layer["kernel"]) + layer["bias"][None]
-    return y.reshape(*x.shape[:-1], -1)
 
 
 def make(

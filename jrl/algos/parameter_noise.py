@@ -17,11 +17,11 @@ import jax.numpy as jnp
 from flax import struct
 
 from jrl.algos import parts
-from jrl.algos.exploration import Exploration, ParameterNoise, ParameterNoiseQ
+from jrl.algos.exploration import Exploration, ParameterNoise, ParameterNoiseQ, by_choice
 from jrl.fields.hyper import NetworkConfig
 from jrl.ops import exploration as ops
 from jrl.ops import schedules
-from jrl.types import Array, Discrete, InputError, Key, Metrics, PyTree, Space
+from jrl.types import Array, InputError, Key, Metrics, PyTree
 
 
 @struct.dataclass
@@ -62,7 +62,6 @@ def adapted(
     obs: PyTree,
     mask: Array | None = None,
     *,
-    action_space: Space,
     axis_name: str | None,
 ) -> Any:
     """A State whose noise is nearer to the distance that it is to have.
@@ -73,14 +72,13 @@ def adapted(
       state: a State with `env_steps` and `own`.
       params: that act without noise.
       obs, mask: [B, *] as networks read it, and [B, A] bool, the actions that can be taken there; None: all.
-      action_space: of the environment.
       axis_name: of the mapped axis over devices; None outside of one.
     """
     if not isinstance(cfg, ParameterNoise):
         return state
     noise, noisy_params = state.own["noise"], perturbed(cfg, state.own, params, state.env_steps)
     exact, noisy = policy(params, obs), policy(noisy_params, obs)
-    target, distance = _distance(cfg, action_space, state.env_steps, exact, noisy, mask, axis_name)
+    target, distance = _distance(cfg, state.env_steps, exact, noisy, mask, axis_name)
     std = ops.adapted_std(noise.std, distance, target, cfg.factor)
     return replace(state, own={**state.own, "noise": replace(noise, std=std)})
 
@@ -96,14 +94,14 @@ def _drawn(cfg: ParameterNoise, noise: Noise, params: PyTree, env_steps: Array) 
     return ops.perturbed(params, key, noise.std)
 
 
-def _distance(cfg: Any, space: Space, env_steps, exact, noisy, mask, axis_name) -> tuple[Array, Array]:
+def _distance(cfg: Any, env_steps, exact, noisy, mask, axis_name) -> tuple[Array, Array]:
     """(the distance that is wanted, the one that there is)."""
     if isinstance(cfg, ParameterNoiseQ):
-        assert isinstance(space, Discrete)
+        mask = by_choice(mask, exact)
         epsilon = schedules.value(cfg.epsilon, env_steps)
         distance = parts.pmean(ops.softmax_kl(exact, noisy, mask).mean(), axis_name)
         if mask is None:
-            return ops.epsilon_kl(epsilon, space.n), distance
+            return ops.epsilon_kl(epsilon, exact.shape[-1]), distance
         num_allowed = ops.allowed(mask).sum(-1, dtype=jnp.int32)
         return parts.pmean(ops.epsilon_kl(epsilon, num_allowed).mean(), axis_name), distance
     mean_square = parts.pmean(jnp.square(exact - noisy).mean(), axis_name)

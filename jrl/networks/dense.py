@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.networks import initial
+from jrl.types import Array, Key
 
 
 @jax.custom_vjp
@@ -51,4 +52,16 @@ class Dense(nn.Module):
         return linear(x, kernel) + bias[None]
 
 
-__all__ = ["Dense", "linear"]
+def layer(key: Key, inputs: int, outputs: int) -> dict[str, Array]:
+    """Draws a layer's `kernel` [inputs, outputs] and `bias` [outputs], uniform in +-1/sqrt(inputs)."""
+    draws = initial.uniform(inputs)(key, (inputs + 1, outputs))
+    return {"kernel": draws[:-1], "bias": draws[-1]}
+
+
+def dense(weights: dict[str, Array], x: Array) -> Array:
+    """Applies such a layer to x [..., inputs]: [..., outputs]."""
+    y = linear(x.reshape(-1, x.shape[-1]), weights["kernel"]) + weights["bias"][None]
+    return y.reshape(*x.shape[:-1], -1)
+
+
+__all__ = ["Dense", "dense", "layer", "linear"]

@@ -33,17 +33,17 @@ def resolved(cfg: RunConfig) -> RunConfig:
 
 
 def check(cfg: RunConfig, spec: EnvSpec) -> None:
-    """Raises InputError: the environments turned out to have several agents, or the collection does not go with them."""
+    """Raises InputError: the environments turned out to have several agents, or collecting does not go with them."""
     if not spec.agents:
         return
     if cfg.multi_agent is None:
         raise InputError(
-            f"env.id {cfg.env.id} has several agents, {', '.join(spec.agents)}: say so with the section multi_agent: {{}}"
+            f"env.id {cfg.env.id} has several agents, {', '.join(spec.agents)}: say so with a section multi_agent: {{}}"
         )
     if cfg.rollout.batch_mode != "truncate_episodes":
         raise InputError(
-            "rollout.batch_mode complete_episodes: the agents of a game end at different times, and their episodes could "
-            "not be put together: use truncate_episodes"
+            "rollout.batch_mode complete_episodes: the agents of a game end at different times, and their episodes "
+            "could not be put together: use truncate_episodes"
         )
 
 

@@ -12,23 +12,44 @@ from cases import CASES
 from jax.sharding import PartitionSpec as P
 
 from jrl import algos
+from jrl.envs import team
 from jrl.networks import NetworkConfig
 from jrl.replay import ring, sequences
 from jrl.rollout import unroll
 from jrl.run import parallel
-from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, JaxEnv, MultiDiscrete, Rollout, StepResult, element
+from jrl.types import (
+    Batch,
+    Box,
+    Dict,
+    Discrete,
+    EnvSpec,
+    JaxEnv,
+    MultiBinary,
+    MultiDiscrete,
+    Rollout,
+    StepResult,
+    element,
+)
 
 VECTOR = Box((4,))
 BOX = Box((3,), low=-1.0, high=1.0)
 NETWORK = NetworkConfig(hidden=(8, 8))
 
 
+def in_teams(name):
+    """Whether an algorithm acts for teams alone."""
+    return algos.get_config_class(name).in_teams
+
+
 def acts_in(name, kind):
-    """Whether an algorithm acts in spaces of this kind."""
-    return issubclass(kind, algos.get_config_class(name).acts_in)
+    """Whether an algorithm acts in spaces of this kind, whatever it observes."""
+    return issubclass(kind, algos.get_config_class(name).acts_in) and not in_teams(name)
 
 
 def spec(action=None, observation=VECTOR, num_envs=8, name="ppo"):
+    """Of an algorithm for teams, a team of two agents of three actions, who observe `observation`."""
+    if in_teams(name):
+        return EnvSpec(team.observation(observation, 2), action or MultiDiscrete((3, 3)), num_envs)
     some = Discrete(3) if acts_in(name, Discrete) else Box((2,), low=-1.0, high=1.0)
     return EnvSpec(observation, action or some, num_envs)
 
@@ -48,7 +69,11 @@ def learn(algo):
 
 
 def observations(rng, space, batch):
-    """[*batch, *space.shape] of the space's dtype."""
+    """[*batch, *space.shape] of the space's dtype, of a Dict by name."""
+    if isinstance(space, Dict):
+        return {name: observations(rng, part, batch) for name, part in space.items}
+    if isinstance(space, MultiBinary):
+        return jnp.asarray(rng.integers(0, 2, (*batch, *space.shape)), space.dtype)
     if isinstance(space, Discrete):
         return rng.integers(0, space.n, batch).astype(np.int32)
     if isinstance(space, MultiDiscrete):
@@ -89,15 +114,16 @@ def _unroll_act(act):
 def rollout(algo, env_spec, actor, *, T=8, seed=0):
     """A Rollout whose actions and extras come from `algo.act`."""
     rng, B = np.random.default_rng(seed), env_spec.num_envs
-    obs = jnp.asarray(observations(rng, env_spec.observation, (T + 1, B)))
-    action, extras = _unroll_act(algo.act)(actor, obs[:-1], jax.random.split(jax.random.key(seed), T), algo.carry(B))
+    obs = jax.tree.map(jnp.asarray, observations(rng, env_spec.observation, (T + 1, B)))
+    last_obs, obs = part(obs, -1), jax.tree.map(lambda x: x[:-1], obs)
+    action, extras = _unroll_act(algo.act)(actor, obs, jax.random.split(jax.random.key(seed), T), algo.carry(B))
     terminated, truncated, mask = flags(rng, T, B)
     reward = np.where(mask, rng.normal(size=(T, B)), 0).astype(np.float32)
     if algo.running_return_gamma is not None:
         extras = {**extras, "running_return": jnp.asarray(rng.normal(size=(T, B)), jnp.float32)}
     return Rollout(
-        obs=obs[:-1],
-        last_obs=obs[-1],
+        obs=obs,
+        last_obs=jax.tree.map(jnp.asarray, last_obs),
         action=action,
         reward=jnp.asarray(reward),
         terminated=jnp.asarray(terminated),
@@ -112,8 +138,9 @@ def rollout(algo, env_spec, actor, *, T=8, seed=0):
 def batch(algo, env_spec, actor, *, N=64, seed=0):
     """A Batch whose actions come from `algo.act`; a quarter of its rows are void."""
     rng = np.random.default_rng(seed)
-    obs, next_obs = (jnp.asarray(observations(rng, env_spec.observation, (N,))) for _ in range(2))
-    actions, _ = _unroll_act(algo.act)(actor, obs[None], jax.random.split(jax.random.key(seed), 1), algo.carry(N))
+    obs, next_obs = (jax.tree.map(jnp.asarray, observations(rng, env_spec.observation, (N,))) for _ in range(2))
+    step = jax.tree.map(lambda x: x[None], obs)
+    actions, _ = _unroll_act(algo.act)(actor, step, jax.random.split(jax.random.key(seed), 1), algo.carry(N))
     weight = rng.uniform(0.5, 1.5, N) * (rng.random(N) > 0.25)
     return Batch(
         obs=obs,
@@ -146,7 +173,8 @@ def world(env_spec, end_rate=0.2):
             lambda x: jax.random.normal(next(keys), (B, *x.shape)).astype(x.dtype), element(env_spec.observation)
         )
         if isinstance(env_spec.observation, Dict) and "action_mask" in obs:
-            allowed = jax.random.bernoulli(next(keys), 0.6, (B, 3)).at[:, 1].set(True)
+            choices = obs["action_mask"].shape[1]
+            allowed = jax.random.bernoulli(next(keys), 0.6, (B, choices)).at[:, 1::3].set(True)
             obs["action_mask"] = jnp.where(end[:, None], 0, allowed).astype(jnp.int8)
         return obs
 

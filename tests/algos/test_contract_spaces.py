@@ -70,7 +70,7 @@ SPACES += [
 @pytest.mark.parametrize(("name", "action", "observation"), SPACES, ids=str)
 def test_spaces(name, action, observation):
     """Shapes and dtypes of actions, and an update that moves the parameters and leaves them finite."""
-    env_spec = fakes.spec(action, observation)
+    env_spec = fakes.spec(action, observation, name=name)
     network = fakes.NETWORK if len(observation.shape) < 3 else NetworkConfig(torso="impala")
     options = {"normalize_obs": True} if hasattr(fakes.config(name), "normalize_obs") else {}
     algo = fakes.make(name, env_spec, network, **options)

@@ -58,8 +58,8 @@ def from_the_network(name, net, params, batch):
     if getattr(fakes.config(name), "draws", False):  # the network gives a user's loss what is not drawn
         return "value/target", mean(batch, batch.target.mean(-1))
     if hasattr(net, "q"):
-        q = jnp.take_along_axis(net.q(params, batch.obs), batch.action[:, None], -1)[:, 0]
-        return "value/q", mean(batch, q)
+        q = jnp.take_along_axis(net.q(params, batch.obs), batch.action[..., None], -1)[..., 0]
+        return "value/q", mean(batch, q.sum(-1) if fakes.in_teams(name) else q)
     if name == "sac":
         q = jnp.take_along_axis(net.apply(params, batch.obs), batch.action[None, :, None], -1)[..., 0]
         return "value/q", mean(batch, q.mean(0))

@@ -25,7 +25,7 @@ from jrl.algos.exploration import (
     Stochastic,
 )
 from jrl.errors import InputError
-from jrl.types import Box, Discrete, MultiDiscrete
+from jrl.types import Box, Discrete, MultiDiscrete, element
 
 N = 20_000
 KEY = jax.random.key(5)
@@ -250,12 +250,13 @@ slow = lambda name, quick: pytest.param(name, marks=[] if name in quick else pyt
 def test_every_algorithm_can_act_at_random(name):
     algo = fakes.make(name, exploration=Random())
     actor = algo.actor(fakes.perturbed(algo.init(KEY)))
-    obs = jnp.ones((3000, 4))
+    like = element(fakes.spec(name=name).observation)
+    obs = jax.tree.map(lambda x: jnp.ones((3000, *x.shape), x.dtype), like)
     out = algo.act(actor, obs, algo.carry(3000), KEY)
     if name == "td3":
         assert stats.kstest(np.ravel(out.action), stats.uniform(-1, 2).cdf).pvalue > 1e-3
     else:
-        assert stats.chisquare(np.bincount(out.action, minlength=3)).pvalue > 1e-3
+        assert stats.chisquare(np.bincount(np.ravel(out.action), minlength=3)).pvalue > 1e-3
     if "log_prob" in out.extras:
         np.testing.assert_allclose(out.extras["log_prob"], -np.log(3) * np.ones(3000), rtol=1e-6)
     greedy = algo.act(actor, obs, algo.carry(3000), KEY, explore=False).action

@@ -21,6 +21,7 @@ from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, Rollout, Sequen
 KEY = jax.random.key(4)
 NAMES = algos.names()
 REPLAY = tuple(name for name in NAMES if not fakes.make(name).on_policy)
+SINGLE = tuple(name for name in REPLAY if not fakes.in_teams(name))  # whose observation can be one array
 BOX = Box((2,), low=-1.0, high=1.0)
 NESTED = Dict((("velocity", Box((3,))), ("position", Box((2,)))))
 MASKED = Dict((("action_mask", MultiBinary((3,))), ("x", Box((3,)))))
@@ -42,6 +43,8 @@ OPTIONS = {
 
 
 def spec(name, observation, num_envs=fakes.COLUMNS):
+    if fakes.in_teams(name):
+        return fakes.spec(observation=observation, num_envs=num_envs, name=name)
     return EnvSpec(observation, Discrete(3) if fakes.acts_in(name, Discrete) else BOX, num_envs)
 
 
@@ -73,7 +76,8 @@ def spoiled(data):
         # observations that no row before led to; the others are what a time limit is bootstrapped from
         reset = data.window.reset
         unread = reset & jnp.concatenate([jnp.ones_like(reset[:, :1]), reset[:, :-1]], 1)
-        hide = lambda x: jnp.where(unread[..., None], jnp.nan, x) if x.dtype == jnp.float32 else x
+        behind = lambda x: unread.reshape(*unread.shape, *[1] * (x.ndim - unread.ndim))
+        hide = lambda x: jnp.where(behind(x), jnp.nan, x) if x.dtype == jnp.float32 else x
         changes["window"] = data.window.replace(obs=jax.tree.map(hide, data.window.obs))
         changes["ahead"] = fill(data.ahead, 2**30)
     return void, data.replace(**changes)
@@ -87,7 +91,7 @@ def spoiled(data):
         )
         for name in NAMES
         for observation, core in (("masked", None), ("privileged", "gru"), ("masked", "lstm"))
-        if observation != "masked" or fakes.acts_in(name, Discrete)
+        if observation != "masked" or fakes.acts_in(name, Discrete) or fakes.in_teams(name)
         for options in (OPTIONS.get(name, ({},)) if core else ({},))
     ],
     ids=str,
@@ -135,13 +139,14 @@ def test_a_dictionary_of_vectors_is_their_concatenation(name):
     state = fakes.perturbed(jax.jit(algo.init)(KEY))
     assert jax.tree.structure(state) == jax.tree.structure(jax.eval_shape(other.init, KEY))
     data = fakes.data(algo, plain, algo.actor(state))
-    split = lambda x: {"position": x[..., :2], "velocity": x[..., 2:]}
+    halves = lambda x: {"position": x[..., :2], "velocity": x[..., 2:]}
+    split = lambda x: {**x, "agents": halves(x["agents"])} if fakes.in_teams(name) else halves(x)
     names = ("obs", "last_obs") if algo.on_policy else ("obs", "next_obs")
     parts = data.replace(**{name: split(getattr(data, name)) for name in names})
     assert_close(jax.jit(other.update)(state, parts, KEY), jax.jit(algo.update)(state, data, KEY), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "sac" else [pytest.mark.slow]) for n in REPLAY])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "sac" else [pytest.mark.slow]) for n in SINGLE])
 def test_running_statistics_are_of_all_rows_that_came(name):
     """What acts and learns sees (obs - mean) / deviation of them; rewards are divided by the return's deviation."""
     env_spec, options = fakes.spec(name=name), {"adam_eps": 1.0, "gamma": 0.9}
@@ -194,7 +199,8 @@ def test_epsilon_follows_the_environment_steps(name):
     env_spec = fakes.spec(name=name)
     algo = fakes.make(name, env_spec, exploration=EpsilonGreedy(epsilon=((0, 1.0), (1000, 0.0))))
     state, act = fakes.perturbed(jax.jit(algo.init)(KEY)), jax.jit(algo.act, static_argnames="explore")
-    obs = jnp.asarray(fakes.observations(np.random.default_rng(0), env_spec.observation, (5000,)))
+    obs = fakes.observations(np.random.default_rng(0), env_spec.observation, (5000,))
+    obs = jax.tree.map(jnp.asarray, obs)
     best = algo.outputs(state, obs)["q"].argmax(-1)
 
     def share(env_steps, explore=True):

@@ -1,0 +1,301 @@
+"""VDN and QMIX: what their mixers can represent, acting by agent, memory, absent agents, refusals."""
+
+import dataclasses
+
+import games
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fakes import assert_same
+
+from jrl.algos import ppo, vdn
+from jrl.algos.exploration import EpsilonGreedy, Random
+from jrl.envs.team import observation, team
+from jrl.errors import InputError
+from jrl.fields import hyper
+from jrl.networks import NetworkConfig
+from jrl.replay import ring, sequences
+from jrl.rollout import unroll
+from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, element
+
+KEY = jax.random.key(3)
+AGENT = Dict((("obs", Box((3,))), ("state", Box((2,))), ("action_mask", MultiBinary((4,)))))
+SPEC = EnvSpec(observation(AGENT, 3), MultiDiscrete((4, 4, 4)), 8)
+SMALL = NetworkConfig(hidden=(16,))
+MIXERS = ("sum", "qmix")
+
+
+def observations(rows, seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        "agents": jnp.asarray(rng.normal(size=(rows, 3, 3)), jnp.float32),
+        "state": jnp.asarray(rng.normal(size=(rows, 2)), jnp.float32),
+        "present": jnp.ones((rows, 3), jnp.int8),
+        "action_mask": jnp.ones((rows, 12), jnp.int8),
+    }
+
+
+def batch(rows=16, **changes):
+    rng = np.random.default_rng(5)
+    made = Batch(
+        obs=observations(rows),
+        action=jnp.asarray(rng.integers(0, 4, (rows, 3)), jnp.int32),
+        reward=jnp.asarray(rng.normal(size=rows), jnp.float32),
+        discount=jnp.full((rows,), 0.9, jnp.float32),
+        next_obs=observations(rows, 1),
+        weight=jnp.ones((rows,), jnp.float32),
+        index=jnp.arange(rows, dtype=jnp.int32),
+    )
+    return dataclasses.replace(made, **changes)
+
+
+# ---------------------------------------------------------------- mixers
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_the_joint_value_rises_with_each_agents(mixer):
+    """Whatever the hypernetworks say: by the gradient, at 500 drawn weights of both signs."""
+    cfg, rng = vdn.Config(mixer=mixer, mixer_embed=5), np.random.default_rng(0)
+    width = 0 if mixer == "sum" else 3 * 5 + 5 + 5 + 1
+    q, weights = (jnp.asarray(rng.normal(size=(500, n)), jnp.float32) for n in (3, width))
+    slopes = jax.vmap(jax.grad(lambda q, w: vdn.mixed(cfg, q[None], w[None])[0]))(q, weights)
+    assert slopes.shape == (500, 3)
+    assert (slopes >= 0).all() and (slopes > 0).mean() > 0.99
+    if mixer == "qmix":
+        assert float(slopes.std()) > 0.1  # and it is no sum
+
+
+def test_qmix_against_a_plain_loop():
+    """Agents' values 1 and -2, two hidden units: elu of |W1|^T q + b1, times |w2|, plus v."""
+    w1, b1, w2, v = [[1.0, -2.0], [-3.0, 0.5]], [0.5, 4.0], [-1.0, 2.0], 0.25
+    weights = jnp.array([[*w1[0], *w1[1], *b1, *w2, v]])
+    hidden = [1 * 1 + -2 * 3 + 0.5, 1 * 2 + -2 * 0.5 + 4.0]
+    want = (np.exp(hidden[0]) - 1) * 1 + hidden[1] * 2 + v
+    got = vdn.mixed(vdn.Config(mixer="qmix", mixer_embed=2), jnp.array([[1.0, -2.0]]), weights)
+    np.testing.assert_allclose(got, [want], rtol=1e-6)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_targets_and_errors_are_of_the_joint_value(mixer):
+    """One update's loss by hand: the chooser's best action of each agent among those allowed, valued by the target."""
+    cfg = vdn.Config(mixer=mixer, gamma=0.9)
+    algo = vdn.make(cfg, SPEC, SMALL)
+    state = algo.init(KEY)
+    other = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(KEY, x.shape), state.params)
+    state = state.replace(target_params=other)
+    allowed = np.ones((16, 12), np.int8)
+    allowed[:, 5:8] = 0  # of the second agent action 0 alone
+    data = batch(next_obs={**observations(16, 1), "action_mask": jnp.asarray(allowed)})
+    _, aux = algo.update(state, data, KEY)
+
+    def q(params, obs):
+        return np.asarray(algo.outputs(state.replace(params=params), obs)["q"])
+
+    def joint(params, obs, action):
+        values = np.take_along_axis(q(params, obs), np.asarray(action)[..., None], 2)[..., 0]
+        if mixer == "sum":
+            return values.sum(1)
+        hyper = {name: [{k: np.asarray(v) for k, v in one.items()} for one in layers]
+                 for name, layers in params["mixer"].items()}  # fmt: skip
+        out = {}
+        for name, layers in hyper.items():
+            x = np.asarray(obs["state"])
+            for i, one in enumerate(layers):
+                x = (np.maximum(x, 0) if i else x) @ one["kernel"] + one["bias"]
+            out[name] = x
+        first = np.einsum("na,nae->ne", values, np.abs(out["w1"]).reshape(16, 3, -1)) + out["b1"]
+        hidden = np.where(first > 0, first, np.expm1(np.minimum(first, 0)))
+        return (hidden * np.abs(out["w2"])).sum(1) + out["v"][:, 0]
+
+    chosen = q(state.params, data.next_obs).copy()
+    chosen[:, 1, 1:] = -np.inf
+    target = np.asarray(data.reward) + 0.9 * joint(other, data.next_obs, chosen.argmax(-1))
+    error = target - joint(state.params, data.obs, data.action)
+    np.testing.assert_allclose(aux.priority, np.abs(error), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(aux.metrics["loss/value"], np.mean(error**2) / 2, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_an_absent_agent_changes_nothing(mixer):
+    """Neither what it sees nor what it did matters to the update; of one that is present both do."""
+    algo = vdn.make(vdn.Config(mixer=mixer), SPEC, SMALL)
+    state, update = algo.init(KEY), jax.jit(algo.update)
+    gone = lambda obs: {**obs, "present": obs["present"].at[:, 1].set(0)}
+    data = batch()
+    absent = dataclasses.replace(data, obs=gone(data.obs), next_obs=gone(data.next_obs))
+
+    def spoiled(data):
+        see = lambda obs: {**obs, "agents": obs["agents"].at[:, 1].multiply(-7.0)}
+        action = data.action.at[:, 1].set(3 - data.action[:, 1])
+        return dataclasses.replace(data, obs=see(data.obs), next_obs=see(data.next_obs), action=action)
+
+    assert_same(update(state, absent, KEY), update(state, spoiled(absent), KEY))
+    losses = [float(update(state, x, KEY)[1].metrics["loss/value"]) for x in (data, spoiled(data), absent)]
+    assert len(set(losses)) == 3
+
+
+# ---------------------------------------------------------------- acting
+
+
+def test_each_agent_explores_on_its_own():
+    """Of two agents, with epsilon 1/2 and two actions, each takes its best in 3/4 of all steps, independently."""
+    spec = EnvSpec(observation(Box((3,)), 2), MultiDiscrete((2, 2)), 1)
+    algo = vdn.make(vdn.Config(exploration=EpsilonGreedy(epsilon=0.5)), spec, SMALL)
+    state = algo.init(KEY)
+    obs = jax.tree.map(lambda x: x[:1, :2], {k: v for k, v in observations(1).items() if k in ("agents", "present")})
+    obs = jax.tree.map(lambda x: jnp.repeat(x, 20_000, 0), obs)
+    best = algo.act(algo.actor(state), obs, (), KEY, explore=False).action
+    assert best.shape == (20_000, 2) and best.dtype == jnp.int32
+    np.testing.assert_array_equal(best, algo.outputs(state, obs)["q"].argmax(-1))
+    taken = np.asarray(algo.act(algo.actor(state), obs, (), KEY).action == best)
+    np.testing.assert_allclose(taken.mean(0), 0.75, atol=0.02)
+    np.testing.assert_allclose(taken.all(1).mean(), 0.75**2, atol=0.02)
+
+
+def test_the_ladder_has_a_rung_for_each_agent():
+    """Agents of neighbouring teams stand one after the other, also in a part of the run's environments."""
+    algo = vdn.make(vdn.Config(exploration=EpsilonGreedy(ladder=True)), SPEC, SMALL)
+    np.testing.assert_allclose(algo.carry(2), np.arange(6).reshape(2, 3) / 5)
+    np.testing.assert_allclose(algo.carry(2, 1, 4), np.arange(3, 9).reshape(2, 3) / 11, rtol=1e-6)
+    out = algo.act(algo.actor(algo.init(KEY)), observations(2), algo.carry(2), KEY)
+    assert out.action.shape == (2, 3)
+
+
+@pytest.mark.parametrize("explore", [False, True])
+def test_only_allowed_actions_are_taken(explore):
+    algo = vdn.make(vdn.Config(exploration=EpsilonGreedy(epsilon=1.0)), SPEC, SMALL)
+    mask = np.random.default_rng(0).random((64, 3, 4)) < 0.4
+    mask[..., 2] |= ~mask.any(-1)
+    obs = {**observations(64), "action_mask": jnp.asarray(mask.reshape(64, 12), jnp.int8)}
+    action = np.asarray(algo.act(algo.actor(algo.init(KEY)), obs, (), KEY, explore=explore).action)
+    assert np.take_along_axis(mask, action[..., None], 2).all()
+
+
+def test_without_ids_equal_observations_have_equal_values():
+    same = {**observations(1), "agents": jnp.ones((1, 3, 3))}
+    for agent_id in (False, True):
+        algo = vdn.make(vdn.Config(agent_id=agent_id), SPEC, SMALL)
+        q = np.asarray(algo.outputs(algo.init(KEY), same)["q"])[0]
+        assert np.array_equal(q[0], q[1]) != agent_id
+
+
+# ---------------------------------------------------------------- exact answers
+
+
+def learned(algo, env, *, iterations, batch_size=128, length=16):
+    """(greedy return per game, the State): collects, adds to replay and updates as often as it collects a row."""
+    kinds = {"obs": element(env.spec.observation), "action": element(env.spec.action)}
+    sizes = {"capacity": 20_000, "num_envs": env.spec.num_envs, "batch_size": batch_size, "gamma": 0.99, "n_step": 1}
+    if algo.sequences:
+        kept = jax.eval_shape(lambda: algo.carry(1).memory)
+        extras = {"carry": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), kept)}
+        buffer = sequences.make(**kinds, **sizes, length=6, burn_in=0, extras=extras)
+    else:
+        buffer = ring.make(**kinds, **sizes)
+    source = unroll.make(env, algo.act, length=length, carry=algo.carry)
+
+    def iteration(carry, key):
+        collecting, state, held = carry
+        keys = jax.random.split(key, 1 + length)
+        collecting, rollout, _ = source.step(collecting, algo.actor(state), keys[0])
+        state, held = algo.ingest(state, rollout), buffer.add(held, rollout)
+        update = lambda state, key: (algo.update(state, buffer.sample(held, key), key)[0], None)
+        return (collecting, jax.lax.scan(update, state, keys[1:])[0], held), None
+
+    @jax.jit
+    def run(key):
+        keys = jax.random.split(key, 3)
+        start = source.init(keys[0]), algo.init(keys[1]), buffer.init()
+        return jax.lax.scan(iteration, start, jax.random.split(keys[2], iterations))[0][1]
+
+    return run
+
+
+def greedy_return(algo, env, state):
+    """The mean return of whole games without exploration; a game of two steps and its reset row is three rows."""
+    source = unroll.make(env, algo.act, length=60, carry=algo.carry, explore=False)
+    _, rollout, _ = jax.jit(source.step)(source.init(KEY), algo.actor(state), KEY)
+    return float(rollout.reward.sum()) / (20 * env.spec.num_envs)
+
+
+@pytest.mark.parametrize(("mixer", "want"), [("sum", 7.0), ("qmix", 8.0)])
+def test_the_two_step_game_has_one_answer_for_each_mixer(mixer, want):
+    """Under uniform exploration the best sum for the second game is [[-1.5, 2.5], [2.5, 6.5]], whose greatest value is
+    below the 7 of the first; a monotone mixer represents [[0, 1], [1, 8]]. By least squares, so that it is exact."""
+    env = team(games.two_step(16))
+    cfg = vdn.Config(mixer=mixer, exploration=Random(), lr=2e-3, target_update_every=100)
+    algo = vdn.make(cfg, env.spec, NetworkConfig(hidden=(32,)))
+    run = learned(algo, env, iterations=150)
+    for seed in range(3):
+        state = run(jax.random.key(seed))
+        assert greedy_return(algo, env, state) == want, seed
+        # the joint values of the second game, for QMIX of the four pairs of actions, too
+        obs = {
+            "agents": jnp.broadcast_to(jnp.eye(3)[2], (4, 2, 3)),
+            "state": jnp.broadcast_to(jnp.eye(3)[2], (4, 3)),
+            "present": jnp.ones((4, 2), jnp.int8),
+        }
+        agent_q = np.asarray(algo.outputs(state, obs)["q"])[0]
+        if mixer == "sum":
+            joint = agent_q[0][:, None] + agent_q[1][None]
+            np.testing.assert_allclose(joint, [[-1.5, 2.5], [2.5, 6.5]], atol=0.6)
+
+
+@pytest.mark.parametrize("core", [pytest.param("gru"), pytest.param(None, marks=pytest.mark.slow)])
+def test_each_agent_remembers(core):
+    """A coin is shown at the first step and asked for at the second: 2 with memory; without, both guess: 1."""
+    env = team(games.two_step(16, memory=True))
+    cfg = vdn.Config(exploration=EpsilonGreedy(epsilon=0.3), lr=3e-3, target_update_every=50, mixer="qmix")
+    network = NetworkConfig(hidden=(16,), **({"core": hyper.Gru(size=8), "max_seq_len": 6} if core else {}))
+    algo = vdn.make(cfg, env.spec, network)
+    state = learned(algo, env, iterations=80, batch_size=32)(KEY)
+    found = greedy_return(algo, env, state)
+    assert found == 2.0 if core else found < 1.5, found
+
+
+@pytest.mark.slow
+def test_ppo_learns_for_a_team():
+    """PPO over the joint action of the two-step game: no code of its own; 7 or more."""
+    env = team(games.two_step(16))
+    algo = ppo.make(ppo.Config(lr=3e-3, num_minibatches=2), env.spec, SMALL)
+    source = unroll.make(env, algo.act, length=48, carry=algo.carry)
+
+    def iteration(carry, key):
+        collecting, state = carry
+        keys = jax.random.split(key)
+        collecting, rollout, _ = source.step(collecting, algo.actor(state), keys[0])
+        return (collecting, algo.update(state, rollout, keys[1])[0]), None
+
+    @jax.jit
+    def run(key):
+        start = source.init(key), algo.init(key)
+        return jax.lax.scan(iteration, start, jax.random.split(key, 100))[0][1]
+
+    for seed in range(3):
+        assert greedy_return(algo, env, run(jax.random.key(seed))) >= 7.0, seed
+
+
+# ---------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("observed", "action"),
+    [
+        (Box((3,)), Discrete(2)),
+        (Box((3,)), MultiDiscrete((2, 2))),
+        (observation(Box((3,)), 2), MultiDiscrete((2, 3))),
+        (observation(Box((3,)), 2), MultiDiscrete((2, 2, 2))),
+        (observation(Box((3,)), 2), Box((2,), low=-1.0, high=1.0)),
+    ],
+    ids=str,
+)
+def test_spaces_that_are_not_a_teams(observed, action):
+    with pytest.raises(InputError, match=r"vdn acts for a team.* multi_agent\.group"):
+        vdn.make(vdn.Config(), EnvSpec(observed, action, 1), SMALL)
+
+
+def test_munchausen_is_refused():
+    assert vdn.Config(munchausen=True).validate() == [
+        "munchausen is for one agent's policy, not for a team's: leave it out"
+    ]

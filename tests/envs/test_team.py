@@ -1,0 +1,106 @@
+"""A team against the record of its agents."""
+
+import games
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl.envs.team import team
+from jrl.errors import InputError
+from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
+
+
+def test_a_team_sees_and_earns_what_its_agents_do():
+    """Two games of three agents: one ends before the others, one comes late, two are cut off by the time limit."""
+    script = games.Script()
+    env = team(script, agents=("c", "a", "b"))
+    assert env.spec == EnvSpec(
+        Dict(
+            (
+                ("agents", Box((3, 1))),
+                ("present", MultiBinary((3,))),
+                ("state", Box((2,))),
+                ("action_mask", MultiBinary((6,))),
+            )
+        ),
+        MultiDiscrete((2, 2, 2)),
+        num_envs=2,
+    )
+    obs = env.reset()
+    np.testing.assert_array_equal(obs["present"], np.ones((2, 3)))
+    np.testing.assert_array_equal(obs["action_mask"], np.ones((2, 6)))  # what c may do is not said: anything
+    action = np.array([[0, 1, 1], [1, 0, 0]], np.int32)
+    present = [[1, 1, 0], [1, 0, 0], [1, 0, 1], [1, 0, 1], [1, 1, 1]]
+    masks = [[1, 1, 0, 1, 1, 1], [1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0], [0, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]]
+    for t, (seen, reward, *_, over, _) in enumerate(games.SCRIPT):
+        result = env.step(action)
+        np.testing.assert_array_equal(script.actions[-1], [0, 1, 1, 1, 0, 0])
+        np.testing.assert_array_equal(result.obs["agents"][..., 0], [seen, [10 * x for x in seen]])
+        np.testing.assert_array_equal(result.obs["state"], [[1, 2], [3, 4]])
+        np.testing.assert_array_equal(result.obs["present"], [present[t]] * 2, err_msg=f"row {t}")
+        np.testing.assert_array_equal(result.obs["action_mask"], [masks[t]] * 2, err_msg=f"row {t}")
+        np.testing.assert_array_equal(result.reward, [sum(reward)] * 2)
+        np.testing.assert_array_equal(result.truncated, [bool(over)] * 2)
+        np.testing.assert_array_equal(result.terminated, [False] * 2)
+        assert result.several is None
+
+
+def test_a_team_of_an_environment_in_jax():
+    """The two-step game: half of the reward is each agent's, the state is there once, the next game begins anew."""
+    env = team(games.two_step(2))
+    assert env.spec.action == MultiDiscrete((2, 2)) and env.spec.agents == () and env.spec.num_envs == 2
+    state, obs = jax.jit(env.reset)(jax.random.key(0))
+    assert jax.tree.map(jnp.shape, obs) == {"agents": (2, 2, 3), "present": (2, 2), "state": (2, 3)}
+    step = jax.jit(env.step)
+    first, second = jnp.array([[0, 1], [1, 0]]), jnp.array([[0, 0], [1, 1]])
+    rewards, ends = [], []
+    for action in (first, second, second, first):
+        state, result = step(state, action.astype(jnp.int32), jax.random.key(1))
+        rewards.append(result.reward.tolist())
+        ends.append(result.terminated.tolist())
+        assert not result.truncated.any()
+    assert rewards == [[0.0, 0.0], [7.0, 8.0], [0.0, 0.0], [0.0, 0.0]]
+    assert ends == [[False, False], [True, True], [False, False], [False, False]]
+    np.testing.assert_array_equal(result.obs["state"], [[0, 1, 0], [0, 0, 1]])
+
+
+TWO, VECTOR = Discrete(2), Box((2,))
+
+
+def bare(action=TWO, observation=VECTOR, agents=("a", "b")):
+    env = games.two_step(1)
+    return env._replace(spec=EnvSpec(observation, action, max(1, len(agents)), agents=agents))
+
+
+@pytest.mark.parametrize(
+    ("action", "want"),
+    [
+        (MultiDiscrete((2, 3)), MultiDiscrete((2, 3, 2, 3))),
+        (Box((2,), low=(-1.0, -2.0), high=3.0), Box((4,), low=(-1.0, -2.0, -1.0, -2.0), high=3.0)),
+        (Box((1, 2), low=-1.0, high=1.0), Box((4,), low=-1.0, high=1.0)),
+    ],
+)
+def test_actions_of_a_team(action, want):
+    assert team(bare(action)).spec.action == want
+
+
+def test_an_observation_of_several_parts_and_one_that_is_the_state_alone():
+    two = Dict((("x", Box((2,))), ("y", Discrete(3)), ("state", Box((4,)))))
+    assert team(bare(observation=two)).spec.observation["agents"] == Dict(
+        (("x", Box((2, 2))), ("y", MultiDiscrete((3, 3))))
+    )
+    assert team(bare(observation=Dict((("state", Box((4,))),)))).spec.observation["agents"] == Box((2, 4))
+
+
+@pytest.mark.parametrize(
+    ("env", "agents", "message"),
+    [
+        (bare(agents=()), None, r"multi_agent\.group: expected an environment with several agents.*leave it out"),
+        (bare(), ("a",), r"multi_agent\.group: expected one team of all agents, a, b, got a: name each"),
+        (bare(Tuple((Discrete(2),))), None, r"multi_agent\.group: expected agents with Discrete.*leave it out"),
+    ],
+)
+def test_what_cannot_be_a_team(env, agents, message):
+    with pytest.raises(InputError, match=message):
+        team(env, agents=agents)

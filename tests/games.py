@@ -1,0 +1,89 @@
+"""Environments with several agents, written by hand under the contract of `types.Several`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrl.types import Box, Dict, Discrete, EnvSpec, JaxEnv, MultiBinary, Several, StepResult
+
+PAYOFF = np.array([[0.0, 1.0], [1.0, 8.0]], np.float32)  # of the second step, if the first agent took 1; else it is 7
+
+
+def two_step(num_envs, *, memory=False):
+    """The two-step game of QMIX's paper (arXiv:1803.11485, section 5), each of two agents earning half of the reward.
+
+    With `memory` the second step's observation does not tell what the first agent did, but its first one does not
+    matter either: a coin is shown at the first step, and both earn 1 by naming it at the second.
+    """
+    observation = Dict((("obs", Box((3,))), ("state", Box((3,)))))
+    spec = EnvSpec(observation, Discrete(2), 2 * num_envs, 2, agents=("first", "second"))
+
+    def observe(stage, coin):
+        shown = jnp.where(stage == 0, 1 - 2 * coin, 0)[:, None] if memory else jax.nn.one_hot(stage, 3)
+        shown = jnp.broadcast_to(shown, (num_envs, 3)).astype(jnp.float32)
+        return jax.tree.map(lambda x: jnp.repeat(x, 2, 0), {"obs": shown, "state": shown + 0})
+
+    def reset(key):
+        state = (jnp.zeros((num_envs,), jnp.int32), jax.random.bernoulli(key, 0.5, (num_envs,)).astype(jnp.int32))
+        return state, observe(*state)
+
+    def step(state, action, key):
+        stage, coin = state
+        action = action.reshape(num_envs, 2)
+        fresh, begins = stage == 3, stage == 0
+        second = jnp.asarray(PAYOFF)[action[:, 0], action[:, 1]]
+        reward = jnp.where(stage == 1, 7.0, second)
+        if memory:
+            reward = (action == coin[:, None]).sum(-1).astype(jnp.float32)
+        reward = jnp.where(fresh | begins, 0.0, reward)
+        stage = jnp.where(fresh, 0, jnp.where(begins, 1 + action[:, 0], 3))
+        coin = jnp.where(fresh, jax.random.bernoulli(key, 0.5, (num_envs,)), coin)
+        over = stage == 3
+        both = lambda x: jnp.repeat(x, 2)
+        several = Several(both(fresh), over)
+        result = StepResult(
+            observe(stage, coin), both(reward / 2), both(over), jnp.zeros_like(both(over)), several=several
+        )
+        return (stage, coin), result
+
+    return JaxEnv(spec, reset, step)
+
+
+SCRIPT_AGENTS = ("a", "b", "c")
+# rows of one game of three agents with two actions: (what they see, reward, terminated, truncated, absent, over, mask)
+# b ends on the second row, c comes late; the time limit cuts a and c off on the fourth; the fifth begins a game
+SCRIPT = (
+    ([1, 11, 0], [1, 2, 0], [0, 0, 0], [0, 0, 0], [0, 0, 1], 0, [[1, 1], [0, 1], [0, 0]]),
+    ([2, 12, 21], [1, 4, 0], [0, 1, 0], [0, 0, 0], [0, 0, 1], 0, [[1, 0], [0, 0], [1, 1]]),
+    ([3, 12, 22], [1, 0, 8], [0, 0, 0], [0, 0, 0], [0, 1, 0], 0, [[1, 1], [0, 0], [1, 0]]),
+    ([4, 12, 23], [1, 0, 8], [0, 0, 0], [1, 0, 1], [0, 1, 0], 1, [[0, 0], [0, 0], [0, 0]]),
+    ([5, 15, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0], [1, 1, 1], 0, [[1, 1], [1, 1], [0, 0]]),
+)
+
+
+class Script:
+    """A host environment of two games side by side that plays SCRIPT, the second ten times its observations."""
+
+    def __init__(self):
+        observation = Dict((("action_mask", MultiBinary((2,))), ("obs", Box((1,))), ("state", Box((2,)))))
+        self.spec = EnvSpec(observation, Discrete(2), 6, agents=SCRIPT_AGENTS)
+        self.actions = []
+
+    def _obs(self, seen, mask):
+        seen = np.array([*seen, *(10 * x for x in seen)], np.float32)[:, None]
+        state = np.repeat(np.array([[1, 2], [3, 4]], np.float32), 3, 0)
+        return {"obs": seen, "state": state, "action_mask": np.array([*mask, *mask], np.int8)}
+
+    def reset(self):
+        return self._obs([0, 10, 0], [[1, 1], [1, 1], [0, 0]])
+
+    def step(self, action):
+        seen, reward, terminated, truncated, absent, over, mask = SCRIPT[len(self.actions)]
+        self.actions.append(np.asarray(action))
+        twice = lambda x, dtype: np.array([*x, *x], dtype)
+        several = Several(twice(absent, bool), np.array([over, over], bool))
+        flags = (twice(x, bool) for x in (terminated, truncated))
+        return StepResult(self._obs(seen, mask), twice(reward, np.float32), *flags, several=several)
+
+    def close(self):
+        pass

@@ -4,7 +4,20 @@ Importing this package imports no environment library.
 """
 
 from jrl.envs.context import OnFailure, Place
-from jrl.envs.make import BACKENDS, IN_JAX, ROLES, backends_of, check, ids, is_atari, make, resolve, section, seed_range
+from jrl.envs.make import (
+    BACKENDS,
+    IN_JAX,
+    ROLES,
+    backends_of,
+    check,
+    ids,
+    is_atari,
+    is_multi_agent,
+    make,
+    resolve,
+    section,
+    seed_range,
+)
 from jrl.envs.wrappers import action_transform, reward_transform
 from jrl.fields.env import EnvConfig
 
@@ -20,6 +33,7 @@ __all__ = [
     "check",
     "ids",
     "is_atari",
+    "is_multi_agent",
     "make",
     "resolve",
     "reward_transform",

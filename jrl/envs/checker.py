@@ -16,6 +16,7 @@ from jrl.envs.check_values import Findings, Watch, choices, described, look_at, 
 from jrl.envs.context import OnFailure
 from jrl.envs.jax_env import Definition
 from jrl.envs.make import make, resolve
+from jrl.envs.multi_agent import MultiDefinition
 from jrl.errors import counted
 from jrl.host import room
 from jrl.spaces import leaves, map_leaves, masks_actions, num_bytes, of_leaves, split_mask
@@ -38,7 +39,7 @@ class Report(NamedTuple):
 
 
 def check_env(
-    env: str | type | Callable[..., Any] | Definition,
+    env: str | type | Callable[..., Any] | Definition | MultiDefinition,
     *,
     backend: str = "auto",
     options: Mapping[str, Any] | None = None,
@@ -68,7 +69,7 @@ def check_env(
     """
     if steps < 1 or num_envs < 1:
         raise InputError(f"check_env: expected at least 1 step and 1 environment, got {steps} and {num_envs}")
-    if not isinstance(env, str | type | Definition) and (hasattr(env, "step") or not callable(env)):
+    if not isinstance(env, str | type | Definition | MultiDefinition) and (hasattr(env, "step") or not callable(env)):
         raise InputError(f"check_env: expected an id, a class or a function that makes environments, got {env!r}")
     found = Findings()
     made: dict[str, Any] = {"backend": backend, "options": dict(options or {}), "action_mask_info": action_mask_info}
@@ -179,17 +180,17 @@ class _Runs:
     def _stepped(self, env: Any, seed: int, *, looked_at: bool) -> _Stream:
         spec: EnvSpec = env.spec
         masked = masks_actions(spec)
-        actions = _random_actions(spec.action, self._steps, self._num_envs, self._seed)
+        actions = _random_actions(spec.action, self._steps, spec.num_envs, self._seed)
         key, state, in_jax = jax.random.key(seed), None, isinstance(env, JaxEnv)
         if in_jax:
             state, first = env.reset(key)
         else:
             first = env.reset()
         obs, rewards, done = [jax.tree.map(np.array, first)], [], []
-        look = functools.partial(look_at, self._found, spec.observation, self._num_envs)
+        look = functools.partial(look_at, self._found, spec.observation, spec.num_envs)
         if not looked_at:
             look("reset", obs[0])
-        mask = self._mask("reset", spec, obs[0], np.zeros(self._num_envs, bool)) if masked else None
+        mask = self._mask("reset", spec, obs[0], np.zeros(spec.num_envs, bool)) if masked else None
         for t in range(self._steps):
             action = jax.tree.map(lambda x: x[t], actions)  # noqa: B023  called at once
             if mask is not None:

@@ -14,6 +14,7 @@ from jrl.envs.limits import Limited
 from jrl.envs.step_faults import FIRST_STEPS
 
 CONFIG_NAMES = ("config", "env_config", "env_context", "context")  # of a first parameter that takes an EnvContext
+DEFINITIONS = ("Definition", "MultiDefinition")  # of environments written in JAX, of one agent and of several
 _KEPT_AS = "_jrl_context"  # attribute of an environment
 
 
@@ -140,8 +141,10 @@ def option_errors(
 
 
 def is_in_jax(found: Any) -> bool | None:
-    """Whether what `env.id` names gives a `jrl.envs.jax_env.Definition`; None where only a call would tell."""
-    if type(found).__name__ == "Definition":
+    """Whether what `env.id` names gives a `jrl.envs.jax_env.Definition` or a `jrl.envs.multi_agent.MultiDefinition`;
+    None where only a call would tell.
+    """
+    if type(found).__name__ in DEFINITIONS:
         return True
     if inspect.isclass(found) or not callable(found):
         return False
@@ -181,7 +184,7 @@ class Maker:
         for name in ("observation_space", "action_space"):
             if not hasattr(env, name):
                 what = getattr(self._found, "__qualname__", self._found)
-                mend = ": set env.backend jax" if type(env).__name__ == "Definition" else ""
+                mend = ": set env.backend jax" if type(env).__name__ in DEFINITIONS else ""
                 raise TypeError(f"{what} gave a {type(env).__name__}, no Gymnasium environment: no {name}{mend}")
         with contextlib.suppress(AttributeError):  # one with __slots__
             setattr(env, _KEPT_AS, context)

@@ -193,8 +193,13 @@ def _zeros(space: Space, n: int) -> PyTree:
     return jax.tree.map(lambda x: np.zeros((n, *x.shape), x.dtype), element(space))
 
 
-def _fresh(ended: Array, failed: Array | None) -> Array:
-    return ended if failed is None else ended | failed
+def _fresh(ended: Array, result: StepResult) -> Array:
+    """[B] bool: rows whose observation is the first of an episode. Of several agents, all rows on which one is absent:
+    what an agent sees as it comes is on the last of them.
+    """
+    if result.several is not None:
+        ended = ended | result.several.absent
+    return ended if result.failed is None else ended | result.failed
 
 
 @struct.dataclass
@@ -218,7 +223,7 @@ def _in_jax(env: JaxEnv, found: History) -> JaxEnv:
 
     def step(state: HistoryState, action: PyTree, key: Key) -> tuple[HistoryState, StepResult]:
         inner, result = env.step(state.env, action, key)
-        fresh = _fresh(state.ended, result.failed)
+        fresh = _fresh(state.ended, result)
         memory, obs = found.see(state.memory, result.obs, action, result.reward, fresh)
         return HistoryState(inner, memory, result.terminated | result.truncated), result._replace(obs=obs)
 
@@ -250,7 +255,7 @@ class _Waiting(_Remembering):
     def step(self, action: PyTree) -> StepResult:
         action = on_host(action)
         result = self._env.step(action)
-        fresh = _fresh(self._ended, result.failed)
+        fresh = _fresh(self._ended, result)
         self._memory, obs = self._see(self._memory, result.obs, action, result.reward, fresh)
         self._ended = result.terminated | result.truncated
         return result._replace(obs=obs)
@@ -274,7 +279,7 @@ class _Async(_Remembering):
     def recv(self) -> tuple[Array, StepResult]:
         env_id, result = self._env.recv()
         memory, action = jax.tree.map(lambda x: x[env_id], (self._memory, self._sent))
-        fresh = _fresh(self._ended[env_id], result.failed)
+        fresh = _fresh(self._ended[env_id], result)
         memory, obs = self._see(memory, result.obs, action, result.reward, fresh)
         self._write(self._memory, memory, env_id)
         self._ended[env_id] = result.terminated | result.truncated

@@ -16,7 +16,7 @@ from jrl.envs.spec import check_action
 from jrl.ops import random
 from jrl.types import Array, EnvSpec, InputError, JaxEnv, Key, PyTree, Space, StepResult
 
-_ENDED = -1  # JaxState.elapsed of an environment whose next step resets
+ENDED = -1  # JaxState.elapsed of an environment whose next step resets
 
 
 class Definition(NamedTuple):
@@ -84,7 +84,6 @@ def under_contract(
         their reward and terminated are ignored.
       task: what the environments begin with; both functions get it as a last argument, unless it is None.
     """
-    limit = spec.max_episode_steps
     like = () if task is None else jax.tree.map(_number, task)
     given = lambda state_task: () if task is None else (state_task,)
 
@@ -96,13 +95,10 @@ def under_contract(
 
     def step(state: JaxState, action: PyTree, key: Key) -> tuple[JaxState, StepResult]:
         check_action(spec.action, spec.num_envs, action)  # while tracing: shape and dtype
-        fresh = state.elapsed == _ENDED
+        fresh, elapsed, at_limit = tick(state.elapsed, spec.max_episode_steps)
         inner, obs, reward, terminated = advance(state.inner, action, key, fresh, *given(state.task))
-        elapsed = jnp.where(fresh, 0, state.elapsed + 1)
-        terminated = terminated & ~fresh
-        truncated = jnp.zeros_like(terminated) if limit is None else (elapsed >= limit) & ~terminated
-        reward = jnp.where(fresh, 0.0, reward.astype(jnp.float32))
-        elapsed = jnp.where(terminated | truncated, _ENDED, elapsed)
+        terminated, truncated, reward = ends(~fresh, terminated, at_limit, reward)
+        elapsed = jnp.where(terminated | truncated, ENDED, elapsed)
         return JaxState(inner, elapsed, state.task), StepResult(obs, reward, terminated, truncated)
 
     if task is None:
@@ -115,6 +111,30 @@ def under_contract(
         return jax.tree.map(lambda x, one: x.reshape(-1, *one.shape)[0], state.task, like)
 
     return JaxEnv(spec, first, step, set_task=set_task, get_task=get_task)
+
+
+def tick(elapsed: Array, limit: int | None) -> tuple[Array, Array, Array]:
+    """Counts a step of environments that reset on the step after an end.
+
+    Args:
+      elapsed: [n] i32, steps since the reset, `ENDED` after an end.
+      limit: steps of an episode; None: no limit.
+    Returns:
+      Whether this step resets [n] bool, the steps with this one [n] i32, whether they reach the limit [n] bool.
+    """
+    fresh = elapsed == ENDED
+    elapsed = jnp.where(fresh, 0, elapsed + 1)
+    return fresh, elapsed, jnp.zeros_like(fresh) if limit is None else elapsed >= limit
+
+
+def ends(acted: Array, ended: Array, at_limit: Array, reward: Array) -> tuple[Array, Array, Array]:
+    """Returns (terminated, truncated, reward) of rows [...]: a true end goes before the time limit.
+
+    Rows on which nobody `acted` have reward 0 and do not end.
+    """
+    terminated = ended & acted
+    truncated = at_limit & acted & ~terminated
+    return terminated, truncated, jnp.where(acted, reward.astype(jnp.float32), 0.0)
 
 
 def _number(x: Any) -> jax.Array:
@@ -150,6 +170,11 @@ def select(mask: Array, on_true: PyTree, on_false: PyTree) -> PyTree:
     """Per environment: leaves [B, ...] of `on_true` where mask [B] holds, of `on_false` elsewhere."""
     pick = lambda a, b: jnp.where(jnp.expand_dims(mask, tuple(range(1, a.ndim))), a, b)
     return jax.tree.map(pick, on_true, on_false)
+
+
+def index(draw: Array, size: int) -> Array:
+    """Returns integers 0 .. size - 1 i32, all alike likely, of uniform numbers in [0, 1)."""
+    return jnp.minimum(jnp.floor(draw * size).astype(jnp.int32), size - 1)
 
 
 def time_limit(value: Any) -> int:

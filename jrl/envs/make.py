@@ -10,10 +10,24 @@ from typing import Any
 import numpy as np
 
 from jrl import registry
-from jrl.envs import classic, history, limits, nested, parametric, step_faults, suites, toys
+from jrl.envs import (
+    board_games,
+    classic,
+    history,
+    limits,
+    multi_agent,
+    multi_toys,
+    nested,
+    parametric,
+    spread,
+    step_faults,
+    suites,
+    toys,
+)
 from jrl.envs import context as contexts
 from jrl.envs.context import ENDS_RUN, TRAINING, EnvContext, OnFailure, Place, is_in_jax
 from jrl.envs.jax_env import Definition, build, time_limit
+from jrl.envs.multi_agent import MultiDefinition
 from jrl.envs.wrappers import wrap
 from jrl.fields import schema
 from jrl.fields.bounds import Backend, renamed
@@ -24,7 +38,7 @@ from jrl.types import AsyncEnv, Env, EnvSpec, InputError, JaxEnv
 
 BACKENDS = ("envpool", "gymnasium", "jax")  # in the order that `auto` asks them
 
-IN_JAX: dict[str, Callable[..., Definition]] = {
+IN_JAX: dict[str, Callable[..., Definition | MultiDefinition]] = {
     "CartPole-v1": classic.cartpole,
     "Pendulum-v1": classic.pendulum,
     "MountainCar-v0": classic.mountain_car,
@@ -36,6 +50,15 @@ IN_JAX: dict[str, Callable[..., Definition]] = {
     "Corridor-v0": toys.corridor,
     "ParametricCartPole-v0": parametric.parametric_cartpole,
     "Nested-v0": nested.nested,
+    "MultiAgentCartPole-v1": multi_toys.multi_agent_cartpole,
+    "MultiAgentPendulum-v1": multi_toys.multi_agent_pendulum,
+    "TwoStepGame-v0": multi_toys.two_step_game,
+    "RockPaperScissors-v0": multi_toys.rock_paper_scissors,
+    "SwitchRiddle-v0": multi_toys.switch_riddle,
+    "LateArrivals-v0": multi_toys.late_arrivals,
+    "SimpleSpread-v0": spread.simple_spread,
+    "TicTacToe-v0": board_games.tic_tac_toe,
+    "ConnectFour-v0": board_games.connect_four,
 }
 ROLES = ("train", "eval")
 _KEYS = tuple(f.name for f in dataclasses.fields(EnvConfig))
@@ -119,8 +142,8 @@ def check(env: EnvConfig | str, *, on_failure: OnFailure = ENDS_RUN, **settings:
             errors += gym_env.check(cfg.id, cfg.options)
         elif _is_suites(cfg.id):
             errors += suites.check(cfg.id)
-        else:
-            _definition(cfg.id, cfg.options)
+        elif isinstance(_definition(cfg.id, cfg.options), MultiDefinition):
+            errors += _several_errors(cfg)
     except InputError as e:
         errors += e.errors
     return errors
@@ -175,43 +198,70 @@ def _backend_errors(cfg: EnvConfig, found: str, on_failure: OnFailure) -> Iterat
         )
 
 
+def _several_errors(cfg: EnvConfig) -> Iterator[str]:
+    """The settings that environments of several agents do not have."""
+    if cfg.soft_horizon:
+        yield (
+            f"env.soft_horizon: {cfg.id} has several agents, who would go on at different times: leave it out; "
+            "env.horizon alone ends the game for all who are there"
+        )
+
+
+def is_multi_agent(env: EnvConfig | str, **settings: Any) -> bool:
+    """Returns whether environments of an id have several agents, without making one. Arguments as `make`.
+
+    A definition written in JAX is made for it. False for whatever cannot be made, which `check` tells the reason of.
+    """
+    try:
+        cfg = section(env, **settings)
+        if resolve(cfg.id, cfg.backend) != "jax" or _is_suites(cfg.id):
+            return False
+        return isinstance(_definition(cfg.id, cfg.options), MultiDefinition)
+    except InputError:
+        return False
+
+
 def _is_suites(id: str) -> bool:
     return id.startswith(suites.PREFIXES) and registry.registered(id) is None
 
 
-def _definition(id: str, options: dict[str, Any]) -> Definition:
-    """Raises InputError: an option that it does not take, or a function of the user's that gives no Definition."""
+def _definition(id: str, options: dict[str, Any]) -> Definition | MultiDefinition:
+    """Raises InputError: an option that it does not take, or a function of the user's that gives no definition."""
     options = dict(options)
     found: Any = registry.registered(id) or IN_JAX.get(id)
     if found is None:
         from jrl.envs import gym_env
 
         found = gym_env.load_class(id)
-    if not isinstance(found, Definition) and (
+    if not isinstance(found, Definition | MultiDefinition) and (
         errors := contexts.option_errors(id, found, options, ("max_episode_steps",))
     ):
         raise InputError(*errors)
     limit = options.pop("max_episode_steps", None)
     try:
-        made = found if isinstance(found, Definition) else found(**options)
+        made = found if isinstance(found, Definition | MultiDefinition) else found(**options)
     except BaseException as e:
         if not step_faults.own(e):
             raise
         raise InputError(f"env.id {id}: it cannot be made with options {options}: {step_faults.line(e)}") from e
-    if not isinstance(made, Definition):
+    if not isinstance(made, Definition | MultiDefinition):
         raise InputError(
-            f"env.id {id}: the jax backend takes a function that returns a jrl.envs.jax_env.Definition, and this one "
+            f"env.id {id}: the jax backend takes a function that returns a jrl.envs.jax_env.Definition or a "
+            "jrl.envs.multi_agent.MultiDefinition, and this one "
             f"returns a {type(made).__name__}: use env.backend gymnasium if that is an environment"
         )
     return made if limit is None else made._replace(max_episode_steps=time_limit(limit))
 
 
-def _in_jax(cfg: EnvConfig) -> JaxEnv:
+def _in_jax(cfg: EnvConfig, state: bool) -> JaxEnv:
     def made(**limit: int) -> JaxEnv:
         given = {**cfg.options, **limit}
         if _is_suites(cfg.id):
             return suites.make(cfg.id, cfg.num_envs, given)
-        return build(_definition(cfg.id, given), cfg.num_envs)
+        definition = _definition(cfg.id, given)
+        if isinstance(definition, MultiDefinition):
+            return multi_agent.build(definition, cfg.num_envs, state=state)
+        return build(definition, cfg.num_envs)
 
     env = made()
     if cfg.horizon is None:
@@ -279,6 +329,7 @@ def make(
     on_failure: OnFailure = ENDS_RUN,
     use_prev_action: bool = False,
     use_prev_reward: bool = False,
+    state: bool = False,
     **settings: Any,
 ) -> JaxEnv | Env | AsyncEnv:
     """Makes B environments under one contract (see `jrl.types.StepResult`).
@@ -290,11 +341,13 @@ def make(
     Args:
       env: the `env` section of a config, or its `id`: `CartPole-v1`, `package.module:Class`, `gymnax:NAME`,
         `brax:NAME`, or a name that was registered (see `jrl.registry`). A function that returns a
-        `jrl.envs.jax_env.Definition` gives environments written in JAX.
+        `jrl.envs.jax_env.Definition`, or a `jrl.envs.multi_agent.MultiDefinition` of several agents, gives
+        environments written in JAX.
       seed: with `place`, of which environments these are. Environments written in JAX take their randomness from
         the keys that they are given instead.
       host: an EnvPool environment is stepped from Python rather than inside a program.
       use_prev_action, use_prev_reward: what observations tell of earlier steps; see `jrl.envs.history`.
+      state: of several agents, all see the view of everything, too; see `jrl.envs.multi_agent.build`.
       settings: other keys of the section, such as num_envs=16, backend="gymnasium", options={"start": 2}; they
         stand over those of `env`.
     Returns:
@@ -306,9 +359,12 @@ def make(
         setting that does not go with the backend or another setting.
     """
     cfg = section(env, **settings)
-    if errors := check(cfg, on_failure=on_failure):
+    errors = check(cfg, on_failure=on_failure)
+    if state and not errors and not is_multi_agent(cfg):
+        errors = [f"state: {cfg.id} has one agent, who sees what there is to see: leave it out"]
+    if errors:
         raise InputError(*errors)
-    made = _stepped(cfg, seed, place, host=host, on_failure=on_failure)
+    made = _stepped(cfg, seed, place, host=host, on_failure=on_failure, state=state)
     try:
         _check_sizes(cfg.id, made.spec)
         made = wrap(
@@ -325,11 +381,11 @@ def make(
         raise
 
 
-def _stepped(cfg: EnvConfig, seed: int, place: Place, *, host: bool, on_failure: OnFailure) -> Any:
+def _stepped(cfg: EnvConfig, seed: int, place: Place, *, host: bool, on_failure: OnFailure, state: bool = False) -> Any:
     """The environments as their library steps them, with its own spaces."""
     first, found = seed_range(seed, place.role, place.index) + place.offset, resolve(cfg.id, cfg.backend)
     if found == "jax":
-        return _in_jax(cfg)
+        return _in_jax(cfg, state)
     if found == "envpool":
         from jrl.envs import envpool_env
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jrl.envs import classic
-from jrl.envs.jax_env import Definition
+from jrl.envs.jax_env import Definition, index
 from jrl.types import Array, Box, Dict, Discrete, InputError, MultiBinary, PyTree
 
 
@@ -35,7 +35,6 @@ def parametric_cartpole(num_actions: int = 8, fixed: bool = False) -> Definition
     if isinstance(num_actions, bool) or not isinstance(num_actions, int) or num_actions < 2:
         raise InputError(f"env.options.num_actions: ParametricCartPole-v0 takes an integer >= 2, got {num_actions!r}")
     task, n = classic.cartpole(), num_actions
-    index = lambda draw, size: jnp.minimum(jnp.floor(draw * size).astype(jnp.int32), size - 1)
 
     def slots(draws: Array) -> dict[str, Any]:
         if fixed:

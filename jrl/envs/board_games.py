@@ -1,0 +1,112 @@
+"""Games of two players who take turns on a board: TicTacToe-v0 and ConnectFour-v0."""
+
+import jax.numpy as jnp
+from flax import struct
+
+from jrl.envs.multi_agent import MultiDefinition
+from jrl.types import Array, Box, Dict, Discrete, MultiBinary, PyTree
+
+
+@struct.dataclass
+class _Board:
+    pieces: Array  # [G, 2, rows, cols] bool, of each player
+    turn: Array  # [G] i32, who moves
+
+
+def tic_tac_toe() -> MultiDefinition:
+    """TicTacToe-v0: two players put pieces on a board of 3 x 3 by turns; three in a line win.
+
+    Actions: the squares 0 .. 8, row by row, and 9, to do nothing. The rest as `_game` says of both games.
+    """
+    return _game(3, 3, 3, falls=False)
+
+
+def connect_four() -> MultiDefinition:
+    """ConnectFour-v0: two players drop pieces into the 7 columns of a board with 6 rows by turns; four in a line win.
+
+    Actions: the columns 0 .. 6, and 7, to do nothing; a piece falls to the lowest free square. Row 5 is the lowest. The
+    rest as `_game` says of both games.
+    """
+    return _game(6, 7, 4, falls=True)
+
+
+def _game(rows: int, cols: int, length: int, *, falls: bool) -> MultiDefinition:
+    """Returns a game of player_0, who begins, and player_1, which ends for both with a line or a full board.
+
+    +1 to the winner and -1 to the loser, 0 for a full board without a line. Who waits may do nothing only, and what it
+    does means nothing; who moves must move. A move that the mask does not allow loses.
+
+    Observation: obs [rows, cols, 3] f32, own pieces, the other's, and ones everywhere if it is one's turn; action_mask
+    over the moves and, as the last, doing nothing. View of all [rows, cols, 3] f32: the pieces of player_0, those of
+    player_1, and ones if player_0 moves.
+    """
+    moves = cols if falls else rows * cols
+
+    def reset(draws: Array) -> _Board:
+        num_envs = draws.shape[1]
+        return _Board(jnp.zeros((num_envs, 2, rows, cols), bool), jnp.zeros(num_envs, jnp.int32))
+
+    def free(pieces: Array) -> Array:
+        """[G, moves] bool."""
+        taken = pieces.any(1)
+        return jnp.logical_not(taken[:, 0] if falls else taken.reshape(-1, moves))
+
+    def square(pieces: Array, action: Array) -> Array:
+        """[G, rows, cols] bool: where a piece goes; nowhere by doing nothing."""
+        if not falls:
+            return (action[:, None] == jnp.arange(moves)[None]).reshape(-1, rows, cols)
+        at_column = action[:, None] == jnp.arange(cols)[None]
+        lowest = rows - 1 - pieces.any(1).sum(1)  # [G, cols]
+        return at_column[:, None] & (jnp.arange(rows)[None, :, None] == lowest[:, None])
+
+    def step(state: _Board, actions: Array, draws: Array) -> tuple[_Board, Array, Array]:
+        action = jnp.take_along_axis(actions, state.turn[:, None], axis=1)[:, 0]
+        open_moves = jnp.pad(free(state.pieces), ((0, 0), (0, 1)))
+        legal = jnp.take_along_axis(open_moves, action[:, None], axis=1)[:, 0]
+        moves_now = state.turn[:, None] == jnp.arange(2)[None]
+        put = (legal[:, None] & moves_now)[:, :, None, None] & square(state.pieces, action)[:, None]
+        pieces = state.pieces | put
+        won = (_has_line(pieces, length) & moves_now).any(-1)
+        score = jnp.where(legal, jnp.where(won, 1.0, 0.0), -1.0)  # of who moves
+        over = won | ~legal | jnp.all(pieces.any(1), axis=(1, 2))
+        reward = jnp.where(moves_now, score[:, None], -score[:, None])
+        state = _Board(pieces, jnp.where(over, state.turn, 1 - state.turn))
+        return state, reward, jnp.stack([over, over], -1)
+
+    def observe(state: _Board) -> PyTree:
+        mine = state.turn[:, None] == jnp.arange(2)[None]  # [G, 2]
+        allowed = mine[:, :, None] & free(state.pieces)[:, None]
+        waits = ~allowed.any(-1, keepdims=True)  # or the board is full
+        planes = [state.pieces, state.pieces[:, ::-1], jnp.broadcast_to(mine[:, :, None, None], state.pieces.shape)]
+        return {
+            "action_mask": jnp.concatenate([allowed, waits], -1).astype(jnp.int8),
+            "obs": jnp.stack(planes, -1).astype(jnp.float32),
+        }
+
+    plane = Box((rows, cols, 3), "float32", 0.0, 1.0)
+    return MultiDefinition(
+        agents=("player_0", "player_1"),
+        observation=Dict((("action_mask", MultiBinary((moves + 1,))), ("obs", plane))),
+        action=Discrete(moves + 1),
+        max_episode_steps=rows * cols,
+        num_draws=1,
+        reset=reset,
+        step=step,
+        observe=observe,
+        state=plane,
+        view=lambda state: observe(state)["obs"][:, 0],
+    )
+
+
+def _has_line(pieces: Array, length: int) -> Array:
+    """Whether there are `length` pieces [..., rows, cols] bool in a row, a column or a diagonal, [...] bool."""
+    rows, cols = pieces.shape[-2:]
+    found = jnp.zeros(pieces.shape[:-2], bool)
+    for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):
+        height, width = rows - (length - 1) * down, cols - (length - 1) * abs(right)
+        line = jnp.ones((*pieces.shape[:-2], height, width), bool)
+        for i in range(length):
+            top, left = i * down, i * right if right >= 0 else length - 1 - i
+            line &= pieces[..., top : top + height, left : left + width]
+        found |= line.any((-2, -1))
+    return found

@@ -1,0 +1,165 @@
+"""Environments of several agents written in JAX: the dynamics of one step, and the contract of columns around them.
+
+Agents are columns: of G environments with A agents each, agent k of environment i has column i * A + k of B = G * A.
+So what a definition says of all agents of an environment, arrays [G, A, *], are the columns without being moved.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jrl.envs.jax_env import ENDED, ends, select, tick
+from jrl.envs.spec import box, check_action
+from jrl.ops import random
+from jrl.types import Array, Box, Dict, EnvSpec, InputError, JaxEnv, Key, PyTree, Several, Space, StepResult
+
+STATE = "state"  # leaf of an observation: the view of all that critics and mixers may read
+
+
+class MultiDefinition(NamedTuple):
+    """What G environments of A agents each do at once.
+
+    `draws` [num_draws, G] f32 are uniform numbers in [0, 1), all the randomness there is. State leaves are [G, ...].
+    Actions have the structure of the action space, arrays [G, A, *]; those of agents that are not there mean nothing.
+
+    An agent is there until it ends: `step` says so, or `present`, which no longer has it. Where `present` has it again
+    later, it is there again, though never on the very next step, which tells that it ended. The game is over when
+    nobody is present. What `observe` shows of agents that are not there must be finite.
+    """
+
+    agents: tuple[str, ...]  # A names
+    observation: Space  # of each agent
+    action: Space  # of each agent
+    max_episode_steps: int | None  # of a game: it truncates all who are there
+    num_draws: int
+    reset: Callable[..., PyTree]  # draws -> state
+    # (state, actions, draws) -> state, reward [G, A], true ends [G, A] bool
+    step: Callable[..., tuple[PyTree, Array, Array]]
+    observe: Callable[..., PyTree]  # state -> [G, A, *]
+    present: Callable[..., Array] | None = None  # state -> [G, A] bool, who is there to act; None: all, until they end
+    state: Space | None = None  # of the view of all, of which an agent may see a part only; None: there is none
+    view: Callable[..., PyTree] | None = None  # state -> [G, *] of that space
+
+
+@struct.dataclass
+class GamesState:
+    """Where G environments of A agents stand."""
+
+    inner: PyTree  # the definition's own state, leaves [G, ...]
+    elapsed: Array  # [G] i32, steps since the reset; -1 after the game is over: the next step resets
+    there: Array  # [G, A] bool: who acts on the next step; nobody where that resets
+
+
+def build(definition: MultiDefinition, num_envs: int, *, state: bool = False) -> JaxEnv:
+    """G environments of a definition, as G * A columns under the contract of `jrl.types.StepResult` and `Several`.
+
+    Rows of an agent that is not there are absent: their action is ignored, reward 0, flags False. The step after a game
+    is over resets it: on it all agents are absent, and observations are the first of the next game.
+
+    Args:
+      definition: what the environments do.
+      num_envs: G.
+      state: the observation of every agent is a Dict with one more item, `state`: the definition's view, the same for
+        all agents of an environment. An observation that is no Dict becomes its item `obs`.
+    Raises:
+      InputError: no agents or two of one name, `state` without a view, or an observation that has such an item.
+    """
+    agents, count = definition.agents, len(definition.agents)
+    if not agents or len(set(agents)) < count:
+        raise InputError(f"MultiDefinition.agents: expected one name or more, each once, got {agents}: mend the names")
+    observation, observe = (definition.observation, definition.observe) if not state else _with_state(definition)
+    num_columns = num_envs * count
+    spec = EnvSpec(observation, definition.action, num_columns, definition.max_episode_steps, agents=agents)
+    columns = lambda tree: jax.tree.map(lambda x: x.reshape(num_columns, *x.shape[2:]), tree)
+    of_games = lambda tree: jax.tree.map(lambda x: x.reshape(num_envs, count, *x.shape[1:]), tree)
+
+    def present(inner: PyTree) -> Array | None:
+        if definition.present is None:
+            return None
+        return _checked("present", definition.present(inner), num_envs, count)
+
+    def draw(key: Key) -> Array:
+        return random.uniform(key, (definition.num_draws, num_envs))
+
+    def reset(key: Key) -> tuple[GamesState, PyTree]:
+        inner = definition.reset(draw(key))
+        here = present(inner)
+        there = jnp.ones((num_envs, count), bool) if here is None else jnp.copy(here)
+        # a copy: the caller donates state and observation, which must not share a buffer
+        obs = jax.tree.map(jnp.copy, columns(observe(inner)))
+        return GamesState(inner, jnp.zeros((num_envs,), jnp.int32), there), obs
+
+    def step(games: GamesState, action: PyTree, key: Key) -> tuple[GamesState, StepResult]:
+        check_action(spec.action, num_columns, action)  # while tracing: shape and dtype
+        draws = draw(key)  # an environment uses them to reset or to step, never for both
+        fresh, elapsed, at_limit = tick(games.elapsed, definition.max_episode_steps)
+        moved, reward, ended = definition.step(games.inner, of_games(action), draws)
+        reward, ended = (_checked("step", x, num_envs, count) for x in (reward, ended))
+        inner = select(fresh, definition.reset(draws), moved)
+        acted, here = games.there, present(inner)
+        if here is not None:
+            ended = ended | ~here
+        terminated, truncated, reward = ends(acted, ended, at_limit[:, None], reward)
+        if here is None:
+            here = (acted & ~ended) | fresh[:, None]
+        over = (at_limit | ~here.any(-1)) & ~fresh
+        there = here & ~terminated & ~over[:, None]
+        told = Several(columns(~acted), over)
+        result = StepResult(
+            columns(observe(inner)), columns(reward), columns(terminated), columns(truncated), several=told
+        )
+        return GamesState(inner, jnp.where(over, ENDED, elapsed), there), result
+
+    return JaxEnv(spec, reset, step)
+
+
+def _checked(name: str, x: Array, num_envs: int, count: int) -> Array:
+    """`x`. Raises InputError, while tracing, unless it is [G, A]: it would be broadcast silently."""
+    if x.shape != (num_envs, count):
+        raise InputError(
+            f"MultiDefinition.{name}: expected arrays of shape {(num_envs, count)}, environments and agents, got "
+            f"{x.shape}: return one number for each agent"
+        )
+    return x
+
+
+def _with_state(definition: MultiDefinition) -> tuple[Space, Callable[[PyTree], PyTree]]:
+    """The observation space and function of agents that see the view of all, too."""
+    space, view = definition.state, definition.view
+    if space is None or view is None:
+        raise InputError(
+            f"{STATE}: the environment has no view of all that its agents could read: give its MultiDefinition a state "
+            "and a view"
+        )
+    own, count = definition.observation, len(definition.agents)
+    named = isinstance(own, Dict)
+    items = own.items if isinstance(own, Dict) else (("obs", own),)
+    if STATE in dict(items):
+        raise InputError(f"{STATE}: the observation has an item {STATE} of its own: give that another name")
+
+    def observe(inner: PyTree) -> PyTree:
+        obs = definition.observe(inner)
+        repeated = lambda x: jnp.repeat(x[:, None], count, axis=1)
+        return {**(obs if named else {"obs": obs}), STATE: jax.tree.map(repeated, view(inner))}
+
+    return Dict((*items, (STATE, space))), observe
+
+
+def joined(observation: Box, num_agents: int) -> Box:
+    """Returns the space of all agents' observations one after the other, flat: what `[G, A, *]` are as [G, A * n]."""
+    low, high = (np.tile(bound.reshape(-1), num_agents) for bound in observation.bounds())
+    return box((num_agents * math.prod(observation.shape),), low, high, observation.dtype)
+
+
+def number_of_agents(value: object, id: str, least: int) -> int:
+    """Returns `num_agents` as an option gives it. Raises InputError unless it is an integer of `least` or more."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(
+            f"env.options.num_agents: {id} takes an integer >= {least}, got {value!r}: use {least} or more"
+        )
+    return value

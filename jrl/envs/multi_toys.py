@@ -1,0 +1,315 @@
+"""Small tasks of several agents: copies of a task, and games whose best returns are known."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jrl.envs import classic
+from jrl.envs.jax_env import Definition, index, select
+from jrl.envs.multi_agent import MultiDefinition, joined, number_of_agents
+from jrl.types import Array, Box, Dict, Discrete, InputError, MultiBinary, PyTree
+
+# ---------------------------------------------------------------- copies of a task of one agent
+
+
+@struct.dataclass
+class _Copies:
+    own: PyTree  # of the task, leaves [G, A, ...]
+    alive: Array  # [G, A] bool
+
+
+def several(definition: Definition, num_agents: int) -> MultiDefinition:
+    """Returns the environment of `num_agents` agents, agent_0 and so on, of whom each has a task of its own.
+
+    An agent whose task ends leaves; its task stands still, and the others go on until the last. With one agent it is
+    the task itself, to the bit. The view of all is what all observe, one after the other, where that is a Box.
+
+    Args:
+      definition: of one agent, without a `task` that can be set.
+      num_agents: A.
+    Raises:
+      InputError: a definition with a `task`.
+    """
+    if definition.task is not None:
+        raise InputError(
+            "several: the definition has a task that can be set, which is of one agent: give one whose task is None"
+        )
+    count = num_agents
+    flat = lambda tree: jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
+    by_agent = lambda tree: jax.tree.map(lambda x: x.reshape(-1, count, *x.shape[1:]), tree)
+
+    def dealt(draws: Array) -> Array:
+        """[num_draws, G * A] of [num_draws * A, G]."""
+        return draws.reshape(definition.num_draws, count, -1).swapaxes(1, 2).reshape(definition.num_draws, -1)
+
+    def reset(draws: Array) -> _Copies:
+        return _Copies(by_agent(definition.reset(dealt(draws))), jnp.ones((draws.shape[1], count), bool))
+
+    def step(state: _Copies, actions: PyTree, draws: Array) -> tuple[_Copies, Array, Array]:
+        before = flat(state.own)
+        after, reward, ended = definition.step(before, flat(actions), dealt(draws))
+        own = by_agent(select(state.alive.reshape(-1), after, before))
+        ended = ended.reshape(-1, count)
+        return _Copies(own, state.alive & ~ended), reward.reshape(-1, count), ended
+
+    observe = lambda state: by_agent(definition.observe(flat(state.own)))
+    box = definition.observation if isinstance(definition.observation, Box) else None
+    return MultiDefinition(
+        agents=_numbered("agent", count),
+        observation=definition.observation,
+        action=definition.action,
+        max_episode_steps=definition.max_episode_steps,
+        num_draws=definition.num_draws * count,
+        reset=reset,
+        step=step,
+        observe=observe,
+        state=None if box is None else joined(box, count),
+        view=None if box is None else lambda state: observe(state).reshape(state.alive.shape[0], -1),
+    )
+
+
+def _numbered(name: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{name}_{i}" for i in range(count))
+
+
+def multi_agent_cartpole(num_agents: int = 2) -> MultiDefinition:
+    """MultiAgentCartPole-v1: each agent has a CartPole-v1 of its own, and leaves when its pole falls (after RLlib's).
+
+    Observation [4], actions left and right, +1 per step as in CartPole-v1; the game goes on for the others, at most 500
+    steps. With one agent it is CartPole-v1 to the bit.
+
+    Raises:
+      InputError: `num_agents` below 1.
+    """
+    return several(classic.cartpole(), number_of_agents(num_agents, "MultiAgentCartPole-v1", 1))
+
+
+def multi_agent_pendulum(num_agents: int = 2) -> MultiDefinition:
+    """MultiAgentPendulum-v1: each agent has a Pendulum-v1 of its own, for 200 steps (after RLlib's).
+
+    Observation [3], torque [1] and reward as in Pendulum-v1.
+
+    Raises:
+      InputError: `num_agents` below 1.
+    """
+    return several(classic.pendulum(), number_of_agents(num_agents, "MultiAgentPendulum-v1", 1))
+
+
+# ---------------------------------------------------------------- games
+
+
+def two_step_game() -> MultiDefinition:
+    """TwoStepGame-v0: two agents, two actions, two steps (QMIX, arXiv:1803.11485, section 5.2 and its table 1).
+
+    In the first step the action of agent_0 leads to state 2A (action 0) or 2B (1), and pays nothing. The second ends
+    the game and pays the team 7 in 2A, whatever they do, and [[0, 1], [1, 8]] in 2B, by the actions of agent_0 and
+    agent_1. Each agent gets half of it, so that returns, which are sums over agents, are the team's: 7 is what agents
+    earn whose value is a sum of their own (VDN), 8 is the best.
+
+    Observation [3] f32, one-hot: the first state, 2A, 2B; so is the view of all.
+    """
+    payoff = np.array([[[7.0, 7.0], [7.0, 7.0]], [[0.0, 1.0], [1.0, 8.0]]], np.float32)
+
+    def step(state, actions, draws):
+        first = state == 0
+        paid = jnp.asarray(payoff)[jnp.maximum(state - 1, 0), actions[:, 0], actions[:, 1]]
+        share = jnp.where(first, 0.0, paid / 2)
+        state = jnp.where(first, 1 + actions[:, 0], state)
+        both = lambda x: jnp.stack([x, x], -1)
+        return state, both(share), both(~first)
+
+    one_hot = lambda state: jax.nn.one_hot(state, 3)
+    space = Box((3,), "float32", 0.0, 1.0)
+    return MultiDefinition(
+        agents=_numbered("agent", 2),
+        observation=space,
+        action=Discrete(2),
+        max_episode_steps=2,
+        num_draws=1,
+        reset=lambda draws: jnp.zeros(draws.shape[1], jnp.int32),
+        step=step,
+        observe=lambda state: jnp.repeat(one_hot(state)[:, None], 2, axis=1),
+        state=space,
+        view=one_hot,
+    )
+
+
+@struct.dataclass
+class _Moves:
+    last: Array  # [G, 2] i32, of both players; 3: none yet
+    count: Array  # [G] i32
+    habit: Array  # [G] i32, of the opponent that does not learn: what it always plays, or 3: what beats the last move
+
+
+def rock_paper_scissors(moves: int = 15, opponent: str = "learn") -> MultiDefinition:
+    """RockPaperScissors-v0: +1 for the move that beats the other's, -1 for the other, 0 for two alike, `moves` times.
+
+    Actions: rock 0, paper 1, scissors 2; each beats the one before it. Observation Discrete(4): the last move of the
+    opponent, 3 before the first. Two agents, player_0 and player_1, whose best is 0 on average.
+
+    With `opponent: heuristic` there is one agent, `learned`, and its opponent is drawn for each game (after RLlib's
+    example, whose criterion is a return of 6): with probability 1/2 it plays the same move all the time, drawn too, or
+    else what beats the learned agent's last move, the first time any. At most 14 can be earned on average: the first
+    move of either is a guess, and whoever remembers its own last move knows all others of the second kind.
+
+    Raises:
+      InputError: fewer than one move, or another opponent.
+    """
+    if isinstance(moves, bool) or not isinstance(moves, int) or moves < 1:
+        raise InputError(f"env.options.moves: RockPaperScissors-v0 takes an integer >= 1, got {moves!r}: use 15")
+    if opponent not in ("learn", "heuristic"):
+        raise InputError(
+            f"env.options.opponent: RockPaperScissors-v0 takes learn or heuristic, got {opponent!r}: use one of them"
+        )
+    learns = opponent == "learn"
+    count = 2 if learns else 1
+    none = 3
+
+    def reset(draws: Array) -> _Moves:
+        num_envs = draws.shape[1]
+        habit = jnp.where(draws[0] < 0.5, index(draws[1], 3), none)
+        return _Moves(jnp.full((num_envs, 2), none, jnp.int32), jnp.zeros(num_envs, jnp.int32), habit)
+
+    def played(state: _Moves, draws: Array) -> Array:
+        """[G] i32, the move of the opponent that does not learn."""
+        seen = state.last[:, 0]
+        beats = jnp.where(seen == none, index(draws[0], 3), (seen + 1) % 3)
+        return jnp.where(state.habit == none, beats, state.habit)
+
+    def step(state: _Moves, actions: Array, draws: Array) -> tuple[_Moves, Array, Array]:
+        last = actions if learns else jnp.stack([actions[:, 0], played(state, draws)], -1)
+        won = jnp.asarray([0.0, 1.0, -1.0])[(last[:, 0] - last[:, 1]) % 3]
+        state = _Moves(last, state.count + 1, state.habit)
+        over = jnp.repeat((state.count >= moves)[:, None], count, axis=1)
+        return state, jnp.stack([won, -won], -1)[:, :count], over
+
+    return MultiDefinition(
+        agents=_numbered("player", 2) if learns else ("learned",),
+        observation=Discrete(4),
+        action=Discrete(3),
+        max_episode_steps=moves,
+        num_draws=2,
+        reset=reset,
+        step=step,
+        observe=lambda state: state.last[:, ::-1][:, :count],
+    )
+
+
+@struct.dataclass
+class _Prison:
+    room: Array  # [G] i32, who is in it
+    light: Array  # [G] bool
+    been: Array  # [G, A] bool, who has been in the room, whoever is in it now included
+    day: Array  # [G] i32, days that are over
+
+
+def switch_riddle(num_agents: int = 3) -> MultiDefinition:
+    """SwitchRiddle-v0: prisoners who see each other's doings in one light only (Foerster et al., arXiv:1605.06676).
+
+    On each of 4 n - 6 days one of n prisoners, drawn anew, is in the room. Actions there: none 0, tell 1 that all have
+    been in the room by now, switch the light 2. To tell ends the game, +1 for the team if it is right and -1 if not;
+    so does the last day, with 0. Each agent gets 1/n of it, so that the sum over agents is the team's. Those who are
+    not in the room wait: their mask allows none alone, and what they do means nothing.
+
+    Observation: obs [2] f32, whether one is in the room, and whether the light is on where one sees it; action_mask.
+    View of all [2 n + 2] f32: the light, the share of days that are over, who is in the room, who has been there.
+
+    Whoever knew who has been there would earn 20/27 with 3 prisoners, and so do agents that know the day and
+    whether they have been there; without memory, and with one policy for all, the best is 0.
+
+    Raises:
+      InputError: fewer than three agents.
+    """
+    n = number_of_agents(num_agents, "SwitchRiddle-v0", 3)
+    days, tell, switch = 4 * n - 6, 1, 2
+
+    def entered(room: Array) -> Array:
+        return room[:, None] == jnp.arange(n)[None]
+
+    def reset(draws: Array) -> _Prison:
+        room = index(draws[0], n)
+        return _Prison(room, jnp.zeros(room.shape, bool), entered(room), jnp.zeros_like(room))
+
+    def step(state: _Prison, actions: Array, draws: Array) -> tuple[_Prison, Array, Array]:
+        action = jnp.take_along_axis(actions, state.room[:, None], axis=1)[:, 0]
+        told = action == tell
+        share = jnp.where(told, jnp.where(state.been.all(-1), 1.0, -1.0), 0.0) / n
+        day, room = state.day + 1, index(draws[0], n)
+        over = told | (day >= days)
+        state = _Prison(room, state.light ^ (action == switch), state.been | entered(room), day)
+        to_all = lambda x: jnp.repeat(x[:, None], n, axis=1)
+        return state, to_all(share), to_all(over)
+
+    def observe(state: _Prison) -> PyTree:
+        inside = entered(state.room)
+        allowed = jnp.stack([jnp.ones_like(inside), inside, inside], -1)
+        obs = jnp.stack([inside, inside & state.light[:, None]], -1)
+        return {"action_mask": allowed.astype(jnp.int8), "obs": obs.astype(jnp.float32)}
+
+    def view(state: _Prison) -> Array:
+        parts = [state.light[:, None], (state.day / days)[:, None], entered(state.room), state.been]
+        return jnp.concatenate([part.astype(jnp.float32) for part in parts], -1)
+
+    return MultiDefinition(
+        agents=_numbered("agent", n),
+        observation=Dict((("action_mask", MultiBinary((3,))), ("obs", Box((2,), "float32", 0.0, 1.0)))),
+        action=Discrete(3),
+        max_episode_steps=days,
+        num_draws=1,
+        reset=reset,
+        step=step,
+        observe=observe,
+        state=Box((2 * n + 2,), "float32", 0.0, 1.0),
+        view=view,
+    )
+
+
+def late_arrivals() -> MultiDefinition:
+    """LateArrivals-v0: agents that come late, leave, come back and wait, by a script of six steps, for tests.
+
+                 step  0  1  2  3  4  5
+        steady         x  x  x  x  x  E       x acts, E acts and ends, w waits, . is not there
+        late           .  .  x  x  x  E
+        guest          x  E  .  x  E  .
+        waiting        w  x  w  x  w  E
+
+    Step t pays 10 t + action to whoever acts, and 10 t to whoever waits. Actions: none 0, 1, 2. An agent that waits may
+    do none only, and gets what it would without acting, whatever it does. If all act by action 1: steady earns
+    10 * 15 + 6 = 156, late 10 * 14 + 4 = 144, guest 12 in its first life and 72 in its second, waiting 153.
+
+    Observation: obs [2] f32, the steps that are over and the agent's number; action_mask [3]. View of all [1] f32:
+    the steps that are over.
+    """
+    script = ("xxxxxE", "..xxxE", "xE.xE.", "wxwxwE")
+    length = len(script[0])
+    marks = np.array([list(line) for line in script]).T
+    marks = np.concatenate([marks, np.full((1, len(script)), ".")])  # [7, A]: after the last step nobody is there
+    is_there, does_end, does_wait = marks != ".", marks == "E", marks == "w"
+
+    def step(t: Array, actions: Array, draws: Array) -> tuple[Array, Array, Array]:
+        earned = jnp.where(jnp.asarray(does_wait)[t], 0, actions)
+        return t + 1, 10.0 * t[:, None] + earned, jnp.asarray(does_end)[t]
+
+    def observe(t: Array) -> PyTree:
+        acts = ~jnp.asarray(does_wait)[t]
+        agent = jnp.broadcast_to(jnp.arange(4), acts.shape)
+        return {
+            "action_mask": jnp.stack([jnp.ones_like(acts), acts, acts], -1).astype(jnp.int8),
+            "obs": jnp.stack([jnp.broadcast_to(t[:, None], acts.shape), agent], -1).astype(jnp.float32),
+        }
+
+    most = float(length)
+    return MultiDefinition(
+        agents=("steady", "late", "guest", "waiting"),
+        observation=Dict((("action_mask", MultiBinary((3,))), ("obs", Box((2,), "float32", 0.0, (most, 3.0))))),
+        action=Discrete(3),
+        max_episode_steps=length,
+        num_draws=1,
+        reset=lambda draws: jnp.zeros(draws.shape[1], jnp.int32),
+        step=step,
+        observe=observe,
+        present=lambda t: jnp.asarray(is_there)[t],
+        state=Box((1,), "float32", 0.0, most),
+        view=lambda t: t[:, None].astype(jnp.float32),
+    )

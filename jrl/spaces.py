@@ -7,7 +7,7 @@ MultiDiscrete; of a Dict or Tuple those of its Discrete and MultiDiscrete leaves
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -104,9 +104,22 @@ def any_allowed(space: Space, mask: Array) -> Array:
     >>> any_allowed(MultiDiscrete((2, 2)), jnp.array([[True, False, False, True], [True, True, False, False]]))
     Array([ True, False], dtype=bool)
     """
+    return jnp.stack([part.any(-1) for part in _choices(space, mask)]).all(0)
+
+
+def any_choice(space: Space, mask: Array) -> Array:
+    """[...] bool: whether a mask [..., K] over the actions of `space` allows more than one action.
+
+    >>> any_choice(MultiDiscrete((2, 2)), jnp.array([[True, False, True, True], [True, False, True, False]]))
+    Array([ True, False], dtype=bool)
+    """
+    return jnp.stack([(part != 0).sum(-1) > 1 for part in _choices(space, mask)]).any(0)
+
+
+def _choices(space: Space, mask: Array) -> Sequence[Array]:
+    """The parts of a mask, one for each choice."""
     sizes = [n for _, leaf in leaves(space) for n in _sizes(leaf)]
-    parts = jnp.split(jnp.asarray(mask), np.cumsum(sizes)[:-1].tolist(), -1)
-    return jnp.stack([part.any(-1) for part in parts]).all(0)
+    return jnp.split(jnp.asarray(mask), np.cumsum(sizes)[:-1].tolist(), -1)
 
 
 def masks_actions(spec: EnvSpec) -> bool:

@@ -207,7 +207,15 @@ def values(agent: Agent, state: State, rollout: Rollout) -> tuple[Array, PyTree]
 
 
 def make_rows(
-    obs, rollout: Rollout, advantage, target, value, *, normalize_advantage: bool = False, axis_name: str | None
+    obs,
+    rollout: Rollout,
+    advantage,
+    target,
+    value,
+    *,
+    normalize_advantage: bool = False,
+    choice: Array | None = None,
+    axis_name: str | None,
 ) -> tuple[Rows, Metrics]:
     """Rows [T, B] in which nothing of a masked row is left, and metrics of the value.
 
@@ -217,12 +225,14 @@ def make_rows(
       advantage, target: [T, B] f32; means nothing on masked rows.
       value: [T, B] f32, V(obs_t) that the target corrects.
       normalize_advantage: to mean 0 and deviation 1 over the unmasked rows.
+      choice: [T, B] bool, those of them that count for that; None: all.
     """
     advantage, target, action = parts.cleared(rollout.mask, (advantage, target, rollout.action))
     weight = parts.weights(rollout.mask, axis_name)
     metrics = parts.value_metrics(target, value, weight, axis_name)
     if normalize_advantage:
-        advantage = parts.standardized(advantage, weight, axis_name)
+        among = weight if choice is None else parts.weights(rollout.mask & choice, axis_name)
+        advantage = parts.standardized(advantage, among, axis_name)
     return Rows(obs, action, advantage, target, weight), metrics
 
 
@@ -233,9 +243,23 @@ def gae_rows(cfg: Estimation, agent: Agent, state: State, rollout: Rollout) -> t
     advantage, target = returns.gae(reward, rollout.terminated, done, value, gamma=cfg.gamma, gae_lambda=cfg.gae_lambda)
     obs, normalize = agent.observer.recall(state.obs_stats, rollout), cfg.normalize_advantage
     rows, metrics = make_rows(
-        obs, rollout, advantage, target, value[:-1], normalize_advantage=normalize, axis_name=agent.axis_name
+        obs,
+        rollout,
+        advantage,
+        target,
+        value[:-1],
+        normalize_advantage=normalize,
+        choice=choice(agent, obs),
+        axis_name=agent.axis_name,
     )
     return rows, value[:-1], memory, metrics
+
+
+def choice(agent: Agent, obs: PyTree) -> Array | None:
+    """Finds the rows [T, B] on which an agent of several has a choice: who waits for its turn has none, and tells
+    nothing of its policy. None where all count."""
+    mask = agent.observer.mask(obs) if agent.spec.agents else None
+    return None if mask is None else spaces.any_choice(agent.spec.action, mask)
 
 
 def vtrace(cfg: Corrections, reward, terminated, done, value, log_rho) -> returns.VTrace:

@@ -378,7 +378,7 @@ def observed(agent: Agent, state: State, rollout: Rollout) -> State:
     return replace(
         state,
         obs_stats=agent.observer.observe(state.obs_stats, rollout.obs, rollout.mask),
-        env_steps=parts.count_steps(state.env_steps, rollout.mask, agent.axis_name),
+        env_steps=parts.count_steps(state.env_steps, rollout, agent.axis_name),
     )
 
 

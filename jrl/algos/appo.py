@@ -105,7 +105,13 @@ def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[
         log_prob - acting_log_prob,
     )
     rows, metrics = actor_critic.make_rows(
-        obs, rollout, *trace, value, normalize_advantage=cfg.normalize_advantage, axis_name=agent.axis_name
+        obs,
+        rollout,
+        *trace,
+        value,
+        normalize_advantage=cfg.normalize_advantage,
+        choice=actor_critic.choice(agent, obs),
+        axis_name=agent.axis_name,
     )
     rho = jnp.mean(rows.weight * jnp.minimum(jnp.exp(log_prob - acting_log_prob), cfg.clip_rho))
     metrics["policy/rho"] = parts.pmean(rho, agent.axis_name)

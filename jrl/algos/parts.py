@@ -39,9 +39,11 @@ def pmean(x: PyTree, axis_name: str | None) -> PyTree:
     return unflatten(jax.lax.pmean(flat, axis_name))
 
 
-def count_steps(env_steps: Array, mask: Array, axis_name: str | None) -> Array:
-    """`env_steps` [] u32 plus the unmasked rows of a rollout, over all devices."""
-    steps = mask.sum(dtype=jnp.uint32)
+def count_steps(env_steps: Array, rollout: Rollout, axis_name: str | None) -> Array:
+    """Adds a rollout's steps over all devices to `env_steps` [] u32: its unmasked rows, or of games with several agents
+    each row on which somebody is there."""
+    mask, over = rollout.mask, rollout.over
+    steps = (mask if over is None else mask.reshape(*over.shape, -1).any(-1)).sum(dtype=jnp.uint32)
     steps = steps if axis_name is None else jax.lax.psum(steps, axis_name)
     return env_steps + jnp.minimum(steps, jnp.uint32(_SATURATED) - env_steps)
 

@@ -177,7 +177,8 @@ def finish(
         observation is a true one of the same episode, so that bootstrapping from it is right.
       record: `extras[RECORD]` says what became of each row before anything was changed for the learner: `reward`,
         `truncated` and `failed`, and the `episode_return` and `length` of its episode, this row included; [T, B] each.
-      count_agents: steps are counted of agents, not of environments.
+      count_agents: steps are counted of agents, not of environments, by the report and by who learns (`Rollout.over` is
+        left out).
     """
     obs, action, reward, terminated, truncated, mask, extras = rows
     done = ended = terminated | truncated
@@ -198,9 +199,9 @@ def finish(
     if several is None:
         columns, report = episodes.reduce(columns, tracked, ended, mask)
     else:
-        over = several.over
-        broken = jnp.zeros_like(over) if failed is None else failed.reshape(*over.shape, -1).any(-1)
-        columns, report = episodes.reduce_games(columns, tracked, reward, ended, mask, over | broken)
+        over = None if count_agents else several.over
+        ends = several.over if failed is None else several.over | failed.reshape(*several.over.shape, -1).any(-1)
+        columns, report = episodes.reduce_games(columns, tracked, reward, ended, mask, ends)
         if count_agents:
             assert isinstance(report.agents, Episodes)
             report = dataclasses.replace(report, steps=report.agents.steps.sum(dtype=jnp.int32))

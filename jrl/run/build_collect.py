@@ -17,7 +17,7 @@ from jrl.rollout import complete, ray_hosts, sources, unroll
 from jrl.rollout.source import Source
 from jrl.run import build_policies, learner, parallel, several
 from jrl.run.keys import Role, vector_key
-from jrl.settings import plan
+from jrl.settings import multi_agent, plan
 from jrl.settings.config import RunConfig, algo_name, to_dict
 from jrl.types import Algo, AsyncEnv, Env, EnvSpec, JaxEnv, Key, PyTree, Rollout
 
@@ -51,6 +51,7 @@ def environment(
         on_failure=on_failure(cfg),
         use_prev_action=cfg.network.use_prev_action,
         use_prev_reward=cfg.network.use_prev_reward,
+        state=multi_agent.shows_state(cfg),
     )
     if cfg.rollout.collector == "program" and not isinstance(env, JaxEnv):
         env.close()
@@ -229,7 +230,8 @@ def _env_runners(
 ) -> Source:
     share = plan.columns(cfg) // cfg.env_runners.num
     length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
-    like = unroll.rollout_like(spec, algo, length=length, num_envs=share, record=record)
+    seen = build_policies.learned(cfg, spec)
+    like = unroll.rollout_like(seen, algo, length=length, num_envs=share, record=record)
     return ray_hosts.EnvRunners(
         functools.partial(runner_source, cfg, count, registry.needed(to_dict(cfg)), record),
         runner_options(cfg),

@@ -27,7 +27,8 @@ def of_policies(
       make_algo: of one policy, where there are several.
     """
     if not build_policies.are_several(cfg):
-        return *make(build_policies.of_run(cfg), algo, spec, devices=devices, length=length), ()
+        seen = build_policies.learned(cfg, spec)
+        return *make(build_policies.of_run(cfg), algo, seen, devices=devices, length=length), ()
     made, sizes = [], []
     for group, own, of_one in build_policies.groups(cfg, spec, make_algo):
         if not multi_agent.is_trained(cfg, group.names[0]):
@@ -35,7 +36,8 @@ def of_policies(
             continue
         if found := list(plan_faults.split_faults(own, devices)):
             raise InputError(*(f"policy {group.names[0]}: {message}" for _, message in found))
-        learn, size = make(own, group.algo, of_one, devices=devices, length=length)
+        seen = build_policies.learned(cfg, of_one)
+        learn, size = make(own, group.algo, seen, devices=devices, length=length)
         made.append(group._replace(learner=learn))
         sizes.append(size)
     return several.learning(made, len(spec.agents)), "; ".join(filter(None, dict.fromkeys(sizes))), tuple(made)

@@ -87,6 +87,11 @@ def groups(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> list[tuple[Group, R
     return made
 
 
+def learned(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
+    """The environments as rollouts show them to who learns: without agents where steps are counted of each of them."""
+    return spec._replace(agents=()) if cfg.rollout.count_steps_by == "agent_steps" else spec
+
+
 def gammas(gamma: Any, spec: EnvSpec) -> Any:
     """The discount of each column's running return, of one policy's number or of an array over agents."""
     return np.tile(gamma, spec.games) if isinstance(gamma, np.ndarray) else gamma

@@ -171,8 +171,8 @@ def _regroup_source(source: PyTree, like: PyTree) -> PyTree:
 
 
 def _regroup_several(source: PyTree, like: PyTree) -> PyTree:
-    """As `_regroup_source`, of several agents: what is of environments or of their columns is dealt out, and the windows
-    of the latest episodes begin anew, empty."""
+    """As `_regroup_source`, of several agents: what is of environments or of their columns is dealt out, and the
+    windows of the latest episodes begin anew, empty."""
     fits = lambda x, wanted: np.size(x) == math.prod(wanted.shape)
     deal = lambda x, wanted: np.reshape(x, wanted.shape) if fits(x, wanted) else _empty(wanted)
     return jax.tree.map(deal, source, like)

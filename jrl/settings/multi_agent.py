@@ -183,6 +183,14 @@ def followers(cfg: RunConfig) -> dict[str, tuple[str, ...]]:
     return {p: agents for p in policies if (agents := tuple(a for a, of in follows.items() if of == p))}
 
 
+def shows_state(cfg: RunConfig) -> bool:
+    """Whether observations get the environment's global view, as the leaf `state`."""
+    given = cfg.multi_agent
+    if given is None or given.state is not None:
+        return bool(given and given.state)
+    return "state" in getattr(cfg.network, "value_inputs", ())
+
+
 def is_trained(cfg: RunConfig, policy: str) -> bool:
     """Whether a policy learns."""
     train = cfg.multi_agent.policies_to_train if cfg.multi_agent else None

@@ -281,8 +281,7 @@ class AlgorithmConfig:
     @property
     def is_multi_agent(self) -> bool:
         """Whether there are several agents: by `multi_agent(...)`, or because the environment has them."""
-        tree = self._resolved(defaults=True)
-        return bool(tree.get("multi_agent")) or envs.is_multi_agent(envs.section(**tree["env"]))
+        return bool(self["multi_agent"]) or (self["env"] is not None and envs.is_multi_agent(self.to_run_config().env))
 
     def translations(self) -> list[str]:
         """A line for each of RLlib's names that was given, with what became of it: `clip_param -> algo.clip_eps: 0.3`.

@@ -151,9 +151,9 @@ def policies(value: Any, config_class: Any) -> dict[str, dict[str, Any]]:
             found[name] = given
             continue
         algo = given.get("algo")
-        other = isinstance(algo, Mapping) and "name" in algo and api.config_class(algo["name"])
-        own = (other or config_class)().update_from_dict(given)._resolved(defaults=False)
-        if not other:
+        named = api.config_class(algo["name"]) if isinstance(algo, Mapping) and "name" in algo else config_class
+        own = named().update_from_dict(given)._resolved(defaults=False)
+        if named.algo_name == config_class.algo_name:
             own.get("algo", {}).pop("name", None)
         found[name] = {section: values for section, values in own.items() if values}
     return found

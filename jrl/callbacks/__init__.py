@@ -396,15 +396,13 @@ class CallbackList:
 
     def _rollout(self, name: str, source: Any, rollout: Any) -> Any:
         only = next(iter(self._policies)) if len(self._policies) == 1 else None
-        more = {"policy_id": only, "policies": self._policies}
-        given = {"env_runner": source, "worker": source, **(more if name == "on_postprocess_trajectory" else {})}
-        return self._changed(name, rollout, given)
+        more = {"policy_id": only, "policies": self._policies} if name == "on_postprocess_trajectory" else {}
+        return self._changed(name, rollout, {"env_runner": source, "worker": source, **more})
 
     def _learn(self, source: Any, rollout: Any) -> Any:
         result: dict[str, Any] = {}
         only = next(iter(self._policies.values())) if len(self._policies) == 1 else None
-        given = {"policy": only, "result": result}
-        found = self._changed("on_learn_on_batch", rollout, given)
+        found = self._changed("on_learn_on_batch", rollout, {"policy": only, "result": result})
         self._metrics[False].add_update(result)
         return found
 

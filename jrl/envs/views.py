@@ -53,8 +53,8 @@ def with_function(env: JaxEnv | Env, path: str) -> JaxEnv | Env:
     fn, agents = registry.load(path, "multi_agent.observation_fn"), env.spec.agents
     if not _takes_one(fn):
         raise InputError(
-            f"{key}: expected a pure function of one argument, {{agent: observation}} -> {{agent: what it sees}}, got one "
-            f"of {', '.join(inspect.signature(fn).parameters)}: as RLlib calls its own; a worker or an episode is not "
+            f"{key}: expected a pure function of one argument, {{agent: observation}} -> {{agent: what it sees}}, "
+            f"got one of {', '.join(inspect.signature(fn).parameters)}: as RLlib calls its own; a worker or an episode is not "
             "there, because jax traces it: leave them out"
         )
 

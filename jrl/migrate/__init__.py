@@ -24,7 +24,18 @@ from jrl.migrate.job import Job, canonical, translate
 from jrl.migrate.tables import ALGORITHMS, KEYS, PARTS
 from jrl.settings import config
 
-__all__ = ["KEYS", "Migration", "defaults", "hyper", "looks_like_rllib", "main", "memory", "migrate", "rules"]
+__all__ = [
+    "KEYS",
+    "Migration",
+    "defaults",
+    "hyper",
+    "looks_like_rllib",
+    "main",
+    "memory",
+    "migrate",
+    "rules",
+    "several",
+]
 
 
 class Migration(NamedTuple):

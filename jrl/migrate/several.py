@@ -57,6 +57,10 @@ def _own(job: Job, key: str, name: str, value: Any) -> dict[str, Any]:
         if value is not None:
             job.wrong(key, "a mapping of settings", value)
         return {}
+    ours = {section: dict(found) for section, found in value.items() if section in _OWN and isinstance(found, Mapping)}
+    if (ours.get("algo") or {}).get("name") == job.algo:
+        del ours["algo"]["name"]
+    value = {theirs: given for theirs, given in value.items() if theirs not in ours}
     inner = Job(
         job.algo, job.source, job.config_class, dict(canonical(value)), base=job.base, prefix=f"{job.prefix}{key}.",
         inside=f"multi_agent.policies.{name}.",
@@ -71,7 +75,7 @@ def _own(job: Job, key: str, name: str, value: Any) -> dict[str, Any]:
     job.lines += inner.lines
     job.faults += inner.faults
     job.lacking += inner.lacking
-    return {section: values for section, values in inner.tree.items() if section in _OWN}
+    return schema.merge(ours, {section: values for section, values in inner.tree.items() if section in _OWN})
 
 
 @rule("policy_mapping_fn")
@@ -84,8 +88,8 @@ def _mapping(job: Job, key: str, value: Any) -> None:
     if path is None:
         return job.lack(
             key,
-            f"{str(value)[:60]!r} is not the path of a function, package.module:name: write multi_agent.mapping, a table "
-            "{agent: policy}",
+            f"{str(value)[:60]!r} is not the path of a function, package.module:name: write multi_agent.mapping, a "
+            "table {agent: policy}",
         )
     return job.put(key, "multi_agent.mapping", path, "asked once for each agent, with no episode")
 
@@ -113,7 +117,7 @@ def _replay_mode(job: Job, key: str, value: Any) -> None:
         return job.drop(key, "independent: each policy replays rows of its own agents")
     if value != "lockstep":
         return job.wrong(key, "independent or lockstep", value)
-    if job.given.get("policies") is None or _is_alone(job):
+    if _is_alone(job):
         return job.drop(key, _ONE)
     return job.lack(key, "lockstep: a policy replays rows of its own agents alone, drawn apart from others'")
 

@@ -91,7 +91,7 @@ def test_a_config_with_a_stop_can_be_run_as_it_is(tmp_path):
 
 
 LACKING = {
-    "policies": {"a": None, "b": None}, "input": "/data", "output": "/data", "learner_class": "my.Learner",
+    "observation_fn": "my.fn", "input": "/data", "output": "/data", "learner_class": "my.Learner",
     "off_policy_estimation_methods": {"is": {}},
     "model": {"custom_model": "mine", "custom_action_dist": "mine"},
     "callbacks": "<lambda>", "nonsense_key": 1,
@@ -111,7 +111,7 @@ def test_what_jrl_does_not_have_is_an_error_unless_it_is_to_be_dropped():
 
 def test_what_one_policy_alone_would_learn_by_is_not_dropped_either():
     given = {"env": "CartPole-v1", "algorithm_config_overrides_per_module": {"default_policy": {"lr": 1}}}
-    with pytest.raises(InputError, match="algorithm_config_overrides_per_module: multi-agent"):
+    with pytest.raises(InputError, match="algorithm_config_overrides_per_module: there is one policy"):
         migrate(given, algo="PPO")
     given["algorithm_config_overrides_per_module"] = {}
     assert migrate(given, algo="PPO").dropped == []

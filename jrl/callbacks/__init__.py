@@ -334,8 +334,7 @@ class CallbackList:
           context: of environment i of the run.
           offset: environments before the first of these.
         """
-        runner = {"env_runner": source, "worker": source, "env": source}
-        self.call("on_environment_created", **runner, env_context=context(offset))
+        self.call("on_environment_created", env_runner=source, worker=source, env=source, env_context=context(offset))
         if self._host["on_sub_environment_created"]:
             with contextlib.suppress(InputError):  # none of them is a Python object
                 source.foreach_env(_Each(self._host["on_sub_environment_created"], context, offset, source))

@@ -54,8 +54,8 @@ def with_function(env: JaxEnv | Env, path: str) -> JaxEnv | Env:
     if not _takes_one(fn):
         raise InputError(
             f"{key}: expected a pure function of one argument, {{agent: observation}} -> {{agent: what it sees}}, "
-            f"got one of {', '.join(inspect.signature(fn).parameters)}: as RLlib calls its own; a worker or an episode is not "
-            "there, because jax traces it: leave them out"
+            f"got one of {', '.join(inspect.signature(fn).parameters)}: as RLlib calls its own; jax traces it, so "
+            "that no worker or episode is there: leave them out"
         )
 
     def of_one(obs: dict[str, PyTree]) -> PyTree:

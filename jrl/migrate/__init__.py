@@ -25,17 +25,8 @@ from jrl.migrate.tables import ALGORITHMS, KEYS, PARTS
 from jrl.settings import config
 
 __all__ = [
-    "KEYS",
-    "Migration",
-    "defaults",
-    "hyper",
-    "looks_like_rllib",
-    "main",
-    "memory",
-    "migrate",
-    "rules",
-    "several",
-]
+    "KEYS", "Migration", "defaults", "hyper", "looks_like_rllib", "main", "memory", "migrate", "rules", "several",
+]  # fmt: skip
 
 
 class Migration(NamedTuple):

@@ -147,7 +147,7 @@ def test_an_observation_fn_of_rllibs_is_told_how_ours_is():
     from jrl import envs
 
     env = envs.make(ENV, num_envs=1)
-    with pytest.raises(InputError, match="expected a pure function of one argument.*got one of agent_obs, worker"):
+    with pytest.raises(InputError, match=r"expected a pure function of one argument.*got one of agent_obs, worker"):
         views.with_function(env, f"{__name__}:rllibs")
 
 
@@ -188,7 +188,7 @@ def test_weights_by_policy(algo):
     assert same(after["p1"], weights["p0"]) and same(after["p0"], weights["p0"])
     assert not same(after["p1"], weights["p1"])
     algo.set_weights({"p1": weights["p1"]})
-    with pytest.raises(ValueError, match="expected {'p0': ..., 'p1': ...}, got default_policy"):
+    with pytest.raises(ValueError, match=r"expected {'p0': ..., 'p1': ...}, got default_policy"):
         algo.set_weights({"default_policy": weights["p0"]})
     with pytest.raises(KeyError, match="policy_id: expected p0 or p1"):
         algo.get_weights(["p2"])

@@ -368,6 +368,7 @@ def test_our_keys_exist():
     hyper = {f.name for name in algos.names() for f in dataclasses.fields(algos.get_config_class(name))}
     default = config.to_dict(config.from_dict({"algo": {"name": "dqn"}, "env": {"id": "x"}}))
     default["network"] |= dict.fromkeys(f"core.{f.name}" for core in (Lstm, Gtrxl) for f in dataclasses.fields(core))
+    default["multi_agent"] = {f.name for f in dataclasses.fields(config.MultiAgentConfig)}
     for key in tables.KEYS.values():
         for ours_ in filter(None, key.ours.split(", ")):
             section, _, field = ours_.partition(".")

@@ -69,7 +69,6 @@ GROUPS: dict[str, dict[str, str]] = {
         "policy_mapping_fn": "multi_agent.mapping",
         "policies_to_train": "multi_agent.policies_to_train",
         "observation_fn": "multi_agent.observation_fn",
-        "count_steps_by": "rollout.count_steps_by",
         "agents": "multi_agent.agents",
         "state": "multi_agent.state",
         "agent_id": "multi_agent.agent_id",

@@ -91,7 +91,7 @@ def test_a_config_with_a_stop_can_be_run_as_it_is(tmp_path):
 
 
 LACKING = {
-    "policies": {"a": None, "b": None}, "input": "/data", "output": "/data", "learner_class": "my.Learner",
+    "observation_fn": "my.fn", "input": "/data", "output": "/data", "learner_class": "my.Learner",
     "off_policy_estimation_methods": {"is": {}},
     "model": {"custom_model": "mine", "custom_action_dist": "mine"},
     "callbacks": "<lambda>", "nonsense_key": 1,
@@ -111,7 +111,7 @@ def test_what_jrl_does_not_have_is_an_error_unless_it_is_to_be_dropped():
 
 def test_what_one_policy_alone_would_learn_by_is_not_dropped_either():
     given = {"env": "CartPole-v1", "algorithm_config_overrides_per_module": {"default_policy": {"lr": 1}}}
-    with pytest.raises(InputError, match="algorithm_config_overrides_per_module: multi-agent"):
+    with pytest.raises(InputError, match="algorithm_config_overrides_per_module: there is one policy"):
         migrate(given, algo="PPO")
     given["algorithm_config_overrides_per_module"] = {}
     assert migrate(given, algo="PPO").dropped == []
@@ -368,6 +368,7 @@ def test_our_keys_exist():
     hyper = {f.name for name in algos.names() for f in dataclasses.fields(algos.get_config_class(name))}
     default = config.to_dict(config.from_dict({"algo": {"name": "dqn"}, "env": {"id": "x"}}))
     default["network"] |= dict.fromkeys(f"core.{f.name}" for core in (Lstm, Gtrxl) for f in dataclasses.fields(core))
+    default["multi_agent"] = {f.name for f in dataclasses.fields(config.MultiAgentConfig)}
     for key in tables.KEYS.values():
         for ours_ in filter(None, key.ours.split(", ")):
             section, _, field = ours_.partition(".")

@@ -23,7 +23,8 @@ from jrl.api.records import Records, Saved, hold, path_of
 from jrl.errors import InputError
 from jrl.host import elsewhere, runtime
 from jrl.metrics import results
-from jrl.run import build, checkpoint, policy, reporter
+from jrl.run import build, build_policies, checkpoint, policy, reporter
+from jrl.run.by_hand import POLICY, known
 from jrl.run.session import Session
 from jrl.settings import config
 from jrl.types import PyTree
@@ -64,7 +65,7 @@ class Algorithm(ByHand):
             print(f"translated: {line}")
         self.config = made
         self._begun = False
-        self._policy: ActionPolicy | None = None
+        self._policies: dict[str, ActionPolicy] = {}
         self._records: Records | None = None
         self._open(None if checkpoint is None else path_of(checkpoint))
 
@@ -246,25 +247,36 @@ class Algorithm(ByHand):
 
     # ------------------------------------------------------------ acting
 
-    def get_policy(self, policy_id: str = "default_policy") -> ActionPolicy:
-        """The policy as it is now: acts, and shows what its networks say. Raises KeyError for another id."""
-        if policy_id != "default_policy":
-            raise KeyError(f"there is no policy {policy_id}: one agent has default_policy")
-        if self._policy is None:
-            session = self.session
-            spec, seed = session.run.spec._replace(num_envs=1), session.config.run.seed
-            self._policy = ActionPolicy(session, policy.of_training(session.config, spec, seed=seed))
-        return self._policy
+    def get_policy(self, policy_id: str = POLICY) -> ActionPolicy:
+        """The policy as it is now, which acts for one agent: shows what its networks say, too.
+
+        Args:
+          policy_id: its name, of several agents; of one policy `default_policy` is another name.
+        Raises:
+          KeyError: there is no such policy, or there are several and none is named.
+        """
+        session = self.session
+        name = known(session).named(policy_id)
+        if name not in self._policies:
+            cfg, spec = session.config, session.run.spec
+            if session.policies:
+                cfg, spec = build_policies.of_policy(cfg, spec, name)
+            trained = policy.of_training(cfg, spec._replace(num_envs=max(1, len(spec.agents))), seed=cfg.run.seed)
+            self._policies[name] = ActionPolicy(session, trained, name)
+        return self._policies[name]
 
     def compute_single_action(
-        self, observation: Any, state: PyTree = None, *, policy_id: str = "default_policy", **how: Any
+        self, observation: Any, state: PyTree = None, *, policy_id: str = POLICY, **how: Any
     ) -> Any:
-        """The action for one observation; `how`, results and errors: see `ActionPolicy.compute_single_action`."""
+        """The action for one observation, of one agent where there are several.
+
+        `how`, results and errors: see `ActionPolicy.compute_single_action`.
+        """
         return self.get_policy(policy_id).compute_single_action(observation, state, **how)
 
-    def compute_actions(self, observations: Any, state: PyTree = None, **how: Any) -> Any:
+    def compute_actions(self, observations: Any, state: PyTree = None, *, policy_id: str = POLICY, **how: Any) -> Any:
         """The actions for many observations; `how` and results: see `ActionPolicy.compute_actions`."""
-        return self.get_policy().compute_actions(observations, state, **how)
+        return self.get_policy(policy_id).compute_actions(observations, state, **how)
 
     # ------------------------------------------------------------ checkpoints and end
 
@@ -290,13 +302,13 @@ class Algorithm(ByHand):
     save_to_path = save_checkpoint = save
 
     def export_policy_model(
-        self, export_dir: str | Path, policy_id: str = "default_policy", onnx: int | None = None, *, format: str = "npz"
+        self, export_dir: str | Path, policy_id: str = POLICY, onnx: int | None = None, *, format: str = "npz"
     ) -> dict[str, Any]:
         """Writes the policy as files that run without jrl: see `jrl.export`.
 
         Args:
           export_dir: made; an earlier export in it is replaced.
-          policy_id: of the one policy.
+          policy_id: of which policy.
           onnx: RLlib's; a number: as ONNX.
           format: npz, stablehlo or onnx.
         Returns:
@@ -304,19 +316,20 @@ class Algorithm(ByHand):
         Raises:
           InputError: what the format cannot express, or a library that is not there.
         """
+        name = known(self.session).named(policy_id) if self.session.policies else None
         self.get_policy(policy_id)
         from jrl.export.__main__ import export
 
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "checkpoint"
             checkpoint.write(path, checkpoint.on_host(self.session.parts()), self.session.description())
-            given = {"format": "onnx" if onnx else format, "best": False, "out": str(export_dir)}
+            given = {"format": "onnx" if onnx else format, "best": False, "out": str(export_dir), "policy": name}
             return export(argparse.Namespace(checkpoint=str(path), **given))
 
     export_model = export_policy_model
 
-    def export_policy_checkpoint(self, export_dir: str | Path, policy_id: str = "default_policy") -> Saved:
-        """As `save(export_dir)`: a checkpoint is that of the one policy, too."""
+    def export_policy_checkpoint(self, export_dir: str | Path, policy_id: str = POLICY) -> Saved:
+        """As `save(export_dir)`: a checkpoint has all policies, of which `jrl.load(path, policy=...)` takes one."""
         self.get_policy(policy_id)
         return self.save(export_dir)
 
@@ -351,7 +364,7 @@ class Algorithm(ByHand):
     cleanup = stop
 
     def _close(self, *, ended: bool) -> None:
-        self._policy, self._stopped = None, True
+        self._policies, self._stopped = {}, True
         try:
             if self._records is not None:
                 self._records.close(ended=ended)

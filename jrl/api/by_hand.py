@@ -1,15 +1,16 @@
 """What an Algorithm does beside its iterations: weights in and out, samples, updates and gradients by hand."""
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jrl.api.config import AlgorithmConfig
 from jrl.api.weights_file import read_weights
 from jrl.run import checkpoint
-from jrl.run.by_hand import POLICY, Learns
+from jrl.run.by_hand import POLICY, Learns, known
 from jrl.run.session import Session
+from jrl.run.workers import Workers
 from jrl.types import Batch, SequenceBatch
 
 
@@ -17,29 +18,38 @@ class ByHand(Learns):
     """Methods of an Algorithm, of its `session` and `config`."""
 
     session: Session
+    workers: Workers
     config: AlgorithmConfig
     restore: Callable[[Any], None]
 
     # ------------------------------------------------------------ weights
 
-    def get_weights(self) -> dict[str, Any]:
-        """{"default_policy": the fields of the algorithm's State that are weights}, numpy arrays."""
-        return {POLICY: self.session.get_weights()}
+    def get_weights(self, policies: Sequence[str] | None = None) -> dict[str, Any]:
+        """By policy, of one agent `default_policy`: the fields of the algorithm's State that are weights, numpy arrays.
 
-    def import_weights(self, path: str | Path, mapping: Mapping[str, str] | None = None) -> list[str]:
+        Args:
+          policies: of which; None: of all. Raises KeyError: there is none of that id.
+        """
+        return self.workers.local_worker().get_weights(policies)
+
+    def import_weights(
+        self, path: str | Path, mapping: Mapping[str, str] | None = None, *, policy_id: str = POLICY
+    ) -> list[str]:
         """Takes over arrays of an npz or safetensors file as parameters; target networks get the same.
 
         Args:
           path: `*.npz` or `*.safetensors`; nothing in it is executed.
           mapping: a parameter's name, as `get_policy().parameters()` has it, to the array's name in the file; with
             `.T` behind it the array is transposed, as the matrices of torch have to be. None: the names are the same.
+          policy_id: of which policy, where there are several.
         Returns:
           The names of the parameters that were replaced; the others stay.
         Raises:
           InputError: the file cannot be read, names that there are not, or other shapes.
         """
-        weights, names = read_weights(Path(path), mapping, self.session.get_weights())
-        self.session.set_weights(weights)
+        name = known(self.session).named(policy_id) if self.session.policies else None
+        weights, names = read_weights(Path(path), mapping, self.session.get_weights(name))
+        self.session.set_weights(weights, name)
         return names
 
     # ------------------------------------------------------------ samples, updates, gradients

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
-from jrl import algos, registry
+from jrl import algos, envs, registry
 from jrl.api import groups, translation
 from jrl.errors import InputError
 from jrl.fields import schema
@@ -24,12 +24,6 @@ from jrl.settings.sections import SYNONYMS
 
 if TYPE_CHECKING:
     from jrl.api.algorithm import Algorithm
-
-_OBJECTS = (
-    "env.id", "network.torso", "network.transform", "custom.loss", "custom.reward", "custom.training_step",
-    "custom.env_task", "custom.evaluation",
-)  # fmt: skip
-_LISTS_OF_OBJECTS = ("custom.callbacks", "custom.transforms", "custom.batch", "run.log")
 
 
 class AlgorithmConfig:
@@ -133,7 +127,10 @@ class AlgorithmConfig:
                     raise InputError(*wrong)
             if theirs and not value:
                 return
-        self._merge(_nested(key, self._plain(key, value)))
+        plain = self._plain(key, value)
+        if key.startswith("multi_agent."):  # another table takes the place of the one before
+            (self._given.get("multi_agent") or {}).pop(key.partition(".")[2], None)
+        self._merge(translation.nested(key, plain))
 
     def _plain(self, key: str, value: Any) -> Any:
         """`value` as the tree holds it: objects by their names."""
@@ -143,9 +140,13 @@ class AlgorithmConfig:
             return {"grid_search": [self._plain(key, v) for v in value["grid_search"]]}
         if key == "env.id":
             translation.install_environment(value)
-        if key in _OBJECTS:
+        if key == "multi_agent.policies":
+            return translation.policies(value, type(self))
+        if key in translation.FUNCTIONS and callable(value):
+            return registry.reference(value)
+        if key in translation.OBJECTS:
             return None if value is None else registry.reference(value)
-        if key in _LISTS_OF_OBJECTS:
+        if key in translation.LISTS_OF_OBJECTS:
             several = value if isinstance(value, list | tuple) else [] if value is None else [value]
             return [registry.reference(v) for v in several]
         if key == "algo.exploration" and isinstance(value, Mapping) and "type" in value:
@@ -276,6 +277,11 @@ class AlgorithmConfig:
         """What RLlib's names come to, with a line or several for each; searches are worked out in each trial."""
         theirs = {name: value for name, value in self._theirs.items() if not translation.is_search(value)}
         return translation.job(self.algo_name, algos.get_config_class(self.algo_name), theirs, self._given)
+
+    @property
+    def is_multi_agent(self) -> bool:
+        """Whether there are several agents: by `multi_agent(...)`, or because the environment has them."""
+        return bool(self["multi_agent"]) or (self["env"] is not None and envs.is_multi_agent(self.to_run_config().env))
 
     def translations(self) -> list[str]:
         """A line for each of RLlib's names that was given, with what became of it: `clip_param -> algo.clip_eps: 0.3`.
@@ -424,12 +430,6 @@ class AlgorithmConfig:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.arguments()})"
-
-
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return value
 
 
 for _group in (*groups.GROUPS, *groups.THEIRS):

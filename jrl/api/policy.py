@@ -9,6 +9,7 @@ import numpy as np
 from jrl import spaces
 from jrl.envs.history import PREV_ACTION, PREV_REWARD
 from jrl.host import elsewhere
+from jrl.run.by_hand import POLICY
 from jrl.run.policy import Memory, Past, Policy
 from jrl.run.workers import Worker, WorkerPolicy
 from jrl.types import Box, Dict, PyTree, Tuple, element
@@ -26,6 +27,7 @@ class ActionPolicy(WorkerPolicy):
     Args:
       session: of the run.
       policy: what acts, of one environment; the weights are given to it.
+      policy_id: its id.
     Attributes:
       observation_space, action_space: jrl.types spaces of one environment, its own: without frame stacks, previous
         actions and rewards, in its own units.
@@ -33,8 +35,9 @@ class ActionPolicy(WorkerPolicy):
         action or reward.
     """
 
-    def __init__(self, session: "Session", policy: Policy):
-        super().__init__(Worker(None, 0, session.actor, session, whole=True))
+    def __init__(self, session: "Session", policy: Policy, policy_id: str = POLICY):
+        super().__init__(Worker(None, 0, session.actor, session, whole=True), policy_id)
+        self._name = policy_id if session.policies else None
         self._session, self._policy = session, policy
         self._cfg, self._spec, self._inputs = policy.config, policy.spec, policy.inputs
         self.observation_space, self.action_space = policy.observation_space, self._spec.env_action or self._spec.action
@@ -47,7 +50,7 @@ class ActionPolicy(WorkerPolicy):
         """(actions [N, *], state, extras); `units`: as `Policy.step`."""
         obs, items, num = given
         if self._seen != self._session.version:
-            self._policy.use(self._session.actor())
+            self._policy.use(self._session.actor(self._name))
             self._seen = self._session.version
         memory = self._policy.start(num) if state is None else self._memory(state, num)
         explore = self._cfg.rollout.explore if explore is None else bool(explore)
@@ -230,7 +233,7 @@ class ActionPolicy(WorkerPolicy):
         past = self._inputs.past(num)
         if past is not None:
             _, obs = self._inputs.told(past, obs, items)
-        return self._outputs(self._session.learner_state(), obs)
+        return self._outputs(self._session.learner_state(self._name), obs)
 
     def distribution(self, observations: Any) -> Any:
         """Of the actions, batched [N]. Raises ValueError for algorithms without one."""
@@ -261,14 +264,14 @@ class ActionPolicy(WorkerPolicy):
         if self._outputs is None:
             return None
         zeros = jax.tree.map(lambda x: np.zeros((1, *x.shape), x.dtype), element(self._spec.observation))
-        found = self._outputs(self._session.learner_state(), zeros).get("distribution")
+        found = self._outputs(self._session.learner_state(self._name), zeros).get("distribution")
         return None if found is None else type(found)
 
     # ------------------------------------------------------------ parameters
 
     def parameters(self) -> list[tuple[str, tuple[int, ...], int]]:
         """(name, shape, count) of every array of the networks that learn."""
-        params = self._session.learner_state().params
+        params = self._session.learner_state(self._name).params
         name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
         return [(name(path), tuple(x.shape), int(x.size)) for path, x in jax.tree.leaves_with_path(params)]
 

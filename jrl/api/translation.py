@@ -7,9 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from jrl import registry
+from jrl.errors import InputError
 from jrl.fields.data import Fresh, learns_from
 from jrl.fields.hyper import NetworkConfig
 from jrl.migrate import KEYS, memory
+from jrl.migrate import policies as migrated
 from jrl.migrate.job import Job, canonical, translate
 from jrl.settings import sections
 
@@ -20,6 +22,14 @@ _DICTS: dict[str, tuple[str, set[str]]] = {
     "network": ("model", {f.name for f in dataclasses.fields(NetworkConfig)}),
     "replay": ("replay_buffer_config", {f.name for f in dataclasses.fields(sections.ReplayConfig)}),
 }
+
+# keys that hold a class or function by its name, a list of such, or such or something else
+OBJECTS = (
+    "env.id", "network.torso", "network.transform", "custom.loss", "custom.reward", "custom.training_step",
+    "custom.env_task", "custom.evaluation", "multi_agent.observation_fn",
+)  # fmt: skip
+LISTS_OF_OBJECTS = ("custom.callbacks", "custom.transforms", "custom.batch", "run.log")
+FUNCTIONS = ("multi_agent.mapping", "multi_agent.policies_to_train")
 
 
 def newest(name: str) -> str | None:
@@ -108,3 +118,42 @@ def is_search(value: Any) -> bool:
 def synonymous(a: str, b: str) -> bool:
     """Whether two names of RLlib's are of one key."""
     return newest(a) == newest(b)
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """The tree of one key.
+
+    >>> nested("algo.lr", 0.1)
+    {'algo': {'lr': 0.1}}
+    """
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def policies(value: Any, config_class: Any) -> dict[str, dict[str, Any]]:
+    """Policies in any of RLlib's spellings as the tree has them: each with the sections that it has of its own.
+
+    Args:
+      value: see `jrl.migrate.policies.read`.
+      config_class: of the AlgorithmConfig; without an algorithm names stay as they are until there is one.
+    Raises:
+      InputError: a class of a policy's own, or unknown names.
+    """
+    from jrl import api
+
+    found: dict[str, dict[str, Any]] = {}
+    for name, spec in migrated.read(value, "policies").items():
+        if spec.own_class is not None:
+            raise InputError(f"policies.{name}: {migrated.NO_CLASS}, got {getattr(spec.own_class, '__name__', 'one')}")
+        given = dict(spec.config.arguments() if hasattr(spec.config, "arguments") else spec.config)
+        if not config_class.algo_name:
+            found[name] = given
+            continue
+        algo = given.get("algo")
+        named = api.config_class(algo["name"]) if isinstance(algo, Mapping) and "name" in algo else config_class
+        own = named().update_from_dict(given)._resolved(defaults=False)
+        if named.algo_name == config_class.algo_name:
+            own.get("algo", {}).pop("name", None)
+        found[name] = {section: values for section, values in own.items() if values}
+    return found

@@ -89,7 +89,7 @@ class Callbacks:
         """One Gymnasium environment was made; of worker processes and env runners it is called in theirs."""
 
     def on_create_policy(self, *, policy_id, policy, **kwargs) -> None:
-        """The policy was made: once, before `on_algorithm_init`, with the id "default_policy"."""
+        """A policy was made: once each, before `on_algorithm_init`; that of one agent has the id "default_policy"."""
 
     def on_algorithm_init(self, *, algorithm, **kwargs) -> None:
         """The run is built, and has not begun."""
@@ -334,16 +334,16 @@ class CallbackList:
           context: of environment i of the run.
           offset: environments before the first of these.
         """
-        runner = {"env_runner": source, "worker": source, "env": source}
-        self.call("on_environment_created", **runner, env_context=context(offset))
+        self.call("on_environment_created", env_runner=source, worker=source, env=source, env_context=context(offset))
         if self._host["on_sub_environment_created"]:
             with contextlib.suppress(InputError):  # none of them is a Python object
                 source.foreach_env(_Each(self._host["on_sub_environment_created"], context, offset, source))
 
-    def begin(self, algorithm: Any, policy: Any = None) -> None:
-        """Tells of the policy, then of the algorithm."""
-        self._policies = {DEFAULT_POLICY: algorithm if policy is None else policy}
-        self.call("on_create_policy", policy_id=DEFAULT_POLICY, policy=self._policies[DEFAULT_POLICY])
+    def begin(self, algorithm: Any, policies: Mapping[str, Any] | None = None) -> None:
+        """Tells of each policy, by its id, then of the algorithm."""
+        self._policies = dict(policies or {DEFAULT_POLICY: algorithm})
+        for name, policy in self._policies.items():
+            self.call("on_create_policy", policy_id=name, policy=policy)
         self.call("on_algorithm_init", algorithm=algorithm)
 
     def recreated(self, algorithm: Any, workers: Any, source: Any, *, is_evaluation: bool = False) -> None:
@@ -394,14 +394,14 @@ class CallbackList:
         return Replay(moments, self._ids[evaluation], num_envs, **place)
 
     def _rollout(self, name: str, source: Any, rollout: Any) -> Any:
-        more = {"policy_id": DEFAULT_POLICY, "policies": self._policies}
-        given = {"env_runner": source, "worker": source, **(more if name == "on_postprocess_trajectory" else {})}
-        return self._changed(name, rollout, given)
+        only = next(iter(self._policies)) if len(self._policies) == 1 else None
+        more = {"policy_id": only, "policies": self._policies} if name == "on_postprocess_trajectory" else {}
+        return self._changed(name, rollout, {"env_runner": source, "worker": source, **more})
 
     def _learn(self, source: Any, rollout: Any) -> Any:
         result: dict[str, Any] = {}
-        given = {"policy": self._policies.get(DEFAULT_POLICY), "result": result}
-        found = self._changed("on_learn_on_batch", rollout, given)
+        only = next(iter(self._policies.values())) if len(self._policies) == 1 else None
+        found = self._changed("on_learn_on_batch", rollout, {"policy": only, "result": result})
         self._metrics[False].add_update(result)
         return found
 

@@ -1,5 +1,6 @@
 """What the agents of an environment see of it: which agent they are, or what a function of the user's shows."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,12 @@ def with_function(env: JaxEnv | Env, path: str) -> JaxEnv | Env:
     """
     key = f"multi_agent.observation_fn {path}"
     fn, agents = registry.load(path, "multi_agent.observation_fn"), env.spec.agents
+    if not _takes_one(fn):
+        raise InputError(
+            f"{key}: expected a pure function of one argument, {{agent: observation}} -> {{agent: what it sees}}, "
+            f"got one of {', '.join(inspect.signature(fn).parameters)}: as RLlib calls its own; jax traces it, so "
+            "that no worker or episode is there: leave them out"
+        )
 
     def of_one(obs: dict[str, PyTree]) -> PyTree:
         found = fn(obs)
@@ -78,6 +85,17 @@ def with_function(env: JaxEnv | Env, path: str) -> JaxEnv | Env:
         return jax.tree.map(np.asarray, look(obs))
 
     return _seen(env, env.spec._replace(observation=space), look if isinstance(env, JaxEnv) else from_host)
+
+
+def _takes_one(fn: Callable[..., Any]) -> bool:
+    """Whether a function can be called with one argument; True where nobody can say."""
+    try:
+        inspect.signature(fn).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # of a builtin
+        return True
+    return True
 
 
 def _space_of(tree: PyTree, before: Space) -> Space:

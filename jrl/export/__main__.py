@@ -25,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     command.take_checkpoint(p)
     p.add_argument("--format", choices=FORMATS, default="npz", help="npz (needs numpy alone; default), stablehlo, onnx")
     p.add_argument("--out", required=True, help="directory to make; an earlier export in it is replaced")
+    p.add_argument("--policy", help="which policy, of a run with several; it acts for one agent")
     return p
 
 
@@ -50,7 +51,7 @@ def export(args: argparse.Namespace) -> dict[str, Any]:
         check_onnx()
     from jrl.export import formats, source
 
-    policy = source.load(Path(args.checkpoint), best=args.best)
+    policy = source.load(Path(args.checkpoint), best=args.best, policy_id=args.policy)
     return formats.export(policy, format=args.format, out=out)
 
 

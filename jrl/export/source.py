@@ -29,16 +29,17 @@ class Source(NamedTuple):
     about: Mapping[str, Any]  # for policy.json
 
 
-def load(path: Path, *, best: bool | None = None) -> Source:
+def load(path: Path, *, best: bool | None = None, policy_id: str | None = None) -> Source:
     """The deterministic policy of a checkpoint; no environment is made.
 
     Args:
       path: a run directory, or a checkpoint.
       best: see `policy.load`.
+      policy_id: which policy, of a run with several.
     Raises:
       InputError: there is none, or it is damaged.
     """
-    trained = policy.restore(path, best=best)
+    trained = policy.restore(path, best=best, policy=policy_id)
     algo, transform, meta = trained.algo, trained.to_env(), trained.meta
     inputs = policy.Inputs(trained.spec, trained.config, trained.observation)
 

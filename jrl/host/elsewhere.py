@@ -7,7 +7,9 @@ import difflib
 import types
 from typing import Any
 
-_ONE = "one agent has one policy, default_policy: several are not part of jrl yet"
+_ONE = "policies are those of multi_agent(policies=...), before build(): none can be added or taken away later yet"
+_SEVERAL = "config.to_run_config().multi_agent has policies and mapping; get_policy(policy_id) is one of them"
+_ENVS = "environments of several agents are not made by inheritance: docs/environments.md"
 _STATE = "save(path) writes all of it and restore(path) takes it back; get_weights() and set_weights() are the arrays"
 _STEP = "train() is one iteration; what it does is a method training_step(self, step) of a subclass"
 _RUNNERS = "env runners are restarted by themselves: fault_tolerance(recreate_failed_env_runners=True)"
@@ -43,7 +45,7 @@ _CLASSES = {  # of RLlib's packages, what both of ours have nothing by that name
     **{n + end: _run(config) for n, config in _CONFIGS.items() for end in ("", "Config")},
     **{n + end: _OFFLINE for n in ("BC", "MARWIL", "CQL", "IQL", "CRR") for end in ("", "Config")},
     **{n + end: _LIMITS for n in ("ARS", "DreamerV3", "ES", "MAML", "PG", "TRPO") for end in ("", "Config")},
-    **dict.fromkeys(("MultiAgentEnv", "MultiAgentEnvRunner", "make_multi_agent"), _ONE),
+    **dict.fromkeys(("MultiAgentEnv", "MultiAgentEnvRunner", "make_multi_agent"), _ENVS),
     **dict.fromkeys(("RLModule", "TorchModelV2", "ModelCatalog", "register_custom_model"), _MODULE),
     "ExternalEnv": _LIMITS,
 }  # fmt: skip
@@ -156,7 +158,7 @@ NAMES: dict[str, dict[str, str]] = {
         **dict.fromkeys(("foreach_worker_async", "foreach_env_runner_async", "fetch_ready_async_reqs",
                          "sync_env_runner_states", "num_in_flight_async_reqs", "num_in_flight_async_calls"), _ASYNC),
         "foreach_env_with_context": "foreach_worker(fn), and source.foreach_env(fn) there",
-        "is_policy_to_train": _ONE,
+        "is_policy_to_train": "foreach_policy_to_train(fn) calls fn(policy, policy_id) of those that learn",
         **dict.fromkeys(("remote_workers", "actors", "healthy_worker_ids", "healthy_env_runner_ids"),
                         "foreach_worker(fn)"),
         **dict.fromkeys(("num_remote_workers", "num_remote_env_runners", "num_healthy_remote_workers",
@@ -170,8 +172,9 @@ NAMES: dict[str, dict[str, str]] = {
     "worker": {  # RLlib's RolloutWorker and SingleAgentEnvRunner
         **dict.fromkeys(("env", "async_env", "vector_env", "get_spaces"), "foreach_env(fn) calls fn(env)"),
         **dict.fromkeys(("filters", "get_filter"), "get_filters()"),
-        **dict.fromkeys(("policy_map", "policy_dict", "policy_mapping_fn", "set_policy_mapping_fn", "add_policy",
-                         "remove_policy", "set_is_policy_to_train", "is_policy_to_train"), _ONE),
+        **dict.fromkeys(("policy_map", "policy_dict", "policy_mapping_fn"), "foreach_policy(fn); " + _SEVERAL),
+        **dict.fromkeys(("set_policy_mapping_fn", "add_policy", "remove_policy", "set_is_policy_to_train",
+                         "is_policy_to_train"), _ONE),
         **dict.fromkeys(("get_state", "set_state", "save", "restore"), "Algorithm.save(path), .restore(path)"),
         **dict.fromkeys(("module", "rl_module"), "get_policy()"),
         "metrics": "get_metrics()",
@@ -192,8 +195,8 @@ NAMES: dict[str, dict[str, str]] = {
         **dict.fromkeys(("build_learner", "build_learner_group", "get_default_learner_class"), _LEARNER),
         **dict.fromkeys(("get_default_rl_module_spec", "get_rl_module_spec", "get_multi_rl_module_spec",
                          "get_marl_module_spec"), _MODULE),
-        **dict.fromkeys(("get_config_for_module", "get_multi_agent_setup", "is_multi_agent",
-                         "DEFAULT_POLICY_MAPPING_FN", "DEFAULT_AGENT_TO_MODULE_MAPPING_FN"), _ONE),
+        **dict.fromkeys(("get_config_for_module", "get_multi_agent_setup", "DEFAULT_POLICY_MAPPING_FN",
+                         "DEFAULT_AGENT_TO_MODULE_MAPPING_FN"), _SEVERAL),
         "is_offline": _OFFLINE,
         "uses_new_env_runners": "there is one stack",
         "get_evaluation_config_object": "config.evaluation_config has what is different there",

@@ -235,22 +235,28 @@ def of_agents(reports: list[Episodes], agents: Sequence[str], policies: Mapping[
       agents: their A names.
       policies: name -> the agents that follow it.
     Returns:
-      `agent/NAME/return`, `agent/NAME/length`, `agent/NAME/count`, and `policy/NAME/return`, the mean over its agents.
+      `agent/NAME/return`, `agent/NAME/length`, `agent/NAME/count`, and `policy/NAME/return`, the mean over its agents;
+      `policy/NAME/return_min` and `return_max` are over the episodes of its agents since the last row.
     """
     known = [r.agents for r in reports if isinstance(r.agents, Episodes)]
     windows = ("window_return", "window_length")
     kept = ("return", "length", "count")
     found: dict[str, Any] = {}
+    extremes: dict[str, tuple[float, float]] = {}
     for i, agent in enumerate(agents):
         pick = lambda name, x, i=i: np.asarray(x)[(..., i, slice(None)) if name in windows else (..., i)]
         of_it = lambda r: {n: pick(n, x) for n, x in vars(r).items() if n != "agents"}  # noqa: B023 - called at once
         cut = [dataclasses.replace(r, **of_it(r)) for r in known]
         of_one = summary(cut)
         found |= {f"agent/{agent}/{name}": of_one[f"episode/{name}"] for name in kept}
+        extremes[agent] = of_one["episode/return_min"], of_one["episode/return_max"]
     for policy, followers in policies.items():
         returns = np.array([found[f"agent/{agent}/return"] for agent in followers])
         known_returns = returns[np.isfinite(returns)]
         found[f"policy/{policy}/return"] = float(known_returns.mean()) if known_returns.size else float("nan")
+        low, high = zip(*(extremes[agent] for agent in followers), strict=True)
+        found[f"policy/{policy}/return_min"] = float(np.fmin.reduce(low))
+        found[f"policy/{policy}/return_max"] = float(np.fmax.reduce(high))
     return found
 
 

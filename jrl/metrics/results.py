@@ -49,15 +49,30 @@ _FORMER = {
     "episode_reward_min": "episode_return_min",
     "episode_reward_max": "episode_return_max",
     "timesteps_total": "num_env_steps_sampled_lifetime",
-    "agent_timesteps_total": "num_env_steps_sampled_lifetime",
-    "num_agent_steps_sampled_lifetime": "num_env_steps_sampled_lifetime",
-    "num_agent_steps_sampled": "num_env_steps_sampled",
     "num_env_steps_sampled_this_iter": "num_env_steps_sampled",
     "timesteps_this_iter": "num_env_steps_sampled",
     "num_env_steps_trained_this_iter": "num_env_steps_trained",
+}
+# of one agent, whose steps are those of its environment
+_OF_ONE = {
+    "agent_timesteps_total": "num_env_steps_sampled_lifetime",
+    "num_agent_steps_sampled_lifetime": "num_env_steps_sampled_lifetime",
+    "num_agent_steps_sampled": "num_env_steps_sampled",
     "num_agent_steps_trained": "num_env_steps_trained",
     "num_agent_steps_trained_lifetime": "num_env_steps_trained_lifetime",
 }
+# what a row tells of an agent or a policy -> (under `env_runners`, at the top), each a dict by its name
+_OF_AGENT = {
+    "return": ("agent_episode_returns_mean", ""),
+    "length": ("agent_episode_lens_mean", ""),
+    "count": ("agent_episodes_this_iter", ""),
+}
+_OF_POLICY = {
+    "return": ("module_episode_returns_mean", "policy_reward_mean"),
+    "return_min": ("module_episode_returns_min", "policy_reward_min"),
+    "return_max": ("module_episode_returns_max", "policy_reward_max"),
+}
+_ALL = "__all_modules__"  # among `learners`, what is of no policy alone
 
 
 def result(
@@ -92,9 +107,21 @@ def result(
         "timers": {},
         "custom_metrics": {},
     }
+    several = "agent_steps" in row
+    if several:
+        found["learners"] = {_ALL: learner}
+        found |= _of_agents(row, before)
     for name, value in row.items():
         first, _, rest = name.partition("/")
-        if name in EPISODES:
+        owner, _, inner = rest.partition("/")
+        if several and first in ("agent", "policy"):
+            places = (_OF_AGENT if first == "agent" else _OF_POLICY).get(inner, ("", ""))
+            for place, key in ((found["env_runners"], places[0]), (found, places[1])):
+                if key:
+                    place.setdefault(key, {})[owner] = value
+            if not any(places):
+                found["learners"].setdefault(owner, {})[inner.removeprefix("learner/")] = value
+        elif name in EPISODES:
             found[EPISODES[name]] = found["env_runners"][EPISODES[name]] = value
         elif name in COUNTS:
             found[COUNTS[name]] = value
@@ -102,11 +129,22 @@ def result(
             found.setdefault("evaluation", {})[_EVALUATION.get(rest, rest)] = value
         elif rest and first in _PLACES:
             found.setdefault(_PLACES[first], {})[rest] = value
-        elif name not in ("iteration", "episode/window"):
+        elif name not in ("iteration", "episode/window", "agent_steps"):
             learner[name.removeprefix("learner/")] = value
     if "evaluation" in found:
         found["evaluation"] = _with_former(found["evaluation"])
+    if several:
+        found["info"] = {"learner": found["learners"]}
+    else:
+        found |= {name: found[of] for name, of in _OF_ONE.items() if of in found}
     return _with_former(found)
+
+
+def _of_agents(row: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The steps of agents, of whom several act in a step of their environment."""
+    total = row["agent_steps"]
+    now = {"num_agent_steps_sampled": total - (before.get("agent_steps", 0) if before else 0)}
+    return {**now, "num_agent_steps_sampled_lifetime": total, "agent_timesteps_total": total}
 
 
 def _with_former(found: dict[str, Any]) -> dict[str, Any]:

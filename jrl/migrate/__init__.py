@@ -18,13 +18,15 @@ from jrl.errors import InputError
 from jrl.fields import schema
 from jrl.fields.bounds import short
 from jrl.host import command
-from jrl.migrate import defaults, hyper, memory, rules
+from jrl.migrate import defaults, hyper, memory, rules, several
 from jrl.migrate.experiment import conditions, experiment, is_experiment
 from jrl.migrate.job import Job, canonical, translate
 from jrl.migrate.tables import ALGORITHMS, KEYS, PARTS
 from jrl.settings import config
 
-__all__ = ["KEYS", "Migration", "defaults", "hyper", "looks_like_rllib", "main", "memory", "migrate", "rules"]
+__all__ = [
+    "KEYS", "Migration", "defaults", "hyper", "looks_like_rllib", "main", "memory", "migrate", "rules", "several",
+]  # fmt: skip
 
 
 class Migration(NamedTuple):

@@ -193,7 +193,7 @@ def _same(value: Any, default: Any) -> bool:
 _SECTIONS = {
     "env": sections.EnvConfig, "network": NetworkConfig, "rollout": sections.RolloutConfig,
     "replay": sections.ReplayConfig, "evaluation": sections.EvaluationConfig, "checkpoint": sections.CheckpointConfig,
-    "env_runners": sections.EnvRunnersConfig, "run": sections.RunSettings,
+    "env_runners": sections.EnvRunnersConfig, "multi_agent": sections.MultiAgentConfig, "run": sections.RunSettings,
 }  # fmt: skip
 _DEFAULTS = {name: {f.name: f.default for f in dataclasses.fields(s)} for name, s in _SECTIONS.items()}
 

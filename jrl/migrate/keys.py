@@ -40,7 +40,11 @@ _FRAMEWORK = "JAX is the only framework"
 _OFFLINE = "jrl does not read or write offline data yet"
 _ESTIMATORS = "jrl has no off-policy estimators yet"
 _OWN_LOSS = "a loss of your own is custom.loss, a step of your own custom.training_step"
-_MULTI = "multi-agent training is not part of jrl yet"
+_STACKED = "policies that are alike in all but their weights are stacked in one program, and none is swapped out"
+_OBS_FN = (
+    "RLlib's is called with worker, base_env, policies and episode: write a pure function {agent: observation} -> "
+    "{agent: what it sees}, and name it in multi_agent.observation_fn"
+)
 _TORSO = "network.torso and network.encoders choose of what there is, by the observations: see docs/networks.md"
 _OWN_MODEL = "a class for torch or TensorFlow: write it for JAX, as network.torso and torso_options (docs/networks.md)"
 _INITIAL = "initial weights are orthogonal, LeCun's or torch's default: network.init"
@@ -268,8 +272,7 @@ GROUPS: dict[str, list[Key]] = {
         _key("store_buffer_in_checkpoints", "checkpoint.replay", "true: full, false: none"),
         _key("replay_buffer_config", "", _INSIDE),
         *_none("what is replayed are transitions, or with memory sequences", "replay_buffer_config.storage_unit",
-               "replay_buffer_config.replay_batch_size", "replay_batch_size", "replay_mode",
-               "replay_buffer_config.replay_mode"),
+               "replay_buffer_config.replay_batch_size", "replay_batch_size"),
         *_none("the buffer lies on the learner's devices", "replay_buffer_config.num_replay_buffer_shards",
                "replay_buffer_config.no_local_replay_buffer", "replay_buffer_config.replay_buffer_shards_colocated"
                "_with_driver", "replay_buffer_config._enable_replay_buffer_api",
@@ -369,12 +372,20 @@ GROUPS: dict[str, list[Key]] = {
     ],
     "Multi-agent": [
         _key("count_steps_by multiagent.count_steps_by", "rollout.count_steps_by"),
-        *[_key(f"{n} multiagent.{n}", "", _MULTI)._replace(lacking=True) for n in (
-            "policies", "policy_mapping_fn", "policies_to_train", "observation_fn",
-            "algorithm_config_overrides_per_module")],
-        *[_key(f"{n} multiagent.{n}", "", _MULTI) for n in (
+        _key("policies multiagent.policies", "multi_agent.policies",
+             "ids, or id -> None, a dict of settings, a PolicySpec or its tuple; spaces come from the environment, "
+             "a class of a policy's own cannot be had"),
+        _key("policy_mapping_fn multiagent.policy_mapping_fn", "multi_agent.mapping",
+             "package.module:name, asked once for each agent with no episode; or a table"),
+        _key("policies_to_train multiagent.policies_to_train", "multi_agent.policies_to_train",
+             "names, or package.module:name of a function of a name"),
+        _key("algorithm_config_overrides_per_module multiagent.algorithm_config_overrides_per_module",
+             "multi_agent.policies", "what each has of its own, under its name"),
+        _key("observation_fn multiagent.observation_fn", "", _OBS_FN)._replace(lacking=True),
+        *[_key(f"{n} multiagent.{n}", "", _STACKED) for n in (
             "policy_map_capacity", "policy_map_cache", "policy_states_are_swappable")],
-        _key("multiagent.replay_mode", "", _MULTI),
+        _key("replay_mode multiagent.replay_mode replay_buffer_config.replay_mode", "",
+             "independent: each policy replays rows of its own agents; lockstep cannot be had"),
         _key("multiagent multi_agent", "", _INSIDE),
     ],
     "Reporting, debugging and callbacks": [
@@ -427,7 +438,8 @@ GROUPS: dict[str, list[Key]] = {
         _key("eager_max_retraces", "run.max_recompiles", "programs that compile again once the run is under way"),
         *_none("run.disable_jit runs operation by operation", "eager_tracing", "eager", "trace"),
         *_none(_TREES, "_disable_preprocessor_api", "_disable_action_flattening"),
-        *_lacking(_OWN_MODEL, "rl_module_spec", "_rl_module_spec"),
+        _key("rl_module_spec _rl_module_spec", "multi_agent.policies, network",
+             "of a MultiRLModuleSpec each module's model_config; " + _OWN_MODEL)._replace(lacking=True),
         *_none(_STACK, "_validate_config", "_use_msgpack_checkpoints", "_tf_policy_handles_more_than_one_loss",
                "_disable_execution_plan_api",
                "_disable_initialize_loss_from_dummy_batch", "_enable_new_api_stack", "_enable_rl_module_api",

@@ -261,16 +261,6 @@ def _own(job: Job, key: str, value: Any) -> None:
     return job.put(key, KEYS[key].ours, paths[0])
 
 
-@rule(*(key.name for key in GROUPS["Multi-agent"] if key.name not in ("count_steps_by", "multiagent")))
-def _policies(job: Job, key: str, value: Any) -> None:
-    policies = job.given.get("policies")
-    several = isinstance(policies, Mapping | list | tuple | set) and len(policies) > 1
-    alone = ("observation_fn", "algorithm_config_overrides_per_module")
-    if several or (KEYS[key].name in alone and asks(value)):
-        return job.lack(key, KEYS[key].note) if KEYS[key].lacking else job.drop(key, KEYS[key].note)
-    return job.drop(key, "there is one policy")
-
-
 @rule("count_steps_by")
 def _count(job: Job, key: str, value: Any) -> None:
     job.put(key, "rollout.count_steps_by", value)

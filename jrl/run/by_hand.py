@@ -7,7 +7,7 @@ optimizer, guard and devices. Each compiles its program when it is first asked f
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,18 +17,46 @@ from jrl.algos import gradients
 from jrl.errors import InputError
 from jrl.fields.data import Fresh
 from jrl.rollout import unroll
-from jrl.run import build, learner, parallel
+from jrl.run import build, learner, parallel, several
 from jrl.run.keys import Role, role_key
 from jrl.run.program import own_replay
-from jrl.settings import plan
+from jrl.settings import multi_agent, plan
 from jrl.settings.config import algo_name
 from jrl.types import NOT_FINITE, Algo, Batch, Episodes, Key, PyTree, Rollout, SequenceBatch
 
 if TYPE_CHECKING:
     from jrl.run.session import Session
 
-POLICY = "default_policy"  # the id of the one policy
+POLICY = "default_policy"  # the id of the one policy, whatever its name
 _FIRST = 2**31  # number of the first call by hand, in keys: the calls of an iteration count from 0
+
+
+class Known(NamedTuple):
+    """The policies of a run by the ids that RLlib's users have for them."""
+
+    ids: tuple[str, ...]
+    trained: tuple[str, ...]  # those that learn
+    groups: tuple[Any, ...]  # of `several.Group`, without what cannot travel to another process; () of one policy
+
+    def named(self, policy_id: str) -> str:
+        """Returns the id of a policy. Raises KeyError: there is none of that id."""
+        if policy_id in self.ids:
+            return policy_id
+        if policy_id == POLICY and len(self.ids) == 1:
+            return self.ids[0]
+        raise KeyError(f"policy_id: expected {' or '.join(self.ids)}, got {policy_id!r}: get_policy(policy_id)")
+
+    def apart(self, actor: PyTree) -> dict[str, PyTree]:
+        """Splits what acts for all policies by their ids."""
+        return several.by_policy_name(self.groups, actor) if self.groups else {self.ids[0]: actor}
+
+
+def known(session: "Session") -> Known:
+    """Lists the policies of a run; the one of a run with one agent is `default_policy`."""
+    names = session.policies or (POLICY,)
+    trained = tuple(name for name in names if multi_agent.is_trained(session.config, name))
+    light = (several.Group(group.names, group.agents, cast(Any, None)) for group in session.run.groups)
+    return Known(names, trained, tuple(light))
 
 
 class Learns(abc.ABC):
@@ -39,11 +67,10 @@ class Learns(abc.ABC):
         """Returns the run. Raises InputError where there is none to ask `what` of."""
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Takes over what `get_weights` gave. Raises ValueError: an unknown policy or field, or other shapes."""
-        session = self._learns("set_weights")
-        if set(weights) != {POLICY}:
-            raise ValueError(f"set_weights: expected {{'{POLICY}': ...}}, got {', '.join(map(str, weights))}")
-        session.set_weights(weights[POLICY])
+        """Takes over what `get_weights` gave, of all policies or of some. Raises ValueError: an unknown policy or
+        field, or other shapes.
+        """
+        set_by_policy(self._learns("set_weights"), "set_weights", weights)
 
     def learn_on_batch(self, samples: Rollout | Batch | SequenceBatch) -> dict[str, float]:
         """One update of the run on what is given, beside the iterations of `train`.
@@ -79,6 +106,16 @@ class Learns(abc.ABC):
         them. Target networks move as after an update. Raises ValueError: other shapes, or not finite.
         """
         self._learns("apply_gradients").by_hand.apply(grads)
+
+
+def set_by_policy(session: "Session", what: str, weights: Mapping[str, Any]) -> None:
+    """Gives each policy the fields of its State under its id."""
+    there = known(session)
+    if not weights or set(weights) - {*there.ids, *([POLICY] if len(there.ids) == 1 else [])}:
+        wanted = ", ".join(f"'{name}': ..." for name in there.ids)
+        raise ValueError(f"{what}: expected {{{wanted}}}, got {', '.join(map(str, weights)) or 'nothing'}")
+    for policy_id, given in weights.items():
+        session.set_weights(given, there.named(policy_id) if session.policies else None)
 
 
 class ByHand:
@@ -137,6 +174,7 @@ class ByHand:
           InputError: there is no replay, or nothing to sample in it yet.
         """
         session = self._session
+        self._alone("sample_replay")
         learn, state = session.run.learn, session.state
         if learn.sample is None:
             raise InputError(f"sample_replay: {algo_name(session.config)} learns without replay: sample() is a rollout")
@@ -174,6 +212,7 @@ class ByHand:
             steps = int(np.asarray(batch.mask).sum())
             state, metrics = self._learn_rollout(batch)
         else:
+            self._alone("learn_on_batch of a batch")
             steps = 0
             state, metrics = self._learn_batch(batch)
         session.replace_state(state, steps)
@@ -216,6 +255,7 @@ class ByHand:
           InputError: the algorithm does not learn from such a thing; or its optimizer is its own.
         """
         session, run = self._session, self._session.run
+        self._alone("compute_gradients")
         self._check("compute_gradients", batch)
         rollout = isinstance(batch, Rollout)
 
@@ -249,6 +289,7 @@ class ByHand:
           ValueError: they are not of the parameters' shapes, or not finite.
         """
         session, run = self._session, self._session.run
+        self._alone("apply_gradients")
         state = run.program.keep(session.state).learner
         shapes = lambda tree: jax.tree.map(np.shape, tree)
         if shapes(given) != shapes(state.params):
@@ -308,6 +349,15 @@ class ByHand:
     @property
     def _columns(self) -> int:
         return plan.columns(self._session.config)
+
+    def _alone(self, what: str) -> None:
+        """Raises InputError where several policies learn, each by itself."""
+        if self._session.run.groups:
+            names = ", ".join(self._session.policies)
+            raise InputError(
+                f"{what}: it has no policy_id, and this run has several policies ({names}): learn_on_batch(rollout), "
+                "with sample() of workers.local_worker(), teaches each of them from its own agents"
+            )
 
     def _check(self, what: str, batch: Any) -> None:
         """Raises InputError for what the run does not learn from."""

@@ -24,7 +24,7 @@ from jrl.host import runtime
 from jrl.metrics import loggers, results
 from jrl.metrics.timers import Timers
 from jrl.run import build, build_policies, checkpoint, evaluation, loop, reporter, resume, several
-from jrl.run.by_hand import ByHand
+from jrl.run.by_hand import ByHand, known
 from jrl.run.program import LoopState
 from jrl.run.staged import Step
 from jrl.run.workers import Workers
@@ -152,7 +152,7 @@ class Session:
         if self.callback_list:
             if begin:
                 named = getattr(self._face, "get_policy", None)
-                self.callback_list.begin(self._face, named and named())
+                self.callback_list.begin(self._face, {name: named(name) for name in known(self).ids} if named else {})
             if saved:
                 self.callback_list.call("on_checkpoint_loaded", algorithm=self._face)
         self.schedule.begin_first()
@@ -282,9 +282,12 @@ class Session:
 
     # ------------------------------------------------------------ weights, tasks, checkpoints
 
-    def actor(self) -> PyTree:
-        """What acting needs, on one device; valid until the next call."""
-        return self.run.program.actor(self.state)
+    def actor(self, policy: str | None = None) -> PyTree:
+        """What acting needs, of all policies or of the one that is named, on one device; valid until the next call."""
+        found = self.run.program.actor(self.state)
+        if policy is None or not self.run.groups:
+            return found
+        return several.by_policy_name(self.run.groups, found)[policy]
 
     @property
     def policies(self) -> tuple[str, ...]:

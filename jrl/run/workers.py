@@ -4,7 +4,7 @@
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,9 +13,10 @@ import numpy as np
 
 from jrl.errors import InputError
 from jrl.host import elsewhere
+from jrl.metrics.episodes import Columns
 from jrl.rollout.evaluate import LENGTH, EvaluationRunners, Player, Until
 from jrl.rollout.tally import Evaluation, Goal
-from jrl.run.by_hand import POLICY, Learns
+from jrl.run.by_hand import POLICY, Known, Learns, known, set_by_policy
 from jrl.run.keys import Role
 from jrl.types import Episodes, Key, PyTree, Rollout
 
@@ -36,6 +37,7 @@ class Worker(Learns):
       session: of the run; None in an environment runner.
       whole: `source` is that of all environments, whatever they are stepped by; else it is one part's.
       key: data of the key of what it samples; None where the run has it.
+      policies: those of the run; None where the run has them.
     Attributes:
       worker_index: 0 in this process; environment runners count from 1.
       source: its rollouts come from there; None where environments are part of the program that learns.
@@ -50,9 +52,19 @@ class Worker(Learns):
         *,
         whole: bool = False,
         key: np.ndarray | None = None,
+        policies: Known | None = None,
     ):
+        self._policies = policies
         self.source, self.worker_index, self._weights = source, worker_index, weights
         self._session, self._whole, self._key, self._calls = session, whole, key, 0
+
+    @property
+    def policies(self) -> Known:
+        """The policies of the run."""
+        if self._policies is None:
+            assert self._session is not None
+            self._policies = known(self._session)
+        return self._policies
 
     def _actor(self) -> PyTree:
         return self._weights() if callable(self._weights) else self._weights
@@ -102,6 +114,7 @@ class Worker(Learns):
           episode: hist_stats with episode_return and episode_lengths.
         """
         columns = self._session.state.source.columns if self.source is None and self._session else self.source.columns
+        columns = columns.games if isinstance(columns.games, Columns) else columns
         returns, lengths = np.ravel(columns.window_return), np.ravel(columns.window_length)
         returns, lengths = (x[np.isfinite(returns)].tolist() for x in (returns, lengths))
         of = lambda fn, x: float(fn(x)) if x else float("nan")
@@ -116,14 +129,18 @@ class Worker(Learns):
 
     # ------------------------------------------------------------ weights, filters, policies
 
-    def get_weights(self) -> dict[str, Any]:
-        """The Algorithm's weights, as `set_weights` takes them, numpy arrays.
+    def get_weights(self, policies: Sequence[str] | None = None) -> dict[str, Any]:
+        """The Algorithm's weights, as `set_weights` takes them, numpy arrays, by policy; None: of all policies.
 
         In an environment runner what it acts with, by the fields of the algorithm's Actor.
         """
-        if self._session is not None:
-            return {POLICY: self._session.get_weights()}
-        return {POLICY: {name: x for name, x in vars(jax.device_get(self._actor())).items() if name != "env_steps"}}
+        there = self.policies
+        wanted = there.ids if policies is None else [there.named(policy_id) for policy_id in policies]
+        if (session := self._session) is not None:
+            return {name: session.get_weights(name if session.policies else None) for name in wanted}
+        actors = there.apart(jax.device_get(self._actor()))
+        fields = lambda actor: {name: x for name, x in vars(actor).items() if name != "env_steps"}
+        return {name: fields(actors[name]) for name in wanted}
 
     def get_filters(self, flush_after: bool = False) -> dict[str, Any]:
         """The running statistics of observations that it acts with, by policy; () without `normalize_obs`.
@@ -131,31 +148,31 @@ class Worker(Learns):
         Args:
           flush_after: for the sake of RLlib's callers: there is one copy, and nothing to hand over.
         """
-        actor = jax.device_get(self._actor())
-        return {POLICY: getattr(actor, "obs_stats", ())}
+        actors = self.policies.apart(jax.device_get(self._actor()))
+        return {name: getattr(actor, "obs_stats", ()) for name, actor in actors.items()}
 
     def sync_filters(self, new_filters: Mapping[str, Any]) -> None:
         """Takes over what `get_filters` gave. Raises as `set_weights`."""
-        session = self._learns("sync_filters")
-        if set(new_filters) != {POLICY}:
-            raise ValueError(f"sync_filters: expected {{'{POLICY}': ...}}, got {', '.join(map(str, new_filters))}")
-        session.set_weights({"obs_stats": new_filters[POLICY]})
+        weights = {name: {"obs_stats": stats} for name, stats in new_filters.items()}
+        set_by_policy(self._learns("sync_filters"), "sync_filters", weights)
 
     def get_policy(self, policy_id: str = POLICY) -> "WorkerPolicy":
-        """The policy that it acts with: `get_weights()`."""
-        if policy_id != POLICY:
-            raise KeyError(f"there is no policy {policy_id}: one agent has {POLICY}")
-        return WorkerPolicy(self)
+        """The policy that it acts with: `get_weights()`. Raises KeyError: there is none of that id."""
+        return WorkerPolicy(self, self.policies.named(policy_id))
 
     def for_policy(self, fn: Callable[..., Any], policy_id: str = POLICY, **kwargs: Any) -> Any:
         """`fn(policy, **kwargs)` of a policy."""
         return fn(self.get_policy(policy_id), **kwargs)
 
     def foreach_policy(self, fn: Callable[..., Any], **kwargs: Any) -> list[Any]:
-        """`fn(policy, policy_id, **kwargs)` of each policy: of the one."""
-        return [fn(self.get_policy(), POLICY, **kwargs)]
+        """`fn(policy, policy_id, **kwargs)` of each policy."""
+        return [fn(self.get_policy(name), name, **kwargs) for name in self.policies.ids]
 
-    foreach_policy_to_train = foreach_trainable_policy = foreach_policy
+    def foreach_policy_to_train(self, fn: Callable[..., Any], **kwargs: Any) -> list[Any]:
+        """As `foreach_policy`, of those that learn."""
+        return [fn(self.get_policy(name), name, **kwargs) for name in self.policies.trained]
+
+    foreach_trainable_policy = foreach_policy_to_train
 
     # ------------------------------------------------------------ environments
 
@@ -178,10 +195,11 @@ class WorkerPolicy(Learns):
 
     Args:
       worker: see above.
+      policy_id: of which policy.
     """
 
-    def __init__(self, worker: Worker):
-        self.worker = worker
+    def __init__(self, worker: Worker, policy_id: str = POLICY):
+        self.worker, self.policy_id = worker, policy_id
 
     def _learns(self, what: str) -> "Session":
         return self.worker._learns(what)
@@ -192,11 +210,11 @@ class WorkerPolicy(Learns):
 
     def get_weights(self) -> dict[str, Any]:
         """The fields of the algorithm's State that are weights, numpy arrays; in an environment runner of its Actor."""
-        return self.worker.get_weights()[POLICY]
+        return self.worker.get_weights([self.policy_id])[self.policy_id]
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
         """Takes over what `get_weights` gave. Raises ValueError where shapes differ."""
-        self.worker.set_weights({POLICY: weights})
+        self.worker.set_weights({self.policy_id: weights})
 
     def apply_gradients(self, gradients: PyTree) -> None:
         """As a worker's, with RLlib's name of the argument."""
@@ -232,7 +250,7 @@ class Workers:
         if session.config.env_runners.num > 0:
             key = np.asarray(jax.random.key_data(session.by_hand.key(Role.COLLECT)))
             weights = jax.device_get(program.actor(state))
-            return source.foreach_worker(functools.partial(_in_runner, fn, weights, key))
+            return source.foreach_worker(functools.partial(_in_runner, fn, weights, key, known(session)))
         return source.foreach_worker(lambda part: fn(Worker(part, 0, session.actor, session), 0))
 
     def foreach_worker_with_id(self, fn: Callable[[int, Worker], Any]) -> list[Any]:
@@ -253,10 +271,14 @@ class Workers:
         return [x for found in self.foreach_worker(lambda worker: worker.foreach_env(fn)) for x in found]
 
     def foreach_policy(self, fn: Callable[..., Any]) -> list[Any]:
-        """`fn(policy, policy_id)` of the policy of each worker."""
+        """`fn(policy, policy_id)` of the policies of each worker."""
         return [x for found in self.foreach_worker(lambda worker: worker.foreach_policy(fn)) for x in found]
 
-    foreach_policy_to_train = foreach_trainable_policy = foreach_policy
+    def foreach_policy_to_train(self, fn: Callable[..., Any]) -> list[Any]:
+        """As `foreach_policy`, of those that learn."""
+        return [x for found in self.foreach_worker(lambda worker: worker.foreach_policy_to_train(fn)) for x in found]
+
+    foreach_trainable_policy = foreach_policy_to_train
 
     def sample(self) -> tuple[Rollout, Episodes]:
         """The next rollout [T, B] of all environments, in numpy, and what is known of its episodes."""
@@ -273,10 +295,10 @@ class Workers:
         return int(found.get("env_runners/num_healthy_workers", self._session.config.env_runners.num))
 
 
-def _in_runner(fn: Callable[[Worker, int], Any], weights: Any, key: np.ndarray, source: Any) -> Any:
+def _in_runner(fn: Callable[[Worker, int], Any], weights: Any, key: np.ndarray, policies: Known, source: Any) -> Any:
     index = source.worker_index
     own = np.asarray(jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(key)), index)))
-    return fn(Worker(source, index, weights, key=own), index)
+    return fn(Worker(source, index, weights, key=own, policies=policies), index)
 
 
 class EvaluationWorkers:

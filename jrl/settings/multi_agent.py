@@ -2,16 +2,20 @@
 
 import dataclasses
 import difflib
+import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from jrl import registry
 from jrl.errors import InputError, counted
 from jrl.fields.schema import merge
 from jrl.settings import config
 from jrl.settings.config import MultiAgentConfig, RunConfig
 
 SHARED = "shared"  # the policy of all agents, where the config names none
+BY_AGENT = "by_agent"
+_ASKED = 8  # times that a mapping is asked: one that draws its answers gives two
 _NAME = re.compile(r"[\w.-]{1,100}")  # it is part of metrics and of paths in checkpoints
 _OWN = ("algo", "network", "replay")  # sections of which a policy may have its own values
 
@@ -32,10 +36,71 @@ def with_agents(cfg: RunConfig, agents: Sequence[str]) -> RunConfig:
             f"multi_agent.agents: expected {_listed(agents)}, as {cfg.env.id} has them, got {_listed(given.agents)}: "
             "leave it out"
         )
-    found = dataclasses.replace(cfg, multi_agent=dataclasses.replace(given, agents=tuple(agents)))
+    given = _trained(_mapped(dataclasses.replace(given, agents=tuple(agents))))
+    found = dataclasses.replace(cfg, multi_agent=given)
     if errors := list(faults(found)):
         raise InputError(*errors)
     return found
+
+
+def _mapped(given: MultiAgentConfig) -> MultiAgentConfig:
+    """Asks a mapping that is a function for each agent, and puts the table of its answers in its place."""
+    if not isinstance(given.mapping, str) or given.mapping in (SHARED, BY_AGENT):
+        return given
+    if not re.search("[.:]", given.mapping) and registry.registered(given.mapping) is None:
+        raise InputError(
+            f"multi_agent.mapping: expected shared, by_agent, a table or package.module:name, got {given.mapping!r}"
+            + _near(given.mapping, (SHARED, BY_AGENT))
+        )
+    agents, key = given.agents or (), f"multi_agent.mapping {given.mapping}"
+    fn = registry.load(given.mapping, "multi_agent.mapping")
+    mend = "the mapping must not depend on the episode: name each agent's policy in a table, such as "
+    mend += f'{{"{agents[0]}": {next(iter(given.policies), SHARED)}}}'
+    try:
+        answers = [[_policy_of(fn, agent) for agent in agents] for _ in range(_ASKED)]
+    except Exception as e:
+        told = f"{type(e).__name__}: {str(e)[:200]}"
+        raise InputError(f"{key}: expected a function of an agent's name, got one that raises {told}: {mend}") from e
+    for agent, said in zip(agents, zip(*answers, strict=True), strict=True):
+        if odd := [policy for policy in said if not isinstance(policy, str)]:
+            kind = type(odd[0]).__name__
+            raise InputError(f"{key}: expected the name of a policy, got {kind} for {agent}: return a text")
+        if len(set(said)) > 1:
+            several = " and ".join(sorted(set(said))[:2])
+            raise InputError(f"{key}: expected the same answer each time, got {several} for {agent}: {mend}")
+    table = {re.escape(agent): policy for agent, policy in zip(agents, answers[0], strict=True)}
+    return dataclasses.replace(given, mapping=table)
+
+
+def _policy_of(fn: Callable[..., Any], agent: str) -> Any:
+    """Asks a mapping as RLlib's are asked, with no episode and no worker, as far as it takes them."""
+    parameters = inspect.signature(fn).parameters
+    kinds = inspect.Parameter
+    plain = [p for p in parameters.values() if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+    second = any(p.kind is kinds.VAR_POSITIONAL for p in parameters.values()) or len(plain) > 1
+    taken = {p.name for p in plain[:2]} if second else {plain[0].name if plain else ""}
+    named = {name: None for name in ("episode", "worker") if name in parameters and name not in taken}
+    return fn(agent, *([None] if second else []), **named)
+
+
+def _trained(given: MultiAgentConfig) -> MultiAgentConfig:
+    """Asks a function of `policies_to_train` for each policy, and puts the names that it takes in its place."""
+    asked = given.policies_to_train
+    if not isinstance(asked, str):
+        return given
+    known = tuple(given.policies) or tuple(dict.fromkeys(_follows(given).values()))
+    if asked in known:
+        return dataclasses.replace(given, policies_to_train=(asked,))
+    fn = registry.load(asked, "multi_agent.policies_to_train")
+    try:
+        learn = tuple(name for name in known if fn(name))
+    except Exception as e:
+        told = f"{type(e).__name__}: {str(e)[:200]}"
+        raise InputError(
+            f"multi_agent.policies_to_train {asked}: expected a function of a policy's name, got one that raises "
+            f"{told}: name the policies instead: {_listed(known)}"
+        ) from e
+    return dataclasses.replace(given, policies_to_train=learn)
 
 
 def faults(cfg: RunConfig) -> Iterator[str]:
@@ -67,7 +132,7 @@ def faults(cfg: RunConfig) -> Iterator[str]:
 
 def _mapping_faults(given: MultiAgentConfig) -> Iterator[str]:
     agents, policies, mapping = given.agents or (), tuple(given.policies), given.mapping
-    if mapping == "shared" and len(policies) > 1:
+    if mapping == SHARED and len(policies) > 1:
         yield (
             f"multi_agent.mapping: shared is one policy for all agents, and there are {_listed(policies)}: use "
             'by_agent or a table such as {"agent_0": ' + f'{policies[0]}, ".*": {policies[1]}}}'
@@ -97,7 +162,7 @@ def _mapping_faults(given: MultiAgentConfig) -> Iterator[str]:
 
 
 def _by_agent(given: MultiAgentConfig) -> bool:
-    return given.mapping == "by_agent" or (given.mapping is None and len(given.policies) > 1)
+    return given.mapping == BY_AGENT or (given.mapping is None and len(given.policies) > 1)
 
 
 def _follows(given: MultiAgentConfig) -> dict[str, str]:

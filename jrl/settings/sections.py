@@ -200,9 +200,10 @@ class MultiAgentConfig:
     policies: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     # shared: all agents follow one policy; by_agent: each follows the policy of its name; or a table {"adversary_.*":
     # hunter, ".*": prey} of regular expressions, of which the first that fits a whole name counts. null: shared, or
-    # with several policies by_agent
-    mapping: Literal["shared", "by_agent"] | dict[str, str] | None = None
-    policies_to_train: tuple[Name, ...] | None = None  # the others stay as they are; null: all
+    # with several policies by_agent. Or package.module:name of a function of an agent's name, which is asked once
+    mapping: Literal["shared", "by_agent"] | Name | dict[str, str] | None = None
+    # the others stay as they are; null: all. Or package.module:name of a function of a policy's name
+    policies_to_train: Name | tuple[Name, ...] | None = None
     # observations get the environment's global view as the leaf `state`, for network.value_inputs and mixers; null:
     # where network.value_inputs asks for it
     state: bool | None = None
@@ -282,6 +283,7 @@ SYNONYMS = {
     "custom_model_config": "network.torso_options", "features_extractor_class": "network.torso",
     "custom_preprocessor": "network.transform", "ortho_init": "network.init", "orthogonal_init": "network.init",
     "kernel_initializer": "network.init", "initial_weights": "network.init",
+    "policy_mapping_fn": "multi_agent.mapping", "policy_map": "multi_agent.policies",
     "framestack": "env.frame_stack", "num_stack": "env.frame_stack",
     "action_mask_key": "env.action_mask_info", "reward_scaling": "env.reward_scale",
     "replay_burn_in": "replay.burn_in", "burn_in": "replay.burn_in", "use_h_function": "value_rescaling",

@@ -294,8 +294,8 @@ def make(
 
     Args:
       env: the `env` section of a config, or its `id`: `CartPole-v1`, `package.module:Class`, `gymnax:NAME`,
-        `brax:NAME`, `jaxmarl:NAME`, `pettingzoo:MODULE`, or a name that was registered (see `jrl.registry`). A function that returns a
-        `jrl.envs.jax_env.Definition` gives environments written in JAX.
+        `brax:NAME`, `jaxmarl:NAME`, `pettingzoo:MODULE`, or a name that was registered (see `jrl.registry`). A function
+        that returns a `jrl.envs.jax_env.Definition` gives environments written in JAX.
       seed: with `place`, of which environments these are. Environments written in JAX take their randomness from
         the keys that they are given instead.
       host: an EnvPool environment is stepped from Python rather than inside a program.

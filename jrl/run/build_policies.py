@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jrl import envs
-from jrl.envs import views
+from jrl.envs import team, views
 from jrl.errors import InputError
 from jrl.run.several import Group
 from jrl.settings import multi_agent
@@ -54,7 +54,8 @@ def viewed(env: Any, cfg: RunConfig) -> Any:
         return env
     if given.observation_fn is not None:
         env = views.with_function(env, given.observation_fn)
-    return views.with_agent_ids(env) if given.agent_id else env
+    env = views.with_agent_ids(env) if given.agent_id else env
+    return env if given.group is None else team.team(env, agents=next(iter(given.group.values())))
 
 
 def are_several(cfg: RunConfig) -> bool:

@@ -36,11 +36,28 @@ def with_agents(cfg: RunConfig, agents: Sequence[str]) -> RunConfig:
             f"multi_agent.agents: expected {_listed(agents)}, as {cfg.env.id} has them, got {_listed(given.agents)}: "
             "leave it out"
         )
+    if given.group is not None:
+        if errors := list(_group_faults(given, agents)):
+            raise InputError(*errors)
+        return cfg  # whose agents are one: who learns need not know of them
     given = _trained(_mapped(dataclasses.replace(given, agents=tuple(agents))))
     found = dataclasses.replace(cfg, multi_agent=given)
     if errors := list(faults(found)):
         raise InputError(*errors)
     return found
+
+
+def _group_faults(given: MultiAgentConfig, agents: Sequence[str]) -> Iterator[str]:
+    """Says what is wrong with a team, each with its mend."""
+    key = "multi_agent.group"
+    assert given.group is not None
+    if len(given.group) != 1 or sorted(next(iter(given.group.values()))) != sorted(agents):
+        yield (
+            f"{key}: expected one team of all agents, such as {{team: [{', '.join(agents)}]}}, got "
+            f"{{{', '.join(f'{name}: [{_listed(members)}]' for name, members in given.group.items())}}}"
+        )
+    if own := [name for name in ("policies", "mapping", "policies_to_train") if getattr(given, name)]:
+        yield f"multi_agent.{own[0]}: a team has one policy: leave it out, or leave out {key}"
 
 
 def _mapped(given: MultiAgentConfig) -> MultiAgentConfig:
@@ -178,7 +195,7 @@ def _follows(given: MultiAgentConfig) -> dict[str, str]:
 
 def followers(cfg: RunConfig) -> dict[str, tuple[str, ...]]:
     """Policy -> the agents that follow it, in the order of the config; {} for an environment with one agent."""
-    if cfg.multi_agent is None:
+    if cfg.multi_agent is None or cfg.multi_agent.agents is None:
         return {}
     follows = _follows(cfg.multi_agent)
     policies = tuple(cfg.multi_agent.policies) or tuple(dict.fromkeys(follows.values()))

@@ -207,6 +207,8 @@ class MultiAgentConfig:
     # observations get the environment's global view as the leaf `state`, for network.value_inputs and mixers; null:
     # where network.value_inputs asks for it
     state: bool | None = None
+    # one team of all agents, {team: [agent_0, agent_1]}, that acts as one, for vdn and whatever learns joint actions
+    group: dict[str, tuple[Name, ...]] | None = None
     agent_id: bool = False  # observations get the number of their agent as the leaf `agent_id`
     # pure function {agent: observation} -> {agent: what it sees}, of one environment; before `agent_id`
     observation_fn: Name | None = None

@@ -133,8 +133,8 @@ def _with_state(definition: MultiDefinition) -> tuple[Space, Callable[[PyTree], 
     space, view = definition.state, definition.view
     if space is None or view is None:
         raise InputError(
-            f"multi_agent.{STATE}: the environment has no view of all that its agents could read: give its MultiDefinition a state "
-            "and a view"
+            f"multi_agent.{STATE}: the environment has no view of all that its agents could read: give its "
+            "MultiDefinition a state and a view"
         )
     own, count = definition.observation, len(definition.agents)
     named = isinstance(own, Dict)

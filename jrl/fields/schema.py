@@ -375,6 +375,8 @@ def docs(cls: type) -> dict[str, str]:
         body = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef)).body
         for node in body:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                if "ClassVar" in ast.unparse(node.annotation):  # no field
+                    continue
                 first = node.lineno
                 while first - 1 in own_line:
                     first -= 1

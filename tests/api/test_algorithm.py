@@ -215,7 +215,7 @@ def test_a_policy_shows_what_its_networks_say(algo):
     assert policy.summary().splitlines()[-1].split()[-1] == "107"
     with pytest.raises(ValueError, match="has no q: it has distribution, value"):
         policy.q_values(obs)
-    with pytest.raises(KeyError, match="there is no policy other"):
+    with pytest.raises(KeyError, match="policy_id: expected default_policy, got 'other'"):
         algo.get_policy("other")
 
 

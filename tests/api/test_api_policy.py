@@ -26,7 +26,9 @@ def policies(spec, *overrides, own=None):
     algo = build.algorithm(cfg, spec)
     state, rng = algo.init(jax.random.key(1)), np.random.default_rng(0)
     state = state.replace(params=jax.tree.map(lambda x: x + rng.normal(size=x.shape).astype(x.dtype), state.params))
-    session = types.SimpleNamespace(version=0, actor=lambda: algo.actor(state), learner_state=lambda: state)
+    session = types.SimpleNamespace(
+        version=0, policies=(), actor=lambda: algo.actor(state), learner_state=lambda: state
+    )
     trained = Trained(algo, algo.actor(state), spec, cfg, {"env_steps": 0}, own)
     made: object = ActionPolicy(session, Policy(trained, seed=cfg.run.seed))
     return made, Policy(trained)

@@ -229,7 +229,7 @@ def test_every_worker_acts_with_weights_that_were_set(a2c):
     worker.for_policy(lambda policy: policy.set_weights(policy.get_weights()))
     a2c.set_weights(before)
     same(worker.get_weights(), before)
-    with pytest.raises(KeyError, match="there is no policy other"):
+    with pytest.raises(KeyError, match="policy_id: expected default_policy, got 'other'"):
         worker.get_policy("other")
 
 

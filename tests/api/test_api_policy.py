@@ -27,7 +27,7 @@ def policies(spec, *overrides, own=None):
     state, rng = algo.init(jax.random.key(1)), np.random.default_rng(0)
     state = state.replace(params=jax.tree.map(lambda x: x + rng.normal(size=x.shape).astype(x.dtype), state.params))
     session = types.SimpleNamespace(
-        version=0, policies=(), actor=lambda: algo.actor(state), learner_state=lambda: state
+        version=0, policies=(), actor=lambda policy=None: algo.actor(state), learner_state=lambda policy=None: state
     )
     trained = Trained(algo, algo.actor(state), spec, cfg, {"env_steps": 0}, own)
     made: object = ActionPolicy(session, Policy(trained, seed=cfg.run.seed))

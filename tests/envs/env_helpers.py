@@ -114,7 +114,9 @@ def run(
     finally:
         stepper.env.close()
     stacked = lambda column: jax.tree.map(lambda *x: np.stack(x), *column)
-    return Trajectory(first, *(None if column[0] is None else stacked(column) for column in zip(*rows)))
+    return Trajectory(
+        first, *(None if column[0] is None else stacked(column) for column in zip(*(row[:5] for row in rows)))
+    )
 
 
 def assert_same(a: Any, b: Any) -> None:

@@ -73,7 +73,13 @@ def _reached(arcs: np.ndarray, start: int) -> np.ndarray:
 
 
 def draw(
-    png: str | Path, names: Sequence[str], results: np.ndarray, rating: np.ndarray, error: np.ndarray, *, title: str = ""
+    png: str | Path,
+    names: Sequence[str],
+    results: np.ndarray,
+    rating: np.ndarray,
+    error: np.ndarray,
+    *,
+    title: str = "",
 ) -> Path:
     """Draws what share each player has scored against each, and their ratings with their standard errors.
 

@@ -95,7 +95,10 @@ def groups(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> list[tuple[Group, R
     if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
         own, of_one = of_policy(cfg, spec, cfg.multi_agent.self_play.policy)
         found = self_play.groups(
-            cfg.multi_agent.self_play.policy, seats.places(cfg.multi_agent.self_play), make(own, of_one), len(spec.agents)
+            cfg.multi_agent.self_play.policy,
+            seats.places(cfg.multi_agent.self_play),
+            make(own, of_one),
+            len(spec.agents),
         )
         return [(group, own, of_one) for group in found]
     kinds: list[tuple[RunConfig, bool, dict[str, tuple[str, ...]]]] = []

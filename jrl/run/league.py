@@ -74,9 +74,7 @@ class Pool:
 
     def draw(self, league: League, directory: Path, title: str) -> Path:
         """Draws league.png: the payoff matrix and the ratings."""
-        return payoff.draw(
-            directory / "league.png", self.names(league), table(league), *ratings(league), title=title
-        )
+        return payoff.draw(directory / "league.png", self.names(league), table(league), *ratings(league), title=title)
 
 
 def on_host(state: LoopState) -> League:
@@ -197,7 +195,7 @@ def picked(league: League, own: Any, seed: tuple[int, int]) -> np.ndarray:
 
 
 def table(league: League) -> np.ndarray:
-    """Returns the results of all against all, [N + 1, N + 1, 3]: of the copies that there are, and of the policy now."""
+    """Returns the results of all against all, [N + 1, N + 1, 3]: of the copies, and of the policy as it is now."""
     held = _held(league)
     found = np.zeros((held + 1, held + 1, 3), np.int64)
     found[:held, :held] = league.payoff[:held, :held]

@@ -36,7 +36,7 @@ def run(
     rows, most = program.rows, program.iterations
     uncounted: Episodes | None = None  # of the call under way
     count = 0  # its iterations
-    while True:
+    while uncounted is not None or env_steps < total:
         # to count a call is to wait for it: only where this one might go beyond the budget
         if uncounted is not None and env_steps + (count + most) * rows > total:
             steps, uncounted = episode_metrics.steps(uncounted), None

@@ -231,7 +231,7 @@ def weights(saved: Path, state: PyTree) -> tuple[PyTree, list[str]]:
 
 
 def _is_weight(name: str) -> bool:
-    """Also no weight is what rounding has lost of a sum, which statistics begin without, or what a league has counted."""
+    """Also no weight is what rounding has lost of a sum, which statistics begin without, or what a league counts."""
     return not name.startswith((*NOT_WEIGHTS, f"{LEAGUE}.")) and checkpoint.BESIDE.keys().isdisjoint(name.split("."))
 
 

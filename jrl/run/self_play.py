@@ -1,7 +1,7 @@
 """Self-play in a program: a policy learns from games against a stacked pool of frozen copies of itself.
 
-Who sits where is fixed (`jrl.settings.self_play.seats`), so that shapes are, too: a copy that is taken is written over a
-place of the pool, and which place plays is an array of indices. Nothing is compiled again, and memory stays as it is.
+Who sits where is fixed (`jrl.settings.self_play.seats`), so that shapes are, too: a copy that is taken is written over
+a place of the pool, and which place plays is an array of indices. Nothing is compiled again, and memory stays as it is.
 """
 
 import dataclasses
@@ -25,17 +25,20 @@ _LONG = 2**30  # rows since a swap that are not counted any further: no game is 
 
 @struct.dataclass
 class League:
-    """What is known of a pool of K places, the same on all devices. Results are wins, draws and losses."""
+    """What is known of a pool of K places, the same on all devices. Results are wins, draws and losses.
 
-    counts: Array  # [K, 3] i32, of the learner against each place, in games that began since the latest swap
-    since: Array  # [] i32, rows since the latest swap
-    pick: Array  # [K] i32, the place that plays where place k would
-    latest: Array  # [K, 3] i32, the counts of the window before, against the same pool
-    generation: Array  # [K] i32, the number of each place's copy; 0 is the learner as it began
-    copies: Array  # [] i32, taken so far
-    payoff: Array  # [K, K, 3] i32, of the copy in place i, when it was taken, against the copy in place j
-    rating: Array  # [K] f32, Elo of each copy when it was last reckoned
-    marks: Array  # [] i32, multiples of snapshot_every that were passed
+    Arrays of jax in a program, of numpy where it is decided what comes next.
+    """
+
+    counts: Any  # [K, 3] i32, of the learner against each place, in games that began since the latest swap
+    since: Any  # [] i32, rows since the latest swap
+    pick: Any  # [K] i32, the place that plays where place k would
+    latest: Any  # [K, 3] i32, the counts of the window before, against the same pool
+    generation: Any  # [K] i32, the number of each place's copy; 0 is the learner as it began
+    copies: Any  # [] i32, taken so far
+    payoff: Any  # [K, K, 3] i32, of the copy in place i, when it was taken, against the copy in place j
+    rating: Any  # [K] f32, Elo of each copy when it was last reckoned
+    marks: Any  # [] i32, multiples of snapshot_every that were passed
 
 
 def begun(pool: int) -> League:

@@ -194,7 +194,7 @@ class CustomConfig:
 @dataclasses.dataclass(frozen=True)
 @bounded
 class SelfPlayConfig:
-    """A policy that learns by playing against frozen copies of itself; agents with equal parts in a game of two or more.
+    """A policy that learns against frozen copies of itself, in games of two agents or more with equal parts.
 
     In every game it has one seat, each seat in as many games; the other seats of the game are those of one copy.
     """
@@ -205,7 +205,7 @@ class SelfPlayConfig:
     snapshot_win_rate: Unit | None = 0.6
     snapshot_every: Steps | None = None  # environment steps between copies, whatever is won; null: not by that
     window: Count = 400  # games over which the share is taken; then it is taken over the next
-    # uniform: all copies equally often; latest: the newest alone; prioritised: those more often that it beats less often
+    # uniform: all copies equally often; latest: the newest alone; prioritised: those more often that it beats less
     opponents: Literal["uniform", "latest", "prioritised"] = "uniform"
 
 

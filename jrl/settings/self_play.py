@@ -94,4 +94,5 @@ def lines(cfg: Any) -> Iterator[str]:
     own, games = given.self_play, counted(cfg.env.num_envs, "game")
     yield f"policy {own.policy}: one of {len(given.agents)} seats in each of {games}, every seat equally often"
     drawn = {"uniform": "equally often", "latest": "the newest in all games", "prioritised": "by what it beats less"}
-    yield f"policies {', '.join(places(own)[:8])}: {counted(own.pool, 'place')} of frozen copies, {drawn[own.opponents]}"
+    names = ", ".join(places(own)[:8])
+    yield f"policies {names}: {counted(own.pool, 'place')} of frozen copies, {drawn[own.opponents]}"

@@ -1,6 +1,7 @@
 """Self-play: who sits where, what is counted, what a copy is, and that a resumed run decides as it would have."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 from jax import monitoring
 
 import jrl
-from jrl import evaluate, train
+from jrl import envs, evaluate, train
 from jrl.errors import InputError
 from jrl.metrics import payoff
 from jrl.rollout.unroll import RECORD
@@ -379,3 +380,79 @@ def test_the_plan_says_who_plays():
         "policy main: one of 2 seats in each of 8 games, every seat equally often",
         "policies main-1, main-2: 2 places of frozen copies, equally often",
     ]
+
+
+# ---------------------------------------------------------------- learning
+
+
+LINES = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]
+
+
+def winner(board):
+    return next((board[a] for a, b, c in LINES if board[a] and board[a] == board[b] == board[c]), 0)
+
+
+@functools.cache
+def worth(board, turn):
+    """What perfect play brings who moves."""
+    if won := winner(board):
+        return 1 if won == turn else -1
+    if 0 not in board:
+        return 0
+    return max(-worth(after, 3 - turn) for after in moves(board, turn))
+
+
+def moves(board, turn):
+    return [(*board[:i], turn, *board[i + 1 :]) for i in range(9) if not board[i]]
+
+
+def lost_games(policy, seat, *, perfect):
+    """Boards on which the policy, in seat 1 or 2, has lost, over all games that the other player can make of it."""
+    boards, lost, turn = {(0,) * 9}, [], 1
+    while boards:
+        if turn == seat:
+            held = sorted(boards)
+            array, ones = np.array(held), np.ones((len(held), 1))
+            obs = np.concatenate([array == seat, array == 3 - seat, ones], 1).astype(np.float32)
+            mask = np.concatenate([array == 0, 0 * ones], 1).astype(np.int8)
+            actions = policy.act({"obs": obs, "action_mask": mask})
+            after = {(*b[:a], seat, *b[a + 1 :]) for b, a in zip(held, actions, strict=True)}
+        else:
+            best = lambda b, n: not perfect or -worth(n, 3 - turn) == worth(b, turn)
+            after = {n for b in boards for n in moves(b, turn) if best(b, n)}
+        lost += [b for b in after if winner(b) == 3 - seat]
+        boards = {b for b in after if not winner(b) and 0 in b}
+        turn = 3 - turn
+    return lost
+
+
+@pytest.mark.slow
+def test_tictactoe_is_never_lost(tmp_path):
+    assert train.main(["configs/tictactoe.yaml", f"--out={tmp_path / 'run'}"]) == 0
+    policy = jrl.load(tmp_path / "run")
+    for seat in (1, 2):
+        assert lost_games(policy, seat, perfect=True) == []
+
+
+def games_against_random(policy, games, seed=0):
+    """Share of games of Connect Four that the greedy policy wins, half of them in each seat."""
+    env, rng = envs.make("ConnectFour-v0", num_envs=games), np.random.default_rng(seed)
+    step = jax.jit(env.step)
+    state, obs = env.reset(jax.random.key(seed))
+    mine = 2 * np.arange(games) + np.arange(games) % 2
+    total, over = np.zeros(2 * games), np.zeros(games, bool)
+    while not over.all():
+        mask = np.asarray(obs["action_mask"])
+        actions = (rng.random(mask.shape) * mask).argmax(-1).astype(np.int32)
+        actions[mine] = policy.act(jax.tree.map(lambda x: np.asarray(x)[mine], obs))
+        state, result = step(state, jnp.asarray(actions), jax.random.key(0))
+        total += np.where(np.repeat(over, 2), 0, np.asarray(result.reward))
+        over |= np.asarray(result.several.over)
+        obs = result.obs
+    return (total[mine] > 0).mean()
+
+
+@pytest.mark.slow
+def test_connect_four_reaches_a_league_of_three_and_beats_random_play(tmp_path):
+    assert train.main(["configs/connect_four.yaml", "--as-test", f"--out={tmp_path / 'run'}"]) == 0
+    assert games_against_random(jrl.load(tmp_path / "run"), 400) >= 0.95

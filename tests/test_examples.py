@@ -24,6 +24,11 @@ def one_episode(main, out):
     assert main(20) > 60  # a random policy makes about 20 steps
 
 
+def self_play(main, out):
+    rows, move = main(8_000)
+    assert len(rows) == 2 and rows[-1]["size"] >= 2 and 0 <= rows[-1]["win_rate"] <= 1 and 0 <= move < 9
+
+
 def weights(main, out):
     assert main() == ([0], True)
 

@@ -36,11 +36,12 @@ def _game(rows: int, cols: int, length: int, *, falls: bool) -> MultiDefinition:
     +1 to the winner and -1 to the loser, 0 for a full board without a line. Who waits may do nothing only, and what it
     does means nothing; who moves must move. A move that the mask does not allow loses.
 
-    Observation: obs [rows, cols, 3] f32, own pieces, the other's, and ones everywhere if it is one's turn; action_mask
-    over the moves and, as the last, doing nothing. View of all [rows, cols, 3] f32: the pieces of player_0, those of
-    player_1, and ones if player_0 moves.
+    Observation: obs [2 * rows * cols + 1] f32, own pieces, square by square, the other's, and 1 if it is one's turn;
+    action_mask over the moves and, as the last, doing nothing. View of all, of the same shape: the pieces of player_0,
+    those of player_1, and 1 if player_0 moves. Flat, because a board of three planes would be taken for an image, and
+    convolutions over so few squares cost more than they find.
     """
-    moves = cols if falls else rows * cols
+    moves, squares = cols if falls else rows * cols, rows * cols
 
     def reset(draws: Array) -> _Board:
         num_envs = draws.shape[1]
@@ -77,23 +78,23 @@ def _game(rows: int, cols: int, length: int, *, falls: bool) -> MultiDefinition:
         mine = state.turn[:, None] == jnp.arange(2)[None]  # [G, 2]
         allowed = mine[:, :, None] & free(state.pieces)[:, None]
         waits = ~allowed.any(-1, keepdims=True)  # or the board is full
-        planes = [state.pieces, state.pieces[:, ::-1], jnp.broadcast_to(mine[:, :, None, None], state.pieces.shape)]
+        own = state.pieces.reshape(-1, 2, squares)
         return {
             "action_mask": jnp.concatenate([allowed, waits], -1).astype(jnp.int8),
-            "obs": jnp.stack(planes, -1).astype(jnp.float32),
+            "obs": jnp.concatenate([own, own[:, ::-1], mine[:, :, None]], -1).astype(jnp.float32),
         }
 
-    plane = Box((rows, cols, 3), "float32", 0.0, 1.0)
+    board = Box((2 * squares + 1,), "float32", 0.0, 1.0)
     return MultiDefinition(
         agents=("player_0", "player_1"),
-        observation=Dict((("action_mask", MultiBinary((moves + 1,))), ("obs", plane))),
+        observation=Dict((("action_mask", MultiBinary((moves + 1,))), ("obs", board))),
         action=Discrete(moves + 1),
         max_episode_steps=rows * cols,
         num_draws=1,
         reset=reset,
         step=step,
         observe=observe,
-        state=plane,
+        state=board,
         view=lambda state: observe(state)["obs"][:, 0],
     )
 

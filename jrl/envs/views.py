@@ -1,4 +1,7 @@
-"""What the agents of an environment see of it: which agent they are, or what a function of the user's shows."""
+"""What the agents of an environment see of it: which agent they are, or what a function of the user's shows.
+
+Beside that whose rewards count, where a game is to be told by those of some.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -87,6 +90,37 @@ def with_function(env: JaxEnv | Env, path: str) -> JaxEnv | Env:
     return _seen(env, env.spec._replace(observation=space), look if isinstance(env, JaxEnv) else from_host)
 
 
+def with_rewards_of(env: Any, columns: np.ndarray, block: int) -> Any:
+    """Takes away the rewards of all but some agents, so that the return of a game, which is a sum, is theirs.
+
+    Args:
+      env: a JaxEnv or Env of several agents.
+      columns: those that keep their rewards, of the first `block`; the others follow in the same pattern.
+      block: columns after which the pattern repeats.
+    """
+    kept = np.tile(np.isin(np.arange(block), columns), env.spec.num_envs // block).astype(np.float32)
+    if not isinstance(env, JaxEnv):
+        return _Earning(env, env.spec, kept)
+
+    def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, StepResult]:
+        state, result = env.step(state, action, key)
+        return state, result._replace(reward=result.reward * kept)
+
+    return env._replace(step=step)
+
+
+class _Earning(Behind):
+    """A host environment of which some agents' rewards are left."""
+
+    def __init__(self, env: Any, spec: EnvSpec, kept: np.ndarray):
+        super().__init__(env, spec)
+        self._kept = kept
+
+    def step(self, action: PyTree) -> StepResult:
+        result = self._env.step(action)
+        return result._replace(reward=result.reward * self._kept)
+
+
 def _takes_one(fn: Callable[..., Any]) -> bool:
     """Whether a function can be called with one argument; True where nobody can say."""
     try:
@@ -139,4 +173,4 @@ class _Looking(Behind):
         return result._replace(obs=self._look(result.obs))
 
 
-__all__ = ["AGENT_ID", "with_agent_ids", "with_function"]
+__all__ = ["AGENT_ID", "with_agent_ids", "with_function", "with_rewards_of"]

@@ -176,7 +176,7 @@ def plot_learning_curve(
         axes.legend(framealpha=0.85, edgecolor="none", fontsize=9)
     else:
         axes.text(0.5, 0.5, f"no {y} in {Path(result).name}", ha="center", transform=axes.transAxes)
-    return _save(figure, png)
+    return save(figure, png)
 
 
 def plot_runs(
@@ -219,14 +219,14 @@ def plot_runs(
         axes.axhline(stop, color="0.4", linestyle="--", linewidth=1, label=f"{y} {stop:g}")
     if runs:
         axes.legend(framealpha=0.85, edgecolor="none", fontsize=9)
-    return _save(figure, png)
+    return save(figure, png)
 
 
 def plot_panels(runs: Mapping[str, Sequence[str | Path]], png: str | Path) -> Path:
     """Groups of runs whose values do not compare: a panel per label, a line per seed."""
     columns = 3
     lines = math.ceil(len(runs) / columns)
-    figure = _figure((3.2 * columns, 2.2 * lines))
+    figure = figure_of((3.2 * columns, 2.2 * lines))
     for number, (label, paths) in enumerate(runs.items()):
         axes = figure.add_subplot(lines, columns, number + 1)
         for path in paths:
@@ -237,10 +237,11 @@ def plot_panels(runs: Mapping[str, Sequence[str | Path]], png: str | Path) -> Pa
         axes.grid(alpha=0.3)
     figure.supxlabel("env_steps", fontsize=9)
     figure.supylabel("episode/return", fontsize=9)
-    return _save(figure, png)
+    return save(figure, png)
 
 
-def _figure(size: tuple[float, float]):
+def figure_of(size: tuple[float, float]):
+    """Makes a figure of that width and height, in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -253,7 +254,7 @@ def _figure(size: tuple[float, float]):
 def _axes(x: str, y: str, title: str):
     from matplotlib.ticker import EngFormatter
 
-    figure = _figure((7, 4.5))
+    figure = figure_of((7, 4.5))
     axes = figure.add_subplot()
     axes.set(xlabel=_LABELS.get(x, x), ylabel=_LABELS.get(y, y), title=title)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k, 1M
@@ -261,7 +262,8 @@ def _axes(x: str, y: str, title: str):
     return figure, axes
 
 
-def _save(figure, png: str | Path) -> Path:
+def save(figure, png: str | Path) -> Path:
+    """Writes a figure as a PNG file, whose directory is made if missing, and returns its path."""
     png = Path(png)
     png.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(png, format="png", dpi=120)

@@ -25,6 +25,7 @@ _PLACES = {
     "time": "timers",
     "evaluation": "evaluation",
     "custom": "custom_metrics",
+    "league": "league",
     "hist": "hist_stats",
     "perf": "perf",
     "sys": "perf",

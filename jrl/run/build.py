@@ -117,7 +117,8 @@ class _Learning(NamedTuple):
     def run(self, **more: Any) -> Run:
         """The run, with what else it has."""
         state = jax.eval_shape(self.algo.init, jax.random.key(0))
-        params = [one.params for one in (state.values() if isinstance(state, dict) else [state])]
+        policies = state.values() if isinstance(state, dict) else [state]
+        params = [one.params for one in policies if hasattr(one, "params")]
         return Run(
             spec=self.vectors[0].spec,
             algo=self.algo,

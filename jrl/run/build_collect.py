@@ -15,7 +15,7 @@ from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout import complete, ray_hosts, sources, unroll
 from jrl.rollout.source import Source
-from jrl.run import build_policies, learner, parallel, several
+from jrl.run import build_policies, learner, parallel
 from jrl.run.keys import Role, vector_key
 from jrl.settings import multi_agent, plan
 from jrl.settings.config import RunConfig, algo_name, to_dict
@@ -78,8 +78,7 @@ def algorithm(
     """
     make = functools.partial(_algorithm, axis_name=axis_name, callback_list=callback_list)
     if build_policies.are_several(cfg):
-        found = build_policies.groups(cfg, spec, make)
-        return several.acting([group for group, *_ in found], len(spec.agents))
+        return build_policies.acting(cfg, spec, make)
     return make(build_policies.of_run(cfg), spec)
 
 
@@ -157,6 +156,7 @@ def collecting(cfg: RunConfig, algo: Algo, spec: EnvSpec, pools: int) -> dict[st
             custom=registry.load(cfg.custom.reward, "custom.reward") if cfg.custom.reward else None,
         ),
         "running_return_gamma": build_policies.gammas(algo.running_return_gamma, spec),
+        **({"record": True} if cfg.multi_agent and cfg.multi_agent.self_play else {}),  # the league counts games
         **({"count_agents": cfg.rollout.count_steps_by == "agent_steps"} if spec.agents else {}),
     }
 

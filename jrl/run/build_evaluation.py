@@ -11,11 +11,12 @@ from typing import Any
 import jax
 
 from jrl import registry, spaces
+from jrl.envs import views
 from jrl.errors import InputError
 from jrl.fields import schema
 from jrl.rollout.evaluate import LENGTH, EvaluationRunners, Player
 from jrl.run import build, build_collect
-from jrl.settings import config
+from jrl.settings import config, self_play
 from jrl.settings.config import RunConfig
 from jrl.types import EnvSpec
 
@@ -62,6 +63,8 @@ def config_of(cfg: RunConfig) -> RunConfig:
 def num_envs(cfg: RunConfig) -> list[int]:
     """Environments of each process that plays: one number, or one for each of `evaluation.num_env_runners`.
 
+    With self-play each number is rounded up to whole blocks of games, in which every seat meets every place.
+
     Raises:
       InputError: fewer than there are processes.
     """
@@ -72,10 +75,11 @@ def num_envs(cfg: RunConfig) -> list[int]:
         total, key = env["num_envs"], "evaluation.config.env.num_envs"
     if total is None:
         each = _MOST if found.duration == "auto" else min(-(-found.duration // processes), _MOST)
-        return [each] * processes
+        return [self_play.whole_blocks(cfg, each)] * processes
     if total < processes:
         raise InputError(f"{key} {total}: each of {processes} runners needs one: use at least {processes}")
-    return [total // processes + (i < total % processes) for i in range(processes)]
+    shares = (total // processes + (i < total % processes) for i in range(processes))
+    return [self_play.whole_blocks(cfg, share) for share in shares]
 
 
 def _player(
@@ -103,6 +107,10 @@ def _player(
     registry.install(registered)
     number, offset = build_collect.restarted(count, restarts), sum(sizes[:index])
     env = build.environment(cfg, num_envs=sizes[index], role="eval", index=number, offset=offset)
+    if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
+        agents = len(env.spec.agents)
+        columns = self_play.seats(agents, cfg.multi_agent.self_play.pool)[0][0]
+        env = views.with_rewards_of(env, columns, agents**2 * cfg.multi_agent.self_play.pool)
     algo = build.algorithm(cfg, env.spec)
     return Player(env, algo.act, carry=algo.carry, explore=cfg.rollout.explore, length=length, infos=infos)
 

@@ -40,7 +40,8 @@ def of_policies(
         learn, size = make(own, group.algo, seen, devices=devices, length=length)
         made.append(group._replace(learner=learn))
         sizes.append(size)
-    return several.learning(made, len(spec.agents)), "; ".join(filter(None, dict.fromkeys(sizes))), tuple(made)
+    learn = build_policies.learning(cfg, spec, made, axis_name=parallel.AXIS)
+    return learn, "; ".join(filter(None, dict.fromkeys(sizes))), tuple(made)
 
 
 def make(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int) -> tuple[learner.Learner, str]:

@@ -1,7 +1,7 @@
 """From a RunConfig to the policies of several agents: who follows which, what each is made of."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,11 @@ import numpy as np
 from jrl import envs
 from jrl.envs import team, views
 from jrl.errors import InputError
+from jrl.run import self_play, several
+from jrl.run.learner import Learner
 from jrl.run.several import Group
 from jrl.settings import multi_agent
+from jrl.settings import self_play as seats
 from jrl.settings.config import RunConfig
 from jrl.types import Algo, EnvSpec
 
@@ -45,6 +48,10 @@ def check(cfg: RunConfig, spec: EnvSpec) -> None:
             "rollout.batch_mode complete_episodes: the agents of a game end at different times, and their episodes "
             "could not be put together: use truncate_episodes"
         )
+    if cfg.multi_agent.self_play and (
+        errors := list(seats.split_faults(cfg, len(spec.agents), cfg.env.num_envs // spec.games))
+    ):
+        raise InputError(*errors)
 
 
 def viewed(env: Any, cfg: RunConfig) -> Any:
@@ -85,23 +92,47 @@ def groups(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> list[tuple[Group, R
 
     Learners are left out: who only acts needs none.
     """
-    found: list[tuple[RunConfig, bool, dict[str, tuple[str, ...]]]] = []
+    if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
+        own, of_one = of_policy(cfg, spec, cfg.multi_agent.self_play.policy)
+        found = self_play.groups(
+            cfg.multi_agent.self_play.policy,
+            seats.places(cfg.multi_agent.self_play),
+            make(own, of_one),
+            len(spec.agents),
+        )
+        return [(group, own, of_one) for group in found]
+    kinds: list[tuple[RunConfig, bool, dict[str, tuple[str, ...]]]] = []
     for name, agents in multi_agent.followers(cfg).items():
         own, learns = multi_agent.policy_config(cfg, name), multi_agent.is_trained(cfg, name)
         like = dataclasses.replace(own, multi_agent=None)
-        for other, taught, members in found:
+        for other, taught, members in kinds:
             if (other, taught, len(next(iter(members.values())))) == (like, learns, len(agents)):
                 members[name] = agents
                 break
         else:
-            found.append((like, learns, {name: agents}))
+            kinds.append((like, learns, {name: agents}))
     made = []
-    for _, _, members in found:
+    for _, _, members in kinds:
         name, agents = next(iter(members.items()))
         own, of_one = multi_agent.policy_config(cfg, name), spec_of(spec, agents)
         numbers = np.array([[spec.agents.index(agent) for agent in agents] for agents in members.values()])
         made.append((Group(tuple(members), numbers, make(own, of_one)), own, of_one))
     return made
+
+
+def acting(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> Algo:
+    """Makes what acts with all policies of a run."""
+    found = [group for group, *_ in groups(cfg, spec, make)]
+    if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
+        return self_play.acting(found)
+    return several.acting(found, len(spec.agents))
+
+
+def learning(cfg: RunConfig, spec: EnvSpec, found: Sequence[Group], *, axis_name: str | None = None) -> Learner:
+    """Makes what teaches all policies of a run, whose groups have their learners."""
+    if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
+        return self_play.learning(found, len(spec.agents), axis_name=axis_name)
+    return several.learning(found, len(spec.agents))
 
 
 def learned(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
@@ -110,5 +141,5 @@ def learned(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
 
 
 def gammas(gamma: Any, spec: EnvSpec) -> Any:
-    """The discount of each column's running return, of one policy's number or of an array over agents."""
-    return np.tile(gamma, spec.games) if isinstance(gamma, np.ndarray) else gamma
+    """The discount of each column's running return, of one policy's number or of an array over columns that repeats."""
+    return np.tile(gamma, spec.num_envs // len(gamma)) if isinstance(gamma, np.ndarray) else gamma

@@ -415,8 +415,7 @@ def restore(path: str | os.PathLike[str], *, best: bool | None = None, policy: s
     algo = build.algorithm(config.without_loss(cfg), spec)
     state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, jax.random.key(0)))
     policies = multi_agent.followers(cfg)
-    if policy is None and len(policies) == 1:
-        policy = next(iter(policies))
+    policy = policy or multi_agent.the_one(cfg)
     if policies or policy is not None:
         if policy not in policies:
             known = f"expected one of {', '.join(policies)}" if policies else "the run has one agent, leave it out"

@@ -21,6 +21,7 @@ from jrl.run.checkpoint_file import plain
 from jrl.run.learner import Kept
 from jrl.run.program import LoopState
 from jrl.settings.config import RunConfig, to_dict
+from jrl.settings.self_play import LEAGUE
 from jrl.types import PyTree
 
 _log = logging.getLogger(__name__)
@@ -230,8 +231,8 @@ def weights(saved: Path, state: PyTree) -> tuple[PyTree, list[str]]:
 
 
 def _is_weight(name: str) -> bool:
-    """Also no weight is what rounding has lost of a sum, which statistics begin without."""
-    return not name.startswith(NOT_WEIGHTS) and checkpoint.BESIDE.keys().isdisjoint(name.split("."))
+    """Also no weight is what rounding has lost of a sum, which statistics begin without, or what a league counts."""
+    return not name.startswith((*NOT_WEIGHTS, f"{LEAGUE}.")) and checkpoint.BESIDE.keys().isdisjoint(name.split("."))
 
 
 def _named(tree: PyTree) -> dict[str, Any]:

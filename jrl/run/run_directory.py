@@ -10,7 +10,7 @@ import jax
 from jrl.errors import counted
 from jrl.host import output
 from jrl.metrics import loggers, progress, report
-from jrl.run import build
+from jrl.run import build, league
 from jrl.settings import config, multi_agent, plan
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ def logged(session: "Session", directory: Path) -> Iterator["Sink"]:
 
 
 def plot(session: "Session", directory: Path) -> None:
-    """Draws the result rows of a run as learning_curve.png."""
+    """Draws the result rows of a run as learning_curve.png, and of self-play the league as league.png."""
     cfg = session.config
     title = f"{config.algo_name(cfg)} on {cfg.env.id}"
+    if session.league:
+        session.league.draw(league.on_host(session.state), directory, title)
     report.plot_learning_curve(directory, directory / "learning_curve.png", stop=cfg.stop, title=title)

@@ -23,7 +23,7 @@ from jrl.errors import InputError
 from jrl.host import runtime
 from jrl.metrics import loggers, results
 from jrl.metrics.timers import Timers
-from jrl.run import build, build_policies, checkpoint, evaluation, loop, reporter, resume, several
+from jrl.run import build, build_policies, checkpoint, evaluation, league, loop, reporter, resume, several
 from jrl.run.by_hand import ByHand, known
 from jrl.run.program import LoopState
 from jrl.run.staged import Step
@@ -54,6 +54,7 @@ class Session:
       reporter: makes the result rows.
       schedule: of evaluations.
       workers, evaluation_workers: who collects and who evaluates.
+      league: of self-play, takes copies and says who plays; None: there is none.
       by_hand: samples, updates and gradients beside the iterations.
     Raises:
       InputError: what cannot be run.
@@ -91,6 +92,9 @@ class Session:
             cfg, timers=self.timers, restarts=restarts, callback_list=self.callback_list, training_step=training_step
         )
         self.workers, self.by_hand = Workers(self), ByHand(self)
+        plays_itself = cfg.multi_agent is not None and cfg.multi_agent.self_play is not None
+        self.league = league.Pool(cfg, self.run) if plays_itself else None
+        self._directory = directory or (Path(cfg.run.out) if cfg.run.out else None)
         self.state: LoopState
         self.iteration, self.clock = 0, Clock()
         self.result: dict[str, Any] | None = None  # the latest, as callbacks left it
@@ -140,7 +144,7 @@ class Session:
             updates_per_iteration=updates,
             before=self.schedule.before_row,
             agents=self.run.spec.agents,
-            policies=multi_agent.followers(cfg),
+            policies={} if self.league else multi_agent.followers(cfg),  # who has a seat changes from game to game
             env_steps=self.env_steps,
             time_s=meta["time_s"] if meta else 0.0,
         )
@@ -214,7 +218,11 @@ class Session:
         A row covers the calls before this one, which is under way. One with an evaluation is waited for and covers this
         one, too: its numbers, and what is decided by them, are those of the weights that were evaluated.
         """
-        reached, due = self.schedule.reached(info), self.reporter.due_before(info)
+        reached = self.schedule.reached(info)
+        if self.league:  # who plays from now on follows from the row, and must not depend on how far the device was
+            self.reporter.add(info)
+            return self.reporter.flush() if reached or self.reporter.due() else None
+        due = self.reporter.due_before(info)
         if reached or (due and (self.schedule.evaluations.busy or self.schedule.in_row(1))):
             self.reporter.add(info)
             return self.reporter.flush()
@@ -251,6 +259,8 @@ class Session:
 
     def _finish_row(self, row: dict[str, Any]) -> None:
         """Puts into a new row what callbacks and the machine have to say, and lets callbacks change it."""
+        if self.league:
+            self._play_on(self.league, row)
         if self.callback_list:
             row.update(self.callback_list.drain())
         if self.config.run.log_sys_usage:
@@ -270,6 +280,15 @@ class Session:
             row.update(results.changed(before, results.flat(self.result)))
         if self._task_fn:
             self._apply_task(self._task_fn, self.result)
+
+    def _play_on(self, pool: league.Pool, row: dict[str, Any]) -> None:
+        """Puts into a new row how the league stands, and goes on against whom that calls for."""
+        state, found = pool.row(self.state, row["env_steps"], self.reporter.count)
+        row.update(found)
+        if state is not self.state:
+            self.replace_state(state)
+        if self._directory is not None and self._directory.is_dir():
+            pool.write(league.on_host(state), self._directory)
 
     # ------------------------------------------------------------ evaluation
 
@@ -319,8 +338,8 @@ class Session:
           ValueError: there is no such policy, or there are several and none is named.
         """
         state = self.learner_state_of_all()
-        if policy is None and len(self.policies) < 2:
-            policy = next(iter(self.policies), None)
+        if policy is None and (len(self.policies) < 2 or multi_agent.the_one(self.config)):
+            policy = multi_agent.the_one(self.config)
         elif policy not in self.policies:
             raise ValueError(f"policy: expected one of {', '.join(self.policies) or 'none'}, got {policy!r}")
         return state[policy] if isinstance(state, dict) else state
@@ -347,7 +366,7 @@ class Session:
             state = dataclasses.replace(state, **{name: taken})
         whole = self.learner_state_of_all()
         if isinstance(whole, dict):
-            state = {**whole, policy or self.policies[0]: state}
+            state = {**whole, policy or multi_agent.the_one(self.config): state}
         self.replace_state(self.run.program.assign(self.state, state))
 
     def set_task(self, given: Any) -> None:

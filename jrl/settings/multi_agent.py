@@ -10,7 +10,7 @@ from typing import Any
 from jrl import registry
 from jrl.errors import InputError, counted
 from jrl.fields.schema import merge
-from jrl.settings import config
+from jrl.settings import config, self_play
 from jrl.settings.config import MultiAgentConfig, RunConfig
 
 SHARED = "shared"  # the policy of all agents, where the config names none
@@ -36,6 +36,10 @@ def with_agents(cfg: RunConfig, agents: Sequence[str]) -> RunConfig:
             f"multi_agent.agents: expected {_listed(agents)}, as {cfg.env.id} has them, got {_listed(given.agents)}: "
             "leave it out"
         )
+    if given.self_play is not None:
+        if errors := list(self_play.faults(cfg, agents)):
+            raise InputError(*errors)
+        return dataclasses.replace(cfg, multi_agent=dataclasses.replace(given, agents=tuple(agents)))
     if given.group is not None:
         if errors := list(_group_faults(given, agents)):
             raise InputError(*errors)
@@ -197,6 +201,8 @@ def followers(cfg: RunConfig) -> dict[str, tuple[str, ...]]:
     """Policy -> the agents that follow it, in the order of the config; {} for an environment with one agent."""
     if cfg.multi_agent is None or cfg.multi_agent.agents is None:
         return {}
+    if cfg.multi_agent.self_play is not None:
+        return self_play.followers(cfg.multi_agent)
     follows = _follows(cfg.multi_agent)
     policies = tuple(cfg.multi_agent.policies) or tuple(dict.fromkeys(follows.values()))
     return {p: agents for p in policies if (agents := tuple(a for a, of in follows.items() if of == p))}
@@ -212,8 +218,18 @@ def shows_state(cfg: RunConfig) -> bool:
 
 def is_trained(cfg: RunConfig, policy: str) -> bool:
     """Whether a policy learns."""
+    if cfg.multi_agent and cfg.multi_agent.self_play:
+        return policy == cfg.multi_agent.self_play.policy
     train = cfg.multi_agent.policies_to_train if cfg.multi_agent else None
     return train is None or policy in train
+
+
+def the_one(cfg: RunConfig) -> str | None:
+    """Returns the policy that is meant where none is named: the only one, or that of self-play; None: none is."""
+    policies = followers(cfg)
+    if cfg.multi_agent and cfg.multi_agent.self_play:
+        return cfg.multi_agent.self_play.policy
+    return next(iter(policies)) if len(policies) == 1 else None
 
 
 def policy_config(cfg: RunConfig, policy: str) -> RunConfig:
@@ -241,6 +257,9 @@ def policy_config(cfg: RunConfig, policy: str) -> RunConfig:
 
 def lines(cfg: RunConfig) -> Iterator[str]:
     """A line for each policy: which agents follow it, and whether it learns."""
+    if cfg.multi_agent and cfg.multi_agent.self_play and cfg.multi_agent.agents:
+        yield from self_play.lines(cfg)
+        return
     for policy, agents in followers(cfg).items():
         columns = f"{counted(len(agents), 'agent')} x {counted(cfg.env.num_envs, 'env')}"
         frozen = "" if is_trained(cfg, policy) else ", does not learn"

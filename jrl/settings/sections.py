@@ -22,6 +22,7 @@ from jrl.fields.bounds import (
     Seconds,
     Share,
     Steps,
+    Unit,
     UnitSchedule,
     bounded,
 )
@@ -192,6 +193,24 @@ class CustomConfig:
 
 @dataclasses.dataclass(frozen=True)
 @bounded
+class SelfPlayConfig:
+    """A policy that learns against frozen copies of itself, in games of two agents or more with equal parts.
+
+    In every game it has one seat, each seat in as many games; the other seats of the game are those of one copy.
+    """
+
+    policy: Name = "main"  # its name; the places of the pool are main-1, main-2, ...
+    pool: Few = 4  # copies that are kept; env.num_envs is a multiple of agents x pool
+    # a copy is taken when the share of games won, of at least `window`, is so high; null: not by that
+    snapshot_win_rate: Unit | None = 0.6
+    snapshot_every: Steps | None = None  # environment steps between copies, whatever is won; null: not by that
+    window: Count = 400  # games over which the share is taken; then it is taken over the next
+    # uniform: all copies equally often; latest: the newest alone; prioritised: those more often that it beats less
+    opponents: Literal["uniform", "latest", "prioritised"] = "uniform"
+
+
+@dataclasses.dataclass(frozen=True)
+@bounded
 class MultiAgentConfig:
     """Several agents: which policies there are, and which agents follow which."""
 
@@ -212,6 +231,7 @@ class MultiAgentConfig:
     agent_id: bool = False  # observations get the number of their agent as the leaf `agent_id`
     # pure function {agent: observation} -> {agent: what it sees}, of one environment; before `agent_id`
     observation_fn: Name | None = None
+    self_play: SelfPlayConfig | None = None  # one policy, against frozen copies of itself; null: as `policies` says
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,184 @@
+"""Self-play in a program: a policy learns from games against a stacked pool of frozen copies of itself.
+
+Who sits where is fixed (`jrl.settings.self_play.seats`), so that shapes are, too: a copy that is taken is written over
+a place of the pool, and which place plays is an array of indices. Nothing is compiled again, and memory stays as it is.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jrl.rollout.unroll import RECORD
+from jrl.run import several
+from jrl.run.learner import Learner
+from jrl.run.several import Group
+from jrl.settings import self_play as settings
+from jrl.settings.self_play import LEAGUE
+from jrl.types import Algo, Array, Key, PyTree, Rollout
+
+_LONG = 2**30  # rows since a swap that are not counted any further: no game is so long
+
+
+@struct.dataclass
+class League:
+    """What is known of a pool of K places, the same on all devices. Results are wins, draws and losses.
+
+    Arrays of jax in a program, of numpy where it is decided what comes next.
+    """
+
+    counts: Any  # [K, 3] i32, of the learner against each place, in games that began since the latest swap
+    since: Any  # [] i32, rows since the latest swap
+    pick: Any  # [K] i32, the place that plays where place k would
+    latest: Any  # [K, 3] i32, the counts of the window before, against the same pool
+    generation: Any  # [K] i32, the number of each place's copy; 0 is the learner as it began
+    copies: Any  # [] i32, taken so far
+    payoff: Any  # [K, K, 3] i32, of the copy in place i, when it was taken, against the copy in place j
+    rating: Any  # [K] f32, Elo of each copy when it was last reckoned
+    marks: Any  # [] i32, multiples of snapshot_every that were passed
+
+
+def begun(pool: int) -> League:
+    """Returns the league of a pool whose places all hold the learner as it begins."""
+    zeros = lambda *shape: jnp.zeros(shape, jnp.int32)
+    return League(
+        counts=zeros(pool, 3),
+        since=zeros(),
+        pick=zeros(pool),
+        latest=zeros(pool, 3),
+        generation=zeros(pool),
+        copies=zeros(),
+        payoff=zeros(pool, pool, 3),
+        rating=jnp.zeros((pool,), jnp.float32),
+        marks=zeros(),
+    )
+
+
+def groups(policy: str, places: Sequence[str], algo: Algo, num_agents: int) -> list[Group]:
+    """Returns the learner and its pool as groups over blocks of games, of the columns that `seats` says."""
+    mine, theirs = settings.seats(num_agents, len(places))
+    copies = algo._replace(init=lambda key: frozen(algo.init(key)))
+    return [Group((policy,), mine, algo), Group(tuple(places), theirs, copies)]
+
+
+def frozen(state: PyTree) -> PyTree:
+    """Returns a copy of an algorithm's State without its optimizer's, which nobody asks of it."""
+    kept = dataclasses.replace(state, opt_state=()) if hasattr(state, "opt_state") else state
+    return jax.tree.map(jnp.copy, kept)
+
+
+def acting(made: Sequence[Group]) -> Algo:
+    """Makes an Algo that acts in blocks of games, of the learner and its pool; its State has the league, too."""
+    learner, pool = made
+    algo = several.acting(made, _width(made))
+
+    def init(key: Key) -> dict[str, PyTree]:
+        found = algo.init(key)
+        copies = pool.together(dict.fromkeys(pool.names, frozen(found[learner.names[0]])))
+        return {**found, **pool.apart(copies), LEAGUE: begun(len(pool.names))}
+
+    def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        policies = {name: one for name, one in state.items() if name != LEAGUE}
+        return _picked(algo.actor(policies), pool, state[LEAGUE].pick)
+
+    return algo._replace(init=init, actor=actor)
+
+
+def learning(made: Sequence[Group], num_agents: int, *, axis_name: str | None = None) -> Learner:
+    """Makes a Learner of which the first group learns, and counts what it wins.
+
+    Args:
+      made: the learner, with its Learner, and the pool.
+      num_agents: A.
+      axis_name: of the mapped axis over devices, over which games are counted.
+    """
+    taught, pool = made
+    inner = several.learning(made, _width(made))
+    assert taught.learner is not None
+    keep_one = taught.learner.keep
+    policies = lambda state: {name: one for name, one in state.items() if name != LEAGUE}
+
+    def init(key: Key) -> dict[str, PyTree]:
+        found = inner.init(key)
+        copy = frozen(keep_one(found[taught.label]))
+        copies = pool.together(dict.fromkeys(pool.names, copy))
+        return {**found, pool.label: copies, LEAGUE: begun(len(pool.names))}
+
+    def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        return _picked(inner.actor(policies(state)), pool, state[LEAGUE].pick)
+
+    def step(state: Mapping[str, PyTree], replay: PyTree, rollout: Rollout, key: Key):
+        learned, replay, metrics = inner.step(policies(state), replay, rollout, key)
+        return {**learned, LEAGUE: counted(state[LEAGUE], rollout, num_agents, axis_name)}, replay, metrics
+
+    def keep(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        return {**inner.keep(policies(state)), LEAGUE: state[LEAGUE]}
+
+    def resume(kept: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        return {**inner.resume(policies(kept)), LEAGUE: kept[LEAGUE]}
+
+    return inner._replace(init=init, actor=actor, step=step, keep=keep, resume=resume)
+
+
+def swapping(made: Sequence[Group]) -> Callable[..., dict[str, PyTree]]:
+    """Makes (state, place [] i32, league) -> state, which writes the learner over a place of the pool.
+
+    Without a place among the K, such as K itself, the pool stays; the league is replaced in any case.
+    """
+    taught, pool = made
+    assert taught.learner is not None
+    keep_one = taught.learner.keep
+
+    def swap(state: Mapping[str, PyTree], place: Array, league: League) -> dict[str, PyTree]:
+        copy, copies = frozen(keep_one(state[taught.label])), state[pool.label]
+        here = jnp.arange(len(pool.names)) == place
+        if pool.stacked:
+            write = lambda x, new: jnp.where(here.reshape(-1, *[1] * new.ndim), new[None], x)
+        else:
+            write = lambda x, new: jnp.where(here[0], new, x)
+        return {**state, pool.label: jax.tree.map(write, copies, copy), LEAGUE: league}
+
+    return swap
+
+
+def counted(league: League, rollout: Rollout, num_agents: int, axis_name: str | None = None) -> League:
+    """Counts the games that ended in a rollout [T, G * A] and began after the latest swap.
+
+    The learner has won a game when its return is above those of all others on the row where it ends, and lost it when
+    it is below one of them. A rollout that nobody recorded (`jrl.rollout.unroll.RECORD`) counts none.
+    """
+    steps, columns = rollout.mask.shape
+    since = jnp.minimum(league.since + steps, _LONG)
+    if RECORD not in rollout.extras:
+        return dataclasses.replace(league, since=since)
+    record: Any = rollout.extras[RECORD]
+    games = columns // num_agents
+    seat, pool = jnp.arange(games) % num_agents, league.pick.shape[0]
+    learns = jnp.arange(num_agents)[None] == seat[:, None]  # [G, A]
+    split = lambda x: x.reshape(steps, games, num_agents)
+    of_mine = lambda x: jnp.take_along_axis(split(x), seat[None, :, None], -1)[..., 0]
+    ended = of_mine((rollout.terminated | record["truncated"]) & rollout.mask)
+    row = league.since + 1 + jnp.arange(steps)[:, None]
+    counts = ended & (of_mine(record["length"]) <= row)
+    mine = of_mine(record["episode_return"])
+    best = jnp.where(learns, -jnp.inf, split(record["episode_return"])).max(-1)
+    results = jnp.stack([mine > best, mine == best, mine < best], -1) & counts[..., None]  # [T, G, 3]
+    place = league.pick[jnp.arange(games) // num_agents % pool]
+    found = jnp.zeros((pool, 3), jnp.int32).at[place].add(results.sum(0, dtype=jnp.int32))
+    found = found if axis_name is None else jax.lax.psum(found, axis_name)
+    return dataclasses.replace(league, counts=league.counts + found, since=since)
+
+
+def _picked(actor: Mapping[str, PyTree], pool: Group, pick: Array) -> dict[str, PyTree]:
+    """Puts the copies that play in the places where they do."""
+    if not pool.stacked:
+        return dict(actor)
+    return {**actor, pool.label: jax.tree.map(lambda x: x[pick], actor[pool.label])}
+
+
+def _width(made: Sequence[Group]) -> int:
+    """The columns of a block."""
+    return sum(group.agents.size for group in made)

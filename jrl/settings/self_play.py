@@ -1,0 +1,98 @@
+"""What `multi_agent.self_play` says once the agents are known: who plays which seat of which game, and what cannot be.
+
+Of the games of a device, game g has the learner in seat g % A, and in its other seats the place (g // A) % K of the
+pool: A x K games are a block, in which the learner has every seat against every place once.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jrl.errors import counted
+from jrl.settings import plan
+
+LEAGUE = "league"  # what is known of the league beside the policies, and so no name of one
+
+
+def places(own: Any) -> tuple[str, ...]:
+    """Returns the names of the K places of a pool, in order."""
+    return tuple(f"{own.policy}-{k + 1}" for k in range(own.pool))
+
+
+def whole_blocks(cfg: Any, games: int) -> int:
+    """Returns so many games rounded up to whole blocks, A x K each; of a run without self-play as they are."""
+    if not (cfg.multi_agent and cfg.multi_agent.self_play and cfg.multi_agent.agents):
+        return games
+    unit = len(cfg.multi_agent.agents) * cfg.multi_agent.self_play.pool
+    return -(-games // unit) * unit
+
+
+def seats(num_agents: int, pool: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the columns of a block of A x K games, i32: the learner's [1, A * K], the places' [K, A * (A - 1)].
+
+    Of two agents and a pool of one, game 0 is columns 0 and 1, game 1 columns 2 and 3:
+
+    >>> [x.tolist() for x in seats(2, 1)]
+    [[[0, 3]], [[1, 2]]]
+    """
+    games = np.arange(num_agents * pool)
+    column = games[:, None] * num_agents + np.arange(num_agents)[None]
+    learns = np.arange(num_agents)[None] == (games % num_agents)[:, None]
+    others = [column[games // num_agents == k][~learns[games // num_agents == k]] for k in range(pool)]
+    return column[learns][None].astype(np.int32), np.stack(others).astype(np.int32)
+
+
+def followers(given: Any) -> dict[str, tuple[str, ...]]:
+    """Returns policy -> agents as one game has them whose first seat is the learner's."""
+    own, agents = given.self_play, given.agents
+    return {own.policy: agents[:1], **dict.fromkeys(places(own), agents[1:])}
+
+
+def faults(cfg: Any, agents: Sequence[str]) -> Iterator[str]:
+    """Says what does not go with self-play, each with its mend."""
+    key, given = "multi_agent.self_play", cfg.multi_agent
+    own = given.self_play
+    for name in ("group", "policies", "mapping", "policies_to_train"):
+        if getattr(given, name):
+            yield f"multi_agent.{name}: {key} says who plays whom: leave one of them out"
+    if len(agents) < 2:
+        yield f"{key}: expected an environment of two agents or more, got {cfg.env.id} with one: leave it out"
+    if not own.policy or own.policy == LEAGUE:
+        yield f"{key}.policy: expected a name, and not {LEAGUE}, which metrics have, got {own.policy!r}: rename it"
+    if own.snapshot_win_rate is None and own.snapshot_every is None:
+        mend = f"set {key}.snapshot_win_rate=0.6 or {key}.snapshot_every=100000"
+        yield f"{key}: expected a rule when copies are taken, got none: {mend}"
+    late = "copies that play would be others than those that games are counted for"
+    if cfg.env_runners.num:
+        yield f"env_runners.num: with {key} {late}: use 0"
+    if cfg.rollout.mode != "sync":
+        yield f"rollout.mode {cfg.rollout.mode}: with {key} {late}: use sync"
+    if cfg.env.batch_size is not None or cfg.env.batch_wait_ms is not None:
+        yield f"env.batch_size: with {key} {late}: leave env.batch_size and env.batch_wait_ms out"
+    learners = plan.num_learners(cfg) or 1
+    pools = plan.num_pools(cfg, learners)
+    yield from split_faults(cfg, len(agents), learners if pools == learners else learners * pools)
+
+
+def split_faults(cfg: Any, num_agents: int, parts: int) -> Iterator[str]:
+    """Says where the games of each of so many devices are no whole blocks, with the numbers that are."""
+    own = cfg.multi_agent.self_play
+    unit, games = num_agents * own.pool * parts, cfg.env.num_envs
+    if num_agents > 1 and games % unit:
+        near = " or ".join(str(n) for n in (games - games % unit, games - games % unit + unit) if n)
+        on = f" x {parts} devices" if parts > 1 else ""
+        yield (
+            f"env.num_envs {games}: multi_agent.self_play needs a multiple of {num_agents} seats x {own.pool} places "
+            f"of the pool{on} = {unit}, so that each seat meets each place as often: use {near}"
+        )
+
+
+def lines(cfg: Any) -> Iterator[str]:
+    """Yields a line for the policy that learns, and one for its copies."""
+    given = cfg.multi_agent
+    own, games = given.self_play, counted(cfg.env.num_envs, "game")
+    yield f"policy {own.policy}: one of {len(given.agents)} seats in each of {games}, every seat equally often"
+    drawn = {"uniform": "equally often", "latest": "the newest in all games", "prioritised": "by what it beats less"}
+    names = ", ".join(places(own)[:8])
+    yield f"policies {names}: {counted(own.pool, 'place')} of frozen copies, {drawn[own.opponents]}"

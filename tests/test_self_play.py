@@ -1,0 +1,458 @@
+"""Self-play: who sits where, what is counted, what a copy is, and that a resumed run decides as it would have."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import monitoring
+
+import jrl
+from jrl import envs, evaluate, train
+from jrl.errors import InputError
+from jrl.metrics import payoff
+from jrl.rollout.unroll import RECORD
+from jrl.run import league, self_play, several
+from jrl.run.session import Session
+from jrl.settings import config, multi_agent
+from jrl.settings.sections import SelfPlayConfig
+from jrl.settings.self_play import seats
+from jrl.types import Rollout
+
+POOL = 2
+SMALL = {
+    "env": {"id": "TicTacToe-v0", "num_envs": 8},
+    "algo": {"name": "ppo"},
+    "network": {"hidden": [8]},
+    "rollout": {"length": 16, "iterations_per_call": 1},
+    "multi_agent": {"self_play": {"pool": POOL, "window": 8, "snapshot_win_rate": 0.0}},
+    "run": {"compile_cache": False, "log": [], "report_every": 200},
+}
+DQN = {"algo": {"name": "dqn"}, "replay": {"batch_size": 16, "learning_starts": 32, "updates_per_step": 0.0625}}
+
+
+def made(**sections):
+    return config.from_dict(config.merge(SMALL, sections))
+
+
+def equal(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+# ---------------------------------------------------------------- who sits where
+
+
+@pytest.mark.parametrize(("agents", "pool"), [(2, 1), (2, 3), (3, 2)])
+def test_every_seat_meets_every_place_as_often(agents, pool):
+    mine, theirs = seats(agents, pool)
+    assert mine.shape == (1, agents * pool) and theirs.shape == (pool, agents * (agents - 1))
+    assert sorted([*mine.ravel(), *theirs.ravel()]) == list(range(agents * agents * pool))
+    met = []
+    for game in range(agents * pool):
+        columns = range(game * agents, (game + 1) * agents)
+        own = [c for c in columns if c in mine]
+        others = {k for k in range(pool) for c in columns if c in theirs[k]}
+        assert len(own) == 1 and len(others) == 1
+        met.append((own[0] % agents, others.pop()))
+    assert sorted(met) == [(seat, k) for seat in range(agents) for k in range(pool)]
+
+
+def test_each_column_acts_with_the_weights_of_who_sits_there():
+    """The log-probability of what was done is that of the one policy that has the column."""
+    with Session(made(), endless=True) as session:
+        session.start()
+        state = session.state
+        # different copies: the learner's weights, scaled
+        scaled = lambda name, x: jax.tree.map(lambda leaf: leaf * (2.0 + int(name[-1])), x)
+        kept = jax.device_get(session.run.program.keep(state).learner)
+        for name in ("main-1", "main-2"):
+            kept[name] = dataclasses.replace(kept[name], params=scaled(name, kept[name].params))
+        kept["league"] = dataclasses.replace(kept["league"], pick=np.array([1, 0], np.int32))
+        state = session.run.program.assign(state, kept)
+        _, rollout, _ = session.run.program.collect(state, 0, 0)
+        rollout, groups, actors = jax.device_get(rollout), session.run.groups, session.run.program.actor(state)
+    learner, pool = groups
+    by_name = several.by_policy_name(groups, actors)
+    games = rollout.mask.shape[1] // 2
+    mine = [2 * g + g % 2 for g in range(games)]
+    theirs = [[2 * g + 1 - g % 2 for g in range(games) if g // 2 % POOL == k] for k in range(POOL)]
+    outputs = lambda params, columns: learner.algo.outputs(
+        dataclasses.replace(kept["main"], params=params), jax.tree.map(lambda x: x[0][columns], rollout.obs)
+    )["distribution"]
+    for columns, params, extras in (
+        (mine, kept["main"].params, rollout.extras[learner.label]["log_prob"][0]),
+        (theirs[0], kept["main-2"].params, None),
+        (theirs[1], kept["main-1"].params, None),
+    ):
+        found = np.asarray(outputs(params, columns).log_prob(rollout.action[0][columns]))
+        if extras is None:  # of the pool, by blocks: block, place, column
+            whole = rollout.extras[pool.label]["log_prob"][0].reshape(-1, POOL, 2)
+            extras = whole[:, 0 if columns == theirs[0] else 1].reshape(-1)
+        np.testing.assert_allclose(found, extras, rtol=1e-4, atol=1e-5)
+    equal(by_name["main-1"].params, kept["main-2"].params)  # as `pick` says
+
+
+def test_the_learner_learns_from_its_columns_as_from_a_plain_record():
+    with Session(made(), endless=True) as session:
+        session.start()
+        program, learner = session.run.program, session.run.groups[0]
+        state, rollout, _ = program.collect(session.state, 0, 0)
+        before = jax.tree.map(jnp.copy, state.learner[learner.label])
+        learned, _ = program.learn(state, rollout, 0, 0)
+        key = program._keys(0, 0, 0)[1]
+        columns = np.array([2 * g + g % 2 for g in range(8)])
+        take = lambda x: x[:, columns]
+        record = Rollout(
+            obs=jax.tree.map(take, rollout.obs),
+            last_obs=jax.tree.map(lambda x: x[columns], rollout.last_obs),
+            action=take(rollout.action),
+            reward=take(rollout.reward),
+            terminated=take(rollout.terminated),
+            truncated=take(rollout.truncated),
+            mask=take(rollout.mask),
+            contiguous=rollout.contiguous[columns],
+            extras=rollout.extras[learner.label],
+            carry=(),
+            over=rollout.over,
+        )
+        alone = jax.vmap(
+            lambda _: learner.learner.step(before, (), record, jax.random.fold_in(key, 0))[0], axis_name="device"
+        )(jnp.zeros(1))
+        found = learned.learner[learner.label]
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b[0], rtol=1e-5, atol=1e-6), found.state.params, alone.state.params
+    )
+
+
+# ---------------------------------------------------------------- what counts
+
+
+def plain_count(record, done, mask, since, agents, pool, pick):
+    """By a loop over rows and games: results of the learner against each place."""
+    found = np.zeros((pool, 3), int)
+    for t in range(mask.shape[0]):
+        for g in range(mask.shape[1] // agents):
+            own = g * agents + g % agents
+            others = [c for c in range(g * agents, (g + 1) * agents) if c != own]
+            if not (done[t, own] and mask[t, own]) or record["length"][t, own] > since + t + 1:
+                continue
+            mine, best = record["episode_return"][t, own], record["episode_return"][t, others].max()
+            found[pick[g // agents % pool], 0 if mine > best else 1 if mine == best else 2] += 1
+    return found
+
+
+@pytest.mark.parametrize("since", [0, 3, 100])
+def test_games_that_were_under_way_at_a_swap_do_not_count(since):
+    with Session(made(), endless=True) as session:
+        session.start()
+        session.advance()
+        _, rollout, _ = session.run.program.collect(session.state, 0, 1)
+    pick = np.array([1, 1], np.int32)
+    before = dataclasses.replace(self_play.begun(POOL), since=jnp.int32(since), pick=jnp.asarray(pick))
+    after = self_play.counted(before, rollout, 2)
+    host = jax.device_get(rollout)
+    expected = plain_count(host.extras[RECORD], host.terminated | host.truncated, host.mask, since, 2, POOL, pick)
+    np.testing.assert_array_equal(after.counts, expected)
+    assert int(after.since) == since + 16
+    ended = int(host.over.sum())
+    assert (expected.sum() < ended) if since == 0 else (expected.sum() == ended) if since == 100 else True
+    assert expected[0].sum() == 0 and expected.sum() > 0
+
+
+def test_the_return_above_all_others_wins():
+    record = {
+        "episode_return": jnp.array([[3.0, 1.0, 2.0, 0.0, 5.0, 5.0, 1.0, 2.0, 0.0]]),
+        "length": jnp.full((1, 9), 1),
+        "truncated": jnp.zeros((1, 9), bool),
+    }
+    no = jnp.zeros((1, 9), bool)
+    rollout = Rollout({}, {}, no, no, ~no, no, ~no, no[0], {RECORD: record}, ())
+    found = self_play.counted(self_play.begun(1), rollout, 3)
+    # game 0 is won by seat 0; in game 1 seat 1 has as much as seat 2; in game 2 seat 2 has least
+    np.testing.assert_array_equal(found.counts, [[1, 1, 1]])
+
+
+# ---------------------------------------------------------------- copies
+
+
+def run_on(session, calls):
+    """Advances, and returns how many copies there were after each call."""
+    found = []
+    for _ in range(calls):
+        session.after(session.advance())
+        found.append(int(league.on_host(session.state).copies))
+    return found
+
+
+def test_a_copy_is_the_learner_to_the_bit_and_nothing_else_moves():
+    with Session(made(algo={"normalize_obs": True}), endless=True) as session:
+        session.start()
+        session.reporter.add(session.advance())
+        before = jax.device_get(session.run.program.keep(session.state))
+        session.reporter.flush()
+        after = jax.device_get(session.run.program.keep(session.state))
+        assert session.reporter.row["league/copies"] == 1 and session.reporter.row["league/size"] == 3
+    for name in ("params", "obs_stats", "env_steps"):
+        equal(getattr(after.learner["main-2"], name), getattr(before.learner["main"], name))
+    equal(after.learner["main"], before.learner["main"])
+    equal(after.learner["main-1"], before.learner["main-1"])
+    equal((after.source, after.replay), (before.source, before.replay))
+    known = after.learner["league"]
+    assert known.generation.tolist() == [0, 1] and known.pick.tolist() == [0, 1]
+    assert not known.counts.any() and known.since == 0
+
+
+def test_nothing_is_compiled_again_when_copies_are_taken():
+    compiled = []
+    listen = lambda event, seconds, **about: compiled.append(event) if "backend_compile" in event else None
+    with Session(made(), endless=True) as session:
+        session.start()
+        taken = run_on(session, 6)
+        assert taken[-1] >= 2
+        monitoring.register_event_duration_secs_listener(listen)
+        try:
+            more = run_on(session, 6)
+        finally:
+            monitoring.unregister_event_duration_listener(listen)
+    assert more[-1] >= taken[-1] + 2
+    assert compiled == []
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"multi_agent": {"self_play": {"opponents": "prioritised", "snapshot_win_rate": None, "snapshot_every": 300}}},
+        {"multi_agent": {"self_play": {"pool": 1, "opponents": "latest"}}},
+        {"devices": {"fake": 2}},
+    ],
+)
+def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, more):
+    data = config.merge(SMALL, config.merge({"run": {"log": ["jsonl"], "report_every": 128}}, more))
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps(data))
+    run = lambda out, steps, *args: train.main([*args, f"--stop=env_steps={steps}", f"--out={tmp_path / out}"])
+    assert run("whole", 900, str(path)) == 0
+    assert run("cut", 400, str(path)) == 0
+    assert train.main([f"--resume={tmp_path / 'cut'}", "--stop=env_steps=900"]) == 0
+    last = [json.loads((tmp_path / out / "result.jsonl").read_text().splitlines()[-1]) for out in ("whole", "cut")]
+    assert last[0]["league/copies"] >= 2
+    names = [k for k in last[0] if k.startswith(("league/", "policy/")) or k == "env_steps"]
+    assert {k: last[0][k] for k in names} == {k: last[1][k] for k in names}
+    tables = [json.loads((tmp_path / out / "league.json").read_text()) for out in ("whole", "cut")]
+    assert tables[0] == tables[1]
+    assert (tmp_path / "cut" / "league.png").stat().st_size > 1000
+
+
+def test_replay_learns_from_the_learners_columns_alone():
+    with Session(made(**DQN), endless=True) as session:
+        session.start()
+        run_on(session, 3)
+        row = session.reporter.row
+    assert row["policy/main/replay/size"] == row["iteration"] * 8 * 16 and "policy/main-1/replay/size" not in row
+
+
+# ---------------------------------------------------------------- what is decided
+
+
+def standing(**fields):
+    """A league of three places in numpy."""
+    return dataclasses.replace(jax.tree.map(np.array, self_play.begun(3)), **fields)
+
+
+def against(*won, games=10):
+    """Counts of a learner that has won so many of its games against each place and lost the others."""
+    return np.array([[w, 0, games - w if w is not None else 0] if w is not None else [0, 0, 0] for w in won], np.int32)
+
+
+def rules(**given):
+    return SelfPlayConfig(pool=3, **{"window": 20, **given})
+
+
+def test_when_a_copy_is_taken():
+    at = lambda league_, own, steps=0: league.decided(league_, own, steps, (0, 1))[1]
+    known = standing(counts=against(9, 9, 6), generation=np.array([0, 1, 2], np.int32), copies=np.int32(2))
+    assert at(known, rules(snapshot_win_rate=0.8)) == 0  # 24 of 30
+    assert at(known, rules(snapshot_win_rate=0.81)) == 3
+    assert at(known, rules(snapshot_win_rate=0.8, window=31)) == 3
+    every = rules(snapshot_win_rate=None, snapshot_every=100)
+    assert at(known, every, 99) == 3 and at(known, every, 100) == 0
+    assert at(dataclasses.replace(known, marks=np.int32(1)), every, 199) == 3
+
+
+def test_which_place_is_written_over():
+    place = lambda copies, generation, counts, **own: league.least_useful(
+        standing(copies=np.int32(copies), generation=np.array(generation, np.int32), counts=counts), rules(**own)
+    )
+    assert place(0, [0, 0, 0], against(9, None, None)) == 1
+    assert place(1, [0, 1, 0], against(9, 3, None)) == 2
+    assert place(2, [0, 1, 2], against(5, 9, 10)) == 1  # the newest stays
+    assert place(2, [0, 1, 2], against(5, 5, 9)) == 0  # as often: the older
+    assert place(5, [5, 3, 4], against(None, None, 9)) == 2
+    assert place(5, [5, 3, 4], against(9, None, None), opponents="latest") == 1
+
+
+def test_who_plays():
+    known = standing(copies=np.int32(2), generation=np.array([3, 1, 2], np.int32), latest=against(10, 10, 4))
+    assert league.picked(known, rules(opponents="latest"), (0, 0)).tolist() == [0, 0, 0]
+    assert league.picked(known, rules(opponents="uniform"), (0, 0)).tolist() == [0, 1, 2]
+    # only the third is ever not beaten
+    assert league.picked(known, rules(opponents="prioritised"), (0, 0)).tolist() == [2, 2, 2]
+    some = dataclasses.replace(known, latest=against(5, 10, 5))
+    drawn = np.array([league.picked(some, rules(opponents="prioritised"), (0, i)) for i in range(200)])
+    assert 0.4 < (drawn == 0).mean() < 0.6 and not (drawn == 1).any()
+    one = standing()
+    assert league.picked(one, rules(opponents="uniform"), (0, 0)).tolist() == [0, 0, 0]
+
+
+# ---------------------------------------------------------------- ratings
+
+
+def test_elo_of_two_by_hand():
+    # 30 wins and 10 losses: odds of 3, 400 log10(3) = 190.85; error 400 / ln 10 * sqrt(1 / 30 + 1 / 10) = 63.433
+    rating, error = payoff.elo(np.array([[0.0, 10.0], [30.0, 0.0]]))
+    np.testing.assert_allclose(rating, [0, 190.848], atol=1e-3)
+    np.testing.assert_allclose(error, [0, 63.433], atol=1e-3)
+    # a drawn game beside: 30.5 to 10.5
+    rating, _ = payoff.elo(np.array([[0.0, 10.0], [30.0, 0.0]]), prior=1.0)
+    np.testing.assert_allclose(rating[1], 400 * np.log10(30.5 / 10.5))
+
+
+def test_elo_of_a_chain_adds_up_and_who_is_not_tied_has_none():
+    scores = np.zeros((5, 5))
+    scores[1, 0], scores[0, 1], scores[2, 1], scores[1, 2] = 20, 10, 40, 10
+    scores[3, 0] = 5  # has won everything
+    rating, error = payoff.elo(scores)
+    one, two = 400 * np.log10(2), 400 * np.log10(4)
+    np.testing.assert_allclose(rating[:3], [0, one, one + two])
+    variance = np.array([1 / 20 + 1 / 10, 1 / 40 + 1 / 10])
+    np.testing.assert_allclose(error[1:3], payoff.SCALE * np.sqrt(np.cumsum(variance)))
+    assert np.isnan(rating[3:]).all() and np.isnan(error[3:]).all()
+    moved, _ = payoff.elo(scores, anchor=1)
+    np.testing.assert_allclose(moved[:3], rating[:3] - one, atol=1e-9)
+    assert np.isfinite(payoff.elo(scores, prior=1.0)[0][:4]).all()
+
+
+# ---------------------------------------------------------------- around it
+
+
+def test_an_evaluation_tells_the_learners_return(tmp_path, capsys):
+    path, out = tmp_path / "run.yaml", tmp_path / "run"
+    path.write_text(json.dumps(config.merge(SMALL, {"evaluation": {"interval": 1, "duration": 10, "explore": True}})))
+    assert train.main([str(path), "--stop=env_steps=300", f"--out={out}"]) == 0
+    capsys.readouterr()
+    assert evaluate.main([str(out), "--episodes=30", "--json", "--per-episode", "--explore"]) == 0
+    returns = json.loads(capsys.readouterr().out)["returns"]
+    assert len(returns) == 30 and set(returns) <= {-1.0, 0.0, 1.0} and any(returns)
+    policy = jrl.load(out)
+    obs = {"obs": np.zeros(19, np.float32), "action_mask": np.array([0, 1] + [0] * 8)}
+    assert policy.act(obs) == 1 == jrl.load(out, policy="main-1").act(obs)
+
+
+@pytest.mark.parametrize(
+    ("sections", "parts"),
+    [
+        ({"env": {"num_envs": 6}}, ["env.num_envs 6", "2 seats x 2 places of the pool = 4", "use 4 or 8"]),
+        ({"env": {"num_envs": 4}, "devices": {"fake": 2}}, ["x 2 devices = 8", "use 8"]),
+        ({"multi_agent": {"policies": {"a": {}}}}, ["multi_agent.policies: multi_agent.self_play says who plays"]),
+        ({"multi_agent": {"mapping": "by_agent"}}, ["multi_agent.mapping", "leave one of them out"]),
+        ({"multi_agent": {"group": {"t": ["player_0", "player_1"]}}}, ["multi_agent.group", "leave one of them out"]),
+        ({"multi_agent": {"self_play": {"policy": "league"}}}, ["multi_agent.self_play.policy", "rename it"]),
+        ({"multi_agent": {"self_play": {"snapshot_win_rate": None}}}, ["when copies are taken", "snapshot_every=1"]),
+        ({"rollout": {"mode": "async"}}, ["rollout.mode async", "use sync"]),
+        ({"env_runners": {"num": 2}}, ["env_runners.num", "use 0"]),
+        ({"env": {"id": "MultiAgentCartPole-v1", "options": {"num_agents": 1}}}, ["two agents or more"]),
+    ],
+)
+def test_what_does_not_go_with_self_play(sections, parts):
+    with pytest.raises(InputError) as e:
+        Session(made(**sections))
+    for part in parts:
+        assert part in str(e.value)
+
+
+def test_the_plan_says_who_plays():
+    cfg = multi_agent.with_agents(made(), ("player_0", "player_1"))
+    assert list(multi_agent.lines(cfg)) == [
+        "policy main: one of 2 seats in each of 8 games, every seat equally often",
+        "policies main-1, main-2: 2 places of frozen copies, equally often",
+    ]
+
+
+# ---------------------------------------------------------------- learning
+
+
+LINES = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]
+
+
+def winner(board):
+    return next((board[a] for a, b, c in LINES if board[a] and board[a] == board[b] == board[c]), 0)
+
+
+@functools.cache
+def worth(board, turn):
+    """What perfect play brings who moves."""
+    if won := winner(board):
+        return 1 if won == turn else -1
+    if 0 not in board:
+        return 0
+    return max(-worth(after, 3 - turn) for after in moves(board, turn))
+
+
+def moves(board, turn):
+    return [(*board[:i], turn, *board[i + 1 :]) for i in range(9) if not board[i]]
+
+
+def lost_games(policy, seat, *, perfect):
+    """Boards on which the policy, in seat 1 or 2, has lost, over all games that the other player can make of it."""
+    boards, lost, turn = {(0,) * 9}, [], 1
+    while boards:
+        if turn == seat:
+            held = sorted(boards)
+            array, ones = np.array(held), np.ones((len(held), 1))
+            obs = np.concatenate([array == seat, array == 3 - seat, ones], 1).astype(np.float32)
+            mask = np.concatenate([array == 0, 0 * ones], 1).astype(np.int8)
+            actions = policy.act({"obs": obs, "action_mask": mask})
+            after = {(*b[:a], seat, *b[a + 1 :]) for b, a in zip(held, actions, strict=True)}
+        else:
+            best = lambda b, n: not perfect or -worth(n, 3 - turn) == worth(b, turn)
+            after = {n for b in boards for n in moves(b, turn) if best(b, n)}
+        lost += [b for b in after if winner(b) == 3 - seat]
+        boards = {b for b in after if not winner(b) and 0 in b}
+        turn = 3 - turn
+    return lost
+
+
+@pytest.mark.slow
+def test_tictactoe_is_never_lost(tmp_path):
+    assert train.main(["configs/tictactoe.yaml", f"--out={tmp_path / 'run'}"]) == 0
+    policy = jrl.load(tmp_path / "run")
+    for seat in (1, 2):
+        assert lost_games(policy, seat, perfect=True) == []
+
+
+def games_against_random(policy, games, seed=0):
+    """Share of games of Connect Four that the greedy policy wins, half of them in each seat."""
+    env, rng = envs.make("ConnectFour-v0", num_envs=games), np.random.default_rng(seed)
+    step = jax.jit(env.step)
+    state, obs = env.reset(jax.random.key(seed))
+    mine = 2 * np.arange(games) + np.arange(games) % 2
+    total, over = np.zeros(2 * games), np.zeros(games, bool)
+    while not over.all():
+        mask = np.asarray(obs["action_mask"])
+        actions = (rng.random(mask.shape) * mask).argmax(-1).astype(np.int32)
+        actions[mine] = policy.act(jax.tree.map(lambda x: np.asarray(x)[mine], obs))
+        state, result = step(state, jnp.asarray(actions), jax.random.key(0))
+        total += np.where(np.repeat(over, 2), 0, np.asarray(result.reward))
+        over |= np.asarray(result.several.over)
+        obs = result.obs
+    return (total[mine] > 0).mean()
+
+
+@pytest.mark.slow
+def test_connect_four_reaches_a_league_of_three_and_beats_random_play(tmp_path):
+    assert train.main(["configs/connect_four.yaml", "--as-test", f"--out={tmp_path / 'run'}"]) == 0
+    assert games_against_random(jrl.load(tmp_path / "run"), 400) >= 0.95

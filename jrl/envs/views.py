@@ -28,10 +28,17 @@ def with_agent_ids(env: JaxEnv | Env) -> JaxEnv | Env:
     spec = env.spec
     numbers = spaces.of_kinds(spec.kinds, np.tile(np.arange(len(spec.agents), dtype=np.int32), spec.games))
     own = [one.observation for one in spaces.by_kind(spec)]
-    parts = [part.items if isinstance(part, Dict) else (("obs", part),) for part in own]
-    if any(AGENT_ID in dict(items) for items in parts):
+    if any(isinstance(part, Dict) and AGENT_ID in dict(part.items) for part in own):
         raise InputError(f"multi_agent.agent_id: observations have a leaf {AGENT_ID} already: leave it out")
-    shown: list[Space] = [Dict((*items, (AGENT_ID, Discrete(len(spec.agents))))) for items in parts]
+
+    def shown(space: Space) -> Space:
+        if spec.kinds and isinstance(space, Tuple):
+            return Tuple(tuple(map(of_one, space.items)))
+        return of_one(space)
+
+    def of_one(space: Space) -> Dict:
+        items = space.items if isinstance(space, Dict) else (("obs", space),)
+        return Dict((*items, (AGENT_ID, Discrete(len(spec.agents)))))
 
     def with_ids(k: int, obs: PyTree) -> PyTree:
         of_agents = numbers[k] if isinstance(jax.tree.leaves(obs)[0], np.ndarray) else jnp.asarray(numbers[k])
@@ -40,7 +47,8 @@ def with_agent_ids(env: JaxEnv | Env) -> JaxEnv | Env:
     def look(obs: PyTree) -> PyTree:
         return tuple(with_ids(k, x) for k, x in enumerate(obs)) if spec.kinds else with_ids(0, obs)
 
-    return _seen(env, spec._replace(observation=Tuple(tuple(shown)) if spec.kinds else shown[0]), look)
+    before = None if spec.env_observation is None else shown(spec.env_observation)
+    return _seen(env, spec._replace(observation=shown(spec.observation), env_observation=before), look)
 
 
 def with_function(env: JaxEnv | Env, path: str) -> JaxEnv | Env:

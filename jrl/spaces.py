@@ -15,7 +15,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl.errors import InputError
-from jrl.types import Array, Box, Dict, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, PyTree, Space, Tuple
+from jrl.types import (
+    Array,
+    Box,
+    Dict,
+    Discrete,
+    EnvSpec,
+    Leaf,
+    MultiBinary,
+    MultiDiscrete,
+    PyTree,
+    Space,
+    Tuple,
+    element,
+)
 
 ACTION_MASK = "action_mask"
 
@@ -50,6 +63,82 @@ def map_leaves(fn: Callable[..., Any], space: Space, *trees: PyTree) -> PyTree:
 def of_leaves(space: Space, parts: list[Any]) -> PyTree:
     """`parts`, one for each of `leaves(space)`, as an element of `space` has them."""
     return jax.tree.unflatten(jax.tree.structure(map_leaves(lambda leaf: 0, space)), parts)
+
+
+# ---------------------------------------------------------------- agents of different kinds
+
+
+def kinds(each: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
+    """Groups agents by what each has: numbers by kind, in the order of the first of each; () where all are alike.
+
+    >>> kinds(["a", "b", "a"]), kinds(["a", "a"])
+    (((0, 2), (1,)), ())
+    """
+    found: list[list[int]] = []
+    for i, own in enumerate(each):
+        alike = next((kind for kind in found if each[kind[0]] == own), None)
+        if alike is None:
+            found.append([i])
+        else:
+            alike.append(i)
+    return tuple(map(tuple, found)) if len(found) > 1 else ()
+
+
+def of_agents(each: Sequence[tuple[Space, Space]]) -> tuple[Space, Space, tuple[tuple[int, ...], ...]]:
+    """Returns the observation space, action space and kinds (`EnvSpec.kinds`) of agents with these two spaces each."""
+    found = kinds(each)
+    if not found:
+        return *each[0], ()
+    observation, action = zip(*(each[kind[0]] for kind in found), strict=True)
+    return Tuple(observation), Tuple(action), found
+
+
+def columns(spec: EnvSpec) -> int | tuple[int, ...]:
+    """Returns the columns of observations and actions: B, or of agents of different kinds those of each kind."""
+    games = spec.num_envs // max(1, sum(map(len, spec.kinds)))
+    return tuple(games * len(kind) for kind in spec.kinds) or spec.num_envs
+
+
+def by_kind(spec: EnvSpec) -> tuple[EnvSpec, ...]:
+    """Returns the environments as the agents of each kind see them; `spec` alone where all are alike."""
+    if not spec.kinds:
+        return (spec,)
+    whole = ("observation", "action", "env_action", "env_observation")
+    sizes = columns(spec)
+    assert isinstance(sizes, tuple)
+
+    def one(k: int, kind: tuple[int, ...]) -> EnvSpec:
+        own: dict[str, Any] = {
+            name: space.items[k] for name in whole if isinstance(space := getattr(spec, name), Tuple)
+        }
+        agents = tuple(spec.agents[i] for i in kind) if spec.agents else ()
+        return spec._replace(**own, num_envs=sizes[k], agents=agents, kinds=())
+
+    return tuple(one(k, kind) for k, kind in enumerate(spec.kinds))
+
+
+def of_kinds(kinds: Sequence[tuple[int, ...]], x: Any, axis: int = 0) -> tuple[Any, ...]:
+    """Returns what each kind has of an array with the columns of all agents along `axis`, 0 or 1; (x,) without kinds.
+
+    >>> of_kinds(((0, 2), (1,)), np.arange(6))
+    (array([0, 2, 3, 5]), array([1, 4]))
+    """
+    if not kinds:
+        return (x,)
+    split = x.reshape(*x.shape[:axis], -1, sum(map(len, kinds)), *x.shape[axis + 1 :])
+    take = lambda kind: split[(slice(None),) * (axis + 1) + (np.array(kind),)]
+    return tuple(take(kind).reshape(*x.shape[:axis], -1, *x.shape[axis + 1 :]) for kind in kinds)
+
+
+def elements(space: Space, columns: int | tuple[int, ...]) -> PyTree:
+    """Returns shapes and dtypes [columns, *] of so many elements of a space; of a Tuple by kind of so many of each."""
+    if isinstance(columns, tuple):
+        assert isinstance(space, Tuple)
+        return tuple(elements(part, n) for part, n in zip(space.items, columns, strict=True))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((columns, *x.shape), x.dtype), element(space))
+
+
+# ---------------------------------------------------------------- parts and sizes
 
 
 def names(space: Space) -> list[str]:

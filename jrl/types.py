@@ -154,6 +154,10 @@ class EnvSpec(NamedTuple):
     env_action: Space | None = None  # the environment's own action space, where the policy acts in another one
     env_observation: Space | None = None  # the environment's own observation space, where the policy sees another
     agents: tuple[str, ...] = ()  # names of the A agents of an environment; () where it has one, which needs no name
+    # agents' numbers by kind, where they have different spaces; () where all are alike. With kinds `observation` and
+    # `action` are Tuples of the spaces by kind, and of kind k, of A_k agents, observations and actions have G * A_k
+    # columns: environment i's j-th agent of the kind has i * A_k + j. All else has the B columns of all agents
+    kinds: tuple[tuple[int, ...], ...] = ()
 
     @property
     def games(self) -> int:

@@ -26,7 +26,7 @@ ARROWS = {
     "replay": {"errors", "host", "ops", "types"},
     "envs": {"errors", "fields", "host", "ops", "registry", "spaces", "types"},
     "metrics": {"errors", "host", "ops", "registry", "types"},
-    "rollout": {"envs", "errors", "host", "metrics", "ops", "types"},
+    "rollout": {"envs", "errors", "host", "metrics", "ops", "spaces", "types"},
     "callbacks": {"errors", "registry", "rollout"},
     "settings": {"errors", "fields", "host", "registry"},
     "migrate": {"errors", "fields", "host", "registry", "settings"},

@@ -245,6 +245,7 @@ class CallbackList:
         from jrl.metrics.custom import CustomMetrics
 
         self.callbacks = callbacks
+        self.kinds: tuple[tuple[int, ...], ...] = ()  # of the environments' agents, see `jrl.types.EnvSpec`
         self._host: dict[str, list[Callable[..., Any]]] = {name: [] for name in MOMENTS}
         self._pure: dict[str, list[Callable[..., Any]]] = {name: [] for name in MOMENTS}
         for part in _parts(callbacks):
@@ -386,12 +387,11 @@ class CallbackList:
 
             return call if fns else None
 
-        metrics = self._metrics[evaluation]
-        finished = lambda episode: metrics.add_episode(episode.custom_metrics, episode.hist_data)
+        finished = lambda e: self._metrics[evaluation].add_episode(e.custom_metrics, e.hist_data)
         created, start, step, end = map(one, EPISODE_MOMENTS)
         moments = Moments(created, start, step, end, finished, self.callbacks.history, self._lock)
         place: dict[str, Any] = {"worker_index": worker_index, "env_index": env_index, "in_evaluation": evaluation}
-        return Replay(moments, self._ids[evaluation], num_envs, **place)
+        return Replay(moments, self._ids[evaluation], num_envs, kinds=self.kinds, **place)
 
     def _rollout(self, name: str, source: Any, rollout: Any) -> Any:
         only = next(iter(self._policies)) if len(self._policies) == 1 else None

@@ -95,14 +95,14 @@ class Watch:
 # ---------------------------------------------------------------- looking at one row
 
 
-def look_at(
-    found: Findings, space: Space, num_envs: int, where: str, obs: PyTree, result: StepResult | None = None
-) -> None:
-    """A row of B environments that was not looked at before its conversion."""
+def look_at_row(found: Findings, space: Space, num_envs: int, where: str, obs: PyTree) -> None:
+    """Looks at observations of B environments that were not looked at before their conversion."""
     for kind, message in _row_faults("observation", space, num_envs, obs):
         found.problem(kind, f"{where}: {message}")
-    if result is None:
-        return
+
+
+def look_at_rest(found: Findings, num_envs: int, where: str, result: StepResult) -> None:
+    """Looks at rewards and flags of B environments."""
     rewards: Any = result.reward
     if rewards.shape != (num_envs,):
         found.problem("reward", f"{where}: rewards of shape {rewards.shape}, not ({num_envs},): one per environment")

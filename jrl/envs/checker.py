@@ -12,15 +12,37 @@ import jax
 import numpy as np
 
 from jrl import registry
-from jrl.envs.check_values import Findings, Watch, choices, described, look_at, look_at_columns, look_at_mask, place
+from jrl.envs.check_values import (
+    Findings,
+    Watch,
+    choices,
+    described,
+    look_at_columns,
+    look_at_mask,
+    look_at_rest,
+    look_at_row,
+    place,
+)
 from jrl.envs.context import OnFailure
 from jrl.envs.jax_env import Definition
 from jrl.envs.make import make, resolve
 from jrl.envs.multi_agent import MultiDefinition
 from jrl.errors import counted
 from jrl.host import room
-from jrl.spaces import leaves, map_leaves, masks_actions, num_bytes, of_leaves, split_mask
-from jrl.types import Box, Discrete, EnvSpec, InputError, JaxEnv, Leaf, MultiDiscrete, PyTree, Several, Space
+from jrl.spaces import by_kind, leaves, map_leaves, masks_actions, num_bytes, of_kinds, of_leaves, split_mask
+from jrl.types import (
+    Box,
+    Discrete,
+    EnvSpec,
+    InputError,
+    JaxEnv,
+    Leaf,
+    MultiDiscrete,
+    PyTree,
+    Several,
+    Space,
+    StepResult,
+)
 
 _SLOW_S = 1e-4  # of a step, from which on a process of its own pays: see docs/environments.md
 _UNEVEN, _UNEVEN_S = 10.0, 1e-3  # a step that holds up the others: so many medians, and so many seconds
@@ -91,6 +113,7 @@ class _Stream(NamedTuple):
     obs: PyTree  # [T + 1, B, *], the first from the reset
     reward: np.ndarray  # [T, B]
     done: np.ndarray  # [T, B], terminated or truncated
+    kinds: tuple[tuple[int, ...], ...] = ()  # of agents: observations are by kind
 
 
 # ---------------------------------------------------------------- stepping
@@ -143,7 +166,9 @@ class _Runs:
 
     def _fits(self, spec: EnvSpec) -> bool:
         """Whether three streams fit the memory, and the steps of one before they are put together."""
-        one, free = num_bytes(spec.observation), room.host_available()
+        each = by_kind(spec)
+        one = sum(kind.num_envs * num_bytes(kind.observation) for kind in each) // spec.num_envs
+        free = room.host_available()
         needed = 4 * (self._steps + 1) * spec.num_envs * one
         if free is None or needed <= room.SHARE * free:
             return True
@@ -184,22 +209,35 @@ class _Runs:
 
     def _stepped(self, env: Any, seed: int, *, looked_at: bool) -> _Stream:
         spec: EnvSpec = env.spec
-        masked = masks_actions(spec)
-        actions = _random_actions(spec.action, self._steps, spec.num_envs, self._seed)
+        each = by_kind(spec)
+        parts = lambda tree: tree if spec.kinds else (tree,)
+        drawn = [_random_actions(one.action, self._steps, one.num_envs, self._seed) for one in each]
+        actions = tuple(drawn) if spec.kinds else drawn[0]
         key, state, in_jax = jax.random.key(seed), None, isinstance(env, JaxEnv)
         if in_jax:
             state, first = env.reset(key)
         else:
             first = env.reset()
         obs, rewards, done, told = [jax.tree.map(np.array, first)], [], [], list[Several]()
-        look = functools.partial(look_at, self._found, spec.observation, spec.num_envs)
+
+        def look(where: str, seen: PyTree, result: StepResult | None = None) -> None:
+            for one, own in zip(each, parts(seen), strict=True):
+                look_at_row(self._found, one.observation, one.num_envs, where, own)
+            if result is not None:
+                look_at_rest(self._found, spec.num_envs, where, result)
+
+        def allowed(where: str, seen: PyTree, done: np.ndarray) -> list[np.ndarray | None]:
+            rows = zip(each, parts(seen), of_kinds(spec.kinds, done), strict=True)
+            return [self._mask(where, *row) if masks_actions(row[0]) else None for row in rows]
+
         if not looked_at:
             look("reset", obs[0])
-        mask = self._mask("reset", spec, obs[0], np.zeros(spec.num_envs, bool)) if masked else None
+        mask = allowed("reset", obs[0], np.zeros(spec.num_envs, bool))
         for t in range(self._steps):
             action = jax.tree.map(lambda x: x[t], actions)  # noqa: B023  called at once
-            if mask is not None:
-                action = _allowed(spec.action, action, mask)
+            rows = zip(each, parts(action), mask, strict=True)
+            chosen = [own if m is None else _allowed(one.action, own, m) for one, own, m in rows]
+            action = tuple(chosen) if spec.kinds else chosen[0]
             if in_jax:
                 state, result = env.step(state, action, jax.random.fold_in(key, t + 1))
             else:
@@ -212,13 +250,12 @@ class _Runs:
             done.append(np.asarray(result.terminated) | np.asarray(result.truncated))
             if result.several is not None:
                 told.append(result.several)
-            if masked:
-                idle = done[-1] if result.several is None else done[-1] | result.several.absent
-                mask = self._mask(f"step {t + 1}", spec, result.obs, idle)
+            idle = done[-1] if result.several is None else done[-1] | result.several.absent
+            mask = allowed(f"step {t + 1}", result.obs, idle)
         if told:
             absent, over = (np.stack(x) for x in zip(*told))
             look_at_columns(self._found, spec.agents, np.stack(rewards), np.stack(done), absent, over)
-        return _Stream(jax.tree.map(lambda *x: np.stack(x), *obs), np.stack(rewards), np.stack(done))
+        return _Stream(jax.tree.map(lambda *x: np.stack(x), *obs), np.stack(rewards), np.stack(done), spec.kinds)
 
     def _mask(self, where: str, spec: EnvSpec, obs: PyTree, done: np.ndarray) -> np.ndarray:
         mask = split_mask(spec.observation, obs)[1]
@@ -318,10 +355,13 @@ def _contract(stream: _Stream, found: Findings) -> None:
             f"{'an' if stream.done[t, i] else 'no'} end: environments reset on the step after an end, with reward 0 "
             "and no end (see jrl.types.StepResult)",
         )
-    moved = np.zeros_like(stream.done)
-    for x in jax.tree.leaves(stream.obs):
-        moved |= (x[1:] != x[:-1]).reshape(*stream.done.shape, -1).any(axis=-1)
-    if after.any() and not moved[after].any() and moved[~after].any():
+    own = of_kinds(stream.kinds, after, 1)
+    moved = [np.zeros_like(x) for x in own]
+    for i, seen in enumerate(stream.obs if stream.kinds else (stream.obs,)):
+        for x in jax.tree.leaves(seen):
+            moved[i] |= (x[1:] != x[:-1]).reshape(*own[i].shape, -1).any(axis=-1)
+    changed, fresh = np.concatenate(moved, 1), np.concatenate(own, 1)
+    if after.any() and not changed[fresh].any() and changed[~fresh].any():
         found.note(
             "final observation",
             "the last observation of each episode is also the first of the next: if the environment resets itself, "

@@ -2,6 +2,7 @@
 
 So `jrl.envs.vector` steps, seeds and mends it like any other. An observation is a Dict of `obs` [A, *], `reward` [A]
 f64, and `terminated`, `truncated` and `absent` [A] bool; what Gymnasium calls terminated is that the game is over.
+Where agents have different spaces, `obs` and actions are tuples by kind (see `jrl.types.EnvSpec`), arrays [A_k, *].
 """
 
 from collections.abc import Callable, Iterator
@@ -16,20 +17,27 @@ from jrl.envs.masked import MaskError, shapes
 from jrl.envs.plays import Play, Turn
 from jrl.envs.step_faults import Breach, Fault, bounds, kind, of_observation
 from jrl.envs.worker_process import element, leaves, row
-from jrl.spaces import ACTION_MASK
+from jrl.spaces import ACTION_MASK, kinds
 from jrl.types import InputError
 
 STATE = "state"
 
 
-class Layout(NamedTuple):
-    """What all agents of all games of a vector see and do, in Gymnasium's spaces."""
+class Kind(NamedTuple):
+    """What agents of equal spaces see and do, in Gymnasium's spaces."""
 
-    agents: tuple[Any, ...]
+    numbers: tuple[int, ...]  # the agents, among all
     own: tuple[Any, Any]  # the environment's observation and action space of an agent
     observation: Any  # of an agent, with what is added to it
     action: Any  # the same of actions
     mask_info: str | None  # the entry of the infos that is the mask
+
+
+class Layout(NamedTuple):
+    """What the agents of all games of a vector see and do."""
+
+    agents: tuple[Any, ...]
+    kinds: tuple[Kind, ...]  # one, or where agents have different spaces those of `EnvSpec.kinds`
     state: Any  # the space of the global view, which each agent sees; None: none does
     waits: bool  # the last action is to wait, which is all that an agent can do whose turn it is not
 
@@ -57,36 +65,48 @@ def layout(play: Play, id: str, *, mask_info: str | None, state: bool, seed: int
       state: observations have the global view.
       seed: of the reset.
     Raises:
-      InputError: agents of different spaces, a space that is not supported, agents that take turns with actions that
+      InputError: a space that is not supported, agents that take turns with actions that
         have no number, a mask or a global view that is not there.
     """
+    each = _own_spaces(play)
+    groups = kinds(each) or (tuple(range(len(each))),)
+    looked_for = []
+    for observation, action in (each[numbers[0]] for numbers in groups):
+        ours = spaces.actions(action).space
+        spaces.observations(observation)
+        if play.waits and kind(action) != "Discrete":
+            raise InputError(
+                f"env.id {id}: its agents take turns, and who waits needs an action for that, which only a Discrete "
+                f"space can be given: expected Discrete actions, got {action}"
+            )
+        looked_for.append(masks.looked_for(mask_info, observation, ours, id))
+    begun = _first_turn(play, id, seed) if any(looked_for) or state else None
+    view = _state_space(play, id) if state else None
+    found = []
+    for numbers, wanted in zip(groups, looked_for, strict=True):
+        own, mask = each[numbers[0]], None
+        if wanted and begun is not None:
+            agents = [play.agents[k] for k in numbers]
+            first = [agent for agent in agents if agent in begun.turn.movers] or agents
+            there = next((info for info in map(begun.turn.infos.get, first) if isinstance(info, dict)), {})
+            mask = masks.shape(mask_info, shapes(there), spaces.actions(own[1]).space, id)
+        found.append(_kind(numbers, own, mask, view, id, waits=play.waits))
+    return Layout(play.agents, tuple(found), view, play.waits), begun
+
+
+def _kind(numbers: tuple[int, ...], own: tuple[Any, Any], mask: Any, view: Any, id: str, *, waits: bool) -> Kind:
+    """What agents see and do with a mask and a global view."""
     from gymnasium import spaces as gym
 
-    observation, action = own = _common(play, id)
-    ours = spaces.actions(action).space
-    spaces.observations(observation)
-    if play.waits and kind(action) != "Discrete":
-        raise InputError(
-            f"env.id {id}: its agents take turns, and who waits needs an action for that, which only a Discrete space "
-            f"can be given: expected Discrete actions, got {action}"
-        )
-    begun: Begun | None = None
-    found = None
-    looked_for = masks.looked_for(mask_info, observation, ours, id)
-    if looked_for or state:
-        begun = _first_turn(play, id, seed)
-    if looked_for and begun is not None:
-        there = next((info for info in map(begun.turn.infos.get, begun.turn.movers) if isinstance(info, dict)), {})
-        found = masks.shape(mask_info, shapes(there), ours, id)
+    observation, action = own
     named = dict(observation.spaces) if kind(observation) == "Dict" else None
     added: dict[str, Any] = {}
     yes_or_no: Any = np.bool_
-    if play.waits:
+    if waits:
         added[ACTION_MASK] = gym.Box(0, 1, (int(action.n) + 1,), yes_or_no)
         action = gym.Discrete(int(action.n) + 1, start=action.start)
-    elif found is not None:
-        added[ACTION_MASK] = gym.Box(0, 1, found[1], yes_or_no)
-    view = _state_space(play, id) if state else None
+    elif mask is not None:
+        added[ACTION_MASK] = gym.Box(0, 1, mask[1], yes_or_no)
     if view is not None:
         if named is not None and STATE in named:
             raise InputError(f"env.options.state: the observations of {id} have a part {STATE} already: leave it out")
@@ -94,8 +114,7 @@ def layout(play: Play, id: str, *, mask_info: str | None, state: bool, seed: int
     if added:
         # a list keeps its order
         observation = gym.Dict(list({**({"obs": observation} if named is None else named), **added}.items()))
-    name = None if found is None else found[0]
-    return Layout(play.agents, own, observation, action, name, view, play.waits), begun
+    return Kind(numbers, own, observation, action, None if mask is None else mask[0])
 
 
 def _first_turn(play: Play, id: str, seed: int) -> Begun:
@@ -111,19 +130,9 @@ def _first_turn(play: Play, id: str, seed: int) -> Begun:
         raise InputError(*(f"env.id {id}: environment 0: {line}" for line in lines)) from None
 
 
-def _common(play: Play, id: str) -> tuple[Any, Any]:
-    """The observation and action space that all agents have. Raises InputError: they have different ones."""
-    first, *others = play.agents
-    found = play.observation_space(first), play.action_space(first)
-    for agent in others:
-        there = play.observation_space(agent), play.action_space(agent)
-        if there != found:
-            told = lambda agent, both: f"{agent}: observations {both[0]}, actions {both[1]}"
-            raise InputError(
-                f"env.id {id}: expected agents of equal spaces, got {told(first, found)}; {told(agent, there)}: bring "
-                "them to one space, padded to the largest, in a wrapper"
-            )
-    return found
+def _own_spaces(play: Play) -> list[tuple[Any, Any]]:
+    """Each agent's observation and action space."""
+    return [(play.observation_space(agent), play.action_space(agent)) for agent in play.agents]
 
 
 def _state_space(play: Play, id: str) -> Any:
@@ -140,6 +149,43 @@ def _state_space(play: Play, id: str) -> Any:
     except Exception as e:
         raise InputError(f"env.options.state: state() of {id} raises {type(e).__name__}: {e}: mend it") from e
     return gym.Box(-np.inf, np.inf, value.shape, np.float32)
+
+
+class _Rows:
+    """What the agents of one kind see: arrays [A_k, *], written in place.
+
+    Attributes:
+      rows: the arrays, as an element of the observation space has them.
+      state, mask: those of them that are not the agents' own; `state` is looked at only where there is one.
+    """
+
+    def __init__(self, of: Kind, *, has_state: bool, waits: bool):
+        parts = leaves(of.observation)
+        self._arrays = [np.zeros((len(of.numbers), *space.shape), space.dtype) for _, space in parts]
+        self.rows = element(of.observation, iter(self._arrays))
+        self._nothing = [_nothing(path, space) for path, space in parts]
+        added = {(name,): array for (name, *_), array in zip([path or ("",) for path, _ in parts], self._arrays)}
+        self.state: Any = added.get((STATE,)) if has_state else None
+        self.mask = added.get((ACTION_MASK,)) if waits or of.mask_info else None
+        without = [array for array in (self.state, self.mask) if array is not None]
+        cut = 1 if kind(of.observation) == "Dict" and kind(of.own[0]) != "Dict" else 0  # of what is wrapped: "obs"
+        rest = [(path[cut:], array) for (path, _), array in zip(parts, self._arrays)]
+        self._seen = [(path, array) for path, array in rest if all(array is not other for other in without)]
+
+    def clear(self) -> None:
+        """Nobody was seen yet."""
+        for array, nothing in zip(self._arrays, self._nothing):
+            array[:] = nothing
+
+    def show(self, j: int, agent: Any, obs: Any) -> None:
+        """Writes what agent j of the kind sees. Raises Breach: it has another shape."""
+        for path, array in self._seen:
+            value = np.asarray(_at(obs, path))
+            if value.shape != array.shape[1:]:  # numpy would repeat a smaller one
+                raise Breach(
+                    f"agent {agent!r}: observation of shape {value.shape}, but its space has {array.shape[1:]}"
+                )
+            array[j] = value
 
 
 class Game:
@@ -169,23 +215,15 @@ class Game:
         yes_or_no: Any = np.bool_
         flags = {name: gym.Box(0, 1, (size,), yes_or_no) for name in ("absent", "terminated", "truncated")}
         reward: Any = gym.Box(-np.inf, np.inf, (size,), np.float64)
-        seen = batch_space(layout.observation, size)
+        whole = lambda parts: parts[0] if len(parts) == 1 else gym.Tuple(parts)
+        seen = whole([batch_space(one.observation, len(one.numbers)) for one in layout.kinds])
         self.observation_space = gym.Dict(list({"obs": seen, "reward": reward, **flags}.items()))
-        self.action_space = batch_space(layout.action, size)
-        parts = [(path, space) for path, space in leaves(layout.observation)]
-        arrays = [np.zeros((size, *space.shape), space.dtype) for _, space in parts]
-        self._rows = element(layout.observation, iter(arrays))
-        self._nothing = [_nothing(path, space) for path, space in parts]
-        added = {(name,): array for (name, *_), array in zip([path or ("",) for path, _ in parts], arrays)}
-        self._state = added.get((STATE,)) if layout.state is not None else None
-        self._mask = added.get((ACTION_MASK,)) if layout.waits or layout.mask_info else None
-        self._wrapped = kind(layout.observation) == "Dict" and kind(layout.own[0]) != "Dict"
-        without = [array for array in (self._state, self._mask) if array is not None]
-        cut = 1 if self._wrapped else 0
-        self._seen = [
-            (path[cut:], a) for (path, _), a in zip(parts, arrays) if all(a is not other for other in without)
-        ]
-        self._arrays = arrays
+        self.action_space = whole([batch_space(one.action, len(one.numbers)) for one in layout.kinds])
+        self._kinds = [_Rows(one, has_state=layout.state is not None, waits=layout.waits) for one in layout.kinds]
+        rows = tuple(one.rows for one in self._kinds)
+        self._rows = rows[0] if len(rows) == 1 else rows
+        # by agent: the number of its kind, and its own in it
+        self._seats = {k: (i, j) for i, one in enumerate(layout.kinds) for j, k in enumerate(one.numbers)}
         self._there = np.zeros(size, bool)
         self._owed = np.zeros(size)
         self._movers: tuple[Any, ...] = ()
@@ -211,8 +249,8 @@ class Game:
             turn = self._play.reset(seed)
         self._ended, self._steps = set(), 0
         self._owed[:] = 0
-        for array, nothing in zip(self._arrays, self._nothing):
-            array[:] = nothing
+        for one in self._kinds:
+            one.clear()
         self._show(turn)
         size = len(self._there)
         nobody = np.zeros(size, bool)
@@ -246,8 +284,10 @@ class Game:
         return self._row(reward, terminated, truncated, ~acted), 0.0, over, False, self._infos(turn)
 
     def _action(self, agent: Any, k: int, action: Any) -> Any:
-        chosen = row(action, k)
-        if self._layout.waits and chosen >= self._layout.own[1].start + self._layout.own[1].n:
+        i, j = self._seats[k]
+        space = self._layout.kinds[i].own[1]
+        chosen = row(action if len(self._kinds) == 1 else action[i], j)
+        if self._layout.waits and chosen >= space.start + space.n:
             raise ValueError(f"agent {agent!r} is to move, and its action was to wait, which its action_mask rules out")
         return chosen.copy() if isinstance(chosen, np.ndarray) else chosen
 
@@ -265,41 +305,38 @@ class Game:
             moves, waits = agent in turn.movers, agent in turn.waiting
             self._there[k] = moves or waits
             obs = turn.obs.get(agent)
+            i, j = self._seats[k]
+            rows = self._kinds[i]
             if obs is not None:
-                for path, array in self._seen:
-                    value = np.asarray(_at(obs, path))
-                    if value.shape != array.shape[1:]:  # numpy would repeat a smaller one
-                        raise Breach(
-                            f"agent {agent!r}: observation of shape {value.shape}, but its space has {array.shape[1:]}"
-                        )
-                    array[k] = value
-            if self._mask is not None and (moves or waits):
-                self._mask[k] = self._allowed(turn, agent, obs, moves)
-        if self._state is not None:
+                rows.show(j, agent, obs)
+            if rows.mask is not None and (moves or waits):
+                rows.mask[j] = self._allowed(self._layout.kinds[i], turn, agent, obs, moves)
+        if self._layout.state is not None:
             view = np.asarray(self.env.state())
             if self._unseen > 0 or self.found is not None:
                 self._look(lambda: of_observation("state()", self._layout.state, view))
-            self._state[:] = view
+            for rows in self._kinds:
+                rows.state[:] = view
 
-    def _allowed(self, turn: Turn, agent: Any, obs: Any, moves: bool) -> Any:
+    def _allowed(self, own_kind: Kind, turn: Turn, agent: Any, obs: Any, moves: bool) -> Any:
         """The mask of an agent: its own, and where some wait, one entry more for that."""
-        layout = self._layout
-        own: Any = np.ones(layout.own[1].n, bool) if layout.waits else None
-        if layout.mask_info is not None and moves:
+        waits, mask_info, choices = self._layout.waits, own_kind.mask_info, own_kind.own[1]
+        own: Any = np.ones(choices.n, bool) if waits else None
+        if mask_info is not None and moves:
             info = turn.infos.get(agent) or {}
-            if layout.mask_info not in info:
+            if mask_info not in info:
                 raise MaskError(
-                    f"env.action_mask_info {layout.mask_info}: the infos of agent {agent!r} have no such entry in a "
+                    f"env.action_mask_info {mask_info}: the infos of agent {agent!r} have no such entry in a "
                     f"step or reset: they have {', '.join(map(str, info)) or 'nothing'}: put it there whenever it is "
                     "to move"
                 )
-            own = np.asarray(info[layout.mask_info]) != 0
-        elif layout.waits and isinstance(obs, dict) and ACTION_MASK in obs:
+            own = np.asarray(info[mask_info]) != 0
+        elif waits and isinstance(obs, dict) and ACTION_MASK in obs:
             own = np.asarray(obs[ACTION_MASK]) != 0
-        if not layout.waits:
+        if not waits:
             return own if own is not None else True
-        if own.size != layout.own[1].n:
-            raise MaskError(f"agent {agent!r}: an {ACTION_MASK} of {own.size} entries for {layout.own[1].n} actions")
+        if own.size != choices.n:
+            raise MaskError(f"agent {agent!r}: an {ACTION_MASK} of {own.size} entries for {choices.n} actions")
         return np.append(own.reshape(-1) & moves, not moves)
 
     def _look(self, faults: Callable[[], Iterator[Fault]]) -> None:
@@ -353,12 +390,18 @@ class Maker:
         begun = None
         if self.layout is None:
             self.layout, begun = layout(play, self._id, **self._of_layout)
-        elif (play.agents, *_common(play, self._id)) != (self.layout.agents, *self.layout.own):
+        elif not _alike(play, self.layout):
             raise ValueError(f"agents {list(play.agents)} or their spaces unlike those of the others")
         game = Game(play, self.layout, **self._of_game)
         if begun is not None:
             game.begin_with(begun)
         return game
+
+
+def _alike(play: Play, layout: Layout) -> bool:
+    """Whether a game has the agents and spaces of a layout."""
+    own = {k: one.own for one in layout.kinds for k in one.numbers}
+    return play.agents == layout.agents and all(found == own[k] for k, found in enumerate(_own_spaces(play)))
 
 
 def _nothing(path: tuple[Any, ...], space: Any) -> Any:

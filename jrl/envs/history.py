@@ -29,7 +29,6 @@ from jrl.types import (
     Space,
     StepResult,
     Tuple,
-    element,
 )
 
 PREV_ACTION, PREV_REWARD = "prev_action", "prev_reward"
@@ -51,7 +50,7 @@ def history(
     """What the observations of environments become with their history.
 
     Args:
-      spec: of environments without; its action space is the policy's.
+      spec: of environments without; its action space is the policy's. Of agents by kind each kind has its own history.
       frame_stack: n. Each Box of the observation, but an action_mask, is its latest n, the newest last; the first of
         an episode is repeated. Images with channels, which are the smaller of the first and last of three axes, become
         [C * n, H, W] or [H, W, C * n]; all others [n, *]. Dtype and bounds stay, and so do spaces of integers.
@@ -65,6 +64,8 @@ def history(
     """
     if frame_stack == 1 and not (prev_action or prev_reward):
         return None
+    if spec.kinds:
+        return _of_kinds(spec, frame_stack=frame_stack, prev_action=prev_action, prev_reward=prev_reward)
     stacks = [None] * len(spaces.leaves(spec.observation)) if frame_stack == 1 else _stacks(spec, frame_stack)
     space = spec.observation
     if frame_stack > 1:
@@ -105,6 +106,24 @@ def history(
 
     if added:
         space = Dict((*own, *added))
+    return History(spec._replace(observation=space, env_observation=spec.observation), empty, see)
+
+
+def _of_kinds(spec: EnvSpec, **asked: Any) -> History:
+    """The histories of agents of different kinds, side by side."""
+    each = [found for one in spaces.by_kind(spec) if (found := history(one, **asked)) is not None]
+    sizes = [len(kind) for kind in spec.kinds]
+
+    def empty(n: int) -> PyTree:
+        return [one.empty(n * size // sum(sizes)) for one, size in zip(each, sizes, strict=True)]
+
+    def see(memory: PyTree, obs: PyTree, action: PyTree, reward: Array, fresh: Array) -> tuple[PyTree, PyTree]:
+        of_all = (spaces.of_kinds(spec.kinds, x) for x in (reward, fresh))
+        rows = zip(each, memory, obs, action, *of_all, strict=True)
+        after = [one.see(*own) for one, *own in rows]
+        return [held for held, _ in after], tuple(seen for _, seen in after)
+
+    space = Tuple(tuple(one.spec.observation for one in each))
     return History(spec._replace(observation=space, env_observation=spec.observation), empty, see)
 
 
@@ -189,8 +208,9 @@ def remember(env: Any, *, frame_stack: int = 1, prev_action: bool = False, prev_
     return _Async(env, found) if isinstance(env, AsyncEnv) else _Waiting(env, found)
 
 
-def _zeros(space: Space, n: int) -> PyTree:
-    return jax.tree.map(lambda x: np.zeros((n, *x.shape), x.dtype), element(space))
+def _no_action(spec: EnvSpec) -> PyTree:
+    """Zeros in the place of the actions before the first."""
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), spaces.elements(spec.action, spaces.columns(spec)))
 
 
 def _fresh(ended: Array, result: StepResult) -> Array:
@@ -216,7 +236,7 @@ def _in_jax(env: JaxEnv, found: History) -> JaxEnv:
 
     def reset(key: Key) -> tuple[HistoryState, PyTree]:
         state, obs = env.reset(key)
-        nothing = jax.tree.map(jnp.asarray, (found.empty(num_envs), _zeros(env.spec.action, num_envs)))
+        nothing = jax.tree.map(jnp.asarray, (found.empty(num_envs), _no_action(env.spec)))
         memory, obs = found.see(nothing[0], obs, nothing[1], jnp.zeros(num_envs), jnp.ones(num_envs, bool))
         # copies: the caller donates state and observation, which must not share a buffer
         return HistoryState(state, memory, jnp.zeros(num_envs, bool)), jax.tree.map(jnp.copy, obs)
@@ -242,7 +262,7 @@ class _Remembering(Behind):
         super().__init__(env, found.spec)
         self._see, num_envs = found.see, env.spec.num_envs
         self._memory, self._ended = found.empty(num_envs), np.ones(num_envs, bool)
-        self._empty_action = _zeros(env.spec.action, num_envs)
+        self._empty_action = _no_action(env.spec)
 
 
 class _Waiting(_Remembering):

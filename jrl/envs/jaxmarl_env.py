@@ -16,8 +16,8 @@ from flax import struct
 
 from jrl.envs.jax_env import select, time_limit
 from jrl.envs.spec import check_action
-from jrl.spaces import ACTION_MASK, map_leaves
-from jrl.types import Array, Box, Dict, Discrete, EnvSpec, InputError, JaxEnv, Key, PyTree, Several, Space, StepResult
+from jrl.spaces import ACTION_MASK, columns, kinds, map_leaves, of_agents
+from jrl.types import Array, Box, Dict, Discrete, EnvSpec, JaxEnv, Key, PyTree, Several, Space, StepResult
 
 PREFIX = "jaxmarl:"
 _NEVER = 2**30
@@ -34,7 +34,7 @@ class JaxmarlState:
 
 
 def make(env: Any, name: str, num_envs: int, limit: int | None, space: Any) -> JaxEnv:
-    """Games of a JaxMARL environment, all agents of which have equal spaces.
+    """Games of a JaxMARL environment.
 
     Args:
       env: the environment.
@@ -42,34 +42,36 @@ def make(env: Any, name: str, num_envs: int, limit: int | None, space: Any) -> J
       num_envs: games.
       limit: steps of a game; None: the environment's own `max_steps`, where it has one.
       space: from JaxMARL's spaces to ours.
-    Raises:
-      InputError: agents of different spaces.
     """
     agents = tuple(env.agents)
-    observation, action = _common(env, name, agents, space)
+    own = [(space(env.observation_space(agent)), space(env.action_space(agent))) for agent in agents]
     limit = getattr(env, "max_steps", None) if limit is None else time_limit(limit)
     unlimited = env
     if limit is not None and hasattr(env, "max_steps"):
         env, unlimited = copy.copy(env), copy.copy(env)
         env.max_steps, unlimited.max_steps = limit, _NEVER
-    masked = False
-    if isinstance(action, Discrete) and _has_mask(env, agents[0], action):
-        masked, mask = True, (ACTION_MASK, Box((action.n,), "bool", 0.0, 1.0))
-        parts = observation.items if isinstance(observation, Dict) else (("obs", observation),)
-        shown: Space = Dict((*parts, mask))
-    else:
-        shown = observation
     size = len(agents)
-    spec = EnvSpec(shown, action, num_envs * size, limit, agents=agents)
+    groups = kinds(own) or (tuple(range(size)),)
+    masked = [
+        isinstance(own[kind[0]][1], Discrete) and _has_mask(env, agents[kind[0]], own[kind[0]][1]) for kind in groups
+    ]
+    shown = {i: _with_mask(*own[i]) if has else own[i][0] for kind, has in zip(groups, masked) for i in kind}
+    observation, taken, found = of_agents([(shown[i], own[i][1]) for i in range(size)])
+    spec = EnvSpec(observation, taken, num_envs * size, limit, agents=agents, kinds=found)
     flat = lambda x: x.reshape(-1, *x.shape[2:])
-    stacked = lambda by_agent: jax.tree.map(lambda *x: jnp.stack(x, 1), *(by_agent[agent] for agent in agents))
+    of_kind = lambda by_agent, kind: jax.tree.map(lambda *x: jnp.stack(x, 1), *(by_agent[agents[i]] for i in kind))
+    stacked = lambda by_agent: of_kind(by_agent, range(size))
 
     def observe(obs: dict[str, Any], inner: PyTree) -> PyTree:
-        seen = map_leaves(lambda leaf, x: x.astype(leaf.dtype), observation, stacked(obs))
-        if masked:
-            allowed = stacked(jax.vmap(env.get_avail_actions)(inner)) != 0
-            seen = {**(seen if isinstance(observation, Dict) else {"obs": seen}), ACTION_MASK: allowed}
-        return seen  # leaves [games, A, *]
+        """Leaves [games, A, *], of several kinds a tuple of those of each."""
+        parts = []
+        for kind, has in zip(groups, masked, strict=True):
+            seen = map_leaves(lambda leaf, x: x.astype(leaf.dtype), own[kind[0]][0], of_kind(obs, kind))
+            if has:
+                allowed = of_kind(jax.vmap(env.get_avail_actions)(inner), kind) != 0
+                seen = {**(seen if isinstance(own[kind[0]][0], Dict) else {"obs": seen}), ACTION_MASK: allowed}
+            parts.append(seen)
+        return tuple(parts) if found else parts[0]
 
     def begun(key: Key) -> tuple[PyTree, PyTree]:
         obs, inner = jax.vmap(env.reset)(jax.random.split(key, num_envs))
@@ -82,9 +84,11 @@ def make(env: Any, name: str, num_envs: int, limit: int | None, space: Any) -> J
         return state, jax.tree.map(lambda x: jnp.copy(flat(x)), obs)
 
     def step(state: JaxmarlState, action: PyTree, key: Key) -> tuple[JaxmarlState, StepResult]:
-        check_action(spec.action, spec.num_envs, action)  # while tracing: shape and dtype
-        by_game = jax.tree.map(lambda x: x.reshape(num_envs, size, *x.shape[1:]), action)
-        given = {agent: jax.tree.map(lambda x: x[:, k], by_game) for k, agent in enumerate(agents)}  # noqa: B023
+        check_action(spec.action, columns(spec), action)  # while tracing: shape and dtype
+        by_game = jax.tree.map(lambda x: x.reshape(num_envs, x.shape[0] // num_envs, *x.shape[1:]), action)
+        given: dict[str, PyTree] = {}
+        for kind, part in zip(groups, by_game if found else (by_game,), strict=True):
+            given |= {agents[i]: jax.tree.map(lambda x, j=j: x[:, j], part) for j, i in enumerate(kind)}
         step_key, reset_key = jax.random.split(key)
         keys = jax.random.split(step_key, num_envs)
         fresh = state.elapsed == _OVER
@@ -123,16 +127,10 @@ def quiet_import() -> Any:
     return jaxmarl
 
 
-def _common(env: Any, name: str, agents: tuple[str, ...], space: Any) -> tuple[Space, Space]:
-    found = [(space(env.observation_space(agent)), space(env.action_space(agent))) for agent in agents]
-    for agent, there in zip(agents, found):
-        if there != found[0]:
-            told = lambda agent, both: f"{agent}: observations {both[0]}, actions {both[1]}"
-            raise InputError(
-                f"env.id {PREFIX}{name}: expected agents of equal spaces, got {told(agents[0], found[0])}; "
-                f"{told(agent, there)}: choose an environment whose agents are alike"
-            )
-    return found[0]
+def _with_mask(observation: Space, action: Discrete) -> Space:
+    """An observation space with a mask of the actions."""
+    parts = observation.items if isinstance(observation, Dict) else (("obs", observation),)
+    return Dict((*parts, (ACTION_MASK, Box((action.n,), "bool", 0.0, 1.0))))
 
 
 def _has_mask(env: Any, agent: str, action: Discrete) -> bool:

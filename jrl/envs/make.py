@@ -34,7 +34,7 @@ from jrl.fields import schema
 from jrl.fields.bounds import Backend, renamed
 from jrl.fields.env import EnvConfig
 from jrl.host.room import check_observations
-from jrl.spaces import leaves
+from jrl.spaces import by_kind, leaves
 from jrl.types import AsyncEnv, Env, EnvSpec, InputError, JaxEnv
 
 BACKENDS = ("envpool", "gymnasium", "jax")  # in the order that `auto` asks them
@@ -376,7 +376,8 @@ def make(
         raise InputError(*errors)
     made = _stepped(cfg, seed, place, host=host, on_failure=on_failure, state=state)
     try:
-        _check_sizes(cfg.id, made.spec)
+        for one in by_kind(made.spec):
+            _check_sizes(cfg.id, one)
         made = wrap(
             made,
             normalize=cfg.normalize_actions,

@@ -5,7 +5,7 @@ So what a definition says of all agents of an environment, arrays [G, A, *], are
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -16,7 +16,9 @@ from flax import struct
 from jrl.envs.jax_env import ENDED, ends, select, tick
 from jrl.envs.spec import box, check_action
 from jrl.ops import random
-from jrl.types import Array, Box, Dict, EnvSpec, InputError, JaxEnv, Key, PyTree, Several, Space, StepResult
+from jrl.spaces import columns as columns_of
+from jrl.spaces import of_agents
+from jrl.types import Array, Box, Dict, EnvSpec, InputError, JaxEnv, Key, PyTree, Several, Space, StepResult, Tuple
 
 STATE = "state"  # leaf of an observation: the view of all that critics and mixers may read
 
@@ -27,20 +29,24 @@ class MultiDefinition(NamedTuple):
     `draws` [num_draws, G] f32 are uniform numbers in [0, 1), all the randomness there is. State leaves are [G, ...].
     Actions have the structure of the action space, arrays [G, A, *]; those of agents that are not there mean nothing.
 
+    Agents of different spaces have them in dicts by agent. Those of equal ones are of a kind (`EnvSpec.kinds`, in the
+    order of the first of each), and actions and what `observe` returns are tuples by kind, arrays [G, A_k, *] of the
+    A_k agents of kind k.
+
     An agent is there until it ends: `step` says so, or `present`, which no longer has it. Where `present` has it again
     later, it is there again, though never on the very next step, which tells that it ended. The game is over when
     nobody is present. What `observe` shows of agents that are not there must be finite.
     """
 
     agents: tuple[str, ...]  # A names
-    observation: Space  # of each agent
-    action: Space  # of each agent
+    observation: Space | Mapping[str, Space]  # of each agent, or by agent
+    action: Space | Mapping[str, Space]  # of each agent, or by agent
     max_episode_steps: int | None  # of a game: it truncates all who are there
     num_draws: int
     reset: Callable[..., PyTree]  # draws -> state
     # (state, actions, draws) -> state, reward [G, A], true ends [G, A] bool
     step: Callable[..., tuple[PyTree, Array, Array]]
-    observe: Callable[..., PyTree]  # state -> [G, A, *]
+    observe: Callable[..., PyTree]  # state -> [G, A, *], or by kind
     present: Callable[..., Array] | None = None  # state -> [G, A] bool, who is there to act; None: all, until they end
     state: Space | None = None  # of the view of all, of which an agent may see a part only; None: there is none
     view: Callable[..., PyTree] | None = None  # state -> [G, *] of that space
@@ -67,16 +73,23 @@ def build(definition: MultiDefinition, num_envs: int, *, state: bool = False) ->
       state: the observation of every agent is a Dict with one more item, `state`: the definition's view, the same for
         all agents of an environment. An observation that is no Dict becomes its item `obs`.
     Raises:
-      InputError: no agents or two of one name, `state` without a view, or an observation that has such an item.
+      InputError: no agents or two of one name, spaces by agent that are not of those agents, `state` without a view, or
+        an observation that has such an item.
     """
     agents, count = definition.agents, len(definition.agents)
     if not agents or len(set(agents)) < count:
         raise InputError(f"MultiDefinition.agents: expected one name or more, each once, got {agents}: mend the names")
-    observation, observe = (definition.observation, definition.observe) if not state else _with_state(definition)
+    each = [(_of("observation", definition, agent), _of("action", definition, agent)) for agent in agents]
+    observation, action_space, kinds = of_agents(each)
+    observe = definition.observe
+    if state:
+        observation, observe = _with_state(definition, observation, kinds)
     num_columns = num_envs * count
-    spec = EnvSpec(observation, definition.action, num_columns, definition.max_episode_steps, agents=agents)
-    columns = lambda tree: jax.tree.map(lambda x: x.reshape(num_columns, *x.shape[2:]), tree)
-    of_games = lambda tree: jax.tree.map(lambda x: x.reshape(num_envs, count, *x.shape[1:]), tree)
+    limit = definition.max_episode_steps
+    spec = EnvSpec(observation, action_space, num_columns, limit, agents=agents, kinds=kinds)
+    # of all agents, or of one kind of them
+    columns = lambda tree: jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), tree)
+    of_games = lambda tree: jax.tree.map(lambda x: x.reshape(num_envs, x.shape[0] // num_envs, *x.shape[1:]), tree)
 
     def present(inner: PyTree) -> Array | None:
         if definition.present is None:
@@ -95,7 +108,7 @@ def build(definition: MultiDefinition, num_envs: int, *, state: bool = False) ->
         return GamesState(inner, jnp.zeros((num_envs,), jnp.int32), there), obs
 
     def step(games: GamesState, action: PyTree, key: Key) -> tuple[GamesState, StepResult]:
-        check_action(spec.action, num_columns, action)  # while tracing: shape and dtype
+        check_action(spec.action, columns_of(spec), action)  # while tracing: shape and dtype
         draws = draw(key)  # an environment uses them to reset or to step, never for both
         fresh, elapsed, at_limit = tick(games.elapsed, definition.max_episode_steps)
         moved, reward, ended = definition.step(games.inner, of_games(action), draws)
@@ -128,7 +141,22 @@ def _checked(name: str, x: Array, num_envs: int, count: int) -> Array:
     return x
 
 
-def _with_state(definition: MultiDefinition) -> tuple[Space, Callable[[PyTree], PyTree]]:
+def _of(what: str, definition: MultiDefinition, agent: str) -> Space:
+    """The space of one agent."""
+    given: Space | Mapping[str, Space] = getattr(definition, what)
+    if not isinstance(given, Mapping):
+        return given
+    if set(given) != set(definition.agents):
+        raise InputError(
+            f"MultiDefinition.{what}: expected one space, or one for each of {', '.join(definition.agents)}, got those "
+            f"of {', '.join(given) or 'nobody'}: name each agent once"
+        )
+    return given[agent]
+
+
+def _with_state(
+    definition: MultiDefinition, observation: Space, kinds: tuple[tuple[int, ...], ...]
+) -> tuple[Space, Callable[[PyTree], PyTree]]:
     """The observation space and function of agents that see the view of all, too."""
     space, view = definition.state, definition.view
     if space is None or view is None:
@@ -136,18 +164,24 @@ def _with_state(definition: MultiDefinition) -> tuple[Space, Callable[[PyTree], 
             f"multi_agent.{STATE}: the environment has no view of all that its agents could read: give its "
             "MultiDefinition a state and a view"
         )
-    own, count = definition.observation, len(definition.agents)
-    named = isinstance(own, Dict)
-    items = own.items if isinstance(own, Dict) else (("obs", own),)
-    if STATE in dict(items):
+    each = observation.items if kinds and isinstance(observation, Tuple) else (observation,)
+    parts = [own.items if isinstance(own, Dict) else (("obs", own),) for own in each]
+    if any(STATE in dict(items) for items in parts):
         raise InputError(f"multi_agent.{STATE}: the observation has an item {STATE} of its own: give that another name")
+
+    def added(own: Space, obs: PyTree, inner: PyTree) -> PyTree:
+        count = jax.tree.leaves(obs)[0].shape[1]
+        repeated = lambda x: jnp.repeat(x[:, None], count, axis=1)
+        return {**(obs if isinstance(own, Dict) else {"obs": obs}), STATE: jax.tree.map(repeated, view(inner))}
 
     def observe(inner: PyTree) -> PyTree:
         obs = definition.observe(inner)
-        repeated = lambda x: jnp.repeat(x[:, None], count, axis=1)
-        return {**(obs if named else {"obs": obs}), STATE: jax.tree.map(repeated, view(inner))}
+        if not kinds:
+            return added(observation, obs, inner)
+        return tuple(added(own, x, inner) for own, x in zip(each, obs, strict=True))
 
-    return Dict((*items, (STATE, space))), observe
+    shown = tuple(Dict((*items, (STATE, space))) for items in parts)
+    return Tuple(shown) if kinds else shown[0], observe
 
 
 def joined(observation: Box, num_agents: int) -> Box:

@@ -20,7 +20,8 @@ from jrl.envs.game import Maker
 from jrl.envs.gym_env import OnHost
 from jrl.envs.vector import Vector
 from jrl.fields.env import EnvConfig
-from jrl.types import EnvSpec, PyTree, Several, StepResult
+from jrl.spaces import columns
+from jrl.types import EnvSpec, PyTree, Several, StepResult, Tuple
 
 
 class MultiHostEnv(OnHost):
@@ -34,7 +35,7 @@ class MultiHostEnv(OnHost):
       on_failure: see there. One that fails eleven times in a row ends the run.
       first: environment 0, where it was made before.
     Raises:
-      InputError: agents of different spaces, a space that cannot be handled, an environment that cannot be made; by
+      InputError: a space that cannot be handled, an environment that cannot be made; by
         `reset` and `step`, one that does not keep to its interface in its first steps.
       EnvironmentFailed: by `reset` and `step`, an environment failed.
     """
@@ -67,30 +68,35 @@ class MultiHostEnv(OnHost):
         self._restart_failed = on_failure.restart
         layout = maker.layout
         assert layout is not None  # the first game was made
-        seen, taken = spaces.with_flat_mask(spaces.observations(layout.observation), spaces.actions(layout.action))
-        self._observe, self._taken, self._agents = seen.convert, taken.convert, len(layout.agents)
-        columns = cfg.num_envs * self._agents
-        self.spec = EnvSpec(seen.space, taken.space, columns, cfg.horizon, agents=layout.names)
-        self._ended = np.zeros(columns, bool)
+        of_kind = lambda one: spaces.with_flat_mask(spaces.observations(one.observation), spaces.actions(one.action))
+        self._kinds, self._agents = [of_kind(one) for one in layout.kinds], len(layout.agents)
+        whole = lambda parts: parts[0] if len(parts) == 1 else Tuple(tuple(parts))
+        observation, action = (whole([part.space for part in parts]) for parts in zip(*self._kinds))
+        kinds = tuple(one.numbers for one in layout.kinds) if len(layout.kinds) > 1 else ()
+        self.spec = EnvSpec(
+            observation, action, cfg.num_envs * self._agents, cfg.horizon, agents=layout.names, kinds=kinds
+        )
+        self._ended = np.zeros(self.spec.num_envs, bool)
 
     def reset(self) -> PyTree:
         """[B, *] observations of new games; the first reset seeds the environments."""
         self._vector.reset()
         self._ended[:] = False
-        return self._columns(self._vector.block.observations()["obs"], self._observe)
+        return self._columns(self._vector.block.observations()["obs"])
 
     def step(self, action: PyTree) -> StepResult:
         """Raises ValueError for actions of another shape, dtype or range than `spec.action`."""
         action = spaces.on_host(action)
-        spaces.check_action(self.spec.action, self.spec.num_envs, action)
-        by_game = lambda x: x.reshape(-1, self._agents, *x.shape[1:])
-        failed = np.repeat(self._vector.step(jax.tree.map(by_game, self._taken(action))), self._agents)
+        spaces.check_action(self.spec.action, columns(self.spec), action)
+        by_game = lambda x: x.reshape(self.spec.games, -1, *x.shape[1:])
+        taken = self._each(action, [taken.convert for _, taken in self._kinds])
+        failed = np.repeat(self._vector.step(jax.tree.map(by_game, taken)), self._agents)
         block = self._vector.block
         told = block.observations()
         terminated, truncated, absent = (told[name].reshape(-1) for name in ("terminated", "truncated", "absent"))
         failed, self._ended = failed & ~self._ended, terminated | truncated
         return StepResult(
-            self._columns(told["obs"], self._observe),
+            self._columns(told["obs"]),
             told["reward"].reshape(-1).astype(np.float32),
             terminated,
             truncated,
@@ -98,8 +104,15 @@ class MultiHostEnv(OnHost):
             Several(absent, np.array(block.terminated)),
         )
 
-    def _columns(self, obs: Any, convert: Callable[[Any], PyTree]) -> PyTree:
-        return convert(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs))
+    def _columns(self, obs: Any) -> PyTree:
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
+        return self._each(flat, [seen.convert for seen, _ in self._kinds])
+
+    def _each(self, tree: Any, converts: list[Callable[[Any], Any]]) -> Any:
+        """What the functions of all kinds make of what each has."""
+        if not self.spec.kinds:
+            return converts[0](tree)
+        return tuple(convert(part) for convert, part in zip(converts, tree, strict=True))
 
     @property
     def games(self) -> list[Any]:

@@ -208,9 +208,9 @@ def on_host(tree: Any) -> Any:
     return jax.tree.map(np.asarray, tree) if isinstance(tree, dict | tuple | list) else np.asarray(tree)
 
 
-def check_action(space: Space, num_envs: int, action: PyTree, path: str = "") -> None:
+def check_action(space: Space, num_envs: int | tuple[int, ...], action: PyTree, path: str = "") -> None:
     """Raises ValueError unless `action` has the structure, the batch shape, the dtype and (on the host) the range of
-    the space.
+    the space; `num_envs` of each part where it is a tuple, as `jrl.spaces.columns` gives it of agents by kind.
 
     EnvPool itself looks at the first call only, and takes any number of actions and any integer.
     """
@@ -229,7 +229,7 @@ def check_action(space: Space, num_envs: int, action: PyTree, path: str = "") ->
             )
 
 
-def _check_parts(space: Dict | Tuple, num_envs: int, action: PyTree, path: str) -> None:
+def _check_parts(space: Dict | Tuple, num_envs: int | tuple[int, ...], action: PyTree, path: str) -> None:
     parts: dict[Any, Space]
     if isinstance(space, Dict):
         parts, fits = dict(space.items), isinstance(action, dict) and set(action) == set(dict(space.items))
@@ -240,8 +240,9 @@ def _check_parts(space: Dict | Tuple, num_envs: int, action: PyTree, path: str) 
         wanted = f"a tuple of {len(parts)}"
     if not fits:
         raise ValueError(f"actions{path} must be {wanted}, not {type(action).__name__} {list(action)!r:.200}")
-    for key, part in parts.items():
-        check_action(part, num_envs, action[key], f"{path}[{key!r}]")
+    counts = num_envs if isinstance(num_envs, tuple) else (num_envs,) * len(parts)
+    for (key, part), count in zip(parts.items(), counts, strict=True):
+        check_action(part, count, action[key], f"{path}[{key!r}]")
 
 
 # ---------------------------------------------------------------- masks

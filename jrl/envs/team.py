@@ -58,8 +58,8 @@ def team(env: JaxEnv | Env, *, agents: tuple[str, ...] | None = None) -> JaxEnv 
     Returns:
       An environment of the same kind, without `spec.agents`.
     Raises:
-      InputError: `agents` are not all that there are, actions that cannot be put together, or an environment that does
-        not have several agents, or whose columns do not step together.
+      InputError: `agents` are not all that there are, or have different spaces, actions that cannot be put together, or
+        an environment that does not have several agents, or whose columns do not step together.
     """
     _check(env, agents)
     spec, view = _spec(env.spec), _view(env.spec)
@@ -112,6 +112,12 @@ def _check(env: Any, agents: tuple[str, ...] | None) -> None:
         raise InputError(
             f"{key}: expected one team of all agents, {', '.join(spec.agents)}, got {', '.join(agents) or 'none'}: "
             "name each of them once"
+        )
+    if spec.kinds:
+        first, other = (spec.agents[kind[0]] for kind in spec.kinds[:2])
+        raise InputError(
+            f"{key}: expected agents of equal spaces, but those of {first} and {other} differ: leave it out, and each "
+            "kind of agents follows a policy of its own"
         )
     if not isinstance(spec.action, Discrete | MultiDiscrete | Box):
         raise InputError(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl import registry
+from jrl import registry, spaces
 from jrl.envs.wrappers import Behind
 from jrl.errors import InputError
 from jrl.types import Box, Dict, Discrete, Env, EnvSpec, JaxEnv, Key, PyTree, Space, StepResult, Tuple, element
@@ -29,17 +29,29 @@ def with_agent_ids(env: JaxEnv | Env) -> JaxEnv | Env:
       InputError: observations have such a leaf already.
     """
     spec = env.spec
-    numbers = np.tile(np.arange(len(spec.agents), dtype=np.int32), spec.games)
-    items = spec.observation.items if isinstance(spec.observation, Dict) else (("obs", spec.observation),)
-    if AGENT_ID in dict(items):
+    numbers = spaces.of_kinds(spec.kinds, np.tile(np.arange(len(spec.agents), dtype=np.int32), spec.games))
+    own = [one.observation for one in spaces.by_kind(spec)]
+    if any(isinstance(part, Dict) and AGENT_ID in dict(part.items) for part in own):
         raise InputError(f"multi_agent.agent_id: observations have a leaf {AGENT_ID} already: leave it out")
-    space = Dict((*items, (AGENT_ID, Discrete(len(spec.agents)))))
+
+    def shown(space: Space) -> Space:
+        if spec.kinds and isinstance(space, Tuple):
+            return Tuple(tuple(map(of_one, space.items)))
+        return of_one(space)
+
+    def of_one(space: Space) -> Dict:
+        items = space.items if isinstance(space, Dict) else (("obs", space),)
+        return Dict((*items, (AGENT_ID, Discrete(len(spec.agents)))))
+
+    def with_ids(k: int, obs: PyTree) -> PyTree:
+        of_agents = numbers[k] if isinstance(jax.tree.leaves(obs)[0], np.ndarray) else jnp.asarray(numbers[k])
+        return {**(obs if isinstance(own[k], Dict) else {"obs": obs}), AGENT_ID: of_agents}
 
     def look(obs: PyTree) -> PyTree:
-        of_agents = numbers if isinstance(jax.tree.leaves(obs)[0], np.ndarray) else jnp.asarray(numbers)
-        return {**(obs if isinstance(spec.observation, Dict) else {"obs": obs}), AGENT_ID: of_agents}
+        return tuple(with_ids(k, x) for k, x in enumerate(obs)) if spec.kinds else with_ids(0, obs)
 
-    return _seen(env, spec._replace(observation=space), look)
+    before = None if spec.env_observation is None else shown(spec.env_observation)
+    return _seen(env, spec._replace(observation=shown(spec.observation), env_observation=before), look)
 
 
 def with_function(env: JaxEnv | Env, path: str) -> JaxEnv | Env:
@@ -48,12 +60,13 @@ def with_function(env: JaxEnv | Env, path: str) -> JaxEnv | Env:
     Args:
       env: of several agents.
       path: of a pure function `fn(obs)`, traced by jax: from one environment's observations, a dict by agent, to a dict
-        by agent of what each sees, all in one structure. A leaf `action_mask` stays what it is.
+        by agent of what each sees, all of a kind in one structure. A leaf `action_mask` stays what it is.
     Raises:
       InputError: it cannot be loaded or traced, or gives something else.
     """
     key = f"multi_agent.observation_fn {path}"
     fn, agents = registry.load(path, "multi_agent.observation_fn"), env.spec.agents
+    kinds = env.spec.kinds or (tuple(range(len(agents))),)
     if not _takes_one(fn):
         raise InputError(
             f"{key}: expected a pure function of one argument, {{agent: observation}} -> {{agent: what it sees}}, "
@@ -66,27 +79,35 @@ def with_function(env: JaxEnv | Env, path: str) -> JaxEnv | Env:
         if not isinstance(found, dict) or set(found) != set(agents):
             got = ", ".join(map(str, found)) if isinstance(found, dict) else type(found).__name__
             raise InputError(f"{key}: expected a dict of {', '.join(agents)}, got {got}")
-        return jax.tree.map(lambda *x: jnp.stack([jnp.asarray(one) for one in x]), *(found[a] for a in agents))
+        stacked = lambda *x: jnp.stack([jnp.asarray(one) for one in x])
+        return tuple(jax.tree.map(stacked, *(found[agents[i]] for i in kind)) for kind in kinds)
 
-    one = element(env.spec.observation)
+    own = spaces.by_kind(env.spec)
+    kind_of = {i: k for k, kind in enumerate(kinds) for i in kind}
     try:
-        shown = jax.eval_shape(of_one, dict.fromkeys(agents, one))
+        shown = jax.eval_shape(of_one, {agent: element(own[kind_of[i]].observation) for i, agent in enumerate(agents)})
     except InputError:
         raise
     except Exception as e:
         told = str(e).splitlines()[0] if str(e) else ""
         raise InputError(f"{key}: it cannot be traced for observations {env.spec.observation}: {told}") from e
-    space = _space_of(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), shown), env.spec.observation)
+    without = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
+    found = tuple(_space_of(without(tree), one.observation) for tree, one in zip(shown, own, strict=True))
 
     @jax.jit
     def look(obs: PyTree) -> PyTree:
-        split = jax.tree.map(lambda x: x.reshape(-1, len(agents), *x.shape[1:]), obs)
-        each = {agent: jax.tree.map(lambda x, i=i: x[:, i], split) for i, agent in enumerate(agents)}
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.vmap(of_one)(each))
+        each: dict[str, PyTree] = {}
+        for kind, seen in zip(kinds, obs if env.spec.kinds else (obs,), strict=True):
+            size = len(kind)
+            split = jax.tree.map(lambda x, n=size: x.reshape(-1, n, *x.shape[1:]), seen)
+            each |= {agents[i]: jax.tree.map(lambda x, j=j: x[:, j], split) for j, i in enumerate(kind)}
+        seen = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.vmap(of_one)(each))
+        return seen if env.spec.kinds else seen[0]
 
     def from_host(obs: PyTree) -> PyTree:
         return jax.tree.map(np.asarray, look(obs))
 
+    space = Tuple(found) if env.spec.kinds else found[0]
     return _seen(env, env.spec._replace(observation=space), look if isinstance(env, JaxEnv) else from_host)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from jrl.envs import limits
 from jrl.envs import spec as spaces
+from jrl.spaces import columns
 from jrl.types import (
     Array,
     AsyncEnv,
@@ -149,7 +150,7 @@ def _told(result: StepResult, ends: _Ends) -> StepResult:
 
 def _in_jax(env: JaxEnv, spec: EnvSpec, fn: _Action, ends: _Ends) -> JaxEnv:
     def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, StepResult]:
-        spaces.check_action(spec.action, spec.num_envs, action)  # before the transform, which would broadcast it
+        spaces.check_action(spec.action, columns(spec), action)  # before the transform, which would broadcast it
         state, result = env.step(state, action if fn is None else fn(action), key)
         return state, _told(result, ends)
 
@@ -179,7 +180,7 @@ class _Transformed(Behind):
         super().__init__(env, spec)
         self._fn, self._ends = fn, ends
 
-    def _action(self, action: PyTree, num_envs: int) -> PyTree:
+    def _action(self, action: PyTree, num_envs: int | tuple[int, ...]) -> PyTree:
         action = spaces.on_host(action)
         spaces.check_action(self.spec.action, num_envs, action)  # before the transform, which would broadcast it
         return action if self._fn is None else self._fn(action)
@@ -187,7 +188,7 @@ class _Transformed(Behind):
 
 class _Waiting(_Transformed):
     def step(self, action: PyTree) -> StepResult:
-        return _told(self._env.step(self._action(action, self.spec.num_envs)), self._ends)
+        return _told(self._env.step(self._action(action, columns(self.spec))), self._ends)
 
 
 class _Async(_Transformed):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jrl import spaces
 from jrl.rollout.episode import Block, Episode
 from jrl.rollout.source import Wrapper
 from jrl.rollout.unroll import RECORD
@@ -37,6 +38,7 @@ class Replay:
       moments: what happens with them.
       ids: numbers for the episodes.
       num_envs: B.
+      kinds: of agents, see `EnvSpec.kinds`: an episode has the observations and actions of its agent alone.
       worker_index, env_index, in_evaluation: of the episodes; `env_index` of the first column.
     """
 
@@ -46,13 +48,14 @@ class Replay:
         ids: Iterator[int],
         num_envs: int,
         *,
+        kinds: Sequence[tuple[int, ...]] = (),
         worker_index: int = 0,
         env_index: int = 0,
         in_evaluation: bool = False,
     ):
         self._moments, self._ids, self._env_index = moments, ids, env_index
         self._worker_index, self._in_evaluation = worker_index, in_evaluation
-        self._num_envs = num_envs
+        self._num_envs, self._kinds = num_envs, kinds
         self.reset()
 
     def reset(self) -> None:
@@ -93,15 +96,29 @@ class Replay:
             found |= self._derived(found["reward"], terminated | found["truncated"], mask, contiguous)
         reward, truncated, failed = found["reward"], found["truncated"], found["failed"]
         block = Block(obs, last_obs, action, reward, infos)
+        self._of_column = self._homes(block)
         for column, episode in enumerate(self._flying):
             if not contiguous[column]:
                 self._flying[column] = None
             elif episode is not None:
-                episode._enter(block, column, 0)
+                episode._enter(*self._of_column(column), 0)
         sums = found["length"], found["episode_return"]
         with self._moments.lock:
             self._tell(block, mask, terminated, truncated, failed, *sums, reset_infos)
         self._leave(block, mask, *sums)
+
+    def _homes(self, block: Block) -> Callable[[int], tuple[Block, int]]:
+        """From a column to the block that an episode reads and its place there; with kinds, the block of its kind."""
+        if not self._kinds:
+            return lambda column: (block, column)
+        home: dict[int, tuple[Block, int]] = {}
+        columns = np.arange(self._num_envs)
+        for k, own in enumerate(spaces.of_kinds(self._kinds, columns)):
+            seen = [None if part is None else part[k] for part in (block.obs, block.last_obs, block.action)]
+            infos = block.infos and [[row[column] for column in own] for row in block.infos]
+            of_kind = Block(seen[0], seen[1], seen[2], block.reward[:, own], infos)
+            home |= {column: (of_kind, j) for j, column in enumerate(own.tolist())}
+        return home.__getitem__
 
     def _tell(self, block, mask, terminated, truncated, failed, length, total, reset_infos) -> None:
         moments = self._moments
@@ -141,7 +158,7 @@ class Replay:
         self._told[b], self._began[b], self._flying[b] = None, True, None
         place = (self._env_index + b, self._worker_index, self._in_evaluation)
         self._flying[b] = episode = Episode(next(self._ids), *place, self._moments.history)
-        episode._enter(block, b, t)
+        episode._enter(*self._of_column(b), t)
         if self._moments.created is not None:
             self._moments.created(episode)
         episode._reset, episode._info = True, info if block.infos is None else info or {}
@@ -238,7 +255,7 @@ class Watch(Wrapper):
                 self._replays[runner] = make(self, share, runner + 1, runner * share)
             goes_on = self._numbers.get(runner) == (restarts, number - 1)
             self._numbers[runner] = (restarts, number)
-            self._replays[runner](_columns(host, place * share, share), goes_on=goes_on)
+            self._replays[runner](_columns(host, place, len(blocks)), goes_on=goes_on)
 
     @property
     def columns(self) -> Any:
@@ -263,10 +280,11 @@ class Watch(Wrapper):
         return self._source.foreach_env(lambda env: env)
 
 
-def _columns(rollout: Rollout, start: int, size: int) -> Rollout:
-    """Some columns of a rollout, without its recurrent state."""
-    rows = lambda tree: jax.tree.map(lambda x: x[:, start : start + size], tree)
-    last = lambda tree: jax.tree.map(lambda x: x[start : start + size], tree)
+def _columns(rollout: Rollout, place: int, blocks: int) -> Rollout:
+    """One of several blocks of a rollout's columns, without its recurrent state."""
+    part = lambda size: slice(place * (size // blocks), (place + 1) * (size // blocks))
+    rows = lambda tree: jax.tree.map(lambda x: x[:, part(x.shape[1])], tree)
+    last = lambda tree: jax.tree.map(lambda x: x[part(len(x))], tree)
     flat = {name: last(getattr(rollout, name)) for name in ("last_obs", "contiguous")}
     others = ("obs", "action", "reward", "terminated", "truncated", "mask", "extras")
     return Rollout(**flat, **{name: rows(getattr(rollout, name)) for name in others}, carry=())

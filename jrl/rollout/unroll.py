@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jrl import spaces
 from jrl.metrics import episodes
-from jrl.types import ActOut, Algo, Array, EnvSpec, Episodes, JaxEnv, Key, PyTree, Rollout, Several, element
+from jrl.types import ActOut, Algo, Array, EnvSpec, Episodes, JaxEnv, Key, PyTree, Rollout, Several
 
 RECORD = "record"  # in a rollout's extras: what those who watch its episodes need
 
@@ -117,7 +118,7 @@ def rollout_like(spec: EnvSpec, algo: Algo, *, length: int, num_envs: int, recor
     """Shapes and dtypes of the rollouts [T, B] that `algo` gets, whoever collects them; `record`: see `finish`."""
     rows = lambda x: jax.ShapeDtypeStruct((length, *x.shape), x.dtype)
     scalar: Any = lambda dtype: jax.ShapeDtypeStruct((length, num_envs), jnp.dtype(dtype))
-    obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_envs, *x.shape), x.dtype), element(spec.observation))
+    obs = spaces.elements(spec.observation, spaces.columns(spec._replace(num_envs=num_envs)))
 
     def first(key: Key):
         carry = algo.carry(num_envs)

@@ -142,6 +142,7 @@ def _learning(
     algo = algorithm(cfg, spec, axis_name=parallel.AXIS, callback_list=callback_list)
     if callback_list:
         callback_list.check(on_policy=algo.on_policy)
+        callback_list.kinds = spec.kinds
     length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
     learn, replay, groups = build_learner.of_policies(
         cfg, algo, spec, functools.partial(algorithm, axis_name=parallel.AXIS, callback_list=callback_list),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jrl import envs
+from jrl import envs, spaces
 from jrl.envs import team, views
 from jrl.errors import InputError
 from jrl.run import self_play, several
@@ -32,7 +32,13 @@ def resolved(cfg: RunConfig) -> RunConfig:
     alone = dataclasses.replace(cfg.env, num_envs=1, batch_size=None, batch_wait_ms=None)
     env = envs.make(alone)
     env.close()
-    return multi_agent.with_agents(cfg, env.spec.agents)
+    return multi_agent.with_agents(cfg, env.spec.agents, _kinds(env.spec))
+
+
+def _kinds(spec: EnvSpec) -> dict[tuple[str, ...], str]:
+    """Agents of a kind -> what they see and do, in words; {} where all are alike."""
+    of_kinds = spaces.by_kind(spec) if spec.kinds else ()
+    return {one.agents: f"observations {one.observation}, actions {one.action}" for one in of_kinds}
 
 
 def check(cfg: RunConfig, spec: EnvSpec) -> None:
@@ -83,8 +89,13 @@ def of_policy(cfg: RunConfig, spec: EnvSpec, policy: str) -> tuple[RunConfig, En
 
 
 def spec_of(spec: EnvSpec, agents: tuple[str, ...]) -> EnvSpec:
-    """The environments as some of their agents see them."""
-    return spec._replace(num_envs=spec.games * len(agents), agents=agents)
+    """The environments as some of their agents, of one kind, see them."""
+    return _kind_of(spec, agents)._replace(num_envs=spec.games * len(agents), agents=agents)
+
+
+def _kind_of(spec: EnvSpec, agents: tuple[str, ...]) -> EnvSpec:
+    """The environments as all agents of their kind see them."""
+    return next(one for one in spaces.by_kind(spec) if agents[0] in one.agents)
 
 
 def groups(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> list[tuple[Group, RunConfig, EnvSpec]]:
@@ -101,22 +112,22 @@ def groups(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> list[tuple[Group, R
             len(spec.agents),
         )
         return [(group, own, of_one) for group in found]
-    kinds: list[tuple[RunConfig, bool, dict[str, tuple[str, ...]]]] = []
+    found: list[tuple[Any, dict[str, tuple[str, ...]]]] = []
     for name, agents in multi_agent.followers(cfg).items():
         own, learns = multi_agent.policy_config(cfg, name), multi_agent.is_trained(cfg, name)
-        like = dataclasses.replace(own, multi_agent=None)
-        for other, taught, members in kinds:
-            if (other, taught, len(next(iter(members.values())))) == (like, learns, len(agents)):
+        like = (dataclasses.replace(own, multi_agent=None), learns, len(agents), _kind_of(spec, agents))
+        for other, members in found:
+            if other == like:
                 members[name] = agents
                 break
         else:
-            kinds.append((like, learns, {name: agents}))
+            found.append((like, {name: agents}))
     made = []
-    for _, _, members in kinds:
+    for _, members in found:
         name, agents = next(iter(members.items()))
         own, of_one = multi_agent.policy_config(cfg, name), spec_of(spec, agents)
         numbers = np.array([[spec.agents.index(agent) for agent in agents] for agents in members.values()])
-        made.append((Group(tuple(members), numbers, make(own, of_one)), own, of_one))
+        made.append((Group(tuple(members), numbers, make(own, of_one), kinds=spec.kinds), own, of_one))
     return made
 
 

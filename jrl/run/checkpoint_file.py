@@ -61,6 +61,7 @@ def meta(cfg: RunConfig, spec: EnvSpec, *, counters: Mapping[str, float], **more
             "env_observation": written(spec.env_observation),
             "max_episode_steps": spec.max_episode_steps,
             **({"agents": list(spec.agents)} if spec.agents else {}),
+            **({"kinds": [list(kind) for kind in spec.kinds]} if spec.kinds else {}),
         },
         **more,
     }
@@ -112,7 +113,7 @@ def _load(checkpoint: Path, resumable: bool) -> dict[str, Any]:
         raise ValueError("it is not what was written")
     _check_depth(found)
     _schema(resumable).validate_python(found)
-    spec(found), env_observation(found)
+    spec(found)
     found["config"] = _renewed(found["config"])
     return found
 
@@ -165,6 +166,7 @@ def _schema(resumable: bool) -> Any:
         observation=needed(dict[str, Any]), action=needed(dict[str, Any]),
         env_action=(dict[str, Any] | None, ...), env_observation=optional(dict[str, Any] | None),
         max_episode_steps=(count | None, ...), agents=optional(list[StrictStr]),
+        kinds=optional(list[list[count]]),
     )  # fmt: skip
     more = needed if resumable else optional  # debug bundles have less
     fields = {
@@ -268,18 +270,22 @@ def plain(tree: Any) -> Any:
 
 
 def spec(meta: Mapping[str, Any]) -> EnvSpec:
-    """The spaces that a checkpoint was trained in, for one environment, and the names of its agents."""
+    """The spaces that a checkpoint was trained in, for one environment, and its agents: their names and kinds."""
     found = meta["spec"]
-    env_action = None if found["env_action"] is None else _space_from_json(found["env_action"])
+    optional = lambda space: None if space is None else _space_from_json(space)
+    env_action = optional(found["env_action"])
+    own = optional(found.get("env_observation"))  # checkpoints of earlier versions have no such entry
     observation, action = _space_from_json(found["observation"]), _space_from_json(found["action"])
     agents = tuple(found.get("agents", ()))
-    return EnvSpec(observation, action, max(1, len(agents)), found["max_episode_steps"], env_action, agents=agents)
-
-
-def env_observation(meta: Mapping[str, Any]) -> Space | None:
-    """The environment's own observation space, where the policy sees another; None: it sees the environment's."""
-    found = meta["spec"].get("env_observation")  # checkpoints of earlier versions have no such entry
-    return None if found is None else _space_from_json(found)
+    kinds = tuple(map(tuple, found.get("kinds", ())))
+    if kinds:
+        if sorted(k for kind in kinds for k in kind) != list(range(len(agents))):
+            raise ValueError(f"spec: kinds {list(kinds)} do not name each of {len(agents)} agents once")
+        parts = [space for space in (observation, action, env_action, own) if space is not None]
+        if not all(isinstance(space, Tuple) and len(space.items) == len(kinds) for space in parts):
+            raise ValueError(f"spec: expected tuples of {len(kinds)} spaces, one for each kind of agents")
+    limit = found["max_episode_steps"]
+    return EnvSpec(observation, action, max(1, len(agents)), limit, env_action, own, agents, kinds)
 
 
 def space_to_json(space: Space) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from jrl.rollout.tally import SUMMARY, Evaluation, Goal
 from jrl.run import build_evaluation, reporter, video
 from jrl.run.keys import Role, role_key
 from jrl.run.workers import EvaluationWorkers, numbers
+from jrl.settings import plan
 from jrl.settings.config import RunConfig
 from jrl.types import EnvSpec, Key, PyTree, StepInfo
 
@@ -190,7 +191,8 @@ class Evaluations:
         if self._custom:
             return numbers(self._custom(self.algorithm, self.workers))
         if self._callbacks is not None and self._watches is None:
-            self._watches = [self._callbacks.episode_watch(n, evaluation=True) for n in self._sizes]
+            agents = plan.columns(self._cfg) // self._cfg.env.num_envs  # each has a column
+            self._watches = [self._callbacks.episode_watch(n * agents, evaluation=True) for n in self._sizes]
         self.latest = running.group.play(running.actor, running.key, running.goal, running.until, self._watches)
         return _row(self.latest)
 

@@ -131,13 +131,18 @@ def transformed(learner: Learner, transforms: Sequence[Callable[[Rollout], Rollo
 
 def checked(learner: Learner, spec: EnvSpec, *, axis_name: str | None = None) -> Learner:
     """Where observations say which actions can be taken, the metric NO_CHOICE tells of rows on which none can."""
-    if not spaces.masks_actions(spec):
+    kinds = spaces.by_kind(spec)
+    if not any(spaces.masks_actions(kind) for kind in kinds):
         return learner
 
     def step(state: PyTree, replay: PyTree, rollout: Rollout, key: Key):
-        mask = spaces.split_mask(spec.observation, rollout.obs)[1]
-        assert mask is not None
-        none = jnp.mean((rollout.mask & ~spaces.any_allowed(spec.action, mask)).astype(jnp.float32))
+        nothing = []
+        observed = rollout.obs if spec.kinds else (rollout.obs,)
+        for kind, obs, rows in zip(kinds, observed, spaces.of_kinds(spec.kinds, rollout.mask, 1), strict=True):
+            mask = spaces.split_mask(kind.observation, obs)[1]
+            if mask is not None:
+                nothing.append(rows & ~spaces.any_allowed(kind.action, mask))
+        none = jnp.mean((nothing[0] if len(nothing) == 1 else jnp.concatenate(nothing, 1)).astype(jnp.float32))
         none = none if axis_name is None else jax.lax.pmax(none, axis_name)
         state, replay, metrics = learner.step(state, replay, rollout, key)
         return state, replay, {**metrics, NO_CHOICE: none}

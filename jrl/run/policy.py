@@ -423,7 +423,7 @@ def restore(path: str | os.PathLike[str], *, best: bool | None = None, policy: s
         state = state[policy] if isinstance(state, dict) else state
         cfg, spec = build_policies.of_policy(cfg, spec, policy)
         algo = build.algorithm(config.without_loss(cfg), spec)
-    return Trained(algo, algo.actor(state), spec, cfg, meta, checkpoint.env_observation(meta))
+    return Trained(algo, algo.actor(state), spec, cfg, meta, spec.env_observation)
 
 
 def of_training(cfg: RunConfig, spec: EnvSpec, *, seed: int = 0) -> Policy:

@@ -28,6 +28,7 @@ class Group(NamedTuple):
     agents: np.ndarray  # [P, n] i32, the agents of each, by number
     algo: Algo  # of each
     learner: Learner | None = None  # of each; None where they do not learn
+    kinds: tuple[tuple[int, ...], ...] = ()  # of the environments' agents, see `EnvSpec.kinds`
 
     @property
     def stacked(self) -> bool:
@@ -59,15 +60,30 @@ class Group(NamedTuple):
             return {self.names[0]: tree}
         return {name: jax.tree.map(lambda x, i=i: x[i], tree) for i, name in enumerate(self.names)}
 
+    @property
+    def kind(self) -> int:
+        """The number of its agents' kind; 0 where all are alike."""
+        first = int(self.agents.flat[0]) % max(1, sum(map(len, self.kinds)))
+        return next((k for k, kind in enumerate(self.kinds) if first in kind), 0)
+
+    def seats(self, num_agents: int) -> tuple[np.ndarray, int]:
+        """Returns its agents' numbers [P * n] among those of their kind in a block of `num_agents` columns, one game or
+        several side by side, and how many of the kind such a block has.
+        """
+        agents = self.agents.reshape(-1)
+        if not self.kinds:
+            return agents, num_agents
+        size, kind = sum(map(len, self.kinds)), self.kinds[self.kind]
+        places = np.array([kind.index(k) for k in (agents % size).tolist()])
+        return agents // size * len(kind) + places, num_agents // size * len(kind)
+
     def own(self, tree: PyTree, num_agents: int, axis: int) -> PyTree:
         """Takes the group's columns: of G * A along `axis`, 0 or 1, the G * P * n of its agents."""
+        return _taken(tree, self.agents.reshape(-1), num_agents, axis)
 
-        def take(x):
-            split = x.reshape(*x.shape[:axis], -1, num_agents, *x.shape[axis + 1 :])
-            mine = jnp.take(split, self.agents.reshape(-1), axis=axis + 1)
-            return mine.reshape(*x.shape[:axis], -1, *x.shape[axis + 1 :])
-
-        return jax.tree.map(take, tree)
+    def of_kind(self, tree: PyTree, num_agents: int, axis: int) -> PyTree:
+        """Takes the group's columns of observations or actions, which are tuples by kind where there are kinds."""
+        return _taken(tree[self.kind] if self.kinds else tree, *self.seats(num_agents), axis)
 
     def by_policy(self, tree: PyTree, axis: int) -> PyTree:
         """Deals the group's columns along `axis`, G * P * n, to its policies: [P, ...] with G * n there."""
@@ -105,16 +121,36 @@ class Group(NamedTuple):
         return jax.tree.map(write, whole, mine)
 
 
+def _taken(tree: PyTree, agents: np.ndarray, num_agents: int, axis: int) -> PyTree:
+    """Of columns [G * A] along `axis`, 0 or 1, those of some agents."""
+
+    def take(x):
+        split = x.reshape(*x.shape[:axis], -1, num_agents, *x.shape[axis + 1 :])
+        mine = jnp.take(split, agents, axis=axis + 1)
+        return mine.reshape(*x.shape[:axis], -1, *x.shape[axis + 1 :])
+
+    return jax.tree.map(take, tree)
+
+
 def _joined(groups: Sequence[Group], num_agents: int, parts: Sequence[PyTree]) -> PyTree:
-    """Puts the columns of all groups, [G * P * n, ...] each, in their places: [G * A, ...]."""
-    order = np.argsort(np.concatenate([group.agents.reshape(-1) for group in groups]))
+    """Puts the actions of all groups, [G * P * n, ...] each, in their places: [G * A, ...], or a tuple by kind."""
+    if not (kinds := groups[0].kinds):
+        return _of_one_kind(groups, num_agents, parts)
+    mine = [[i for i, group in enumerate(groups) if group.kind == k] for k in range(len(kinds))]
+    return tuple(_of_one_kind([groups[i] for i in own], num_agents, [parts[i] for i in own]) for own in mine)
+
+
+def _of_one_kind(groups: Sequence[Group], num_agents: int, parts: Sequence[PyTree]) -> PyTree:
+    """The actions of all groups of a kind, in their places."""
+    seats = [group.seats(num_agents) for group in groups]
+    order = np.argsort(np.concatenate([places for places, _ in seats]))
 
     def together(*leaves):
         split = [x.reshape(-1, group.agents.size, *x.shape[1:]) for group, x in zip(groups, leaves, strict=True)]
         whole = jnp.take(jnp.concatenate(split, 1), order, axis=1)
         return whole.reshape(-1, *whole.shape[2:])
 
-    assert len(order) == num_agents
+    assert len(order) == seats[0][1]
     return jax.tree.map(together, *parts)
 
 
@@ -144,7 +180,8 @@ def acting(groups: Sequence[Group], num_agents: int) -> Algo:
         actions, memories, extras = [], {}, {}
         for i, group in enumerate(groups):
             before = carry[group.label]
-            seen, memory = group.by_policy(group.own((obs, before), num_agents, 0), 0)
+            own = group.of_kind(obs, num_agents, 0), group.own(before, num_agents, 0)
+            seen, memory = group.by_policy(own, 0)
             one = group.mapped(lambda *args, act=group.algo.act: act(*args, explore))
             out = one(actor[group.label], seen, memory, group.keys(jax.random.fold_in(key, i)))
             actions.append(group.flat(out.action))
@@ -214,10 +251,10 @@ def by_policy_name(groups: Sequence[Group], by_group: Mapping[str, PyTree]) -> d
 def _rollout_of(group: Group, num_agents: int, rollout: Rollout) -> Rollout:
     """What each policy of a group learns from: its columns and what it recorded."""
 
-    def take(tree: PyTree, axis: int) -> PyTree:
-        return group.by_policy(group.own(tree, num_agents, axis), axis)
+    def take(tree: PyTree, axis: int, own: Callable[..., PyTree] = group.own) -> PyTree:
+        return group.by_policy(own(tree, num_agents, axis), axis)
 
-    rows = ("obs", "action", "reward", "terminated", "truncated", "mask")
+    rows = ("reward", "terminated", "truncated", "mask")
     extras = dict(group.by_policy(rollout.extras[group.label], 1))
     if "running_return" in rollout.extras:
         extras["running_return"] = take(rollout.extras["running_return"], 1)
@@ -226,8 +263,9 @@ def _rollout_of(group: Group, num_agents: int, rollout: Rollout) -> Rollout:
         over = jnp.broadcast_to(over, (len(group.names), *over.shape))
     return dataclasses.replace(
         rollout,
+        **{name: take(getattr(rollout, name), 1, group.of_kind) for name in ("obs", "action")},
         **{name: take(getattr(rollout, name), 1) for name in rows},
-        last_obs=take(rollout.last_obs, 0),
+        last_obs=take(rollout.last_obs, 0, group.of_kind),
         contiguous=take(rollout.contiguous, 0),
         extras=extras,
         carry=take(rollout.carry[group.label], 0),

@@ -20,12 +20,16 @@ _NAME = re.compile(r"[\w.-]{1,100}")  # it is part of metrics and of paths in ch
 _OWN = ("algo", "network", "replay")  # sections of which a policy may have its own values
 
 
-def with_agents(cfg: RunConfig, agents: Sequence[str]) -> RunConfig:
-    """Fills in the names of the agents, in the environment's order.
+Kinds = Mapping[tuple[str, ...], str]  # agents of equal spaces -> these in words; {} where all agents are alike
+
+
+def with_agents(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = None) -> RunConfig:
+    """Fills in the names of the agents, in the environment's order, and a policy for each kind where none is named.
 
     Raises:
       InputError: the config names others, or policies that do not go with them.
     """
+    kinds = kinds or {}
     given = cfg.multi_agent or MultiAgentConfig()
     if not agents:
         raise InputError(
@@ -41,17 +45,51 @@ def with_agents(cfg: RunConfig, agents: Sequence[str]) -> RunConfig:
             raise InputError(*errors)
         return dataclasses.replace(cfg, multi_agent=dataclasses.replace(given, agents=tuple(agents)))
     if given.group is not None:
-        if errors := list(_group_faults(given, agents)):
+        if errors := list(_group_faults(given, agents, kinds)):
             raise InputError(*errors)
         return cfg  # whose agents are one: who learns need not know of them
+    table = _by_kind(kinds)
+    if kinds and given.mapping is None and set(given.policies) in (set(), set(table.values())):
+        given = dataclasses.replace(given, mapping=table)
     given = _trained(_mapped(dataclasses.replace(given, agents=tuple(agents))))
     found = dataclasses.replace(cfg, multi_agent=given)
-    if errors := list(faults(found)):
+    if errors := list(faults(found)) or list(_kind_faults(found, kinds)):
         raise InputError(*errors)
     return found
 
 
-def _group_faults(given: MultiAgentConfig, agents: Sequence[str]) -> Iterator[str]:
+def _by_kind(kinds: Kinds) -> dict[str, str]:
+    """A mapping with a policy for each kind, named after its agents without their numbers, or else after the first."""
+    plain = [{re.sub(r"[\d_.-]+$", "", agent) for agent in agents} for agents in kinds]
+    whole = [name for names in plain for name in names]
+    table: dict[str, str] = {}
+    for agents, names in zip(kinds, plain, strict=True):
+        name = next(iter(names))
+        if len(names) > 1 or not name or whole.count(name) > 1:
+            table |= dict.fromkeys(map(re.escape, agents), agents[0])
+            continue
+        begins = re.escape(name)
+        fits = lambda pattern: {a for kind in kinds for a in kind if re.fullmatch(pattern, a)} == set(agents)  # noqa: B023
+        table[next(filter(fits, (begins, f"{begins}_.*", rf"{begins}[\d_.-]*")))] = name
+    return table
+
+
+def _kind_faults(cfg: RunConfig, kinds: Kinds) -> Iterator[str]:
+    """Says which policy is followed by agents of different spaces."""
+    kind_of = {agent: agents for agents in kinds for agent in agents}
+    for policy, agents in followers(cfg).items() if kinds else ():
+        other = next((agent for agent in agents if kind_of[agent] != kind_of[agents[0]]), None)
+        if other is not None:
+            told = lambda agent: f"{agent} ({kinds[kind_of[agent]]})"
+            table = ", ".join(f'"{pattern}": {name}' for pattern, name in _by_kind(kinds).items())
+            yield (
+                f"multi_agent.mapping: expected agents of equal spaces to follow policy {policy}, got "
+                f"{told(agents[0])} and {told(other)}: give each kind a policy of its own, such as "
+                f"multi_agent.mapping={{{table}}}, or leave mapping and policies out, which does that"
+            )
+
+
+def _group_faults(given: MultiAgentConfig, agents: Sequence[str], kinds: Kinds) -> Iterator[str]:
     """Says what is wrong with a team, each with its mend."""
     key = "multi_agent.group"
     assert given.group is not None
@@ -59,6 +97,12 @@ def _group_faults(given: MultiAgentConfig, agents: Sequence[str]) -> Iterator[st
         yield (
             f"{key}: expected one team of all agents, such as {{team: [{', '.join(agents)}]}}, got "
             f"{{{', '.join(f'{name}: [{_listed(members)}]' for name, members in given.group.items())}}}"
+        )
+    if kinds:
+        first, other = (members[0] for members in list(kinds)[:2])
+        yield (
+            f"{key}: expected agents of equal spaces, but those of {first} and {other} differ: leave it out, and each "
+            "kind of agents follows a policy of its own"
         )
     if own := [name for name in ("policies", "mapping", "policies_to_train") if getattr(given, name)]:
         yield f"multi_agent.{own[0]}: a team has one policy: leave it out, or leave out {key}"

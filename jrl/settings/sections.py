@@ -219,7 +219,8 @@ class MultiAgentConfig:
     policies: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     # shared: all agents follow one policy; by_agent: each follows the policy of its name; or a table {"adversary_.*":
     # hunter, ".*": prey} of regular expressions, of which the first that fits a whole name counts. null: shared, or
-    # with several policies by_agent. Or package.module:name of a function of an agent's name, which is asked once
+    # with several policies by_agent; where agents have different spaces, a policy for each kind of them, named after
+    # its agents without their numbers. Or package.module:name of a function of an agent's name, which is asked once
     mapping: Literal["shared", "by_agent"] | Name | dict[str, str] | None = None
     # the others stay as they are; null: all. Or package.module:name of a function of a policy's name
     policies_to_train: Name | tuple[Name, ...] | None = None

@@ -201,10 +201,47 @@ class Faulty(Walkers):
 
 
 class Unequal(Walkers):
-    """Walkers of whom one has more actions."""
+    """Walkers of whom w_1 sees a dict and acts in a Box."""
+
+    def __init__(self, **how):
+        super().__init__(**how)
+        own = spaces.Dict({"k": spaces.Discrete(3), "t": spaces.Box(-100.0, 100.0, (1, 2), np.float32)})
+        self._spaces["w_1"] = own, spaces.Box(-2.0, 4.0, (2,), np.float32)
+
+    def _see(self, agent):
+        return {"k": 1, "t": np.full((1, 2), self.t, np.float32)} if agent == "w_1" else super()._see(agent)
+
+
+class UnequalDicts(Unequal):
+    """As RLlib's interface has them: dicts of spaces; each agent that is there acts."""
+
+    observation_space = action_space = None
+
+    def __init__(self, config=None):
+        super().__init__()
+        self.observation_spaces, self.action_spaces = ({a: s[i] for a, s in self._spaces.items()} for i in range(2))
+
+    def step(self, actions):
+        obs, rewards, terminations, truncations, infos = super().step(actions)
+        return obs, rewards, {**terminations, "__all__": not self.agents}, {**truncations, "__all__": False}, infos
+
+
+class Duel(Nim):
+    """Nim of whom p_1 takes one or two matches at most; PettingZoo's AECEnv."""
+
+    def __init__(self):
+        super().__init__()
+        self._of_p_1 = spaces.Dict({**self._seen.spaces, "action_mask": spaces.MultiBinary(2)}), spaces.Discrete(2)
+
+    def observation_space(self, agent):
+        return self._of_p_1[0] if agent == "p_1" else self._seen
 
     def action_space(self, agent):
-        return spaces.Discrete(4) if agent == "w_1" else super().action_space(agent)
+        return self._of_p_1[1] if agent == "p_1" else self._actions
+
+    def observe(self, agent):
+        seen = super().observe(agent)
+        return {**seen, "action_mask": seen["action_mask"][:2]} if agent == "p_1" else seen
 
 
 class MaskedByInfos(Walkers):

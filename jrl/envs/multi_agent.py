@@ -16,9 +16,8 @@ from flax import struct
 from jrl.envs.jax_env import ENDED, ends, select, tick
 from jrl.envs.spec import box, check_action
 from jrl.ops import random
+from jrl.spaces import STATE
 from jrl.types import Array, Box, Dict, EnvSpec, InputError, JaxEnv, Key, PyTree, Several, Space, StepResult
-
-STATE = "state"  # leaf of an observation: the view of all that critics and mixers may read
 
 
 class MultiDefinition(NamedTuple):

@@ -43,8 +43,10 @@ def record(args: argparse.Namespace) -> Path:
     from jrl.run import video
 
     video.check_file(out, "--out")
-    from jrl.run import build, policy
+    from jrl.run import build, checkpoint, policy
 
+    meta = checkpoint.read_meta(checkpoint.locate(Path(args.checkpoint), best=args.best))
+    video.check_one_agent(checkpoint.spec(meta).agents, meta["config"]["env"]["id"])
     build.enable_compile_cache()
     trained = policy.load(args.checkpoint, best=args.best)
     env = video.environment(trained, seed=trained.config.run.seed if args.seed is None else args.seed)

@@ -68,7 +68,7 @@ def test_every_moment_in_its_order(kind):
     called.check(on_policy=True)
     source = source_of(kind, called)
     called.created(source, context)
-    called.begin("algorithm", "policy")
+    called.begin("algorithm", {"default_policy": "policy"})
     subs = ["on_sub_environment_created"] * (B if kind == "gymnasium" else 0)
     before = ["on_environment_created", *subs, "on_create_policy", "on_algorithm_init"]
     assert [name for name, _ in made.calls] == before

@@ -121,11 +121,11 @@ def test_a_run_in_two_parts_is_the_run(programs, eight):
     state = None
     for info in loop.run(program, program.init(SEED), seed=SEED, total_env_steps=EVERYTHING):
         state = jax.device_get(info.state)
-        counters = {"iteration": info.iteration, "env_steps": info.env_steps_after()}
+        counters = {"iteration": info.iteration, "clock": info.clock_after()}
         break
     for info in loop.run(program, program.place(state), seed=SEED, total_env_steps=EVERYTHING, **counters):
         assert info.iteration == 8
-        assert info.env_steps == counters["env_steps"]
+        assert info.env_steps == counters["clock"].env_steps
         assert_trees(eight["K4"][0], jax.device_get(info.state.learner))
         break
 

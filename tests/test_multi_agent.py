@@ -233,11 +233,13 @@ def test_different_algorithms_learn_beside_each_other():
 @pytest.mark.parametrize(
     "more",
     [
-        {"multi_agent": TWO},
-        {"multi_agent": {"agent_id": True}, **REPLAY},
-        {"multi_agent": TWO, "network": {"core": {"name": "gru", "size": 8}}},
-        {"env": {"id": "LateArrivals-v0"}, "multi_agent": {"mapping": {"late": "b", ".*": "a"}}},
-        {"multi_agent": {"state": True}, "devices": {"fake": 2}, "env": {"id": "SimpleSpread-v0"}},
+        {"multi_agent": {**TWO, "agent_id": True}, **REPLAY},
+        {
+            "env": {"id": "LateArrivals-v0"},
+            "multi_agent": {"mapping": {"late": "b", ".*": "a"}},
+            "network": {"core": {"name": "gru", "size": 8}},
+            "devices": {"fake": 2},
+        },
     ],
 )
 def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, more):
@@ -252,8 +254,8 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, mor
     for out in ("whole", "cut"):
         last = json.loads((tmp_path / out / "result.jsonl").read_text().splitlines()[-1])
         # what is counted since the row before depends on where that was
-        since = ("time", "perf", "episode/count", "episode/return_m")
-        rows.append({k: v for k, v in last.items() if not k.startswith(since) and not k.endswith("/count")})
+        since = ("time", "perf", "/count", "/return_m")
+        rows.append({k: v for k, v in last.items() if not any(part in k for part in since)})
     assert rows[0] == rows[1]
 
 

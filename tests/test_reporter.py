@@ -11,7 +11,7 @@ import pytest
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.run import reporter as reporters
-from jrl.types import BROKEN_STACKS, VALID_SHARE, Episodes, InputError, StepInfo
+from jrl.types import BROKEN_STACKS, VALID_SHARE, Clock, Episodes, InputError, StepInfo
 
 
 def info_of(env_steps, steps, iteration, count=1, window=1, metrics=None):
@@ -21,7 +21,8 @@ def info_of(env_steps, steps, iteration, count=1, window=1, metrics=None):
     report = Episodes(
         *(np.asarray(x) for x in (count, 10.0 * count, 10.0, 10.0, 5 * count, steps)), returns, returns / 2
     )
-    return StepInfo("state", metrics or {"loss/policy": jnp.float32(iteration)}, report, iteration, env_steps, Timers())
+    metrics = metrics or {"loss/policy": jnp.float32(iteration)}
+    return StepInfo("state", metrics, report, iteration, Clock(env_steps, env_steps), Timers())
 
 
 KEYS = {

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jrl.fields.hyper import Schedule
-from jrl.types import Box, Discrete, EnvSpec, Episodes, MultiDiscrete, StepInfo, hyperparams
+from jrl.types import Box, Clock, Discrete, EnvSpec, Episodes, MultiDiscrete, StepInfo, hyperparams
 
 
 @hyperparams
@@ -70,5 +70,5 @@ def test_bounds_of_a_box():
 def test_env_steps_after_counts_all_devices_without_wrapping():
     zero = np.zeros(())
     episodes = Episodes(zero, zero, zero, zero, zero, np.full((4,), 2**30, np.int32), zero, zero)
-    info = StepInfo(None, {}, episodes, iteration=3, env_steps=10, timers=None)
+    info = StepInfo(None, {}, episodes, iteration=3, clock=Clock(10), timers=None)
     assert info.env_steps_after() == 10 + 4 * 2**30

@@ -132,14 +132,14 @@ def _with_state(definition: MultiDefinition) -> tuple[Space, Callable[[PyTree], 
     space, view = definition.state, definition.view
     if space is None or view is None:
         raise InputError(
-            f"{STATE}: the environment has no view of all that its agents could read: give its MultiDefinition a state "
-            "and a view"
+            f"multi_agent.{STATE}: the environment has no view of all that its agents could read: give its "
+            "MultiDefinition a state and a view"
         )
     own, count = definition.observation, len(definition.agents)
     named = isinstance(own, Dict)
     items = own.items if isinstance(own, Dict) else (("obs", own),)
     if STATE in dict(items):
-        raise InputError(f"{STATE}: the observation has an item {STATE} of its own: give that another name")
+        raise InputError(f"multi_agent.{STATE}: the observation has an item {STATE} of its own: give that another name")
 
     def observe(inner: PyTree) -> PyTree:
         obs = definition.observe(inner)

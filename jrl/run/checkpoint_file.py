@@ -152,7 +152,7 @@ def _schema(resumable: bool) -> Any:
     optional = lambda of: (of, None)
     pending = model(
         "pending",
-        iteration=needed(count), env_steps=needed(count),
+        iteration=needed(count), env_steps=needed(count), agent_steps=optional(count),
         metrics=needed(dict[str, Any]), episodes=needed(dict[str, Any]),
     )  # fmt: skip
     rows = model(
@@ -172,6 +172,7 @@ def _schema(resumable: bool) -> Any:
         "time_s": more(Annotated[StrictFloat, Field(ge=0, allow_inf_nan=False)]),
         "config": needed(dict[str, Any]), "spec": needed(spaces),
         "checksums": optional(dict[str, StrictStr]), "devices": more(Annotated[StrictInt, Field(ge=1, lt=2**20)]),
+        "agent_steps": optional(count),
         "counted": more(count), "rows": more(rows), "metrics": optional(dict[str, Any]), "keep": optional(StrictBool),
         "guarantee": optional(StrictStr), "nonfinite": optional(dict[str, Any]),
     }  # fmt: skip

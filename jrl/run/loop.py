@@ -7,10 +7,11 @@ for info in run(program, program.init(seed), seed=seed, total_env_steps=300_000)
 import math
 from collections.abc import Iterator
 
-from jrl.metrics import episodes as episode_metrics
 from jrl.metrics.timers import Timers
 from jrl.run.program import LoopState, Program
-from jrl.types import Episodes, StepInfo
+from jrl.types import Clock, Episodes, StepInfo
+
+_START = Clock()
 
 
 def run(
@@ -20,7 +21,7 @@ def run(
     seed: int,
     total_env_steps: int | None,
     iteration: int = 0,
-    env_steps: int = 0,
+    clock: Clock = _START,
     timers: Timers | None = None,
 ) -> Iterator[StepInfo]:
     """Advances the program until `total_env_steps` environment steps have been counted; None: for ever.
@@ -29,7 +30,7 @@ def run(
       program, state: a Fused or a Staged, and its `init` or a checkpoint.
       seed: of the run.
       total_env_steps: the budget; the iteration that reaches it is the last.
-      iteration, env_steps: counters to continue from.
+      iteration, clock: to continue from.
     """
     timers = timers or Timers()
     total = math.inf if total_env_steps is None else total_env_steps
@@ -38,18 +39,19 @@ def run(
     count = 0  # its iterations
     while True:
         # to count a call is to wait for it: only where this one might go beyond the budget
-        if uncounted is not None and env_steps + (count + most) * rows > total:
-            steps, uncounted = episode_metrics.steps(uncounted), None
-            env_steps += steps
-            rows = max(rows, -(-steps // count))  # a user's training step may sample more
-            if env_steps >= total:
+        if uncounted is not None and clock.env_steps + (count + most) * rows > total:
+            before, clock, uncounted = clock, clock.after(uncounted), None
+            # a user's training step may sample more
+            rows = max(rows, -(-(clock.env_steps - before.env_steps) // count))
+            if clock.env_steps >= total:
                 return
-        count = most if uncounted is not None or total == math.inf else _iterations(total - env_steps, rows, most)
+        left = total - clock.env_steps
+        count = most if uncounted is not None or total == math.inf else _iterations(left, rows, most)
         state, metrics, report = program.advance(state, seed, iteration, count)
         iteration += count
         if uncounted is not None:
-            env_steps += episode_metrics.steps(uncounted)
-        yield StepInfo(state, metrics, report, iteration, env_steps, timers)
+            clock = clock.after(uncounted)
+        yield StepInfo(state, metrics, report, iteration, clock, timers)
         uncounted = report
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from jrl.metrics import criteria
 from jrl.metrics import episodes as episode_metrics
-from jrl.types import BROKEN_STACKS, NO_CHOICE, NOT_FINITE, VALID_SHARE, InputError, StepInfo
+from jrl.types import BROKEN_STACKS, NO_CHOICE, NOT_FINITE, VALID_SHARE, Clock, InputError, StepInfo
 
 AfterCall = Callable[[StepInfo], str | None]  # returns why the run should end, or None
 Sink = Callable[[dict[str, Any]], str | None]  # takes a result row
@@ -57,7 +57,7 @@ class Reporter:
     ):
         self._sinks, self._every, self._updates, self._clock = sinks, every, updates_per_iteration, clock
         self._seconds, self._trained, self._rows_per_update, self._before = seconds, trained, rows_per_update, before
-        self._agents, self._policies, self._agent_steps = agents, policies, 0
+        self._agents, self._policies = agents, policies
         self._pending: list[StepInfo] = []
         self._started = clock() - time_s
         # time and steps of the last two rows: the last row of a run may follow the one before at once
@@ -110,13 +110,13 @@ class Reporter:
             merged = episode_metrics.merge([info.episodes for info in self._pending])
             pending = {
                 "iteration": last.iteration,
-                "env_steps": last.env_steps,
+                "env_steps": last.clock.env_steps,
+                "agent_steps": last.clock.agent_steps,
                 "metrics": {name: np.asarray(x).item() for name, x in last.metrics.items()},
                 "episodes": episode_metrics.to_lists(merged),
             }
         found = {"env_steps": self._marks[-1][1], "count": self.count, "trained": self._trained_then}
         found["episodes"] = self.episodes
-        found |= {"agent_steps": self._agent_steps} if self._agents else {}
         return {**found, "extra": dict(self.extra), "pending": pending}
 
     def restore(self, state: Mapping[str, Any], timers: Any) -> None:
@@ -124,23 +124,24 @@ class Reporter:
         number = lambda x: float(x) if isinstance(x, str) else x  # numbers that are not finite
         self._marks = collections.deque([(self._clock(), state["env_steps"])], maxlen=2)
         self.count, self._trained_then = state.get("count", 0), state.get("trained", 0)
-        self.episodes, self._agent_steps = state.get("episodes", 0), state.get("agent_steps", 0)
+        self.episodes = state.get("episodes", 0)
         self.extra.update({name: number(x) for name, x in state["extra"].items()})
         if state["pending"] is not None:
             p = state["pending"]
             report = episode_metrics.from_lists(p["episodes"])
             metrics = {name: number(x) for name, x in p["metrics"].items()}
-            self._pending = [StepInfo(None, metrics, report, p["iteration"], p["env_steps"], timers)]
+            clock = Clock(p["env_steps"], p.get("agent_steps", p["env_steps"]))
+            self._pending = [StepInfo(None, metrics, report, p["iteration"], clock, timers)]
 
     def flush(self) -> str | None:
         """A row for what is pending. Waits for the device."""
-        return self._write(self._pending[-1].env_steps_after()) if self._pending else None
+        return self._write(self._pending[-1].clock_after()) if self._pending else None
 
     def seconds(self) -> float:
         """Of training so far, those before a resume included."""
         return round(self._clock() - self._started, 3)
 
-    def _write(self, env_steps: int) -> str | None:
+    def _write(self, clock: Clock) -> str | None:
         self._before()
         last = self._pending[-1]
         now, (then, steps_then) = self._clock(), self._marks[0]
@@ -160,15 +161,16 @@ class Reporter:
         metrics.pop("train/updates", None)
         self._watch_replay(metrics)
         self.count += 1
-        updates = self._updates_after(last)
-        self._trained_then = self.trained(env_steps, updates)
+        clock = clock._replace(updates=self._updates_after(last), time_s=self.seconds())
+        self._trained_then = self.trained(clock.env_steps, clock.updates)
         self.row = {
-            "env_steps": env_steps,
+            "env_steps": clock.env_steps,
+            **({"agent_steps": clock.agent_steps} if self._agents else {}),
             "iteration": last.iteration,
-            "updates": updates,
-            "time_s": self.seconds(),
+            "updates": clock.updates,
+            "time_s": clock.time_s,
             "timestamp": round(time.time(), 3),
-            "perf/steps_per_s": (env_steps - steps_then) / max(now - then, 1e-9),
+            "perf/steps_per_s": (clock.env_steps - steps_then) / max(now - then, 1e-9),
             **self._episodes(),
             **{name: float(np.asarray(value)) for name, value in metrics.items()},
             **dict.fromkeys(_STAGES, 0.0),
@@ -176,7 +178,7 @@ class Reporter:
             **self.extra,
         }
         self.episodes += int(self.row["episode/count"])
-        self._marks.append((now, env_steps))
+        self._marks.append((now, clock.env_steps))
         self._pending = []
         reasons = [sink(self.row) for sink in self._sinks]
         last.timers.add("log", time.perf_counter() - log_start)
@@ -188,9 +190,7 @@ class Reporter:
         found = episode_metrics.summary(reports)
         if not self._agents:
             return found
-        self._agent_steps += sum(episode_metrics.steps(r.agents) for r in reports)
-        own = episode_metrics.of_agents(reports, self._agents, self._policies)
-        return {"agent_steps": self._agent_steps, **found, **own}
+        return found | episode_metrics.of_agents(reports, self._agents, self._policies)
 
     def _watch_replay(self, metrics: Mapping[str, Any]) -> None:
         """Says once that replay holds little to learn from."""

@@ -30,7 +30,7 @@ from jrl.run.staged import Step
 from jrl.run.workers import Workers
 from jrl.settings import multi_agent, plan
 from jrl.settings.config import RunConfig
-from jrl.types import EnvSpec, PyTree, Rollout, StepInfo
+from jrl.types import Clock, EnvSpec, PyTree, Rollout, StepInfo
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Session:
     Attributes:
       config, run: the run and its parts.
       state: LoopState; taken over by the next call.
-      iteration, env_steps: so far; env_steps of the calls that are counted.
+      iteration, clock: so far; the clock of the calls that are counted.
       reporter: makes the result rows.
       schedule: of evaluations.
       workers, evaluation_workers: who collects and who evaluates.
@@ -92,7 +92,7 @@ class Session:
         )
         self.workers, self.by_hand = Workers(self), ByHand(self)
         self.state: LoopState
-        self.iteration = self.env_steps = 0
+        self.iteration, self.clock = 0, Clock()
         self.result: dict[str, Any] | None = None  # the latest, as callbacks left it
         self.reporter: reporter.Reporter
         self._infos: Iterator[StepInfo] | None = None
@@ -123,7 +123,8 @@ class Session:
             notes = [f"resume: {note}" for note in resume.notes(saved, cfg, self.run.learners)]
             state = program.place(resume.restore(saved, cfg, program.keep(state), self.run.learners))
             notes.append(f"resume: from {saved} at {meta['env_steps']:,} steps")
-            self.iteration, self.env_steps = meta["iteration"], meta["env_steps"]
+            steps = meta["env_steps"]
+            self.iteration, self.clock = meta["iteration"], Clock(steps, meta.get("agent_steps", steps))
         elif weights:
             learner, lines = resume.weights(weights, jax.device_get(program.keep(state).learner))
             notes = [f"init-from: {line}" for line in lines]
@@ -188,7 +189,7 @@ class Session:
                 seed=cfg.run.seed,
                 total_env_steps=self._total,
                 iteration=self.iteration,
-                env_steps=self.env_steps,
+                clock=self.clock,
                 timers=self.timers,
             )
         with self._recompiles.iteration(self.reporter.count):
@@ -197,7 +198,7 @@ class Session:
             return None
         self._latest, self.state = info, info.state
         self.version += 1
-        self.iteration, self.env_steps = info.iteration, info.env_steps
+        self.iteration, self.clock = info.iteration, info.clock
         if self.callback_list:
             self.callback_list.recreated(self._face, self.workers, self.run.program.source)
         return info
@@ -225,13 +226,24 @@ class Session:
         reasons = [sink(row) for sink in self.sinks]
         return next(filter(None, reasons), None)
 
+    @property
+    def env_steps(self) -> int:
+        """Environment steps of the calls that are counted."""
+        return self.clock.env_steps
+
+    def clock_now(self) -> Clock:
+        """The clock with the latest call. Waits for it."""
+        return self._latest.clock_after() if self._latest else self.clock
+
     def counted(self) -> int:
         """Environment steps so far, the latest call's included. Waits for it."""
-        return self._latest.env_steps_after() if self._latest else self.env_steps
+        return self.clock_now().env_steps
 
     def replace_state(self, state: LoopState, steps: int = 0) -> None:
         """Goes on from another state, which has learned from so many more environment steps."""
-        self.env_steps, self.state, self._infos = self.counted() + steps, state, None
+        now = self.clock_now()
+        self.clock = now._replace(env_steps=now.env_steps + steps, agent_steps=now.agent_steps + steps)
+        self.state, self._infos = state, None
         self._latest = None
         self.version += 1
 
@@ -351,11 +363,13 @@ class Session:
     def description(self, cfg: RunConfig | None = None, spec: EnvSpec | None = None) -> dict[str, Any]:
         """What stands beside the arrays of a checkpoint; of one policy's with its config and spec."""
         reporter, run = self.reporter, self.run
-        counts = {"iteration": self.iteration, "env_steps": self.counted(), "time_s": reporter.seconds()}
+        now = self.clock_now()
+        counts = {"iteration": self.iteration, "env_steps": now.env_steps, "time_s": reporter.seconds()}
         metrics = {**(reporter.row or {}), **reporter.extra}
         if not self.evaluated:  # that of other weights says nothing about these
             metrics = {name: value for name, value in metrics.items() if not name.startswith("evaluation/")}
         more = {"counted": self.env_steps, "rows": reporter.state(), "metrics": metrics}
+        more |= {"agent_steps": now.agent_steps} if run.spec.agents else {}
         return checkpoint.meta(
             cfg or self.config, spec or run.spec, counters=counts, devices=run.learners, guarantee=run.guarantee, **more
         )

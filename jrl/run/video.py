@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +127,15 @@ def _thinned(frames: Iterable[np.ndarray], every: int) -> Iterator[np.ndarray]:
 # ---------------------------------------------------------------- episodes
 
 
+def check_one_agent(agents: Sequence[str], id: str) -> None:
+    """Raises InputError where an environment has several agents, of which none that jrl makes has a renderer."""
+    if agents:
+        raise InputError(
+            f"env {id} cannot be drawn: it has several agents ({', '.join(agents[:8])}), and environments of several "
+            "agents have no renderer: jrl.load(path, policy=...).act(obs) plays each policy in an environment of yours"
+        )
+
+
 def environment(policy: "Policy", *, seed: int) -> "Drawn":
     """An environment in which the policy can be watched; `seed` is of the run's evaluations, never of training.
 
@@ -135,6 +144,7 @@ def environment(policy: "Policy", *, seed: int) -> "Drawn":
     """
     from jrl.envs import render
 
+    check_one_agent(policy.spec.agents, policy.config.env.id)
     # the policy itself remembers the frames of a stack, the previous action and reward
     own = policy.spec._replace(observation=policy.observation_space)
     return render.make(policy.config.env, own, seed=seed)

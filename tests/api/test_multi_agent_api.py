@@ -13,6 +13,7 @@ from jrl.envs import views
 from jrl.errors import InputError
 from jrl.export.__main__ import main as export
 from jrl.migrate import migrate
+from jrl.record import main as record
 from jrl.settings import multi_agent
 
 ENV = "MultiAgentCartPole-v1"  # agent_0, agent_1
@@ -241,6 +242,8 @@ def test_a_policy_leaves_by_its_name(algo, tmp_path, capsys):
     capsys.readouterr()
     assert export([str(saved), "--out", str(tmp_path / "none")]) == 2
     assert "expected one of p0, p1" in capsys.readouterr().err
+    assert record([str(saved), "--out", str(tmp_path / "video.gif")]) == 2
+    assert "it has several agents (agent_0, agent_1)" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- migration

@@ -347,8 +347,8 @@ MINE = multi_agent_cartpole(2)
         ({"id": "SimpleSpread-v0", "options": {"agents": 3}}, "env.options.agents", "num_agents"),
         ({"id": "RockPaperScissors-v0", "options": {"moves": 0}}, "env.options.moves", "use 15"),
         ({"id": "RockPaperScissors-v0", "options": {"opponent": "me"}}, "env.options.opponent", "use one of them"),
-        ({"id": "RockPaperScissors-v0", "state": True}, "state:", "a view"),
-        ({"id": "Catch-v0", "backend": "jax", "state": True}, "state:", "leave it out"),
+        ({"id": "RockPaperScissors-v0", "state": True}, "multi_agent.state:", "a view"),
+        ({"id": "Catch-v0", "backend": "jax", "state": True}, "multi_agent.state:", "leave it out"),
         ({"id": "LateArrivals-v0", "action_mask_info": "mask"}, "env.action_mask_info", "leave it out"),
     ],
 )

@@ -55,7 +55,7 @@ def seen(seed=0, **changes):
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_targets_and_the_loss_are_of_the_joint_value(mixer, network):
-    """Greedy actions under masks: Q_tot of the actions is the value that acting recorded, and lambda-returns are of it."""
+    """Greedy actions under masks: Q_tot of them is the value that acting recorded, and lambda-returns are of that."""
     algo = pqn.make(pqn.Config(mixer=mixer, **WHOLE), SPEC, NETWORKS[network])
     state, rng = perturbed(algo.init(KEY)), np.random.default_rng(3)
     mask = np.concatenate([np.ones((T + 1, B, 3, 1)), rng.random((T + 1, B, 3, 3)) < 0.5], -1)

@@ -4,6 +4,9 @@ A Dict observation with a leaf `action_mask` says which actions can be taken: an
 action that cannot. K counts the choices of the action space, `num_choices`: n of a Discrete, sum(nvec) of a
 MultiDiscrete; of a Dict or Tuple those of its Discrete and MultiDiscrete leaves one after the other, in the order of
 `leaves`. Networks do not read that leaf.
+
+Of several agents a leaf `state` is the view of all that critics and mixers may read; a team's observation has leaves
+`agents` and `present` beside it (`jrl.envs.team`).
 """
 
 import math
@@ -31,6 +34,7 @@ from jrl.types import (
 )
 
 ACTION_MASK = "action_mask"
+AGENTS, PRESENT, STATE = "agents", "present", "state"
 
 
 def leaves(space: Space) -> list[tuple[str, Leaf]]:
@@ -360,6 +364,9 @@ def split_mask(space: Space, obs: PyTree) -> tuple[PyTree, Array | None]:
 
 __all__ = [
     "ACTION_MASK",
+    "AGENTS",
+    "PRESENT",
+    "STATE",
     "any_allowed",
     "batch_shape",
     "filled",

@@ -38,6 +38,7 @@ OPTIONS = {
     "appo": {**_CLIPPED, "target_update_every": 3, "tau": 0.5},
     "pqn": {"loss": "huber", "normalize_obs": True, "normalize_reward": True},
     "dqn": {"double": True, "dueling": True, "noisy": True, "head": "c51", "tau": 0.1, "normalize_obs": True},
+    "iqn": {"double": True, "num_quantiles": 5, "tau": 0.1, "normalize_obs": True},
     "sac": {"num_critics": 3, "target_critics": 2, "policy_every": 2, "normalize_reward": True, "max_grad_norm": 0.5},
     "td3": {"num_critics": 3, "normalize_obs": True, "max_grad_norm": 0.5},
 }

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import jax
 import pytest
@@ -47,8 +48,9 @@ def _keys() -> dict[str, set[str]]:
         for name, kind in vars(sections).items()
         if dataclasses.is_dataclass(kind)
     }
+    of_kind = lambda kind: next(found for found in (kind, *get_args(kind)) if dataclasses.is_dataclass(found))
     by_section = {
-        section: keys[str(kind).split(" ")[0]] if isinstance(kind, str) else {f.name for f in dataclasses.fields(kind)}
+        section: keys[kind.split(" ")[0]] if isinstance(kind, str) else keys[of_kind(kind).__name__]
         for section, kind in found.items()
         if section not in ("algo", "network", "replay", "stop")
     }

@@ -30,11 +30,17 @@ REPLAY = [
     "--set=replay.batch_size=8", "--set=replay.learning_starts=32", "--set=replay.capacity=400",
     "--set=replay.train_every=8", "--set=replay.updates_per_step=0.25", "--set=replay.prioritized=true",
 ]  # fmt: skip
-TASKS = {"sac": "Pendulum-v1", "td3": "Pendulum-v1"}
+TASKS = {"sac": "Pendulum-v1", "td3": "Pendulum-v1", "vdn": "TwoStepGame-v0"}
+TEAM = [
+    "--set=multi_agent.group={team: [agent_0, agent_1]}", "--set=network.core={name: gru, size: 4}",
+    "--set=network.max_seq_len=4", "--set=replay.burn_in=2",
+]  # fmt: skip
 
 
 def run(algo, *args, out):
     more = REPLAY if learns_from(algos.get_config_class(algo)) is Replay else ["--set=rollout.length=16"]
+    if algos.get_config_class(algo).in_teams:
+        more = [*more, *TEAM]
     return train.main(
         ["--algo", algo, "--env", TASKS.get(algo, "CartPole-v1"), *SMALL, *more, "--out", str(out), *args]
     )
@@ -212,7 +218,6 @@ LIKE_ANOTHER = [name for name in algos.names() if name not in ("ppo", "dqn")]  #
 ON_IN_JAX = [
     pytest.param(algo, "jax", "bitwise", marks=[pytest.mark.slow] if algo in LIKE_ANOTHER else [])
     for algo in algos.names()
-    if not algos.get_config_class(algo).in_teams  # CartPole is no team
 ]
 
 

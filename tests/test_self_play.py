@@ -418,7 +418,7 @@ def lost_games(policy, seat, *, perfect):
             actions = policy.act({"obs": obs, "action_mask": mask})
             after = {(*b[:a], seat, *b[a + 1 :]) for b, a in zip(held, actions, strict=True)}
         else:
-            best = lambda b, n: not perfect or -worth(n, 3 - turn) == worth(b, turn)
+            best = lambda b, n, turn=turn: not perfect or -worth(n, 3 - turn) == worth(b, turn)
             after = {n for b in boards for n in moves(b, turn) if best(b, n)}
         lost += [b for b in after if winner(b) == 3 - seat]
         boards = {b for b in after if not winner(b) and 0 in b}

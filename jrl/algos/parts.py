@@ -138,17 +138,18 @@ def name_of(cfg: Any) -> str:
 
 def check_action(cfg: Any, space: Space) -> None:
     """Raises InputError unless the algorithm of `cfg` acts in `space`; names those that do."""
-    if cfg.acts_in is Space:  # what a policy cannot act in is told by jrl.distributions
+    kinds = getattr(cfg, "action_kinds", cfg.acts_in)  # some act in others with some options
+    if kinds is Space:  # what a policy cannot act in is told by jrl.distributions
         return
     known: dict[str, Any] = {name: algos.get_config_class(name) for name in algos.names()}
     others = [name for name, config in known.items() if isinstance(space, config.acts_in) and not config.in_teams]
     mend = f"use {', '.join(others[:-1])} or {others[-1]}"
     if isinstance(space, Box) and not np.issubdtype(np.dtype(space.dtype), np.floating):
         mend = "no algorithm handles a Box of integers"
-    elif isinstance(space, cfg.acts_in):
+    elif isinstance(space, kinds):
         return
-    kinds = ["float Box" if kind is Box else kind.__name__ for kind in get_args(cfg.acts_in) or (cfg.acts_in,)]
-    raise InputError(f"{name_of(cfg)} needs a {' or '.join(kinds)} action space, not {space}: {mend}")
+    names = ["float Box" if kind is Box else kind.__name__ for kind in get_args(kinds) or (kinds,)]
+    raise InputError(f"{name_of(cfg)} needs a {' or '.join(names)} action space, not {space}: {mend}")
 
 
 def check_critic(cfg: Any, network: NetworkConfig) -> None:

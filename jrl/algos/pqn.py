@@ -13,11 +13,15 @@ is Adam; the paper's RAdam was not better on CartPole. Gradients and statistics 
 Where observations have an action mask, max_a is over the allowed actions, and only those are taken. With memory
 (`network.core`) minibatches are of sequences, `network.max_seq_len` steps long, which start from the memory that acting
 had there.
+
+With a `mixer` it acts for a team (`jrl.envs.team`): PQN-VDN (`mixer: sum`) and PQN-QMIX, whose Q is the value that the
+mixer makes of the agents' own (`jrl.algos.teams`), at the agents' best actions in targets. All else is the same.
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +30,7 @@ from flax import struct
 from jrl import networks as nets
 from jrl import spaces
 from jrl.algos import agent as agents
-from jrl.algos import custom_loss, parameter_noise, parts, sequences
+from jrl.algos import custom_loss, parameter_noise, parts, sequences, teams
 from jrl.algos import observer as observers
 from jrl.algos.agent import Actor, Agent, Common, Records, State
 from jrl.algos.custom_loss import Loss
@@ -36,13 +40,26 @@ from jrl.fields.bounds import Count, NonNegativeSchedule, Positive, Unit
 from jrl.networks import Head, Network, NetworkConfig
 from jrl.ops import exploration as ops
 from jrl.ops import losses, returns, schedules
-from jrl.types import Algo, Array, Discrete, EnvSpec, Key, Metrics, PyTree, Rollout, UpdateAux, hyperparams
+from jrl.types import (
+    Algo,
+    Array,
+    Discrete,
+    EnvSpec,
+    InputError,
+    Key,
+    Metrics,
+    MultiDiscrete,
+    PyTree,
+    Rollout,
+    UpdateAux,
+    hyperparams,
+)
 
 DEFAULT_NETWORK = NetworkConfig(hidden=(128, 128), activation="relu", layer_norm=True)
 
 
 @hyperparams
-class Config(Common):
+class Config(teams.Mixing, Common):
     """Hyper-parameters of PQN; a Schedule is a number or `[[env_steps, value], ...]`."""
 
     acts_in: ClassVar[Any] = Discrete
@@ -55,6 +72,36 @@ class Config(Common):
     loss: Literal["mse", "huber"] = "mse"  # half the squared error, or huber
     exploration: OverQ = EpsilonGreedy(epsilon=((0, 1.0), (100_000, 0.05)))
     max_grad_norm: Positive | None = 10.0
+    # what joins the values of a team's agents: their sum (VDN), or QMIX's network; none: a single agent acts
+    mixer: Literal["none", "sum", "qmix"] = "none"
+
+    @property
+    def action_kinds(self) -> Any:
+        """The kinds of action spaces in which it acts, with the options that it has."""
+        return self.acts_in if self.mixer == "none" else MultiDiscrete
+
+    def reading(self, agent: Agent) -> "Reading":
+        """How the network's heads are read: of one agent, or of a team."""
+        if self.mixer == "none":
+            return Reading(lambda heads: heads[0], lambda heads, mask: best(heads[0], mask), taken)
+
+        def of_best(heads: Any, mask: Array | None) -> Array:
+            outputs = teams.joined(heads)
+            return teams.taken(self, agent, outputs, teams.best(agent, outputs, mask))
+
+        return Reading(
+            lambda heads: teams.by_agent(agent, teams.joined(heads)),
+            of_best,
+            lambda heads, action: teams.taken(self, agent, teams.joined(heads), action),
+        )
+
+
+class Reading(NamedTuple):
+    """How PQN reads what a network's heads say of observations [..., *]: of one agent's actions, or of a team's."""
+
+    q: Callable[[Any], Array]  # heads -> what acting takes the highest of: [..., A], of a team [..., agents, A]
+    best: Callable[[Any, Array | None], Array]  # (heads, mask) -> the value of the best allowed action [...]
+    taken: Callable[[Any, Array], Array]  # (heads, actions) -> their value [...]
 
 
 @struct.dataclass
@@ -62,13 +109,15 @@ class Rows:
     """One row per environment step, as the loss reads it: N rows, or with a core sequences [N, L]."""
 
     obs: PyTree  # as the network reads it: normalised, and of sequences a Window
-    action: Array  # [N] i32
+    action: Array  # [N] i32, of a team [N, agents]
     target: Array  # [N] f32
     weight: Array  # [N] f32, 0 on masked rows, 1 on average
 
 
 def networks(cfg: Config, observer: Observer, network: NetworkConfig) -> Network:
-    """One network with the head `q` [A]."""
+    """One network with the head `q` [A]; of a team see `teams.networks`."""
+    if cfg.mixer != "none":
+        return teams.networks(cfg, observer, network)
     assert isinstance(observer.spec.action, Discrete)
     return nets.build(observer.spec, network, {"q": Head(observer.spec.action.n)})
 
@@ -78,9 +127,14 @@ def init(cfg: Config, agent: Agent, key: Key) -> State:
     return agents.begin(cfg, agent, key, agent.net.init(key))
 
 
-def q_values(agent: Agent, params: PyTree, obs: PyTree) -> Array:
-    """[..., A] of observations [..., *] as the network reads them."""
-    return agent.net.apply(params, obs, "q")[0]
+def heads_of(agent: Agent, params: PyTree, obs: PyTree) -> Any:
+    """What the network says of observations [..., *], as it reads them; a Reading reads it."""
+    return agent.net.apply(params, obs, "q")
+
+
+def q_values(cfg: Config, agent: Agent, params: PyTree, obs: PyTree) -> Array:
+    """[..., A] of observations [..., *] as the network reads them; of a team [..., agents, A]."""
+    return cfg.reading(agent).q(heads_of(agent, params, obs))
 
 
 def best(q: Array, mask: Array | None) -> Array:
@@ -88,14 +142,23 @@ def best(q: Array, mask: Array | None) -> Array:
     return jnp.max(ops.masked_q(q, mask), -1)
 
 
+def taken(heads: Any, action: Array) -> Array:
+    """Q [...] of actions [...] of one agent."""
+    (q,) = heads
+    # a comparison instead of an index: its gradient is a select, that of an index a scatter
+    chosen = jax.lax.broadcasted_iota(jnp.int32, q.shape, q.ndim - 1) == action[..., None]
+    return jnp.sum(jnp.where(chosen, q, 0.0), -1)
+
+
 def policy(cfg: Config, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool):
-    """Q values [B, A], and max_a Q for the rollout's extras."""
-    (q,), memory = agent.net.step(actor.params, obs, memory, "q")
+    """Q values [B, A], of a team [B, agents, A], and max_a Q for the rollout's extras."""
+    heads, memory = agent.net.step(actor.params, obs, memory, "q")
+    reading = cfg.reading(agent)
     # values are those of the parameters that learn, whatever acts
-    value = best(q, agent.observer.mask(obs))
+    value = reading.best(heads, agent.observer.mask(obs))
     if explore and actor.noisy != ():
-        q = q_values(agent, actor.noisy, obs)
-    return q, memory, {"value": value}
+        heads = heads_of(agent, actor.noisy, obs)
+    return reading.q(heads), memory, {"value": value}
 
 
 def memories(agent: Agent, state: State, obs: PyTree, rollout: Rollout) -> tuple[PyTree, PyTree]:
@@ -108,18 +171,18 @@ def memories(agent: Agent, state: State, obs: PyTree, rollout: Rollout) -> tuple
     return starts, after
 
 
-def values(agent: Agent, state: State, obs: PyTree, rollout: Rollout) -> Array:
+def values(cfg: Config, agent: Agent, state: State, obs: PyTree, rollout: Rollout) -> Array:
     """max_a Q(obs_t) [T, B]: Q does not change while a rollout is collected, so that acting has computed it."""
-    mask_of = agent.observer.mask
+    mask_of, best = agent.observer.mask, cfg.reading(agent).best
 
     def anew():
         if not agent.network.recurrent:
-            return jax.lax.map(lambda x: best(q_values(agent, state.params, x), mask_of(x)), obs)
+            return jax.lax.map(lambda x: best(heads_of(agent, state.params, x), mask_of(x)), obs)
         length, memory = sequences.length_of(agent.network, len(rollout.reward)), agents.split_carry(rollout.carry)[0]
 
         def unroll(window):
-            (q,), after = agent.net.unroll(state.params, window, "q")
-            return best(q, mask_of(window)), after
+            heads, after = agent.net.unroll(state.params, window, "q")
+            return best(heads, mask_of(window)), after
 
         return sequences.along(unroll, obs, rollout.mask, memory, length)[0]
 
@@ -131,12 +194,13 @@ def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[
     observer = agent.observer
     obs, last_obs = observer.recall(state.obs_stats, rollout), observer.see(state.obs_stats, rollout.last_obs)
     starts, memory = memories(agent, state, obs, rollout)
-    last = best(agent.net.step(state.params, last_obs, memory, "q")[0][0], observer.mask(last_obs))
+    last_heads, _ = agent.net.step(state.params, last_obs, memory, "q")
+    last = cfg.reading(agent).best(last_heads, observer.mask(last_obs))
     target = returns.lambda_returns(
         parts.scaled_reward(cfg, state.return_stats, rollout.reward),
         rollout.terminated,
         rollout.terminated | rollout.truncated,
-        jnp.concatenate([values(agent, state, obs, rollout), last[None]]),
+        jnp.concatenate([values(cfg, agent, state, obs, rollout), last[None]]),
         gamma=cfg.gamma,
         lambda_=cfg.q_lambda,
     )
@@ -146,10 +210,7 @@ def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[
 
 def loss(cfg: Config, agent: Agent, params: PyTree, rows: Rows) -> tuple[Array, Metrics]:
     """The distance of Q(obs, action) from its target, the mean over Rows [N]."""
-    q = q_values(agent, params, rows.obs)
-    # a comparison instead of an index: its gradient is a select, that of an index a scatter
-    taken = jax.lax.broadcasted_iota(jnp.int32, q.shape, q.ndim - 1) == rows.action[..., None]
-    value = jnp.sum(jnp.where(taken, q, 0.0), -1)
+    value = cfg.reading(agent).taken(heads_of(agent, params, rows.obs), rows.action)
     mean = lambda x: jnp.mean(rows.weight * x)
     distance = losses.huber if cfg.loss == "huber" else lambda x: 0.5 * jnp.square(x)
     error = mean(distance(value - rows.target))
@@ -165,7 +226,7 @@ def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) 
     take = agents.taker(agents.cut(agent, rows, memory))
     chunk = agents.chunk(cfg, agent, grid[0] * grid[1] // cfg.num_minibatches, length=length)
     lr = schedules.value(cfg.lr, state.env_steps)
-    given = parts.QNetwork(agent.net.init, functools.partial(q_values, agent))
+    given = parts.QNetwork(agent.net.init, functools.partial(q_values, cfg, agent))
     rows_loss = custom_loss.over_rows(agent.loss, functools.partial(loss, cfg, agent), given)
 
     def step(carry, batch: Rows):
@@ -177,7 +238,7 @@ def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) 
     (params, opt_state), metrics = agents.epochs(cfg, agent, step, start, take, grid, key)
     # the noise adapts by the parameters that acted
     state = replace(
-        agents.adapted(cfg, agent, functools.partial(q_values, agent), before, rollout),
+        agents.adapted(cfg, agent, functools.partial(q_values, cfg, agent), before, rollout),
         params=params,
         opt_state=opt_state,
         updates=state.updates + 1,
@@ -187,9 +248,18 @@ def update(cfg: Config, agent: Agent, state: State, rollout: Rollout, key: Key) 
 
 
 def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
-    """Q values of observations [B, *] at an episode's start."""
+    """Q values of observations [B, *] at an episode's start; of a team the agents' [B, agents, A]."""
     memory = agent.net.carry(spaces.batch_shape(agent.spec.observation, obs)[0])
-    return {"q": agent.net.step(state.params, agent.observer.see(state.obs_stats, obs), memory, "q")[0][0]}
+    heads, _ = agent.net.step(state.params, agent.observer.see(state.obs_stats, obs), memory, "q")
+    return {"q": cfg.reading(agent).q(heads)}
+
+
+def _check_team(cfg: Config, spec: EnvSpec) -> None:
+    """Raises InputError where a mixer has no team, or a team no mixer."""
+    if cfg.mixer != "none":
+        teams.team_of(spec, f"pqn with algo.mixer {cfg.mixer}")
+    elif teams.is_team(spec):
+        raise InputError("algo.mixer: expected sum or qmix for a team of agents, got none: choose one of them")
 
 
 def make(
@@ -204,7 +274,7 @@ def make(
 
     Args:
       cfg: hyper-parameters; floats may be traced.
-      spec: spaces of the environment; `num_envs` is not read, the rollout's shape counts.
+      spec: spaces of the environment, with a mixer of a team; `num_envs` is not read, the rollout's shape counts.
       network: shape of the Q network.
       axis_name: of the mapped axis over devices; None outside of one.
       loss: takes the place of the algorithm's own, of Rows [N], with memory [N, L] (`jrl.algos`); None: none does.
@@ -212,9 +282,11 @@ def make(
       An on-policy Algo. The `q` of its `outputs` is that of all actions, also of those that a mask does not allow; with
       memory at an episode's start.
     Raises:
-      InputError: a space, torso or core that PQN cannot handle, an exploration that needs more than Q values, or
-        parameter noise with memory; in `update`, a `network.max_seq_len` that does not divide the rollout.
+      InputError: a space, torso or core that PQN cannot handle, an exploration that needs more than Q values,
+        parameter noise with memory, a mixer without a team or a team without a mixer; in `update`, a
+        `network.max_seq_len` that does not divide the rollout.
     """
+    _check_team(cfg, spec)
     network = parts.initialised(network, DEFAULT_NETWORK)
     agent = agents.make(
         cfg, spec, network, networks, kind="q", records=Records(seen=True), axis_name=axis_name, loss=loss
@@ -230,4 +302,17 @@ def make(
     )
 
 
-__all__ = ["Config", "Rows", "best", "init", "loss", "make", "policy", "q_values", "targets", "update"]
+__all__ = [
+    "Config",
+    "Reading",
+    "Rows",
+    "best",
+    "init",
+    "loss",
+    "make",
+    "policy",
+    "q_values",
+    "taken",
+    "targets",
+    "update",
+]

@@ -1,73 +1,38 @@
-"""Value decomposition for a team (VDN, arXiv:1706.05296) and its monotone kind (QMIX, arXiv:1803.11485).
+"""Value decomposition for a team, from replay (VDN, arXiv:1706.05296), and its monotone kind (QMIX, arXiv:1803.11485).
 
-One network, which all agents share, gives each agent the Q values of its own actions by what it sees; the value of what
-all do together is made of those of the actions that they take:
-
-    mixer sum    Q_tot = sum_i Q_i(o_i, a_i)
-    mixer qmix   Q_tot = |w2(s)| . elu(|W1(s)| Q + b1(s)) + v(s),   the weights by hypernetworks of the state s
-
-Both rise with each Q_i, so that the best joint action is each agent's own best: acting needs no mixer, nor any state.
-All else is DQN's: the TD error is that of Q_tot, with targets, double, n-step returns, priorities and memory.
+One network, which all agents share, gives each agent Q values of its own; the mixer makes the team's of them
+(`jrl.algos.teams`). All else is DQN's: the TD error is that of Q_tot, with targets, double, n-step returns, priorities
+and memory.
 
     algo = vdn.make(vdn.Config(mixer="qmix"), spec)                        # spec: of a team, jrl.envs.team
     out = algo.act(algo.actor(state), obs, algo.carry(batch_size), key)    # out.action [B, agents]
     state, aux = jax.jit(algo.update)(state, batch, key)                   # batch: jrl.types.Batch; one gradient step
 
-Each agent explores on its own. An agent that is not `present` adds nothing to the sum. With `network.core` each agent
-has a memory of its own, in replay too.
+Each agent explores on its own. With `network.core` each has a memory of its own, in replay too.
 """
 
 import functools
-import math
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
-import jax
-import jax.numpy as jnp
-from annotated_types import Interval
-
-from jrl import networks as nets
-from jrl import spaces
 from jrl.algos import agent as agents
-from jrl.algos import dqn, parts, q_heads
+from jrl.algos import dqn, parts, q_heads, teams
 from jrl.algos.agent import Agent, Records
 from jrl.algos.custom_loss import Loss
-from jrl.algos.exploration import by_choice
-from jrl.algos.observer import Observer
-from jrl.networks import Head, Network, NetworkConfig
-from jrl.networks.dense import dense, layer
-from jrl.networks.encoders import flattened
-from jrl.ops import exploration as ops
-from jrl.types import (
-    Algo,
-    Array,
-    Dict,
-    Discrete,
-    EnvSpec,
-    InputError,
-    Key,
-    MultiDiscrete,
-    PyTree,
-    Space,
-    Window,
-    hyperparams,
-)
+from jrl.networks import NetworkConfig
+from jrl.types import Algo, Array, EnvSpec, MultiDiscrete, hyperparams
 
 DEFAULT_NETWORK = NetworkConfig(activation="relu", init="uniform")
-_AGENTS, _STATE, _PRESENT = "agents", "state", "present"  # leaves of a team's observation, see jrl.envs.team
 
 
 @hyperparams
-class Config(dqn.QLearning):
+class Config(teams.Mixing, dqn.QLearning):
     """Hyper-parameters of VDN and QMIX; a Schedule is a number or `[[env_steps, value], ...]`."""
 
     acts_in: ClassVar[Any] = MultiDiscrete
     in_teams: ClassVar[bool] = True
 
     mixer: Literal["sum", "qmix"] = "sum"  # what joins the agents' values: their sum (VDN), or QMIX's network
-    mixer_embed: Annotated[int, Interval(ge=1, le=65_536)] = 32  # width of QMIX's hidden layer
-    hypernet_hidden: Annotated[int, Interval(ge=0, le=65_536)] = 64  # of the layer before its weights; 0: none
-    agent_id: bool = True  # the network is told, one-hot, whose observation it reads
     double: bool = True  # the online network picks the next actions
     loss: Literal["mse", "huber"] = "mse"  # of the TD error of Q_tot
 
@@ -77,7 +42,7 @@ class Config(dqn.QLearning):
 
     def reading(self) -> dqn.Reading:
         """How the network's outputs are read: of a team."""
-        return dqn.Reading(joined, by_agent, taken, backup)
+        return dqn.Reading(flat, teams.by_agent, taken, backup)
 
     def validate(self) -> list[str]:
         """What is wrong with the combination of values, each with its mend."""
@@ -88,194 +53,22 @@ class Config(dqn.QLearning):
         return errors + super().validate()
 
 
-# ---------------------------------------------------------------- the team
-
-
-class Team(NamedTuple):
-    """What is known of a team by its spaces."""
-
-    size: int  # A
-    num_actions: int  # n, of each agent
-    agent: Space  # what one of them sees
-
-
-def team_of(spec: EnvSpec) -> Team:
-    """Returns the team that acts in the spaces of a spec.
-
-    Raises:
-      InputError: they are not those of a team.
-    """
-    action, observation = spec.action, spec.observation
-    named = dict(observation.items) if isinstance(observation, Dict) else {}
-    if isinstance(action, MultiDiscrete) and len(set(action.nvec)) == 1 and _AGENTS in named:
-        size = len(action.nvec)
-        if (agent := spaces.member(named[_AGENTS], size)) is not None:
-            return Team(size, action.nvec[0], agent)
-    raise InputError(
-        "vdn acts for a team: expected an observation Dict with `agents` and a MultiDiscrete action space, a choice "
-        f"for each of them, got the observation {observation} and the action space {action}: make the agents of an "
-        "environment a team by multi_agent.group, or use dqn for a single agent"
-    )
-
-
-# ---------------------------------------------------------------- the network
-
-
-def networks(cfg: Config, observer: Observer, network: NetworkConfig) -> Network:
-    """Heads `q` [A * n], and with mixer qmix `mix` [W], the weights that QMIX makes of the state; see `mixed`.
-
-    Parameters are a dict: `agents`, and with qmix `mixer`. Memory is [B, A, ...].
-    """
-    spec = observer.spec
-    team = team_of(spec)
-    size, num_actions = team.size, team.num_actions
-    own = dict(team.agent.items) if isinstance(team.agent, Dict) else {"obs": team.agent}
-    alone = Dict((*own.items(), ("agent_id", Discrete(size)))) if cfg.agent_id else team.agent
-    base = nets.build(
-        EnvSpec(alone, Discrete(num_actions), spec.num_envs),
-        replace(network, shared=True),
-        {"q": Head(num_actions)},
-    )
-    qmix = cfg.mixer == "qmix"
-    mixer = _hypernetworks(cfg, spec, network, size) if qmix else None
-
-    def init(key: Key) -> PyTree:
-        if mixer is None:
-            return {"agents": base.init(key)}
-        keys = jax.random.split(key)
-        return {"agents": base.init(keys[0]), "mixer": mixer.init(keys[1])}
-
-    def of_each(obs: PyTree, lead: int) -> PyTree:
-        """What each agent reads, [..., A, *] of the `lead` leading axes."""
-        x = obs[_AGENTS]
-        split = lambda leaf, x: x.reshape(*x.shape[:lead], size, *leaf.shape)
-        x = spaces.map_leaves(split, team.agent, x)
-        if not cfg.agent_id:
-            return x
-        shape = jax.tree.leaves(x)[0].shape[: lead + 1]
-        ids = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), shape)
-        return {**(x if isinstance(team.agent, Dict) else {"obs": x}), "agent_id": ids}
-
-    def heads(params: PyTree, obs: PyTree, q: Array) -> tuple[Array, ...]:
-        """Of q [..., A, n] of present agents; the others' are 0."""
-        if _PRESENT in obs:
-            q = jnp.where(obs[_PRESENT][..., None] != 0, q, 0.0)
-        lead = q.shape[:-2]
-        flat = q.reshape(*lead, size * num_actions)
-        return (flat,) if mixer is None else (flat, mixer.apply(params["mixer"], obs).reshape(*lead, -1))
-
-    fold = lambda tree: jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
-    unfold = lambda tree: jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), tree)
-
-    def carry(batch_size: int) -> PyTree:
-        return unfold(base.carry(batch_size * size))
-
-    def apply(params, obs, *names, key=None):
-        if isinstance(obs, Window):
-            return unroll(params, obs)[0]
-        axes = len(spaces.batch_shape(spec.observation, obs))
-        return heads(params, obs, base.apply(params["agents"], of_each(obs, axes))[0])
-
-    def step(params, obs, carry, *names, key=None):
-        (q,), carry = base.step(params["agents"], fold(of_each(obs, 1)), fold(carry))
-        return heads(params, obs, unfold(q)), unfold(carry)
-
-    def unroll(params, window: Window, *names, key=None):
-        rows, length = window.reset.shape
-        by_stream = lambda x: jnp.swapaxes(x, 1, 2).reshape(rows * size, length, *x.shape[3:])
-        streams = Window(
-            jax.tree.map(by_stream, of_each(window.obs, 2)),
-            fold(window.carry),
-            jnp.repeat(window.reset, size, axis=0),
-        )
-        (q,), carry = base.unroll(params["agents"], streams)
-        q = jnp.swapaxes(q.reshape(rows, size, length, num_actions), 1, 2)
-        return heads(params, window.obs, q), unfold(carry)
-
-    return Network(init, apply, carry, step, unroll)
-
-
-class _Mixer(NamedTuple):
-    init: Any  # key -> params
-    apply: Any  # (params, obs [..., *]) -> [N, W]
-
-
-def _hypernetworks(cfg: Config, spec: EnvSpec, network: NetworkConfig, size: int) -> _Mixer:
-    """QMIX's: of the state, or where there is none of all that the agents see, the weights that `mixed` reads."""
-    assert isinstance(spec.observation, Dict)
-    named = dict(spec.observation.items)
-    name = _STATE if _STATE in named else _AGENTS
-    read = lambda obs: flattened(named[name], network, obs[name])
-    one = spaces.map_leaves(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), named[name])
-    inputs = jax.eval_shape(read, {name: one}).shape[-1]
-    embed, hidden = cfg.mixer_embed, cfg.hypernet_hidden
-    # output -> the widths of its layers
-    deep = (hidden,) if hidden else ()
-    shapes = {"w1": (*deep, size * embed), "b1": (embed,), "w2": (*deep, embed), "v": (embed, 1)}
-
-    def init(key: Key) -> PyTree:
-        params = {}
-        for name, widths in shapes.items():
-            key, *keys = jax.random.split(key, 1 + len(widths))
-            ins = (inputs, *widths[:-1])
-            params[name] = [layer(k, a, b) for k, a, b in zip(keys, ins, widths, strict=True)]
-        return params
-
-    def apply(params: PyTree, obs: PyTree) -> Array:
-        state, out = read(obs), {}
-        for name, layers in params.items():
-            x = dense(layers[0], state)
-            for one in layers[1:]:
-                x = dense(one, jax.nn.relu(x))
-            out[name] = x
-        return jnp.concatenate([out[name] for name in shapes], -1)
-
-    return _Mixer(init, apply)
-
-
-def mixed(cfg: Config, q: Array, weights: Array) -> Array:
-    """Q_tot of the agents' values, which rises with each of them (arXiv:1706.05296, eq. 2; 1803.11485, section 4.1).
-
-    Args:
-      q:       [M, A] f32, of the actions taken.
-      weights: [M, W] f32, A * E + E + E + 1 outputs of the hypernetworks, one after the other; of mixer sum [M, 0].
-    Returns:
-      [M] f32.
-    """
-    if cfg.mixer == "sum":
-        return q.sum(-1)
-    size, embed = q.shape[-1], cfg.mixer_embed
-    w1, b1, w2, v = jnp.split(weights, [size * embed, (size + 1) * embed, (size + 2) * embed], -1)
-    w1 = jnp.abs(w1).reshape(-1, size, embed)
-    hidden = jax.nn.elu(jnp.sum(q[..., None] * w1, 1) + b1)
-    return jnp.sum(hidden * jnp.abs(w2), -1) + v[:, 0]
-
-
 # ---------------------------------------------------------------- how DQN reads it
 
 
-def joined(cfg: Config, agent: Agent, heads: Any, mask: Array | None) -> Array:
-    """All heads side by side [M, A * n + W]."""
-    return jnp.concatenate([x.reshape(-1, x.shape[-1]) for x in heads], -1)
-
-
-def by_agent(agent: Agent, outputs: Array) -> Array:
-    """The agents' Q values [M, A, n]."""
-    team = team_of(agent.observer.spec)
-    return outputs[:, : team.size * team.num_actions].reshape(-1, team.size, team.num_actions)
+def flat(cfg: Config, agent: Agent, heads: Any, mask: Array | None) -> Array:
+    """All heads side by side [M, A * n + W], whatever their leading axes were."""
+    return teams.joined([x.reshape(-1, x.shape[-1]) for x in heads])
 
 
 def taken(cfg: Config, agent: Agent, outputs: Array, action: Array) -> Array:
     """Q_tot of actions [M, A], [M, 1]."""
-    q = by_agent(agent, outputs)
-    chosen = jnp.sum(jax.nn.one_hot(action, q.shape[-1]) * q, -1)
-    return mixed(cfg, chosen, outputs[:, math.prod(q.shape[1:]) :])[:, None]
+    return teams.taken(cfg, agent, outputs, action)[:, None]
 
 
 def backup(cfg: Config, agent: Agent, around: dqn.Around, action: Array, reward: Array, discount: Array) -> Array:
     """What Q_tot should be [M, 1]: of the next actions each agent takes its best, and Q_tot of those counts."""
-    q = by_agent(agent, around.chooser)
-    best = ops.masked_argmax(q, by_choice(around.allowed, q))
+    best = teams.best(agent, around.chooser, around.allowed)
     return reward[:, None] + discount[:, None] * taken(cfg, agent, around.after, best)
 
 
@@ -301,15 +94,15 @@ def make(
     Raises:
       InputError: spaces that are not a team's, and what `dqn.make` raises.
     """
-    team_of(spec)
+    teams.team_of(spec, "vdn")
     network = parts.initialised(network, DEFAULT_NETWORK)
     agent = agents.make(
-        cfg, spec, network, networks, kind="q", records=Records(memory=True), axis_name=axis_name, loss=loss
+        cfg, spec, network, teams.networks, kind="q", records=Records(memory=True), axis_name=axis_name, loss=loss
     )
     return agents.algo(
         cfg,
         agent,
-        init=functools.partial(dqn.init, networks=networks),
+        init=functools.partial(dqn.init, networks=teams.networks),
         act=dqn.act,
         update=dqn.update,
         ingest=dqn.ingest,
@@ -318,4 +111,4 @@ def make(
     )
 
 
-__all__ = ["Config", "Team", "backup", "make", "mixed", "networks", "taken", "team_of"]
+__all__ = ["Config", "backup", "make", "taken"]

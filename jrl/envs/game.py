@@ -17,10 +17,8 @@ from jrl.envs.masked import MaskError, shapes
 from jrl.envs.plays import Play, Turn
 from jrl.envs.step_faults import Breach, Fault, bounds, kind, of_observation
 from jrl.envs.worker_process import element, leaves, row
-from jrl.spaces import ACTION_MASK, kinds
+from jrl.spaces import ACTION_MASK, STATE, kinds
 from jrl.types import InputError
-
-STATE = "state"
 
 
 class Kind(NamedTuple):

@@ -16,11 +16,9 @@ from flax import struct
 from jrl.envs.jax_env import ENDED, ends, select, tick
 from jrl.envs.spec import box, check_action
 from jrl.ops import random
+from jrl.spaces import STATE, of_agents
 from jrl.spaces import columns as columns_of
-from jrl.spaces import of_agents
 from jrl.types import Array, Box, Dict, EnvSpec, InputError, JaxEnv, Key, PyTree, Several, Space, StepResult, Tuple
-
-STATE = "state"  # leaf of an observation: the view of all that critics and mixers may read
 
 
 class MultiDefinition(NamedTuple):

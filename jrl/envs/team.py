@@ -12,6 +12,7 @@ import numpy as np
 from jrl import spaces
 from jrl.envs import spec as env_spaces
 from jrl.envs.wrappers import Behind
+from jrl.spaces import ACTION_MASK, AGENTS, PRESENT, STATE
 from jrl.types import (
     Array,
     AsyncEnv,
@@ -30,8 +31,6 @@ from jrl.types import (
     Space,
     StepResult,
 )
-
-AGENTS, STATE, PRESENT = "agents", "state", "present"
 
 
 def team(env: JaxEnv | Env, *, agents: tuple[str, ...] | None = None) -> JaxEnv | Env:
@@ -146,10 +145,10 @@ def observation(space: Space, count: int) -> Dict:
     parts.append((PRESENT, MultiBinary((count,))))
     if STATE in named:
         parts.append((STATE, named[STATE]))
-    if (mask := named.get(spaces.ACTION_MASK)) is not None:
+    if (mask := named.get(ACTION_MASK)) is not None:
         assert isinstance(mask, Box | MultiBinary)
         size = count * mask.shape[0]
-        parts.append((spaces.ACTION_MASK, MultiBinary((size,), mask.dtype)))
+        parts.append((ACTION_MASK, MultiBinary((size,), mask.dtype)))
     return Dict(tuple(parts))
 
 
@@ -157,7 +156,7 @@ def _own(space: Space) -> Space:
     """What an agent sees beside the state and its mask, one part alone for itself; the state where there is no more."""
     if not isinstance(space, Dict):
         return space
-    rest = tuple((name, part) for name, part in space.items if name not in (STATE, spaces.ACTION_MASK))
+    rest = tuple((name, part) for name, part in space.items if name not in (STATE, ACTION_MASK))
     if len(rest) > 1:
         return Dict(rest)
     return rest[0][1] if rest else space[STATE]
@@ -186,7 +185,7 @@ def _view(spec: EnvSpec) -> Callable[..., PyTree]:
     def part(obs: PyTree) -> PyTree:
         if not named:
             return obs
-        rest = {name: x for name, x in obs.items() if name not in (STATE, spaces.ACTION_MASK)}
+        rest = {name: x for name, x in obs.items() if name not in (STATE, ACTION_MASK)}
         return rest if len(rest) > 1 else next(iter(rest.values()), obs.get(STATE))
 
     def view(xp: Any, obs: PyTree, result: StepResult | None) -> PyTree:
@@ -199,10 +198,10 @@ def _view(spec: EnvSpec) -> Callable[..., PyTree]:
         if STATE in named:  # the same for all agents of a game
             first = lambda leaf, x: x.reshape(games, count, *leaf.shape)[:, 0]
             seen[STATE] = spaces.map_leaves(first, named[STATE], obs[STATE])
-        if spaces.ACTION_MASK in named:
-            mask = obs[spaces.ACTION_MASK].reshape(games, count, -1)
+        if ACTION_MASK in named:
+            mask = obs[ACTION_MASK].reshape(games, count, -1)
             anything = gone & ~(mask != 0).any(-1)
-            seen[spaces.ACTION_MASK] = xp.where(anything[..., None], xp.ones_like(mask), mask).reshape(games, -1)
+            seen[ACTION_MASK] = xp.where(anything[..., None], xp.ones_like(mask), mask).reshape(games, -1)
         return seen
 
     return view
@@ -231,4 +230,4 @@ def _joined(xp: Any, spec: EnvSpec, view: Callable[..., PyTree], result: StepRes
     return StepResult(view(xp, result.obs, result), reward, over & ~truncated, truncated, failed)
 
 
-__all__ = ["AGENTS", "PRESENT", "STATE", "observation", "team"]
+__all__ = ["observation", "team"]

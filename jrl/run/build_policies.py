@@ -105,13 +105,9 @@ def groups(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> list[tuple[Group, R
     """
     if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
         own, of_one = of_policy(cfg, spec, cfg.multi_agent.self_play.policy)
-        found = self_play.groups(
-            cfg.multi_agent.self_play.policy,
-            seats.places(cfg.multi_agent.self_play),
-            make(own, of_one),
-            len(spec.agents),
-        )
-        return [(group, own, of_one) for group in found]
+        places = seats.places(cfg.multi_agent.self_play)
+        seated = self_play.groups(cfg.multi_agent.self_play.policy, places, make(own, of_one), len(spec.agents))
+        return [(group, own, of_one) for group in seated]
     found: list[tuple[Any, dict[str, tuple[str, ...]]]] = []
     for name, agents in multi_agent.followers(cfg).items():
         own, learns = multi_agent.policy_config(cfg, name), multi_agent.is_trained(cfg, name)

@@ -37,7 +37,7 @@ def run(
     rows, most = program.rows, program.iterations
     uncounted: Episodes | None = None  # of the call under way
     count = 0  # its iterations
-    while uncounted is not None or env_steps < total:
+    while uncounted is not None or clock.env_steps < total:
         # to count a call is to wait for it: only where this one might go beyond the budget
         if uncounted is not None and clock.env_steps + (count + most) * rows > total:
             before, clock, uncounted = clock, clock.after(uncounted), None

@@ -7,6 +7,7 @@ from saved import save
 
 import jrl
 from jrl.envs.history import history
+from jrl.envs.team import observation
 from jrl.export import formats, source
 from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 
@@ -14,6 +15,7 @@ MASK = ("action_mask", MultiBinary((5,)))
 PARTS = Dict((("kind", Discrete(4)), ("place", Tuple((VECTOR, Box((), "int8", -9.0, 9.0)))), MASK))
 FIVE = EnvSpec(VECTOR, Discrete(5), 1)
 ACTION = Dict((("turn", Discrete(3)), ("push", Box((2,), "float32", -1.0, 1.0)), ("on", MultiBinary((2,)))))
+TEAM = EnvSpec(observation(Dict((("obs", VECTOR), ("state", Box((2,))), MASK)), 3), MultiDiscrete((5, 5, 5)), 1)
 # name -> (spec of the environment, what the policy sees of its past, overrides)
 CASES = {
     "lstm": (FIVE, {}, ["network.core={name: lstm, size: 8}"]),
@@ -26,6 +28,8 @@ CASES = {
         {},
         ["network.core={name: gru, size: 8}", "network.value_inputs=[state/at, kind]"],
     ),
+    "vdn": (TEAM, {}, ["algo.mixer=qmix"]),
+    "pqn_gru": (TEAM, {}, ["algo.mixer=sum", "network.core={name: gru, size: 8}"]),
     "past": (EnvSpec(VECTOR, ACTION, 1), {"frame_stack": 3, "prev_action": True, "prev_reward": True}, []),
 }
 SETTINGS = {"frame_stack": "env.frame_stack", "prev_action": "network.use_prev_action"}
@@ -39,7 +43,8 @@ def stored(directory, name):
     told = history(spec, **past)
     settings = [f"{SETTINGS[k]}={str(v).lower()}" for k, v in past.items()]
     seen, own = (spec, None) if told is None else (told.spec, spec.observation)
-    save(directory, "ppo", seen, "algo.normalize_obs=true", *overrides, *settings, own=own, change=changed)
+    algo = name.partition("_")[0] if spec is TEAM else "ppo"
+    save(directory, algo, seen, "algo.normalize_obs=true", *overrides, *settings, own=own, change=changed)
 
 
 def changed(state):
@@ -60,7 +65,7 @@ def flat(action):
     return np.concatenate([np.asarray(x, np.float64).reshape(len(x), -1) for x in found], 1)
 
 
-QUICK = ("privileged", "past")
+QUICK = ("privileged", "past", "pqn_gru")
 
 
 @pytest.mark.parametrize(

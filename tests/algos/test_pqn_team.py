@@ -1,0 +1,147 @@
+"""PQN of a team: the joint value against a walk, absent agents, masks, memory, what its mixers learn, refusals."""
+
+import games
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fakes import assert_same, flags, perturbed
+from test_vdn import KEY, MIXERS, SMALL, SPEC, greedy_return, observations
+
+from jrl.algos import pqn, teams
+from jrl.algos.exploration import EpsilonGreedy, Random
+from jrl.envs.team import observation, team
+from jrl.errors import InputError
+from jrl.fields.hyper import Gru
+from jrl.networks import NetworkConfig
+from jrl.ops import returns
+from jrl.rollout import unroll
+from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete, Rollout
+
+T, B = 8, 8
+WHOLE = {"num_epochs": 1, "num_minibatches": 1, "max_grad_norm": None, "lr": 0.0, "gamma": 0.9, "q_lambda": 0.5}
+NETWORKS = {"no memory": SMALL, "memory": NetworkConfig(hidden=(6,), core=Gru(size=5), max_seq_len=4)}
+
+
+def rollout_of(algo, state, obs, rng, greedy=False):
+    """(a Rollout [T, B] in which the policy acted, the value of the joint action that is best [T + 1, B])."""
+    terminated, truncated, valid = (jnp.asarray(x) for x in flags(rng, T, B))
+    start, act = algo.carry(B), jax.jit(algo.act, static_argnames="explore")
+    carry, action, value = start, [], []
+    for t in range(T + 1):
+        out = act(algo.actor(state), jax.tree.map(lambda x, t=t: x[t], obs), carry, KEY, explore=not greedy)
+        action.append(out.action)
+        value.append(out.extras["value"])
+        keep = valid[min(t, T - 1)]  # the memory begins anew after a reset row
+        carry = jax.tree.map(
+            lambda old, new, keep=keep: jnp.where(jnp.expand_dims(keep, range(1, new.ndim)), new, old), start, out.carry
+        )
+    action, value = jnp.stack(action), jnp.stack(value)
+    reward = jnp.where(valid, jnp.asarray(rng.normal(size=(T, B)), jnp.float32), 0)
+    made = Rollout(
+        obs=jax.tree.map(lambda x: x[:-1], obs), last_obs=jax.tree.map(lambda x: x[-1], obs), action=action[:-1],
+        reward=reward, terminated=terminated, truncated=truncated, mask=valid, contiguous=jnp.ones(B, bool),
+        extras={"value": value[:-1]}, carry=start,
+    )  # fmt: skip
+    return made, value
+
+
+def seen(seed=0, **changes):
+    """Observations [T + 1, B, *]."""
+    obs = jax.tree.map(lambda x: x.reshape(T + 1, B, *x.shape[1:]), observations((T + 1) * B, seed))
+    return {**obs, **changes}
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_targets_and_the_loss_are_of_the_joint_value(mixer, network):
+    """Greedy actions under masks: Q_tot of them is the value that acting recorded, and lambda-returns are of that."""
+    algo = pqn.make(pqn.Config(mixer=mixer, **WHOLE), SPEC, NETWORKS[network])
+    state, rng = perturbed(algo.init(KEY)), np.random.default_rng(3)
+    mask = np.concatenate([np.ones((T + 1, B, 3, 1)), rng.random((T + 1, B, 3, 3)) < 0.5], -1)
+    obs = seen(action_mask=jnp.asarray(mask.reshape(T + 1, B, 12), jnp.int8))
+    rollout, value = rollout_of(algo, state, obs, rng, greedy=True)
+    assert np.take_along_axis(mask[:-1], np.asarray(rollout.action)[..., None], -1).all()
+    done = rollout.terminated | rollout.truncated
+    target = returns.lambda_returns(rollout.reward, rollout.terminated, done, value, gamma=0.9, lambda_=0.5)
+    _, aux = jax.jit(algo.update)(state, rollout, KEY)
+    mean = lambda x: jnp.sum(rollout.mask * x) / rollout.mask.sum()
+    np.testing.assert_allclose(aux.metrics["value/target"], mean(target), rtol=1e-4)
+    np.testing.assert_allclose(aux.metrics["value/q"], mean(value[:-1]), rtol=1e-4)
+    np.testing.assert_allclose(aux.metrics["loss/q"], mean(0.5 * (value[:-1] - target) ** 2), rtol=1e-4)
+
+
+def test_the_recorded_value_is_the_sum_of_each_agents_best_allowed():
+    algo = pqn.make(pqn.Config(mixer="sum"), SPEC, SMALL)
+    state, mask = algo.init(KEY), np.ones((8, 12), np.int8)
+    mask[:, 5:8] = 0  # of the second agent action 0 alone
+    obs = {**observations(8), "action_mask": jnp.asarray(mask)}
+    out = algo.act(algo.actor(state), obs, (), KEY)
+    q = np.asarray(algo.outputs(state, obs)["q"])
+    assert out.action.shape == (8, 3) and q.shape == (8, 3, 4)
+    np.testing.assert_allclose(out.extras["value"], q[:, 0].max(-1) + q[:, 1, 0] + q[:, 2].max(-1), rtol=1e-5)
+    greedy = algo.act(algo.actor(state), obs, (), KEY, explore=False).action
+    np.testing.assert_array_equal(greedy, np.stack([q[:, 0].argmax(-1), np.zeros(8), q[:, 2].argmax(-1)], -1))
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_an_absent_agent_changes_nothing(mixer):
+    """Neither what it sees nor what it did matters to the update; of one that is present both do."""
+    algo = pqn.make(pqn.Config(mixer=mixer, **{**WHOLE, "lr": 0.1}), SPEC, SMALL)
+    state, update = algo.init(KEY), jax.jit(algo.update)
+
+    def results(present):
+        obs = seen(present=jnp.ones((T + 1, B, 3), jnp.int8).at[:, :, 1].set(present))
+        spoiled = {**obs, "agents": obs["agents"].at[:, :, 1].multiply(-7.0)}
+        rollout, _ = rollout_of(algo, state, obs, np.random.default_rng(3))
+        other, _ = rollout_of(algo, state, spoiled, np.random.default_rng(3))
+        action = rollout.action.at[..., 1].set(3 - rollout.action[..., 1])
+        return update(state, rollout, KEY), update(state, other.replace(action=action), KEY)
+
+    assert_same(*results(0))
+    losses = [float(aux.metrics["loss/q"]) for _, aux in results(1)]
+    assert losses[0] != losses[1]
+
+
+def learned(algo, env, iterations):
+    source = unroll.make(env, algo.act, length=16, carry=algo.carry)
+
+    def iteration(carry, key):
+        collecting, state = carry
+        keys = jax.random.split(key)
+        collecting, rollout, _ = source.step(collecting, algo.actor(state), keys[0])
+        return (collecting, algo.update(state, rollout, keys[1])[0]), None
+
+    @jax.jit
+    def run(key):
+        start = source.init(key), algo.init(key)
+        return jax.lax.scan(iteration, start, jax.random.split(key, iterations))[0][1]
+
+    return run
+
+
+@pytest.mark.parametrize(("mixer", "want"), [("sum", 7.0), ("qmix", 8.0)])
+def test_the_two_step_game_has_one_answer_for_each_mixer(mixer, want):
+    """As of VDN and QMIX from replay: a sum says 6.5 at most of the second game, a monotone mixer 8."""
+    env = team(games.two_step(64))
+    cfg = pqn.Config(mixer=mixer, exploration=Random(), lr=((0, 5e-3), (100_000, 0.0)), q_lambda=0.0)
+    algo = pqn.make(cfg, env.spec, NetworkConfig(hidden=(32,), layer_norm=True))
+    run = learned(algo, env, iterations=150)
+    for seed in range(2):
+        assert greedy_return(algo, env, run(jax.random.key(seed))) == want, seed
+
+
+def test_each_agent_remembers():
+    """A coin is shown at the first step and asked for at the second: 2 with memory; without, both guess: 1."""
+    env = team(games.two_step(32, memory=True))
+    cfg = pqn.Config(mixer="sum", exploration=EpsilonGreedy(epsilon=0.3), lr=5e-3)
+    algo = pqn.make(cfg, env.spec, NetworkConfig(hidden=(16,), core=Gru(size=8), max_seq_len=8, layer_norm=True))
+    assert greedy_return(algo, env, learned(algo, env, iterations=80)(KEY)) == 2.0
+
+
+def test_a_mixer_needs_a_team_and_a_team_a_mixer():
+    with pytest.raises(InputError, match=r"pqn with algo\.mixer qmix acts for a team.* multi_agent\.group"):
+        pqn.make(pqn.Config(mixer="qmix"), EnvSpec(Box((3,)), Discrete(2), 1), SMALL)
+    with pytest.raises(InputError, match=r"algo\.mixer: expected sum or qmix for a team .* none: choose one"):
+        pqn.make(pqn.Config(), EnvSpec(observation(Box((3,)), 2), MultiDiscrete((2, 2)), 1), SMALL)
+    assert not teams.is_team(EnvSpec(Box((3,)), MultiDiscrete((2, 2)), 1))

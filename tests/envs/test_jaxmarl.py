@@ -87,8 +87,23 @@ def test_the_checker_finds_no_problem():
     assert report.ok, report.problems
 
 
-def test_agents_of_different_spaces_and_unknown_names_are_refused():
-    with pytest.raises(InputError, match="jaxmarl:MPE_simple_tag_v3: expected agents of equal spaces"):
-        envs.make("jaxmarl:MPE_simple_tag_v3")
+def test_unknown_names_are_refused():
     with pytest.raises(InputError, match="did you mean MPE_simple_spread_v3"):
         envs.make("jaxmarl:MPE_simple_spread_v4")
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds", "sizes"),
+    [
+        ("MPE_simple_tag_v3", ((0, 1, 2), (3,)), (16, 14)),
+        ("MPE_simple_speaker_listener_v4", ((0,), (1,)), (3, 11)),
+    ],
+)
+def test_agents_of_different_spaces_have_columns_by_kind(name, kinds, sizes):
+    env = envs.make(f"jaxmarl:{name}", num_envs=2)
+    assert env.spec.kinds == kinds and tuple(part.shape[0] for part in env.spec.observation.items) == sizes
+    state, obs = jax.jit(env.reset)(jax.random.key(0))
+    assert [x.shape for x in obs] == [(2 * len(kind), size) for kind, size in zip(kinds, sizes, strict=True)]
+    action = tuple(np.zeros(2 * len(kind), np.int32) for kind in kinds)
+    _, result = jax.jit(env.step)(state, action, jax.random.key(1))
+    assert result.reward.shape == (env.spec.num_envs,) and [x.shape for x in result.obs] == [x.shape for x in obs]

@@ -17,9 +17,9 @@ from jrl.settings import config
 
 if TYPE_CHECKING:
     from jrl.run.checkpoint import Checkpointer
+    from jrl.run.clock import StepInfo
     from jrl.run.reporter import AfterCall, Sink
     from jrl.run.session import Session
-    from jrl.types import StepInfo
 
 
 _SECONDS_BETWEEN_CHECKPOINTS = 300.0  # unless checkpoint.every says otherwise

@@ -11,7 +11,8 @@ import pytest
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.run import reporter as reporters
-from jrl.types import BROKEN_STACKS, VALID_SHARE, Clock, Episodes, InputError, StepInfo
+from jrl.run.clock import Clock, StepInfo
+from jrl.types import BROKEN_STACKS, VALID_SHARE, Episodes, InputError
 
 
 def info_of(env_steps, steps, iteration, count=1, window=1, metrics=None):

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from jrl.fields.hyper import Schedule
-from jrl.types import Box, Clock, Discrete, EnvSpec, Episodes, MultiDiscrete, StepInfo, hyperparams
+from jrl.run.clock import Clock, StepInfo
+from jrl.types import Box, Discrete, EnvSpec, Episodes, MultiDiscrete, hyperparams
 
 
 @hyperparams

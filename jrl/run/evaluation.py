@@ -22,11 +22,12 @@ from jrl.rollout.evaluate import EvaluationRunners, Player, Until, Watch
 from jrl.rollout.sources import copied
 from jrl.rollout.tally import SUMMARY, Evaluation, Goal
 from jrl.run import build_evaluation, reporter, video
+from jrl.run.clock import StepInfo
 from jrl.run.keys import Role, role_key
 from jrl.run.workers import EvaluationWorkers, numbers
 from jrl.settings import plan
 from jrl.settings.config import RunConfig
-from jrl.types import EnvSpec, Key, PyTree, StepInfo
+from jrl.types import EnvSpec, Key, PyTree
 
 if TYPE_CHECKING:
     from jrl.run.session import Session

@@ -8,8 +8,9 @@ import math
 from collections.abc import Iterator
 
 from jrl.metrics.timers import Timers
+from jrl.run.clock import Clock, StepInfo
 from jrl.run.program import LoopState, Program
-from jrl.types import Clock, Episodes, StepInfo
+from jrl.types import Episodes
 
 _START = Clock()
 

@@ -25,12 +25,13 @@ from jrl.metrics import loggers, results
 from jrl.metrics.timers import Timers
 from jrl.run import build, build_policies, checkpoint, evaluation, league, loop, reporter, resume, several
 from jrl.run.by_hand import ByHand, known
+from jrl.run.clock import Clock, StepInfo
 from jrl.run.program import LoopState
 from jrl.run.staged import Step
 from jrl.run.workers import Workers
 from jrl.settings import multi_agent, plan
 from jrl.settings.config import RunConfig
-from jrl.types import Clock, EnvSpec, PyTree, Rollout, StepInfo
+from jrl.types import EnvSpec, PyTree, Rollout
 
 _log = logging.getLogger(__name__)
 

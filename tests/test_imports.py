@@ -39,7 +39,7 @@ ARROWS = {
     "": {"envs", "run"},
     "__main__": {"host"},  # and the module of the command that was typed
     "config": {"errors", "fields", "host", "settings"},
-    "train": {"config", "errors", "fields", "host", "run", "settings", "types"},
+    "train": {"config", "errors", "fields", "host", "run", "settings"},
     "evaluate": {"errors", "host"},
     "record": {"errors", "host"},
     "plot": {"errors", "fields", "host", "metrics"},

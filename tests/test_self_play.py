@@ -418,8 +418,8 @@ def lost_games(policy, seat, *, perfect):
             actions = policy.act({"obs": obs, "action_mask": mask})
             after = {(*b[:a], seat, *b[a + 1 :]) for b, a in zip(held, actions, strict=True)}
         else:
-            best = lambda b, n, turn=turn: not perfect or -worth(n, 3 - turn) == worth(b, turn)
-            after = {n for b in boards for n in moves(b, turn) if best(b, n)}
+            worst = {b: -worth(b, turn) if perfect else 1 for b in boards}  # what the policy may be left with at most
+            after = {n for b in boards for n in moves(b, turn) if worth(n, seat) <= worst[b]}
         lost += [b for b in after if winner(b) == 3 - seat]
         boards = {b for b in after if not winner(b) and 0 in b}
         turn = 3 - turn

@@ -117,8 +117,8 @@ class _Learning(NamedTuple):
     def run(self, **more: Any) -> Run:
         """The run, with what else it has."""
         state = jax.eval_shape(self.algo.init, jax.random.key(0))
-        policies = state.values() if isinstance(state, dict) else [state]
-        params = [one.params for one in policies if hasattr(one, "params")]
+        learn = [name for group in self.groups if group.learner is not None for name in group.names]
+        params = [state[name].params for name in learn] if self.groups else [state.params]
         return Run(
             spec=self.vectors[0].spec,
             algo=self.algo,

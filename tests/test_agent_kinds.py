@@ -313,8 +313,8 @@ def test_hunters_learn_to_follow_and_the_prey_to_flee():
     frozen = {"policies_to_train": ["hunter"]}
     _, hunted = trained(made(**more, multi_agent=frozen), 60)
     _, fled = trained(made(**more, multi_agent={"policies_to_train": ["prey"]}), 60)
-    # nobody has learned: hunters -19, the prey 11
-    assert hunted["policy/hunter/return"] > -12 and fled["policy/prey/return"] > 16
+    # after two iterations hunters have -20 and the prey 14
+    assert hunted["policy/hunter/return"] > -12 and fled["policy/prey/return"] > 19
 
 
 @pytest.mark.parametrize(

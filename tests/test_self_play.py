@@ -16,10 +16,10 @@ from jrl.errors import InputError
 from jrl.metrics import payoff
 from jrl.rollout.unroll import RECORD
 from jrl.run import league, self_play, several
+from jrl.run.self_play import seats
 from jrl.run.session import Session
 from jrl.settings import config, multi_agent
 from jrl.settings.sections import SelfPlayConfig
-from jrl.settings.self_play import seats
 from jrl.types import Rollout
 
 POOL = 2

@@ -16,6 +16,7 @@ from jrl.errors import InputError
 from jrl.fields import schema
 from jrl.rollout.evaluate import LENGTH, EvaluationRunners, Player
 from jrl.run import build, build_collect
+from jrl.run import self_play as in_program
 from jrl.settings import config, self_play
 from jrl.settings.config import RunConfig
 from jrl.types import EnvSpec
@@ -109,7 +110,7 @@ def _player(
     env = build.environment(cfg, num_envs=sizes[index], role="eval", index=number, offset=offset)
     if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
         agents = len(env.spec.agents)
-        columns = self_play.seats(agents, cfg.multi_agent.self_play.pool)[0][0]
+        columns = in_program.seats(agents, cfg.multi_agent.self_play.pool)[0][0]
         env = views.with_rewards_of(env, columns, agents**2 * cfg.multi_agent.self_play.pool)
     algo = build.algorithm(cfg, env.spec)
     return Player(env, algo.act, carry=algo.carry, explore=cfg.rollout.explore, length=length, infos=infos)

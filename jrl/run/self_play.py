@@ -1,6 +1,6 @@
 """Self-play in a program: a policy learns from games against a stacked pool of frozen copies of itself.
 
-Who sits where is fixed (`jrl.settings.self_play.seats`), so that shapes are, too: a copy that is taken is written over
+Who sits where is fixed (`seats`), so that shapes are, too: a copy that is taken is written over
 a place of the pool, and which place plays is an array of indices. Nothing is compiled again, and memory stays as it is.
 """
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from jrl.rollout.unroll import RECORD
 from jrl.run import several
 from jrl.run.learner import Learner
 from jrl.run.several import Group
-from jrl.settings import self_play as settings
 from jrl.settings.self_play import LEAGUE
 from jrl.types import Algo, Array, Key, PyTree, Rollout
 
@@ -57,9 +57,24 @@ def begun(pool: int) -> League:
     )
 
 
+def seats(num_agents: int, pool: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the columns of a block of A x K games, i32: the learner's [1, A * K], the places' [K, A * (A - 1)].
+
+    Of two agents and a pool of one, game 0 is columns 0 and 1, game 1 columns 2 and 3:
+
+    >>> [x.tolist() for x in seats(2, 1)]
+    [[[0, 3]], [[1, 2]]]
+    """
+    games = np.arange(num_agents * pool)
+    column = games[:, None] * num_agents + np.arange(num_agents)[None]
+    learns = np.arange(num_agents)[None] == (games % num_agents)[:, None]
+    others = [column[games // num_agents == k][~learns[games // num_agents == k]] for k in range(pool)]
+    return column[learns][None].astype(np.int32), np.stack(others).astype(np.int32)
+
+
 def groups(policy: str, places: Sequence[str], algo: Algo, num_agents: int) -> list[Group]:
     """Returns the learner and its pool as groups over blocks of games, of the columns that `seats` says."""
-    mine, theirs = settings.seats(num_agents, len(places))
+    mine, theirs = seats(num_agents, len(places))
     copies = algo._replace(init=lambda key: frozen(algo.init(key)))
     return [Group((policy,), mine, algo), Group(tuple(places), theirs, copies)]
 

@@ -7,8 +7,6 @@ pool: A x K games are a block, in which the learner has every seat against every
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from jrl.errors import counted
 from jrl.settings import plan
 
@@ -26,21 +24,6 @@ def whole_blocks(cfg: Any, games: int) -> int:
         return games
     unit = len(cfg.multi_agent.agents) * cfg.multi_agent.self_play.pool
     return -(-games // unit) * unit
-
-
-def seats(num_agents: int, pool: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the columns of a block of A x K games, i32: the learner's [1, A * K], the places' [K, A * (A - 1)].
-
-    Of two agents and a pool of one, game 0 is columns 0 and 1, game 1 columns 2 and 3:
-
-    >>> [x.tolist() for x in seats(2, 1)]
-    [[[0, 3]], [[1, 2]]]
-    """
-    games = np.arange(num_agents * pool)
-    column = games[:, None] * num_agents + np.arange(num_agents)[None]
-    learns = np.arange(num_agents)[None] == (games % num_agents)[:, None]
-    others = [column[games // num_agents == k][~learns[games // num_agents == k]] for k in range(pool)]
-    return column[learns][None].astype(np.int32), np.stack(others).astype(np.int32)
 
 
 def followers(given: Any) -> dict[str, tuple[str, ...]]:

@@ -57,7 +57,7 @@ def test_a_run_leaves_its_files(finished):
 
 def test_log_txt_holds_what_was_printed(finished):
     text = (finished / "log.txt").read_text()
-    assert text.startswith("# 20") and "ppo on CartPole-v1 (graph" in text and "107 parameters" in text
+    assert text.startswith("# 20") and "ppo on CartPole-v1 (jax" in text and "107 parameters" in text
     assert "% of 1,500 steps" in text and "\x1b" not in text
     assert text.endswith(f"run: {finished}    evaluate: python -m jrl.evaluate {finished} --episodes 100\n")
     assert "\nstopped: env_steps reached 1,500\n" in text

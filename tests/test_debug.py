@@ -187,7 +187,7 @@ def test_every_row_is_enough():
 def test_a_void_row_that_gets_into_the_result():
     algo = learner(lambda params, batch: jnp.mean(batch.weight * batch.reward))
     found = debug.explain(algo, STATE, rows([1.0, NAN, 2.0], [1.0, 0.0, 1.0]), KEY)
-    assert "what stands on void rows gets into the result" in found.note
+    assert "what stands on masked rows gets into the result" in found.note
     assert found.operation.read == "batch.reward"
 
 

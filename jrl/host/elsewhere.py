@@ -26,18 +26,8 @@ _ASYNC = "rollouts are on order all the time with env_runners(sample_mode='async
 _UNITS = "actions come in the environment's own units"
 _PLACED = "what a trial reserves is jrl.api.tune.resources(config.to_run_config())"
 
-_API = (
-    "A2C",
-    "APPO",
-    "DQN",
-    "IMPALA",
-    "IQN",
-    "PPO",
-    "PQN",
-    "SAC",
-    "TD3",
-    "VDN",
-)  # of jrl.api, each with a config of the name
+# of jrl.api, each with a config of the name
+_API = ("A2C", "APPO", "DQN", "IMPALA", "IQN", "PPO", "PQN", "SAC", "TD3", "VDN")
 _CONFIGS = {
     "A3C": "a2c", "APEX": "dqn", "C51": "c51", "DDPG": "ddpg", "DDPPO": "ppo", "MaskablePPO": "ppo_mask",
     "QRDQN": "qrdqn", "R2D2": "r2d2", "Rainbow": "rainbow", "RecurrentPPO": "ppo_lstm", "SimpleQ": "dqn",

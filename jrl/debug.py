@@ -163,7 +163,7 @@ def _transitions(update: Callable, state, batch, key, bad: list[int]) -> tuple[t
     if is_bad([]):
         return broken, f"Without any row it is not finite either: the state is the cause. {_largest(state)}"
     if not is_bad(range(len(rows))):
-        return broken, "with the masked rows cleared it is finite: what stands on masked rows gets into the result."
+        return broken, "With the masked rows cleared it is finite: what stands on masked rows gets into the result."
     sets = _smallest(is_bad, list(range(len(rows))))
     alone = {s[0] for s in sets if len(s) == 1}
     named = [i for i, row in enumerate(rows) if row.non_finite or i in alone]

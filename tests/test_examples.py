@@ -136,6 +136,11 @@ def custom_network(main, out):
     assert all(mean > 45 for _, mean in found.values())
 
 
+def self_play(main, out):
+    rows, move = main(steps=9_000)
+    assert rows[-1]["steps"] >= 9_000 and rows[-1]["games"] > 0 and 0 <= move < 9
+
+
 CHECKS = {
     "train_and_save": train_and_save,
     "one_episode": one_episode,
@@ -159,6 +164,7 @@ CHECKS = {
     "global_counter": global_counter,
     "functions": functions,
     "replay": replay,
+    "self_play": self_play,
 }
 # their mechanisms have quick tests elsewhere
 SLOW = {
@@ -173,6 +179,7 @@ SLOW = {
     "q_values",
     "curriculum_callback",
     "replay",
+    "self_play",
 }
 ELSEWHERE = ("tune_", "reinforce")  # tests/api/test_tune.py and tests/test_docs.py run those
 

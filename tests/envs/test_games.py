@@ -310,7 +310,7 @@ def test_connect_four_is_that_of_a_plain_loop():
         free = boards.reshape(n, 6, 7)[:, 0] == -1
         np.testing.assert_array_equal(obs["action_mask"][going][:, turn], np.pad(free, ((0, 0), (0, 1)))[going])
         assert (obs["action_mask"][going][:, 1 - turn] == [0] * 7 + [1]).all()
-        np.testing.assert_array_equal(obs["obs"][going][:, turn, ..., 0].reshape(-1, 42), boards[going] == turn)
+        np.testing.assert_array_equal(obs["obs"][going][:, turn, :42], boards[going] == turn)
         actions = np.full((n, 2), 7, np.int32)
         actions[:, turn] = (rng.random((n, 7)) * free).argmax(-1)
         state, reward, ended = step(state, actions, draws_for(game, n))

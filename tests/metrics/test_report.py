@@ -83,7 +83,7 @@ def test_an_evaluation_is_read_once(tmp_path):
 
 
 def test_a_learning_curve_shows_the_rows_the_band_evaluations_and_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "_save", lambda figure, png: figure)
+    monkeypatch.setattr(report, "save", lambda figure, png: figure)
     rows = [(10, 20.0, 10, 40, None, None), (20, 300.0, 50, 450, 480.0, 1), (30, 480.0, 400, 500, 480.0, 1)]
     path = evaluated(tmp_path / "result.jsonl", rows)
     figure = report.plot_learning_curve(tmp_path, path, stop={"env_steps": 99, "episode/return": 475})
@@ -128,7 +128,7 @@ def test_runs_are_drawn(tmp_path):
 
 
 def test_the_median_of_runs_ends_where_the_first_of_them_does(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "_save", lambda figure, png: figure)
+    monkeypatch.setattr(report, "save", lambda figure, png: figure)
     seeds = [result(tmp_path / f"{n}.jsonl", [(0, 0), (n, n)]) for n in (10, 20, 30)]
     axes = report.plot_runs({"ppo": seeds}, tmp_path / "runs.png", stop=25).axes[0]
     ends = [line.get_xydata()[-1].tolist() for line in axes.lines if len(line.get_xydata())]

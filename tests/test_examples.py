@@ -136,11 +136,6 @@ def custom_network(main, out):
     assert all(mean > 45 for _, mean in found.values())
 
 
-def self_play(main, out):
-    rows, move = main(steps=9_000)
-    assert rows[-1]["steps"] >= 9_000 and rows[-1]["games"] > 0 and 0 <= move < 9
-
-
 CHECKS = {
     "train_and_save": train_and_save,
     "one_episode": one_episode,

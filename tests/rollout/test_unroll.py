@@ -36,7 +36,7 @@ def by_loop(env, keys, start):
             rows["log_prob"].append(np.array(out.extras["log_prob"]))
             rows["memory"].append(np.array(out.extras["memory"]))
             rows["mask"].append(~done)
-            state, (obs, reward, terminated, truncated, _) = step(state, out.action, env_key)
+            state, (obs, reward, terminated, truncated, *_) = step(state, out.action, env_key)
             rows["reward"].append(np.array(reward))
             rows["terminated"].append(np.array(terminated))
             rows["truncated"].append(np.array(truncated))

@@ -273,7 +273,7 @@ def test_tic_tac_toe_has_the_games_that_it_has():
         assert (obs["action_mask"][:, 1 - turn] == [0] * 9 + [1]).all()
         np.testing.assert_array_equal(obs["obs"][:, turn, :9], np.array(known) == turn)
         np.testing.assert_array_equal(obs["obs"][:, turn, 9:18], np.array(known) == 1 - turn)
-        assert (obs["obs"][:, turn, ..., 2] == 1).all() and (obs["obs"][:, 1 - turn, ..., 2] == 0).all()
+        assert (obs["obs"][:, turn, 18] == 1).all() and (obs["obs"][:, 1 - turn, 18] == 0).all()
         after: dict[tuple[int, ...], int] = {}
         for square in range(9):
             actions = np.full((room, 2), 9, np.int32)

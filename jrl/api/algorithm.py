@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from jrl import migrate, registry
+from jrl.api.adding import Adds
 from jrl.api.by_hand import ByHand
 from jrl.api.config import AlgorithmConfig
 from jrl.api.policy import ActionPolicy
@@ -30,7 +31,7 @@ from jrl.settings import config
 from jrl.types import PyTree
 
 
-class Algorithm(ByHand):
+class Algorithm(ByHand, Adds):
     """A run that goes on as long as it is asked to.
 
     Subclasses may replace steps of it by methods: `training_step(self, step)`, of a jrl.run.staged.Step, and

@@ -14,9 +14,24 @@ import numpy as np
 from jrl import registry, spaces
 from jrl.envs.wrappers import Behind
 from jrl.errors import InputError
-from jrl.types import Box, Dict, Discrete, Env, EnvSpec, JaxEnv, Key, PyTree, Space, StepResult, Tuple, element
+from jrl.types import (
+    AsyncEnv,
+    Box,
+    Dict,
+    Discrete,
+    Env,
+    EnvSpec,
+    JaxEnv,
+    Key,
+    PyTree,
+    Space,
+    StepResult,
+    Tuple,
+    element,
+)
 
 AGENT_ID = "agent_id"  # leaf of an observation
+OBS, GAME = "obs", "game"  # leaves of an observation that tells which game of its environment this is
 Look = Callable[[PyTree], PyTree]  # observations [B, *] -> what is seen, [B, *]
 
 
@@ -142,6 +157,72 @@ class _Earning(Behind):
         return result._replace(reward=result.reward * self._kept)
 
 
+def with_game_numbers(env: JaxEnv | Env) -> JaxEnv | Env:
+    """Tells which game of its environment this is: observations become Dict{obs: what they were, game: [] i32}.
+
+    Games count from 0, those of each environment for themselves; who is asked for each game who acts goes by it.
+
+    Raises:
+      InputError: the environments do not wait for each other.
+    """
+    spec = env.spec
+    number = Box((), "int32", 0, np.iinfo(np.int32).max)
+    shown = spec._replace(observation=Dict(((OBS, spec.observation), (GAME, number))))
+    if not isinstance(env, JaxEnv):
+        return _Numbered(env, shown)
+    by_column = lambda game: jnp.repeat(game, len(spec.agents))
+
+    def reset(key: Key) -> tuple[PyTree, PyTree]:
+        state, obs = env.reset(key)
+        game, over = jnp.zeros(spec.games, jnp.int32), jnp.zeros(spec.games, bool)
+        return (state, game, over), {OBS: obs, GAME: jnp.copy(by_column(game))}  # donated beside the state
+
+    def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, StepResult]:
+        inner, game, over = state
+        inner, result = env.step(inner, action, key)
+        game = game + over  # a game that was over is reset by this step
+        assert result.several is not None
+        obs = {OBS: result.obs, GAME: by_column(game)}
+        return (inner, game, result.several.over), result._replace(obs=obs)
+
+    if env.set_task is None or env.get_task is None:
+        return env._replace(spec=shown, reset=reset, step=step)
+    inner_set, inner_get = env.set_task, env.get_task
+    set_task = lambda state, task: (inner_set(state[0], task), *state[1:])
+    return env._replace(
+        spec=shown, reset=reset, step=step, set_task=set_task, get_task=lambda state: inner_get(state[0])
+    )
+
+
+class _Numbered(Behind):
+    """A host environment that tells which game this is."""
+
+    def __init__(self, env: Any, spec: EnvSpec):
+        if isinstance(env, AsyncEnv):
+            raise InputError("multi_agent: environments that do not wait for each other have no games to count")
+        super().__init__(env, spec)
+        self._columns = len(spec.agents)
+        self._game = np.zeros(spec.games, np.int32)
+        self._over = np.zeros(spec.games, bool)
+
+    def reset(self) -> PyTree:
+        self._game, self._over = np.zeros_like(self._game), np.zeros_like(self._over)
+        return self._told(self._env.reset())
+
+    def step(self, action: PyTree) -> StepResult:
+        result = self._env.step(action)
+        began = self._over
+        if result.failed is not None:  # a game that broke goes on with another
+            began = began | result.failed.reshape(len(began), -1).any(-1)
+        self._game = self._game + began
+        assert result.several is not None
+        self._over = np.array(result.several.over)
+        return result._replace(obs=self._told(result.obs))
+
+    def _told(self, obs: PyTree) -> PyTree:
+        return {OBS: obs, GAME: np.repeat(self._game, self._columns)}
+
+
 def _takes_one(fn: Callable[..., Any]) -> bool:
     """Whether a function can be called with one argument; True where nobody can say."""
     try:
@@ -194,4 +275,4 @@ class _Looking(Behind):
         return result._replace(obs=self._look(result.obs))
 
 
-__all__ = ["AGENT_ID", "with_agent_ids", "with_function", "with_rewards_of"]
+__all__ = ["AGENT_ID", "GAME", "OBS", "with_agent_ids", "with_function", "with_game_numbers", "with_rewards_of"]

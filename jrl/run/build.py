@@ -20,7 +20,7 @@ from jrl.rollout import fake, unroll
 from jrl.rollout.source import Source
 from jrl.run import build_learner, build_policies, learner, parallel, several
 from jrl.run.build_collect import algorithm as algorithm
-from jrl.run.build_collect import close_all, collecting, completed, ladder, make_source, make_vectors, whole_episodes
+from jrl.run.build_collect import close_all, collecting, completed, make_source, make_vectors, numbered, whole_episodes
 from jrl.run.build_collect import collector as collector
 from jrl.run.build_collect import environment as environment
 from jrl.run.build_collect import runner_source as runner_source
@@ -150,7 +150,7 @@ def _learning(
     )  # fmt: skip
     learn = learner.transformed(learn, transforms(cfg, callback_list))
     return _Learning(
-        devices, vectors, algo, learner.checked(learn, spec, axis_name=parallel.AXIS), length, replay, groups
+        devices, vectors, algo, build_policies.checked(cfg, learn, spec, parallel.AXIS), length, replay, groups
     )
 
 
@@ -164,7 +164,7 @@ def _in_one_program(cfg: RunConfig, learning: _Learning) -> Run:
     env, iterations = vectors[0], plan.iterations_per_call(cfg)
     assert isinstance(env, JaxEnv)
     pools = plan.num_pools(cfg, devices.learners.devices.size)
-    place = plan.columns(cfg) if ladder(cfg) else None
+    place = plan.columns(cfg) if numbered(cfg) else None
     collect = unroll.make(env, algo.act, place=place, **collecting(cfg, algo, env.spec, pools))
 
     def apply_task(state: LoopState, fn: tasks.TaskFn, result: dict[str, Any], count: int) -> LoopState:

@@ -17,7 +17,7 @@ from jrl.rollout import complete, ray_hosts, sources, unroll
 from jrl.rollout.source import Source
 from jrl.run import build_policies, learner, parallel
 from jrl.run.keys import Role, vector_key
-from jrl.settings import multi_agent, plan
+from jrl.settings import by_episode, multi_agent, plan
 from jrl.settings.config import RunConfig, algo_name, to_dict
 from jrl.types import Algo, AsyncEnv, Env, EnvSpec, JaxEnv, Key, PyTree, Rollout
 
@@ -156,19 +156,21 @@ def collecting(cfg: RunConfig, algo: Algo, spec: EnvSpec, pools: int) -> dict[st
             custom=registry.load(cfg.custom.reward, "custom.reward") if cfg.custom.reward else None,
         ),
         "running_return_gamma": build_policies.gammas(algo.running_return_gamma, spec),
-        **({"record": True} if cfg.multi_agent and cfg.multi_agent.self_play else {}),  # the league counts games
+        **({"record": True} if build_policies.watches_games(cfg) else {}),
         **({"count_agents": cfg.rollout.count_steps_by == "agent_steps"} if spec.agents else {}),
     }
 
 
-def ladder(cfg: RunConfig) -> bool:
-    """Whether the environments of the run explore each in its own way."""
-    return getattr(getattr(cfg.algo, "exploration", None), "ladder", False)
+def numbered(cfg: RunConfig) -> bool:
+    """Whether who acts has to know the number of each environment: they explore each in its own way, or policies
+    differ by game.
+    """
+    return by_episode.per_episode(cfg) or getattr(getattr(cfg.algo, "exploration", None), "ladder", False)
 
 
 def placed(cfg: RunConfig, algo: Algo, first: int) -> Callable[..., PyTree]:
     """`algo.carry` of environments from the run's number `first` on."""
-    return functools.partial(algo.carry, first=first, total=plan.columns(cfg)) if ladder(cfg) else algo.carry
+    return functools.partial(algo.carry, first=first, total=plan.columns(cfg)) if numbered(cfg) else algo.carry
 
 
 def make_source(

@@ -13,7 +13,7 @@ from jrl.replay import memory, prioritized, ring, sequences, storage
 from jrl.rollout import unroll
 from jrl.run import build_policies, guard, learner, parallel, several
 from jrl.run.build_policies import MakeAlgo
-from jrl.settings import multi_agent, plan, plan_faults
+from jrl.settings import plan, plan_faults
 from jrl.settings.config import RunConfig
 from jrl.types import Algo, Buffer, EnvSpec, PyTree, element
 
@@ -31,7 +31,7 @@ def of_policies(
         return *make(build_policies.of_run(cfg), algo, seen, devices=devices, length=length), ()
     made, sizes = [], []
     for group, own, of_one in build_policies.groups(cfg, spec, make_algo):
-        if not multi_agent.is_trained(cfg, group.names[0]):
+        if not build_policies.learns(cfg, group):
             made.append(group)
             continue
         if found := list(plan_faults.split_faults(own, devices)):

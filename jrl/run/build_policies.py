@@ -9,13 +9,14 @@ import numpy as np
 from jrl import envs, spaces
 from jrl.envs import team, views
 from jrl.errors import InputError
-from jrl.run import self_play, several
+from jrl.run import by_episode, learner, self_play, several
 from jrl.run.learner import Learner
 from jrl.run.several import Group
-from jrl.settings import multi_agent
+from jrl.settings import by_episode as episode_settings
+from jrl.settings import multi_agent, plan
 from jrl.settings import self_play as seats
 from jrl.settings.config import RunConfig
-from jrl.types import Algo, EnvSpec
+from jrl.types import Algo, Dict, EnvSpec
 
 # (the run as one policy's agents would have it alone, their spec) -> the policy's algorithm
 MakeAlgo = Callable[[RunConfig, EnvSpec], Algo]
@@ -68,13 +69,22 @@ def viewed(env: Any, cfg: RunConfig) -> Any:
     if given.observation_fn is not None:
         env = views.with_function(env, given.observation_fn)
     env = views.with_agent_ids(env) if given.agent_id else env
+    if episode_settings.per_episode(cfg):
+        return views.with_game_numbers(env)
     return env if given.group is None else team.team(env, agents=next(iter(given.group.values())))
 
 
 def are_several(cfg: RunConfig) -> bool:
-    """Whether a run has more than one policy, or one that does not learn."""
+    """Whether a run has more than one policy, or may have, or one that does not learn."""
+    if episode_settings.per_episode(cfg):
+        return True
     policies = multi_agent.followers(cfg)
     return len(policies) > 1 or not all(multi_agent.is_trained(cfg, name) for name in policies)
+
+
+def learns(cfg: RunConfig, group: Group) -> bool:
+    """Whether policies of a group learn; those that may be told to as the run goes on do."""
+    return episode_settings.per_episode(cfg) or multi_agent.is_trained(cfg, group.names[0])
 
 
 def of_run(cfg: RunConfig) -> RunConfig:
@@ -85,7 +95,42 @@ def of_run(cfg: RunConfig) -> RunConfig:
 
 def of_policy(cfg: RunConfig, spec: EnvSpec, policy: str) -> tuple[RunConfig, EnvSpec]:
     """The run and its environments as one policy's agents alone would have them."""
-    return multi_agent.policy_config(cfg, policy), spec_of(spec, multi_agent.followers(cfg)[policy])
+    return multi_agent.policy_config(cfg, policy), spec_of(seen(cfg, spec), multi_agent.followers(cfg)[policy])
+
+
+def seen(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
+    """The environments as policies see them, without the number of the game."""
+    if not episode_settings.per_episode(cfg):
+        return spec
+    assert isinstance(spec.observation, Dict)
+    return spec._replace(observation=spec.observation[views.OBS])
+
+
+def sizes(cfg: RunConfig) -> by_episode.Sizes:
+    """The shape of the table of who follows which policy in games to come."""
+    assert cfg.multi_agent is not None and cfg.multi_agent.agents is not None
+    # a game takes two rows at least, one of them its reset; one is under way, and one more may have begun
+    ahead = plan.rollout_length(cfg) * plan.iterations_per_call(cfg) // 2 + 3
+    return by_episode.Sizes(ahead, cfg.env.num_envs, len(cfg.multi_agent.agents), multi_agent.capacity(cfg))
+
+
+def trained(cfg: RunConfig) -> list[bool]:
+    """Which places of a run learn."""
+    learns = {place for name, place in multi_agent.places(cfg).items() if multi_agent.is_trained(cfg, name)}
+    return [place in learns for place in episode_settings.places(multi_agent.capacity(cfg))]
+
+
+def _of_places(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> list[tuple[Group, RunConfig, EnvSpec]]:
+    """The policies whose agents may change from game to game; free places are of the first group."""
+    keys = iter(episode_settings.places(multi_agent.capacity(cfg)))
+    made: list[tuple[Group, RunConfig, EnvSpec]] = []
+    free = multi_agent.capacity(cfg) - len(multi_agent.followers(cfg))
+    for names in multi_agent.alike(cfg):
+        own, of_one = of_policy(cfg, spec, names[0])
+        group = tuple(next(keys) for _ in range(len(names) + (0 if made else free)))
+        agents = np.tile(np.arange(len(spec.agents)), (len(group), 1))
+        made.append((Group(group, agents, make(own, of_one)), own, of_one))
+    return made
 
 
 def spec_of(spec: EnvSpec, agents: tuple[str, ...]) -> EnvSpec:
@@ -108,6 +153,8 @@ def groups(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> list[tuple[Group, R
         places = seats.places(cfg.multi_agent.self_play)
         seated = self_play.groups(cfg.multi_agent.self_play.policy, places, make(own, of_one), len(spec.agents))
         return [(group, own, of_one) for group in seated]
+    if episode_settings.per_episode(cfg):
+        return _of_places(cfg, spec, make)
     found: list[tuple[Any, dict[str, tuple[str, ...]]]] = []
     for name, agents in multi_agent.followers(cfg).items():
         own, learns = multi_agent.policy_config(cfg, name), multi_agent.is_trained(cfg, name)
@@ -132,6 +179,8 @@ def acting(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> Algo:
     found = [group for group, *_ in groups(cfg, spec, make)]
     if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
         return self_play.acting(found)
+    if episode_settings.per_episode(cfg):
+        return by_episode.acting(found, sizes(cfg), trained(cfg))
     return several.acting(found, len(spec.agents))
 
 
@@ -139,7 +188,20 @@ def learning(cfg: RunConfig, spec: EnvSpec, found: Sequence[Group], *, axis_name
     """Makes what teaches all policies of a run, whose groups have their learners."""
     if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
         return self_play.learning(found, len(spec.agents), axis_name=axis_name)
+    if episode_settings.per_episode(cfg):
+        return by_episode.learning(found, sizes(cfg), trained(cfg), axis_name=axis_name)
     return several.learning(found, len(spec.agents))
+
+
+def watches_games(cfg: RunConfig) -> bool:
+    """Whether who learns has to know how games end: a league counts them, and policies that differ by game theirs."""
+    return episode_settings.per_episode(cfg) or bool(cfg.multi_agent and cfg.multi_agent.self_play)
+
+
+def checked(cfg: RunConfig, learn: Learner, spec: EnvSpec, axis_name: str | None) -> Learner:
+    """The learner that tells of rows on which no action can be taken: see `jrl.run.learner.checked`."""
+    observed = (lambda obs: obs[views.OBS]) if episode_settings.per_episode(cfg) else None
+    return learner.checked(learn, seen(cfg, spec), axis_name=axis_name, observed=observed)
 
 
 def learned(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:

@@ -37,6 +37,7 @@ class Known(NamedTuple):
     ids: tuple[str, ...]
     trained: tuple[str, ...]  # those that learn
     groups: tuple[Any, ...]  # of `several.Group`, without what cannot travel to another process; () of one policy
+    places: tuple[str, ...]  # where each stands in the State of several
 
     def named(self, policy_id: str) -> str:
         """Returns the id of a policy. Raises KeyError: there is none of that id."""
@@ -48,7 +49,10 @@ class Known(NamedTuple):
 
     def apart(self, actor: PyTree) -> dict[str, PyTree]:
         """Splits what acts for all policies by their ids."""
-        return several.by_policy_name(self.groups, actor) if self.groups else {self.ids[0]: actor}
+        if not self.groups:
+            return {self.ids[0]: actor}
+        found = several.by_policy_name(self.groups, actor)
+        return {name: found[place] for name, place in zip(self.ids, self.places, strict=True)}
 
 
 def known(session: "Session") -> Known:
@@ -56,7 +60,8 @@ def known(session: "Session") -> Known:
     names = session.policies or (POLICY,)
     trained = tuple(name for name in names if multi_agent.is_trained(session.config, name))
     light = (several.Group(group.names, group.agents, cast(Any, None)) for group in session.run.groups)
-    return Known(names, trained, tuple(light))
+    places = multi_agent.places(session.config)
+    return Known(names, trained, tuple(light), tuple(places[name] for name in session.policies))
 
 
 class Learns(abc.ABC):
@@ -162,7 +167,8 @@ class ByHand:
                 "rollout.collector host"
             )
         number = session.config.run.seed, session.iteration, self._call()
-        state, *found = program.collect(session.state, *number)
+        before = session.seats.ahead(session.state) if session.seats else session.state
+        state, *found = program.collect(before, *number)
         session.replace_state(program.apart(state))
         rollout, report = jax.device_get(found)
         return rollout, report

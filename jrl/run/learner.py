@@ -129,16 +129,30 @@ def transformed(learner: Learner, transforms: Sequence[Callable[[Rollout], Rollo
     return learner._replace(step=step)
 
 
-def checked(learner: Learner, spec: EnvSpec, *, axis_name: str | None = None) -> Learner:
-    """Where observations say which actions can be taken, the metric NO_CHOICE tells of rows on which none can."""
+def checked(
+    learner: Learner,
+    spec: EnvSpec,
+    *,
+    axis_name: str | None = None,
+    observed: Callable[[PyTree], PyTree] | None = None,
+) -> Learner:
+    """Where observations say which actions can be taken, the metric NO_CHOICE tells of rows on which none can.
+
+    Args:
+      learner: of rollouts in environments of that spec.
+      spec: of the environments.
+      axis_name: of the mapped axis over devices.
+      observed: from a rollout's observations to those of `spec`; None: they are.
+    """
     kinds = spaces.by_kind(spec)
     if not any(spaces.masks_actions(kind) for kind in kinds):
         return learner
 
     def step(state: PyTree, replay: PyTree, rollout: Rollout, key: Key):
         nothing = []
-        observed = rollout.obs if spec.kinds else (rollout.obs,)
-        for kind, obs, rows in zip(kinds, observed, spaces.of_kinds(spec.kinds, rollout.mask, 1), strict=True):
+        seen = rollout.obs if observed is None else observed(rollout.obs)
+        seen = seen if spec.kinds else (seen,)
+        for kind, obs, rows in zip(kinds, seen, spaces.of_kinds(spec.kinds, rollout.mask, 1), strict=True):
             mask = spaces.split_mask(kind.observation, obs)[1]
             if mask is not None:
                 nothing.append(rows & ~spaces.any_allowed(kind.action, mask))

@@ -5,7 +5,7 @@ for info in run(program, program.init(seed), seed=seed, total_env_steps=300_000)
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from jrl.metrics.timers import Timers
 from jrl.run.clock import Clock, StepInfo
@@ -24,6 +24,7 @@ def run(
     iteration: int = 0,
     clock: Clock = _START,
     timers: Timers | None = None,
+    prepare: Callable[[LoopState], LoopState] | None = None,
 ) -> Iterator[StepInfo]:
     """Advances the program until `total_env_steps` environment steps have been counted; None: for ever.
 
@@ -32,6 +33,7 @@ def run(
       seed: of the run.
       total_env_steps: the budget; the iteration that reaches it is the last.
       iteration, clock: to continue from.
+      prepare: makes of the state that of the next call, before each; None: it stays.
     """
     timers = timers or Timers()
     total = math.inf if total_env_steps is None else total_env_steps
@@ -48,6 +50,7 @@ def run(
                 return
         left = total - clock.env_steps
         count = most if uncounted is not None or total == math.inf else _iterations(left, rows, most)
+        state = state if prepare is None else prepare(state)
         state, metrics, report = program.advance(state, seed, iteration, count)
         iteration += count
         if uncounted is not None:

@@ -20,6 +20,7 @@ from jrl.run import checkpoint
 from jrl.run.checkpoint_file import plain
 from jrl.run.learner import Kept
 from jrl.run.program import LoopState
+from jrl.settings.by_episode import ROSTER
 from jrl.settings.config import RunConfig, to_dict
 from jrl.settings.self_play import LEAGUE
 from jrl.types import PyTree
@@ -231,8 +232,12 @@ def weights(saved: Path, state: PyTree) -> tuple[PyTree, list[str]]:
 
 
 def _is_weight(name: str) -> bool:
-    """Also no weight is what rounding has lost of a sum, which statistics begin without, or what a league counts."""
-    return not name.startswith((*NOT_WEIGHTS, f"{LEAGUE}.")) and checkpoint.BESIDE.keys().isdisjoint(name.split("."))
+    """Also no weight is what rounding has lost of a sum, which statistics begin without, or what a league counts, or
+    who follows which policy.
+    """
+    return not name.startswith((*NOT_WEIGHTS, f"{LEAGUE}.", f"{ROSTER}.")) and checkpoint.BESIDE.keys().isdisjoint(
+        name.split(".")
+    )
 
 
 def _named(tree: PyTree) -> dict[str, Any]:

@@ -9,9 +9,8 @@
 curricula and custom evaluations are given it as `algorithm` (or the Algorithm in front of it).
 """
 
-import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +22,21 @@ from jrl.errors import InputError
 from jrl.host import runtime
 from jrl.metrics import loggers, results
 from jrl.metrics.timers import Timers
-from jrl.run import build, build_policies, checkpoint, evaluation, league, loop, reporter, resume, several
+from jrl.run import build, build_policies, checkpoint, evaluation, league, loop, reporter, resume, roster, several
 from jrl.run.by_hand import ByHand, known
 from jrl.run.clock import Clock, StepInfo
+from jrl.run.policies import Policies
 from jrl.run.program import LoopState
 from jrl.run.staged import Step
 from jrl.run.workers import Workers
-from jrl.settings import multi_agent, plan
+from jrl.settings import by_episode, multi_agent, plan
 from jrl.settings.config import RunConfig
 from jrl.types import EnvSpec, PyTree, Rollout
 
 _log = logging.getLogger(__name__)
 
 
-class Session:
+class Session(Policies):
     """Parts and progress of one run.
 
     Args:
@@ -56,6 +56,7 @@ class Session:
       schedule: of evaluations.
       workers, evaluation_workers: who collects and who evaluates.
       league: of self-play, takes copies and says who plays; None: there is none.
+      seats: says who follows which policy in games to come; None: that does not change.
       by_hand: samples, updates and gradients beside the iterations.
     Raises:
       InputError: what cannot be run.
@@ -95,6 +96,7 @@ class Session:
         self.workers, self.by_hand = Workers(self), ByHand(self)
         plays_itself = cfg.multi_agent is not None and cfg.multi_agent.self_play is not None
         self.league = league.Pool(cfg, self.run) if plays_itself else None
+        self.seats = roster.Seats(cfg, self.run) if by_episode.per_episode(cfg) else None
         self._directory = directory or (Path(cfg.run.out) if cfg.run.out else None)
         self.state: LoopState
         self.iteration, self.clock = 0, Clock()
@@ -125,6 +127,8 @@ class Session:
         state = program.init(cfg.run.seed)
         meta = checkpoint.read_meta(saved, resumable=True) if saved else None
         if saved and meta:
+            if self.seats:
+                cfg = self._as_saved(meta["config"])
             notes = [f"resume: {note}" for note in resume.notes(saved, cfg, self.run.learners)]
             state = program.place(resume.restore(saved, cfg, program.keep(state), self.run.learners))
             notes.append(f"resume: from {saved} at {meta['env_steps']:,} steps")
@@ -134,7 +138,7 @@ class Session:
             learner, lines = resume.weights(weights, jax.device_get(program.keep(state).learner))
             notes = [f"init-from: {line}" for line in lines]
             state = program.assign(state, learner)
-        self.state = state
+        self.state = self.seats.begin(state, resumed=meta is not None) if self.seats else state
         updates = plan.batch_plan(cfg).updates or 1
         self.reporter = reporter.Reporter(
             [self._finish_row, self._to_sinks],
@@ -145,7 +149,8 @@ class Session:
             updates_per_iteration=updates,
             before=self.schedule.before_row,
             agents=self.run.spec.agents,
-            policies={} if self.league else multi_agent.followers(cfg),  # who has a seat changes from game to game
+            # who follows which policy may change from game to game
+            policies={} if self.league or self.seats else multi_agent.followers(cfg),
             env_steps=self.env_steps,
             time_s=meta["time_s"] if meta else 0.0,
         )
@@ -196,6 +201,7 @@ class Session:
                 iteration=self.iteration,
                 clock=self.clock,
                 timers=self.timers,
+                prepare=self.seats.ahead if self.seats else None,
             )
         with self._recompiles.iteration(self.reporter.count):
             info = next(self._infos, None)
@@ -262,6 +268,8 @@ class Session:
         """Puts into a new row what callbacks and the machine have to say, and lets callbacks change it."""
         if self.league:
             self._play_on(self.league, row)
+        if self.seats:
+            self.seats.named(row)
         if self.callback_list:
             row.update(self.callback_list.drain())
         if self.config.run.log_sys_usage:
@@ -312,63 +320,7 @@ class Session:
     def evaluation_workers(self) -> Any:
         return self.schedule.evaluations.workers
 
-    # ------------------------------------------------------------ weights, tasks, checkpoints
-
-    def actor(self, policy: str | None = None) -> PyTree:
-        """What acting needs, of all policies or of the one that is named, on one device; valid until the next call."""
-        found = self.run.program.actor(self.state)
-        if policy is None or not self.run.groups:
-            return found
-        return several.by_policy_name(self.run.groups, found)[policy]
-
-    @property
-    def policies(self) -> tuple[str, ...]:
-        """The names of the policies; () of a run with one agent, whose policy needs no name."""
-        return tuple(multi_agent.followers(self.config))
-
-    def learner_state_of_all(self) -> PyTree:
-        """The algorithm's State, on the host; of several policies a dict by name."""
-        return jax.device_get(self.run.program.keep(self.state).learner)
-
-    def learner_state(self, policy: str | None = None) -> PyTree:
-        """The algorithm's State, on the host.
-
-        Args:
-          policy: of which; may be left out where there is one.
-        Raises:
-          ValueError: there is no such policy, or there are several and none is named.
-        """
-        state = self.learner_state_of_all()
-        if policy is None and (len(self.policies) < 2 or multi_agent.the_one(self.config)):
-            policy = multi_agent.the_one(self.config)
-        elif policy not in self.policies:
-            raise ValueError(f"policy: expected one of {', '.join(self.policies) or 'none'}, got {policy!r}")
-        return state[policy] if isinstance(state, dict) else state
-
-    def get_weights(self, policy: str | None = None) -> dict[str, PyTree]:
-        """Parameters, target parameters and statistics of the State, by field, as numpy arrays; `policy` as above."""
-        state = self.learner_state(policy)
-        return {f.name: getattr(state, f.name) for f in dataclasses.fields(state) if f.name not in resume.NOT_WEIGHTS}
-
-    def set_weights(self, weights: Mapping[str, PyTree], policy: str | None = None) -> None:
-        """Takes over fields as `get_weights` gives them; the others, the optimizer's state among them, stay.
-
-        Raises:
-          ValueError: an unknown field, or arrays of other shapes.
-        """
-        state = self.learner_state(policy)
-        for name, given in weights.items():
-            if not hasattr(state, name) or name in resume.NOT_WEIGHTS:
-                raise ValueError(f"set_weights: {name} is none of {', '.join(self.get_weights(policy))}")
-            like = getattr(state, name)
-            if (found := _shapes(given)) != (wanted := _shapes(like)):
-                raise ValueError(f"set_weights: {name} has the shapes {wanted}, not {found}")
-            taken = jax.tree.map(lambda x, old: np.asarray(x, old.dtype), given, like)
-            state = dataclasses.replace(state, **{name: taken})
-        whole = self.learner_state_of_all()
-        if isinstance(whole, dict):
-            state = {**whole, policy or multi_agent.the_one(self.config): state}
-        self.replace_state(self.run.program.assign(self.state, state))
+    # ------------------------------------------------------------ tasks and checkpoints
 
     def set_task(self, given: Any) -> None:
         """Gives all environments a task, at once: see `jrl.envs.task`. EnvPool's are made anew with other options."""
@@ -403,7 +355,8 @@ class Session:
                 for item in several.by_policy_name(self.run.groups, state).items()
                 if getattr(item[1], "fault", None) is not None and np.any(item[1].fault.found)
             )
-            cfg, spec = build_policies.of_policy(cfg, spec, policy)
+            named = {place: name for name, place in multi_agent.places(cfg).items()}
+            cfg, spec = build_policies.of_policy(cfg, spec, named[policy])
         fault = state.fault
         found = [name for name, flag in (("loss", fault.in_loss), ("params", fault.in_params)) if flag]
         kind = "rollout" if isinstance(fault.batch, Rollout) else "batch"
@@ -425,7 +378,3 @@ def _log_at(level: str) -> None:
     logger.setLevel({"WARN": "WARNING"}.get(level, level))
     if level in ("INFO", "DEBUG") and not logger.hasHandlers():
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
-
-
-def _shapes(tree: PyTree) -> Any:
-    return jax.tree.map(np.shape, tree)

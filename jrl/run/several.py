@@ -16,9 +16,9 @@ import numpy as np
 from jrl.run.learner import Learner
 from jrl.types import BROKEN_STACKS, NOT_FINITE, VALID_SHARE, ActOut, Algo, Key, Metrics, PyTree, Rollout, UpdateAux
 
-_UPDATES = "train/updates"
+UPDATES = "train/updates"
 # of what there can be one only: the sum over policies, or the worst of them
-_OVER_ALL = {NOT_FINITE: jnp.maximum, BROKEN_STACKS: jnp.maximum, VALID_SHARE: jnp.minimum, _UPDATES: jnp.add}
+_OVER_ALL = {NOT_FINITE: jnp.maximum, BROKEN_STACKS: jnp.maximum, VALID_SHARE: jnp.minimum, UPDATES: jnp.add}
 
 
 class Group(NamedTuple):
@@ -228,9 +228,9 @@ def learning(groups: Sequence[Group], num_agents: int) -> Learner:
         for i, group, learner in taught:
             own, keys = _rollout_of(group, num_agents, rollout), group.keys(jax.random.fold_in(key, i))
             learned = group.mapped(learner.step)(state[group.label], replay[group.label], own, keys)
-            state[group.label], replay[group.label], told = learned
-            metrics |= group.apart(told)
-        return state, replay, _told(metrics)
+            state[group.label], replay[group.label], found = learned
+            metrics |= group.apart(found)
+        return state, replay, told(metrics)
 
     def keep(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
         kept = lambda group: (lambda x: x) if group.learner is None else group.learner.keep
@@ -274,11 +274,11 @@ def _rollout_of(group: Group, num_agents: int, rollout: Rollout) -> Rollout:
     )
 
 
-def _told(metrics: Mapping[str, Metrics]) -> Metrics:
+def told(metrics: Mapping[str, Metrics]) -> Metrics:
     """The metrics of all policies: each under its name, and what stands for all of them."""
     found: Metrics = {}
-    for policy, told in metrics.items():
-        for name, value in told.items():
+    for policy, one in metrics.items():
+        for name, value in one.items():
             if name not in _OVER_ALL:
                 found[f"policy/{policy}/{name}"] = value
             else:

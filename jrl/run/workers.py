@@ -216,6 +216,10 @@ class WorkerPolicy(Learns):
         """Takes over what `get_weights` gave. Raises ValueError where shapes differ."""
         self.worker.set_weights({self.policy_id: weights})
 
+    def get_state(self) -> PyTree:
+        """The algorithm's State of the policy, its optimizer's included, in numpy: what `add_policy` may begin with."""
+        return self._learns("get_state").learner_state(self.policy_id if self.policy_id != POLICY else None)
+
     def apply_gradients(self, gradients: PyTree) -> None:
         """As a worker's, with RLlib's name of the argument."""
         super().apply_gradients(gradients)

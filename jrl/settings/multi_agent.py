@@ -2,20 +2,17 @@
 
 import dataclasses
 import difflib
-import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jrl import registry
 from jrl.errors import InputError, counted
 from jrl.fields.schema import merge
-from jrl.settings import config, self_play
+from jrl.settings import by_episode, config, self_play
+from jrl.settings.by_episode import BY_AGENT, SHARED
 from jrl.settings.config import MultiAgentConfig, RunConfig
 
-SHARED = "shared"  # the policy of all agents, where the config names none
-BY_AGENT = "by_agent"
-_ASKED = 8  # times that a mapping is asked: one that draws its answers gives two
 _NAME = re.compile(r"[\w.-]{1,100}")  # it is part of metrics and of paths in checkpoints
 _OWN = ("algo", "network", "replay")  # sections of which a policy may have its own values
 
@@ -53,9 +50,47 @@ def with_agents(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = Non
         given = dataclasses.replace(given, mapping=table)
     given = _trained(_mapped(dataclasses.replace(given, agents=tuple(agents))))
     found = dataclasses.replace(cfg, multi_agent=given)
-    if errors := list(faults(found)) or list(_kind_faults(found, kinds)):
+    if by_episode.per_episode(found):
+        errors = list(by_episode.faults(found, bool(kinds))) or list(faults(found))
+        given = dataclasses.replace(given, capacity=given.capacity or len(given.policies))
+        found = dataclasses.replace(cfg, multi_agent=given)
+    else:
+        errors = list(faults(found)) or list(_kind_faults(found, kinds))
+    if errors:
         raise InputError(*errors)
     return found
+
+
+def alike(cfg: RunConfig) -> list[list[str]]:
+    """Policies that differ in nothing but their weights, together, in the order of the config."""
+    found: list[tuple[RunConfig, list[str]]] = []
+    for name in followers(cfg):
+        own = policy_config(cfg, name)
+        own = dataclasses.replace(own, multi_agent=None)
+        group = next((names for like, names in found if like == own), None)
+        if group is None:
+            found.append((own, group := []))
+        group.append(name)
+    return [names for _, names in found]
+
+
+def capacity(cfg: RunConfig) -> int:
+    """The most policies that a run can have, where it may change from game to game who follows which."""
+    assert cfg.multi_agent is not None and cfg.multi_agent.capacity is not None
+    return cfg.multi_agent.capacity
+
+
+def places(cfg: RunConfig) -> dict[str, str]:
+    """Policy -> its key in the State of the run: its name, or the place it has where that may change between games.
+
+    The first places are those of the policies like the first, among them those that are still free.
+    """
+    if not by_episode.per_episode(cfg):
+        return {name: name for name in followers(cfg)}
+    keys = by_episode.places(capacity(cfg))
+    first, *others = alike(cfg)
+    rest = [name for names in others for name in names]
+    return dict(zip([*first, *rest], [*keys[: len(first)], *keys[len(keys) - len(rest) :]], strict=True))
 
 
 def _by_kind(kinds: Kinds) -> dict[str, str]:
@@ -104,12 +139,12 @@ def _group_faults(given: MultiAgentConfig, agents: Sequence[str], kinds: Kinds) 
             f"{key}: expected agents of equal spaces, but those of {first} and {other} differ: leave it out, and each "
             "kind of agents follows a policy of its own"
         )
-    if own := [name for name in ("policies", "mapping", "policies_to_train") if getattr(given, name)]:
+    if own := [name for name in ("policies", "mapping", "policies_to_train", "capacity") if getattr(given, name)]:
         yield f"multi_agent.{own[0]}: a team has one policy: leave it out, or leave out {key}"
 
 
 def _mapped(given: MultiAgentConfig) -> MultiAgentConfig:
-    """Asks a mapping that is a function for each agent, and puts the table of its answers in its place."""
+    """Asks a mapping that is a function for each agent; where the episode does not matter, a table takes its place."""
     if not isinstance(given.mapping, str) or given.mapping in (SHARED, BY_AGENT):
         return given
     if not re.search("[.:]", given.mapping) and registry.registered(given.mapping) is None:
@@ -117,35 +152,13 @@ def _mapped(given: MultiAgentConfig) -> MultiAgentConfig:
             f"multi_agent.mapping: expected shared, by_agent, a table or package.module:name, got {given.mapping!r}"
             + _near(given.mapping, (SHARED, BY_AGENT))
         )
-    agents, key = given.agents or (), f"multi_agent.mapping {given.mapping}"
-    fn = registry.load(given.mapping, "multi_agent.mapping")
-    mend = "the mapping must not depend on the episode: name each agent's policy in a table, such as "
-    mend += f'{{"{agents[0]}": {next(iter(given.policies), SHARED)}}}'
-    try:
-        answers = [[_policy_of(fn, agent) for agent in agents] for _ in range(_ASKED)]
-    except Exception as e:
-        told = f"{type(e).__name__}: {str(e)[:200]}"
-        raise InputError(f"{key}: expected a function of an agent's name, got one that raises {told}: {mend}") from e
-    for agent, said in zip(agents, zip(*answers, strict=True), strict=True):
-        if odd := [policy for policy in said if not isinstance(policy, str)]:
-            kind = type(odd[0]).__name__
-            raise InputError(f"{key}: expected the name of a policy, got {kind} for {agent}: return a text")
-        if len(set(said)) > 1:
-            several = " and ".join(sorted(set(said))[:2])
-            raise InputError(f"{key}: expected the same answer each time, got {several} for {agent}: {mend}")
-    table = {re.escape(agent): policy for agent, policy in zip(agents, answers[0], strict=True)}
+    found = by_episode.answers(
+        registry.load(given.mapping, "multi_agent.mapping"), given.agents or (), f"multi_agent.mapping {given.mapping}"
+    )
+    if found is None:
+        return given  # to be asked for each episode
+    table = {re.escape(agent): policy for agent, policy in found.items()}
     return dataclasses.replace(given, mapping=table)
-
-
-def _policy_of(fn: Callable[..., Any], agent: str) -> Any:
-    """Asks a mapping as RLlib's are asked, with no episode and no worker, as far as it takes them."""
-    parameters = inspect.signature(fn).parameters
-    kinds = inspect.Parameter
-    plain = [p for p in parameters.values() if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
-    second = any(p.kind is kinds.VAR_POSITIONAL for p in parameters.values()) or len(plain) > 1
-    taken = {p.name for p in plain[:2]} if second else {plain[0].name if plain else ""}
-    named = {name: None for name in ("episode", "worker") if name in parameters and name not in taken}
-    return fn(agent, *([None] if second else []), **named)
 
 
 def _trained(given: MultiAgentConfig) -> MultiAgentConfig:
@@ -153,7 +166,7 @@ def _trained(given: MultiAgentConfig) -> MultiAgentConfig:
     asked = given.policies_to_train
     if not isinstance(asked, str):
         return given
-    known = tuple(given.policies) or tuple(dict.fromkeys(_follows(given).values()))
+    known = tuple(given.policies) or tuple(dict.fromkeys(follows(given).values()))
     if asked in known:
         return dataclasses.replace(given, policies_to_train=(asked,))
     fn = registry.load(asked, "multi_agent.policies_to_train")
@@ -184,11 +197,11 @@ def faults(cfg: RunConfig) -> Iterator[str]:
     if found := list(_mapping_faults(given)):
         yield from found
         return
-    follows = set(_follows(given).values())
-    if idle := [name for name in given.policies if name not in follows]:
+    followed = set(given.policies) if by_episode.per_episode(cfg) else set(follows(given).values())
+    if idle := [name for name in given.policies if name not in followed]:
         mend = "give them one in multi_agent.mapping, or leave them out"
         yield f"multi_agent.policies: no agent follows {_listed(idle)}: {mend}"
-    known = tuple(given.policies) or tuple(dict.fromkeys(_follows(given).values()))
+    known = tuple(given.policies) or tuple(dict.fromkeys(follows(given).values()))
     for name in given.policies_to_train or ():
         if name not in known:
             expected = f"expected names among {_listed(known)}, got {name!r}{_near(name, known)}"
@@ -230,8 +243,8 @@ def _by_agent(given: MultiAgentConfig) -> bool:
     return given.mapping == BY_AGENT or (given.mapping is None and len(given.policies) > 1)
 
 
-def _follows(given: MultiAgentConfig) -> dict[str, str]:
-    """Agent -> policy."""
+def follows(given: MultiAgentConfig) -> dict[str, str]:
+    """Agent -> policy, by a mapping that is no function."""
     agents = given.agents or ()
     if isinstance(given.mapping, dict):
         fits = lambda agent: next((p for e, p in given.mapping.items() if re.fullmatch(e, agent)), SHARED)
@@ -247,9 +260,11 @@ def followers(cfg: RunConfig) -> dict[str, tuple[str, ...]]:
         return {}
     if cfg.multi_agent.self_play is not None:
         return self_play.followers(cfg.multi_agent)
-    follows = _follows(cfg.multi_agent)
-    policies = tuple(cfg.multi_agent.policies) or tuple(dict.fromkeys(follows.values()))
-    return {p: agents for p in policies if (agents := tuple(a for a, of in follows.items() if of == p))}
+    if by_episode.per_episode(cfg):
+        return dict.fromkeys(cfg.multi_agent.policies, cfg.multi_agent.agents)
+    following = follows(cfg.multi_agent)
+    policies = tuple(cfg.multi_agent.policies) or tuple(dict.fromkeys(following.values()))
+    return {p: agents for p in policies if (agents := tuple(a for a, of in following.items() if of == p))}
 
 
 def shows_state(cfg: RunConfig) -> bool:
@@ -306,6 +321,7 @@ def lines(cfg: RunConfig) -> Iterator[str]:
         return
     for policy, agents in followers(cfg).items():
         columns = f"{counted(len(agents), 'agent')} x {counted(cfg.env.num_envs, 'env')}"
+        columns += ", as each game's mapping says" if by_episode.per_episode(cfg) else ""
         frozen = "" if is_trained(cfg, policy) else ", does not learn"
         yield f"policy {policy}: {_listed(agents)}, {columns}{frozen}"
 

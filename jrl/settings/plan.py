@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from jrl.errors import counted
+from jrl.settings import by_episode
 
 # rows, and updates from replay, in one call of a fused program
 _ROWS_PER_CALL = 16_384
 _UPDATES_PER_CALL = 256
+_STEPS_TOLD = 256  # of a call in which a mapping is asked for each game
 LENGTH = 128  # steps per environment and iteration, unless the config says otherwise
 STEPS_PER_REPORT = 1_000  # of a run without an end
 
@@ -139,6 +141,8 @@ def iterations_per_call(cfg: Any) -> int:
     most = min(_ROWS_PER_CALL, *(steps for steps in wanted if steps)) // plan.rows
     if cfg.replay is not None:
         most = min(most, _UPDATES_PER_CALL // (plan.updates or 1))
+    if by_episode.per_episode(cfg):  # who acts is told for all games of a call
+        most = min(most, _STEPS_TOLD // rollout_length(cfg))
     return cfg.rollout.iterations_per_call or max(1, most)
 
 

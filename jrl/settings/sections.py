@@ -220,8 +220,12 @@ class MultiAgentConfig:
     # shared: all agents follow one policy; by_agent: each follows the policy of its name; or a table {"adversary_.*":
     # hunter, ".*": prey} of regular expressions, of which the first that fits a whole name counts. null: shared, or
     # with several policies by_agent; where agents have different spaces, a policy for each kind of them, named after
-    # its agents without their numbers. Or package.module:name of a function of an agent's name, which is asked once
+    # its agents without their numbers. Or package.module:name of a function of an agent's name and its episode, which
+    # is asked once; where it looks at the episode or draws, once for each agent and game
     mapping: Literal["shared", "by_agent"] | Name | dict[str, str] | None = None
+    # the most policies there can be: so many places are stacked, and policies can be added and removed as the run
+    # goes on, with nothing compiled anew. null: those of `policies`, for ever
+    capacity: Few | None = None
     # the others stay as they are; null: all. Or package.module:name of a function of a policy's name
     policies_to_train: Name | tuple[Name, ...] | None = None
     # observations get the environment's global view as the leaf `state`, for network.value_inputs and mixers; null:

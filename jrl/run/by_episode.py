@@ -1,0 +1,266 @@
+"""Several policies of which it may change from game to game who follows which.
+
+Every agent's column is every policy's: all act in all columns, of which each takes the action of the policy that its
+agent follows in this game, and each policy learns from the rows that are its own, the others being masked. Who follows
+which is a table of games to come, which the host fills (`jrl.run.roster`): an array, so that policies are added and
+removed without compiling anything.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jrl.envs.views import GAME, OBS
+from jrl.errors import InputError
+from jrl.metrics import episodes
+from jrl.rollout.unroll import RECORD
+from jrl.run import several
+from jrl.run.learner import Learner
+from jrl.run.several import Group
+from jrl.settings.by_episode import ROSTER
+from jrl.types import (
+    BROKEN_STACKS,
+    NOT_FINITE,
+    VALID_SHARE,
+    ActOut,
+    Algo,
+    Array,
+    Key,
+    Metrics,
+    PyTree,
+    Rollout,
+)
+
+NOBODY = -1  # in place of a policy: one that was removed while a game was under way
+PLACE, NUMBER, COUNT = "place", "number", "game"  # extras [B] i32; leaf of the memory
+_IDLE = {NOT_FINITE: 0.0, BROKEN_STACKS: 0.0, VALID_SHARE: 1.0}  # metrics of who does not learn, else NaN
+
+
+class Sizes(NamedTuple):
+    """The shape of a table."""
+
+    ahead: int  # M, games of each environment that are told at a time
+    games: int  # G, environments of the run
+    agents: int  # A, of each
+    policies: int  # C, places
+
+
+@struct.dataclass
+class Roster:
+    """Who follows which policy, the same on all devices; beside the policies in a run's State.
+
+    Game i of environment g is row i % M of the table; one beyond those that were asked for, as in a long evaluation,
+    follows what was said of that row.
+    """
+
+    table: Any  # [M, G, A] i32, places or NOBODY
+    asked: Any  # [G] i32, games that the table was filled for
+    latest: Any  # [G] i32, the game that was acted in
+    trained: Any  # [C] bool, which learn
+    recent: episodes.Columns  # [C, ...], of the agents' episodes that followed each
+
+
+def begun(sizes: Sizes, trained: Sequence[bool]) -> Roster:
+    """Returns a roster whose table is yet to be filled."""
+    recent = jax.vmap(lambda _: episodes.init(1))(jnp.arange(sizes.policies))
+    return Roster(
+        table=jnp.full((sizes.ahead, sizes.games, sizes.agents), NOBODY, jnp.int32),
+        asked=jnp.zeros(sizes.games, jnp.int32),
+        latest=jnp.zeros(sizes.games, jnp.int32),
+        trained=jnp.asarray(trained, bool),
+        recent=recent,
+    )
+
+
+def acting(groups: Sequence[Group], sizes: Sizes, trained: Sequence[bool]) -> Algo:
+    """Makes an Algo that acts with all policies; its State is a dict by place that has the roster, too.
+
+    It acts on observations with the number of the game (`views.with_game_numbers`), and its memory has each column's
+    number in the run. Extras are dicts by group, beside the place that acted and the game.
+    """
+    inner = several.acting(groups, sizes.agents)
+
+    def init(key: Key) -> dict[str, PyTree]:
+        return {**inner.init(key), ROSTER: begun(sizes, trained)}
+
+    def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        return {**inner.actor(_policies(state)), ROSTER: state[ROSTER].table}
+
+    def carry(batch_size: int, first: Any = 0, total: int | None = None) -> dict[str, PyTree]:
+        numbers = first + jnp.arange(batch_size, dtype=jnp.int32)
+        return {**inner.carry(batch_size, first=first, total=total), NUMBER: numbers}
+
+    def act(
+        actor: Mapping[str, PyTree], obs: PyTree, carry: Mapping[str, PyTree], key: Key, explore: bool = True
+    ) -> ActOut:
+        place = _places(actor[ROSTER], obs[GAME], carry[NUMBER], sizes)
+        action, memories, extras, start = None, {NUMBER: carry[NUMBER]}, {PLACE: place, COUNT: obs[GAME]}, 0
+        for i, group in enumerate(groups):
+            one = lambda actor, key, group=group: group.algo.act(actor, obs[OBS], carry[group.label], key, explore)
+            out = group.mapped(one)(actor[group.label], group.keys(jax.random.fold_in(key, i)))
+            mine, start = place - start, start + len(group.names)
+            picked = _picked(out, mine) if group.stacked else out
+            action = picked.action if action is None else _where(mine >= 0, picked.action, action)
+            memories[group.label], extras[group.label] = picked.carry, picked.extras
+        return ActOut(action, memories, extras)
+
+    gammas = {float(x) for group in groups if (x := group.algo.running_return_gamma) is not None}
+    if len(gammas) > 1:
+        raise InputError(
+            "multi_agent.policies: with algo.normalize_reward, policies that an agent follows by turns need one gamma, "
+            f"got {', '.join(map(str, sorted(gammas)))}: give them the same"
+        )
+    return inner._replace(init=init, actor=actor, carry=carry, act=act, running_return_gamma=next(iter(gammas), None))
+
+
+def learning(
+    groups: Sequence[Group], sizes: Sizes, trained: Sequence[bool], *, axis_name: str | None = None
+) -> Learner:
+    """Makes a Learner of which each policy that learns does so from the rows on which it was followed.
+
+    One after the other, so that those that do not learn, and places that are free, cost nothing. Metrics are
+    `policy/PLACE/...`, `return` among them, the mean over the latest episodes of the agents that followed it.
+
+    Args:
+      axis_name: of the mapped axis over devices.
+    """
+    inner = several.learning(groups, sizes.agents)
+
+    def init(key: Key) -> dict[str, PyTree]:
+        return {**inner.init(key), ROSTER: begun(sizes, trained)}
+
+    def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        return {**inner.actor(_policies(state)), ROSTER: state[ROSTER].table}
+
+    def step(state: Mapping[str, PyTree], replay: Mapping[str, PyTree], rollout: Rollout, key: Key):
+        roster, place = state[ROSTER], rollout.extras[PLACE]
+        state, replay, metrics, start = dict(state), dict(replay), dict[str, Metrics](), 0
+        for i, group in enumerate(groups):
+            number = jnp.arange(start, start := start + len(group.names))
+            teach = functools.partial(_taught, group, _rollout_of(group, rollout), place, axis_name)
+            each = (number, roster.trained[number], state[group.label], replay[group.label])
+            keys = group.keys(jax.random.fold_in(key, i))
+            if not group.stacked:
+                learned = teach(number[0], roster.trained[number[0]], *each[2:], keys)
+            elif group.algo.on_policy:  # one after the other: who does not learn costs nothing
+                learned = jax.lax.map(lambda one, teach=teach: teach(*one), (*each, keys))
+            else:  # side by side: no replay is copied
+                learned = jax.vmap(teach)(*each, keys)
+            state[group.label], replay[group.label], told = learned
+            metrics |= group.apart(told)
+        state[ROSTER] = watched(roster, rollout, sizes, axis_name)
+        found = several.told(metrics)
+        returns = jnp.nanmean(state[ROSTER].recent.window_return, -1)
+        names = (name for group in groups for name in group.names)
+        return state, replay, found | {f"policy/{name}/return": returns[k] for k, name in enumerate(names)}
+
+    def keep(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        return {**inner.keep(_policies(state)), ROSTER: state[ROSTER]}
+
+    def resume(kept: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        return {**inner.resume(_policies(kept)), ROSTER: kept[ROSTER]}
+
+    return inner._replace(init=init, actor=actor, step=step, keep=keep, resume=resume)
+
+
+def watched(roster: Roster, rollout: Rollout, sizes: Sizes, axis_name: str | None = None) -> Roster:
+    """Notes which games were played, and what the agents that followed each policy earned, in a rollout [T, B]."""
+    number: Any = rollout.carry[NUMBER]
+    rows: Any = (rollout.extras[PLACE], rollout.extras[COUNT], rollout.extras[RECORD], rollout.terminated, rollout.mask)
+    if axis_name is not None:  # the same on all devices
+        number = jax.lax.all_gather(number, axis_name, tiled=True)
+        rows = jax.tree.map(lambda x: jax.lax.all_gather(x, axis_name, axis=1, tiled=True), rows)
+    place, count, record, terminated, mask = rows
+    ended = terminated | record["truncated"]
+    tracked = episodes.Tracked(record["episode_return"], record["length"], record["episode_return"])
+    each = jnp.arange(sizes.policies)
+    count_one = lambda recent, k: episodes.reduce(recent, tracked, ended, mask & (place == k))[0]
+    recent = jax.vmap(count_one)(roster.recent, each)
+    latest = roster.latest.at[number // sizes.agents].max(count.max(0))
+    return dataclasses.replace(roster, latest=latest, recent=recent)
+
+
+def writing(group: Group) -> Callable[..., tuple[dict[str, PyTree], dict[str, PyTree]]]:
+    """Makes (state, replay, place [] i32, key, given, takes [] bool) -> state, replay: a policy in a place of a group.
+
+    It has fresh weights or, where `takes` holds, those of `given`, which is what is kept of one, and an empty replay.
+    Where there is no such place nothing is written.
+    """
+    assert group.learner is not None
+    learner = group.learner
+
+    def write(state: Mapping[str, PyTree], replay: PyTree, place: Array, key: Key, given: PyTree, takes: Array):
+        choose = lambda new, old: jnp.where(takes, new.astype(old.dtype), old)
+        fresh = jax.tree.map(choose, given, learner.keep(learner.init(key)))
+        put = lambda stack, new: stack.at[place].set(new) if group.stacked else stack
+        state = {**state, group.label: jax.tree.map(put, state[group.label], learner.resume(fresh))}
+        return state, {**replay, group.label: jax.tree.map(put, replay[group.label], learner.init_replay())}
+
+    return write
+
+
+def moved(group: Group, state: Mapping[str, PyTree], replay: Mapping[str, PyTree], gone: Array, last: Array):
+    """The state and replay in which the policy in the place `last` of a group is in that of `gone`, too."""
+    move = lambda x: x.at[gone].set(x[last]) if group.stacked else x
+    of_group = lambda trees: {**trees, group.label: jax.tree.map(move, trees[group.label])}
+    return of_group(state), of_group(replay)
+
+
+def _taught(group: Group, rollout: Rollout, place: Array, axis_name: str | None, number, trained, state, replay, key):
+    """What becomes of the policy in the place `number`: it learns from its rows, or stays bit for bit."""
+    assert group.learner is not None
+    learner, rows = group.learner, rollout.mask & (place == number)
+    own = dataclasses.replace(rollout, mask=rows)
+    like = jax.eval_shape(learner.step, state, replay, own, key)[2]
+    blank = lambda name, x: jnp.full(x.shape, _IDLE.get(name, np.nan if x.dtype.kind == "f" else 0), x.dtype)
+    idle = {name: blank(name, x) for name, x in like.items()}
+    if several.UPDATES in idle:
+        idle[several.UPDATES] = state.updates
+    if group.algo.on_policy:
+        there = rows.any() if axis_name is None else jax.lax.pmax(rows.any().astype(jnp.int32), axis_name) > 0
+        return jax.lax.cond(
+            trained & there, lambda: learner.step(state, replay, own, key), lambda: (state, replay, idle)
+        )
+    # a replay takes the rows of who does not learn, too, as what follows upon them may be learned from
+    new, replay, told = learner.step(state, replay, own, key)
+    keep = lambda a, b: jnp.where(trained, a, b)
+    return jax.tree.map(keep, new, state), replay, jax.tree.map(keep, told, idle)
+
+
+def _rollout_of(group: Group, rollout: Rollout) -> Rollout:
+    """A rollout as the policies of a group see it, with all rows."""
+    extras = dict(rollout.extras[group.label])
+    if "running_return" in rollout.extras:
+        extras["running_return"] = rollout.extras["running_return"]
+    seen: Any = rollout.obs
+    last: Any = rollout.last_obs
+    return dataclasses.replace(
+        rollout, obs=seen[OBS], last_obs=last[OBS], extras=extras, carry=rollout.carry[group.label]
+    )
+
+
+def _places(table: Array, game: Array, number: Array, sizes: Sizes) -> Array:
+    """Reads which place each column [B] follows in its game."""
+    environment, agent = number // sizes.agents % sizes.games, number % sizes.agents
+    return table[game % sizes.ahead, environment, agent]
+
+
+def _picked(out: ActOut, place: Array) -> ActOut:
+    """Of what the P policies of a group say of all columns, leaves [P, B, ...], that of the one in `place` [B]."""
+    columns = jnp.arange(place.shape[0])
+    return jax.tree.map(lambda x: x[jnp.clip(place, 0, x.shape[0] - 1), columns], out)
+
+
+def _where(rows: Array, new: PyTree, old: PyTree) -> PyTree:
+    pick = lambda a, b: jnp.where(rows.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+    return jax.tree.map(pick, new, old)
+
+
+def _policies(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
+    return {name: one for name, one in state.items() if name != ROSTER}

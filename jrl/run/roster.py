@@ -1,0 +1,256 @@
+"""Who follows which policy in games to come: a mapping that is asked for each, policies that are added and removed.
+
+The host asks for more games than a call of the program can begin, and writes the answers into the table on the device
+(`jrl.run.by_episode.Roster`) before the call. So who plays follows from the mapping and the number of the game alone,
+and a run that is resumed goes on with the games that it has asked for.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrl import registry
+from jrl.errors import InputError
+from jrl.run import build_policies, by_episode, parallel
+from jrl.run.program import LoopState, joined_replay, own_replay
+from jrl.settings import multi_agent
+from jrl.settings.by_episode import BY_AGENT, ROSTER, SHARED, NewEpisode, asking, places
+from jrl.settings.config import RunConfig
+from jrl.types import PyTree
+
+_NAME = re.compile(r"policy/(place-\d+)/(.*)")  # of a metric
+_MAPPING = str | Mapping[str, str] | Callable[..., str] | None
+
+
+class Seats:
+    """Says who follows which policy, and adds and removes policies.
+
+    Args:
+      cfg: of the run.
+      run: its parts, a `jrl.run.build.Run`.
+    Attributes:
+      config: of the run, with the policies that there are.
+    """
+
+    def __init__(self, cfg: RunConfig, run: Any):
+        self.config, self._mesh, self._groups = cfg, run.mesh, run.groups
+        self._sizes = build_policies.sizes(cfg)
+        self._table = np.full(self._sizes[:3], by_episode.NOBODY, np.int32)
+        self._asked = np.zeros(self._sizes.games, np.int32)
+        self.take(cfg)
+        group, learner = run.groups[0], run.groups[0].learner
+        self._fresh = lambda key: learner.keep(learner.init(key))
+        self._kept = jax.eval_shape(self._fresh, jax.random.key(0))  # of one policy
+        same, each = parallel.REPLICATED, parallel.PER_DEVICE
+        write, size = by_episode.writing(group), len(group.names)
+
+        def added(state, replay, *which):
+            state, replay = write(state, own_replay(replay, run.learn), *which)
+            return state, joined_replay(replay)
+
+        def moved(state, replay, gone, last):
+            state, replay = by_episode.moved(group, state, own_replay(replay, run.learn), gone, last)
+            return state, joined_replay(replay)
+
+        self._add = parallel.pmap(added, self._mesh, (same, each, *[same] * 4), (same, each), donate_argnums=(0, 1))
+        self._move = parallel.pmap(moved, self._mesh, (same, each, same, same), (same, each), donate_argnums=(0, 1))
+        self._nowhere = np.int32(size)  # a place that there is not: nothing is written
+
+    def take(self, cfg: RunConfig) -> None:
+        """Goes by the policies and the mapping of a config."""
+        given = cfg.multi_agent
+        assert given is not None and given.agents is not None
+        keys = places(multi_agent.capacity(cfg))
+        self.config, self._agents = cfg, given.agents
+        self._places = {name: keys.index(key) for name, key in multi_agent.places(cfg).items()}
+        if isinstance(given.mapping, str) and given.mapping not in (SHARED, BY_AGENT):
+            self._ask = asking(registry.load(given.mapping, "multi_agent.mapping"))
+        else:
+            table = multi_agent.follows(given)
+            self._ask = lambda agent, episode: table[agent]
+
+    def begin(self, state: LoopState, *, resumed: bool) -> LoopState:
+        """The state in which all games that the first call can begin are told, and nothing is left to compile.
+
+        Raises:
+          InputError: the mapping names a policy that there is not.
+        """
+        roster = parallel.first(state.learner[ROSTER])
+        if resumed:
+            self._table, self._asked = np.array(roster.table), np.array(roster.asked)
+        state = self.ahead(state)
+        if not self._groups[0].stacked:
+            return state
+        key, given = jax.random.key(0), self._blank()
+        state = self._changed(state, self._add, self._nowhere, key, given, np.bool_(False))
+        return self._changed(state, self._move, self._nowhere, self._nowhere)
+
+    def ahead(self, state: LoopState) -> LoopState:
+        """The state in which all games that the next call can begin are told; waits for the call before."""
+        latest = np.asarray(parallel.first(state.learner[ROSTER].latest))
+        wanted = latest + self._sizes.ahead
+        if (self._asked >= wanted).all():
+            return state
+        for game in np.flatnonzero(self._asked < wanted).tolist():
+            for number in range(int(self._asked[game]), int(wanted[game])):
+                self._table[number % self._sizes.ahead, game] = self._answers(number, game)
+        self._asked = np.maximum(self._asked, wanted).astype(np.int32)
+        return self._with(state, table=self._table, asked=self._asked)
+
+    def _answers(self, number: int, game: int) -> list[int]:
+        """The places that agents follow in a game of an environment. Raises InputError: a policy that there is not."""
+        episode = NewEpisode(number * self._sizes.games + game, game)
+        found = []
+        for agent in self._agents:
+            name = self._ask(agent, episode)
+            if (place := self._places.get(name)) is None:
+                known = ", ".join(self._places)
+                raise InputError(
+                    f"multi_agent.mapping: expected one of the policies {known}, got {name!r} for {agent} in "
+                    f"{episode!r}: add it with add_policy, or mend the mapping"
+                )
+            found.append(place)
+        return found
+
+    def _with(self, state: LoopState, **changes: Any) -> LoopState:
+        changed = {name: parallel.replicate(x, self._mesh) for name, x in changes.items()}
+        roster = dataclasses.replace(state.learner[ROSTER], **changed)
+        return dataclasses.replace(state, learner={**state.learner, ROSTER: roster})
+
+    def _changed(self, state: LoopState, program: Callable[..., Any], *which: Any) -> LoopState:
+        learner, replay = program(state.learner, state.replay, *which)
+        return dataclasses.replace(state, learner=learner, replay=replay)
+
+    def _blank(self) -> PyTree:
+        return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self._kept)
+
+    # ------------------------------------------------------------ policies come and go
+
+    def add(
+        self,
+        state: LoopState,
+        name: str,
+        *,
+        given: PyTree | None = None,
+        mapping: _MAPPING = None,
+        train: Sequence[str] | Callable[[str], bool] | None = None,
+    ) -> LoopState:
+        """The state with one policy more, like the first of the run.
+
+        Args:
+          state: taken over.
+          name: of the policy.
+          given: an algorithm's State to begin with; None: a fresh one.
+          mapping: who follows which policy in games that have not begun; None: as before.
+          train: which policies learn; None: as before.
+        Raises:
+          InputError: the name is taken, all places are, or mapping and training name what there is not.
+        """
+        first = multi_agent.alike(self.config)[0]
+        self._check_new(name)
+        policies = dict(self._given.policies)
+        cfg = self._told({**policies, name: policies[first[0]]}, mapping, train)
+        place = np.int32(len(first))
+        seed = jax.random.fold_in(jax.random.key(self.config.run.seed), int(self._asked.sum()))
+        takes = np.bool_(given is not None)
+        state = self._changed(state, self._add, place, seed, self._blank() if given is None else given, takes)
+        self.take(cfg)
+        return self._again(self._without_returns(state, place), anew=mapping is not None)
+
+    def remove(
+        self,
+        state: LoopState,
+        name: str,
+        *,
+        mapping: _MAPPING = None,
+        train: Sequence[str] | Callable[[str], bool] | None = None,
+    ) -> LoopState:
+        """The state without a policy; nobody learns from what is left of games under way that its agents follow it in.
+
+        Args: as `add`.
+        Raises:
+          InputError: there is no such policy, it is none that is like the first, or the last of those.
+        """
+        first, *others = multi_agent.alike(self.config)
+        if name not in first or len(first) == 1:
+            rest = [other for other in first if other != name]
+            why = f"expected one of {', '.join(first)}" if name not in first else f"{name} is the only one of its kind"
+            raise InputError(f"remove_policy: {why}, got {name!r}: the others stay: {', '.join(rest)}")
+        gone, last = first.index(name), len(first) - 1
+        kept = [first[-1] if other == name else other for other in first[:-1]]
+        policies = self._given.policies
+        order = [*kept, *(other for names in others for other in names)]
+        learns = self._given.policies_to_train
+        if train is None and learns is not None:
+            train = [other for other in learns if other != name]
+        cfg = self._told({other: policies[other] for other in order}, mapping, train)
+        state = self._changed(state, self._move, np.int32(gone), np.int32(last))
+        latest = np.asarray(parallel.first(state.learner[ROSTER].latest))
+        new = np.arange(self._sizes.policies)
+        new[gone], new[last] = by_episode.NOBODY, gone if gone != last else by_episode.NOBODY
+        self._table = np.where(self._table < 0, self._table, new[self._table]).astype(np.int32)
+        self.take(cfg)
+        recent = jax.tree.map(np.array, parallel.first(state.learner[ROSTER].recent))
+        for x in jax.tree.leaves(recent):
+            x[gone] = x[last]
+        state = self._without_returns(self._with(state, recent=recent, latest=latest), np.int32(last))
+        return self._again(state, anew=True)
+
+    def _again(self, state: LoopState, *, anew: bool) -> LoopState:
+        """The state in which who learns is as the config says, and `anew` is asked for games that have not begun."""
+        if anew:
+            self._asked = np.asarray(parallel.first(state.learner[ROSTER].latest)) + 1
+        return self.ahead(self._with(state, trained=np.array(build_policies.trained(self.config))))
+
+    def _without_returns(self, state: LoopState, place: Any) -> LoopState:
+        """The state that knows of no episodes of the policy in a place."""
+        recent = jax.tree.map(np.array, parallel.first(state.learner[ROSTER].recent))
+        recent.window_return[place], recent.window_length[place] = np.nan, np.nan
+        recent.window_next[place] = 0
+        return self._with(state, recent=recent)
+
+    @property
+    def _given(self) -> Any:
+        return self.config.multi_agent
+
+    def _check_new(self, name: str) -> None:
+        """Raises InputError where no policy of that name can be added."""
+        capacity = multi_agent.capacity(self.config)
+        if name in self._places:
+            raise InputError(f"add_policy: there is a policy {name!r} already: choose another name")
+        if len(self._places) == capacity:
+            raise InputError(
+                f"add_policy: all {capacity} places are taken ({', '.join(self._places)}): remove a policy first, or "
+                "begin with a larger multi_agent.capacity"
+            )
+
+    def _told(self, policies: dict[str, Any], mapping: _MAPPING, train: Any) -> RunConfig:
+        """The config with other policies. Raises InputError: what there is not."""
+        changes: dict[str, Any] = {"policies": policies}
+        if mapping is not None:
+            changes["mapping"] = dict(mapping) if isinstance(mapping, Mapping) else registry.reference(mapping)
+        if callable(train):
+            train = [name for name in policies if train(name)]
+        if train is not None:
+            changes["policies_to_train"] = tuple(train)
+        cfg = dataclasses.replace(self.config, multi_agent=dataclasses.replace(self._given, **changes))
+        if errors := list(multi_agent.faults(cfg)):
+            raise InputError(*errors)
+        return cfg
+
+    # ------------------------------------------------------------ result rows
+
+    def named(self, row: dict[str, Any]) -> None:
+        """Puts the names of policies in place of those of places, and leaves out what nobody has learned."""
+        keys = places(multi_agent.capacity(self.config))
+        names = {keys[place]: name for name, place in self._places.items()}
+        for metric in [metric for metric in row if _NAME.match(metric)]:
+            value = row.pop(metric)
+            place, rest = _NAME.fullmatch(metric).groups()  # type: ignore[union-attr]  # it matched above
+            name = names.get(place, "")
+            if name and (rest == "return" or multi_agent.is_trained(self.config, name)):
+                row[f"policy/{name}/{rest}"] = value

@@ -7,7 +7,6 @@ import difflib
 import types
 from typing import Any
 
-_ONE = "policies are those of multi_agent(policies=...), before build(): none can be added or taken away later yet"
 _SEVERAL = "config.to_run_config().multi_agent has policies and mapping; get_policy(policy_id) is one of them"
 _ENVS = "environments of several agents are not made by inheritance: docs/environments.md"
 _STATE = "save(path) writes all of it and restore(path) takes it back; get_weights() and set_weights() are the arrays"

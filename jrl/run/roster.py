@@ -16,6 +16,7 @@ import numpy as np
 from jrl import registry
 from jrl.errors import InputError
 from jrl.run import build_policies, by_episode, parallel
+from jrl.run.keys import Role, role_key
 from jrl.run.program import LoopState, joined_replay, own_replay
 from jrl.settings import multi_agent
 from jrl.settings.by_episode import BY_AGENT, ROSTER, SHARED, NewEpisode, asking, places
@@ -47,9 +48,11 @@ class Seats:
         self._kept = jax.eval_shape(self._fresh, jax.random.key(0))  # of one policy
         same, each = parallel.REPLICATED, parallel.PER_DEVICE
         write, size = by_episode.writing(group), len(group.names)
+        seed = role_key(jax.random.key(cfg.run.seed), Role.INIT)
 
-        def added(state, replay, *which):
-            state, replay = write(state, own_replay(replay, run.learn), *which)
+        def added(state, replay, place, number, *given):
+            key = jax.random.fold_in(seed, number)
+            state, replay = write(state, own_replay(replay, run.learn), place, key, *given)
             return state, joined_replay(replay)
 
         def moved(state, replay, gone, last):
@@ -85,21 +88,28 @@ class Seats:
         state = self.ahead(state)
         if not self._groups[0].stacked:
             return state
-        key, given = jax.random.key(0), self._blank()
-        state = self._changed(state, self._add, self._nowhere, key, given, np.bool_(False))
-        return self._changed(state, self._move, self._nowhere, self._nowhere)
+        # once for nothing, so that it is compiled
+        state = self._changed(state, self._add, self._nowhere, np.uint32(0), self._blank(), np.bool_(False))
+        state = self._changed(state, self._move, self._nowhere, self._nowhere)
+        return self._written(state, np.arange(self._sizes.policies), forget=slice(0, 0))
 
     def ahead(self, state: LoopState) -> LoopState:
         """The state in which all games that the next call can begin are told; waits for the call before."""
-        latest = np.asarray(parallel.first(state.learner[ROSTER].latest))
+        return self._with(state, **self._table_of()) if self._fill(_latest(state)) else state
+
+    def _fill(self, latest: np.ndarray) -> bool:
+        """Asks who follows which policy in the games to come, and returns whether there was something to ask."""
         wanted = latest + self._sizes.ahead
         if (self._asked >= wanted).all():
-            return state
+            return False
         for game in np.flatnonzero(self._asked < wanted).tolist():
             for number in range(int(self._asked[game]), int(wanted[game])):
                 self._table[number % self._sizes.ahead, game] = self._answers(number, game)
         self._asked = np.maximum(self._asked, wanted).astype(np.int32)
-        return self._with(state, table=self._table, asked=self._asked)
+        return True
+
+    def _table_of(self) -> dict[str, np.ndarray]:
+        return {"table": self._table, "asked": self._asked}
 
     def _answers(self, number: int, game: int) -> list[int]:
         """The places that agents follow in a game of an environment. Raises InputError: a policy that there is not."""
@@ -154,12 +164,11 @@ class Seats:
         self._check_new(name)
         policies = dict(self._given.policies)
         cfg = self._told({**policies, name: policies[first[0]]}, mapping, train)
+        self._seated(cfg, self._table, _latest(state), anew=mapping is not None)
         place = np.int32(len(first))
-        seed = jax.random.fold_in(jax.random.key(self.config.run.seed), int(self._asked.sum()))
-        takes = np.bool_(given is not None)
-        state = self._changed(state, self._add, place, seed, self._blank() if given is None else given, takes)
-        self.take(cfg)
-        return self._again(self._without_returns(state, place), anew=mapping is not None)
+        number, takes = np.uint32(self._asked.sum()), np.bool_(given is not None)
+        state = self._changed(state, self._add, place, number, self._blank() if given is None else given, takes)
+        return self._written(state, np.arange(self._sizes.policies), forget=place)
 
     def remove(
         self,
@@ -188,30 +197,34 @@ class Seats:
         if train is None and learns is not None:
             train = [other for other in learns if other != name]
         cfg = self._told({other: policies[other] for other in order}, mapping, train)
+        moves = np.arange(self._sizes.policies)  # place -> place
+        moves[last], moves[gone] = gone, by_episode.NOBODY
+        table = np.where(self._table < 0, self._table, moves[self._table]).astype(np.int32)
+        self._seated(cfg, table, _latest(state), anew=True)
         state = self._changed(state, self._move, np.int32(gone), np.int32(last))
-        latest = np.asarray(parallel.first(state.learner[ROSTER].latest))
-        new = np.arange(self._sizes.policies)
-        new[gone], new[last] = by_episode.NOBODY, gone if gone != last else by_episode.NOBODY
-        self._table = np.where(self._table < 0, self._table, new[self._table]).astype(np.int32)
-        self.take(cfg)
-        recent = jax.tree.map(np.array, parallel.first(state.learner[ROSTER].recent))
-        for x in jax.tree.leaves(recent):
-            x[gone] = x[last]
-        state = self._without_returns(self._with(state, recent=recent, latest=latest), np.int32(last))
-        return self._again(state, anew=True)
+        sources = np.arange(self._sizes.policies)
+        sources[gone] = last
+        return self._written(state, sources, forget=last)
 
-    def _again(self, state: LoopState, *, anew: bool) -> LoopState:
-        """The state in which who learns is as the config says, and `anew` is asked for games that have not begun."""
-        if anew:
-            self._asked = np.asarray(parallel.first(state.learner[ROSTER].latest)) + 1
-        return self.ahead(self._with(state, trained=np.array(build_policies.trained(self.config))))
+    def _seated(self, cfg: RunConfig, table: np.ndarray, latest: np.ndarray, *, anew: bool) -> None:
+        """Goes by other policies, in games that have not begun if `anew`; all or, where a mapping fails, nothing."""
+        before = self.config, self._table, self._asked
+        try:
+            self.take(cfg)
+            self._table, self._asked = table.copy(), latest + 1 if anew else self._asked
+            self._fill(latest)
+        except BaseException:
+            self.take(before[0])
+            self._table, self._asked = before[1:]
+            raise
 
-    def _without_returns(self, state: LoopState, place: Any) -> LoopState:
-        """The state that knows of no episodes of the policy in a place."""
-        recent = jax.tree.map(np.array, parallel.first(state.learner[ROSTER].recent))
-        recent.window_return[place], recent.window_length[place] = np.nan, np.nan
-        recent.window_next[place] = 0
-        return self._with(state, recent=recent)
+    def _written(self, state: LoopState, sources: np.ndarray, *, forget: int | np.integer | slice) -> LoopState:
+        """The state with the table, with who learns, and with each place's episodes those of another, of one none."""
+        recent = jax.tree.map(lambda x: np.array(x)[sources], parallel.first(state.learner[ROSTER].recent))
+        recent.window_return[forget], recent.window_length[forget] = np.nan, np.nan
+        recent.window_next[forget] = 0
+        trained = np.array(build_policies.trained(self.config))
+        return self._with(state, **self._table_of(), recent=recent, trained=trained)
 
     @property
     def _given(self) -> Any:
@@ -254,3 +267,8 @@ class Seats:
             name = names.get(place, "")
             if name and (rest == "return" or multi_agent.is_trained(self.config, name)):
                 row[f"policy/{name}/{rest}"] = value
+
+
+def _latest(state: LoopState) -> np.ndarray:
+    """Returns the games that were acted in, [G] i32; waits for the call before."""
+    return np.asarray(parallel.first(state.learner[ROSTER].latest))

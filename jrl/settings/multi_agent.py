@@ -52,12 +52,12 @@ def with_agents(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = Non
     found = dataclasses.replace(cfg, multi_agent=given)
     if by_episode.per_episode(found):
         errors = list(by_episode.faults(found, bool(kinds))) or list(faults(found))
-        given = dataclasses.replace(given, capacity=given.capacity or len(given.policies))
-        found = dataclasses.replace(cfg, multi_agent=given)
     else:
         errors = list(faults(found)) or list(_kind_faults(found, kinds))
     if errors:
         raise InputError(*errors)
+    if by_episode.per_episode(found) and given.capacity is None:
+        return dataclasses.replace(cfg, multi_agent=dataclasses.replace(given, capacity=len(given.policies)))
     return found
 
 

@@ -1,0 +1,377 @@
+"""Policies of which it may change from game to game who follows which, and that are added and removed."""
+
+import contextlib
+import dataclasses
+import json
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import monitoring
+
+import jrl
+from jrl import api, evaluate, registry
+from jrl.envs.multi_agent import MultiDefinition
+from jrl.envs.views import GAME, OBS
+from jrl.errors import InputError
+from jrl.rollout.unroll import RECORD
+from jrl.run import by_episode, parallel
+from jrl.run.program import own_replay
+from jrl.settings import by_episode as by_settings
+from jrl.settings import config, multi_agent
+from jrl.types import Box, Discrete
+
+GAMES, STEPS = 4, 12
+ROSTER = by_episode.ROSTER
+
+
+def numbered() -> MultiDefinition:
+    """Games of 2 to 4 steps whose agents see the environment's number, the step and the sum of their actions."""
+
+    def reset(draws):
+        zeros = jnp.zeros(draws.shape[1], jnp.int32)
+        return {"step": zeros, "length": 2 + (draws[0] * 3).astype(jnp.int32), "done": jnp.zeros((draws.shape[1], 2))}
+
+    def step(state, action, draws):
+        state = {**state, "step": state["step"] + 1, "done": state["done"] + action}
+        end = jnp.broadcast_to((state["step"] >= state["length"])[:, None], action.shape)
+        return state, 1.0 + action.astype(jnp.float32), end
+
+    def observe(state):
+        of_both = lambda x: jnp.broadcast_to(x.astype(jnp.float32)[:, None], state["done"].shape)
+        number = jnp.arange(state["step"].shape[0])
+        return jnp.stack([of_both(number), of_both(state["step"]), state["done"]], -1)
+
+    return MultiDefinition(("left", "right"), Box((3,)), Discrete(2), None, 1, reset, step, observe)
+
+
+def by_turns(agent, episode, **_):
+    """Who was first in one game of an environment is second in the next."""
+    return "main" if (agent == "left") == (episode.id_ // GAMES % 2 == 0) else "other"
+
+
+def by_lot(agent, episode):
+    return ("main", "other", "third")[(7 * episode.id_ + (agent == "left")) % 3]
+
+
+by_lot_of_module = by_lot
+
+for known_as, what in {"by-turns": by_turns, "by-lot": by_lot}.items():
+    registry.register(known_as, what)
+
+SMALL = {
+    "env": {"id": f"{__name__}:numbered", "num_envs": GAMES},
+    "algo": {"name": "ppo", "num_epochs": 1, "num_minibatches": 2},
+    "network": {"hidden": [8]},
+    "rollout": {"length": STEPS, "iterations_per_call": 1},
+    "run": {"compile_cache": False, "log": []},
+}
+TURNS = {"policies": {"main": {}, "other": {}}, "mapping": "by-turns"}
+
+
+def made(**sections):
+    return config.merge(SMALL, {**sections, "multi_agent": TURNS | sections.get("multi_agent", {})})
+
+
+def built(**sections):
+    return api.AlgorithmConfig.from_dict(made(**sections)).build()
+
+
+def trained(algo, count=1):
+    for _ in range(count):
+        algo.train()
+    return algo.session.reporter.row
+
+
+@pytest.fixture(scope="module")
+def algo():
+    """A run with two free places, in which `other` does not learn; each test leaves it with `main` and `other`."""
+    with built(multi_agent={"capacity": 4, "policies_to_train": ["main"]}) as found:
+        yield found
+
+
+def rows_of(session):
+    """A rollout, the policy that each row should be of, and that which it is of."""
+    keys = by_settings.places(session.config.multi_agent.capacity)
+    names = {keys.index(place): name for name, place in multi_agent.places(session.config).items()}
+    rollout, _ = session.by_hand.sample()
+    number = np.asarray(rollout.extras[by_episode.COUNT])
+    ask, wanted = registry.load(session.config.multi_agent.mapping, "mapping"), np.empty(number.shape, object)
+    for t, b in np.ndindex(*number.shape):
+        episode = by_settings.NewEpisode(int(number[t, b]) * GAMES + b // 2, b // 2)
+        wanted[t, b] = ask(("left", "right")[b % 2], episode)
+    found = np.vectorize(names.get, otypes=[object])(np.asarray(rollout.extras[by_episode.PLACE]))
+    return rollout, wanted, found
+
+
+def copied(tree):
+    """A tree that may be donated."""
+    return jax.tree.map(lambda x: jnp.array(x, copy=True) if isinstance(x, jax.Array) else x, tree)
+
+
+def equal(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+# ---------------------------------------------------------------- who follows which
+
+
+def test_each_row_is_of_the_policy_that_the_mapping_said_of_its_game(algo):
+    trained(algo, 3)
+    rollout, wanted, found = rows_of(algo.session)
+    assert (wanted == found).all() and {*found.ravel()} == {"main", "other"}
+    # games count one on, on the row behind that on which one was over
+    number, over = np.asarray(rollout.obs[GAME]), np.asarray(rollout.over)
+    assert (np.diff(number[:, ::2], axis=0)[1:] == over[:-2]).all() and over.any()
+    assert (np.asarray(rollout.obs[OBS])[..., 0] == np.repeat(np.arange(GAMES), 2)).all()
+    (extras,) = (x for name, x in rollout.extras.items() if name in [g.label for g in algo.session.run.groups])
+    for name in ("main", "other"):  # each acts with its own weights
+        mine = found == name
+        said = algo.get_policy(name).compute_log_likelihoods(rollout.action[mine], rollout.obs[OBS][mine])
+        np.testing.assert_allclose(extras["log_prob"][mine], said, rtol=1e-4, atol=1e-5)
+
+
+def test_a_policy_learns_from_its_own_rows_alone_and_others_stay_bit_for_bit(algo):
+    session = algo.session
+    before = algo.get_policy("other").get_state()
+    row = trained(algo, 2)
+    equal(before, algo.get_policy("other").get_state())
+    assert np.isfinite(row["policy/main/loss/policy"]) and "policy/other/loss/policy" not in row
+    rollout, _, found = rows_of(session)
+    outcomes = []
+    for noise in (0.0, 1.0):  # what the other earned says nothing to main
+        changed = dataclasses.replace(rollout, reward=rollout.reward + noise * (found == "other"))
+        state, *_ = session.run.program.learn(copied(session.state), changed, 0, 99)
+        kept = session.run.program.keep(state).learner
+        outcomes.append(jax.device_get(kept["place-1"]))
+    equal(*outcomes)
+
+
+def test_returns_are_of_the_episodes_in_which_a_policy_was_followed(algo):
+    session = algo.session
+    rollout, *_ = rows_of(session)
+    record, place = rollout.extras[RECORD], rollout.extras[by_episode.PLACE]
+    ended = rollout.terminated & rollout.mask
+    sizes = by_episode.Sizes(8, GAMES, 2, 4)
+    seen = by_episode.watched(by_episode.begun(sizes, [True] * 4), rollout, sizes)
+    for k in range(2):
+        wanted = record["episode_return"][ended & (np.asarray(place) == k)]
+        assert np.nanmean(seen.recent.window_return[k]) == pytest.approx(wanted.mean(), rel=1e-6)
+    assert np.isnan(seen.recent.window_return[2:]).all()
+    assert (np.asarray(seen.latest) == rollout.extras[by_episode.COUNT].max(0)[::2]).all()
+
+
+# ---------------------------------------------------------------- policies come and go
+
+
+@contextlib.contextmanager
+def compilations():
+    """The programs that were compiled meanwhile."""
+    found: list[str] = []
+    note = lambda event, seconds, **more: found.append(event) if "backend_compile" in event else None
+    monitoring.register_event_duration_secs_listener(note)
+    try:
+        yield found
+    finally:
+        monitoring.unregister_event_duration_listener(note)
+
+
+def test_policies_are_added_and_removed_with_nothing_compiled(algo):
+    trained(algo, 2)
+    given, others = algo.get_policy("main").get_state(), algo.get_policy("other").get_state()
+    train = {"policies_to_train": ["main", "third"]}
+    with compilations() as found:
+        algo.session.add_policy("third", mapping="by-lot", train=["main", "third"])
+        algo.session.add_policy("copy", state=given, train=lambda name: name in ("main", "third"))
+        for _ in range(2):
+            algo.session.reporter.add(algo.session.advance())
+        jax.block_until_ready(algo.session.state)
+        algo.session.remove_policy("copy", train=["main", "third"])
+        algo.session.add_policy("copy", state=given, mapping="by-lot")
+        assert found == []
+    equal(algo.get_policy("copy").get_state(), given)  # taken as it was, and not learned from
+    equal(algo.get_policy("other").get_state(), others)
+    assert list(algo.policy_map) == ["main", "other", "third", "copy"]
+    _, wanted, rows = rows_of(algo.session)
+    assert (wanted == rows).all() and {*rows.ravel()} == {"main", "other", "third"}
+    row = trained(algo, 2)
+    assert np.isfinite(row["policy/third/loss/policy"]) and "policy/copy/loss/policy" not in row
+    with pytest.raises(InputError, match=r"all 4 places are taken \(main, other, third, copy\): remove"):
+        algo.add_policy("fifth")
+    algo.remove_policy("copy")
+    fresh = algo.add_policy("fresh", **train)
+    assert any(not np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (fresh.get_state(), given)), strict=True))
+    for name in ("fresh", "third"):
+        algo.remove_policy(name, policy_mapping_fn="by-turns", policies_to_train=["main"])
+    assert algo.session.policies == ("main", "other")
+
+
+def test_the_last_takes_the_place_of_one_that_goes_and_games_under_way_teach_nobody(algo):
+    algo.add_policy("third", policy_mapping_fn=by_lot, policies_to_train=["third"])
+    trained(algo, 2)
+    third, other = (algo.get_policy(name).get_state() for name in ("third", "other"))
+    returns = np.asarray(algo.session.state.learner[ROSTER].recent.window_return)[2]
+    algo.remove_policy("main", policy_mapping_fn=lambda agent, episode: "third" if agent == "left" else "other")
+    assert algo.session.policies == ("third", "other")
+    equal((algo.get_policy("third").get_state(), algo.get_policy("other").get_state()), (third, other))
+    recent = algo.session.state.learner[ROSTER].recent.window_return
+    np.testing.assert_array_equal(recent[0], returns)
+    assert np.isnan(recent[2]).all()
+    rollout, _ = algo.session.by_hand.sample()
+    place, number = (np.asarray(rollout.extras[name]) for name in (by_episode.PLACE, by_episode.COUNT))
+    under_way = number == number[0]
+    assert (place[~under_way] == np.broadcast_to([0, 1] * GAMES, place.shape)[~under_way]).all()
+    assert (place[under_way] == by_episode.NOBODY).any()  # who was main's in these games is nobody's
+    with pytest.raises(InputError, match=r"expected one of third, other, got 'main'"):
+        algo.remove_policy("main")
+    algo.add_policy("main", policy_mapping_fn="by-turns", policies_to_train=["main"])
+    algo.remove_policy("third")
+    assert algo.session.policies == ("main", "other")
+
+
+def test_a_run_goes_on_exactly_with_the_policies_that_it_had(tmp_path, capsys):
+    def begin():
+        found = built(multi_agent={"capacity": 3})
+        trained(found, 2)
+        found.add_policy("third", policy_mapping_fn=by_lot_of_module, policies_to_train=["third"])
+        trained(found, 1)
+        return found
+
+    with begin() as algo:
+        saved = algo.save(tmp_path / "saved")
+        trained(algo, 2)
+        wanted = jax.device_get(algo.session.learner_state_of_all())
+    with api.Algorithm.from_checkpoint(saved) as again:
+        assert again.session.policies == ("main", "other", "third")
+        trained(again, 2)
+        equal(again.session.learner_state_of_all(), wanted)
+        third = again.get_policy("third").get_state()
+        at = again.save(tmp_path / "later")
+    policy = jrl.load(at, policy="third")
+    equal(jax.tree.leaves(policy._actor), jax.tree.leaves(third.params))
+    assert policy.act(np.zeros(3, np.float32)) in (0, 1)
+    assert evaluate.main([str(at), "--episodes", "4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["episodes"] == 4
+    with pytest.raises(InputError, match="expected one of main, other, third, got 'forth'"):
+        jrl.load(at, policy="forth")
+
+
+def test_what_fails_changes_nothing(algo):
+    before = jax.device_get(algo.session.state.learner[ROSTER])
+
+    def nobody(agent, episode):
+        return "main" if episode.id_ < 40 else "nobody"
+
+    for name, more in {
+        "third": {"policy_mapping_fn": nobody},
+        "fourth": {"policy_mapping_fn": {".*": "nobody"}},
+        "fifth": {"policies_to_train": ["nobody"]},
+        "no/name": {},
+    }.items():
+        with pytest.raises(InputError, match=r"nobody|expected a name"):
+            algo.add_policy(name, **more)
+    with pytest.raises(InputError, match=r"third has the settings of main, not lr of its own"):
+        algo.add_policy("third", config={"lr": 1.0})
+    with pytest.raises(InputError, match=r"expected one of the policies main, got 'other' for (left|right)"):
+        algo.remove_policy("other")
+    assert algo.session.policies == ("main", "other")
+    equal(before, jax.device_get(algo.session.state.learner[ROSTER]))
+    assert np.isfinite(trained(algo)["policy/main/loss/policy"])
+
+
+# ---------------------------------------------------------------- with other things
+
+
+def test_replays_hold_the_rows_of_their_own_policy():
+    dqn = {"algo": {"name": "dqn"}, "replay": {"capacity": 512, "batch_size": 8, "learning_starts": 8}}
+    with built(**dqn, rollout={"length": 4}, multi_agent={"mapping": registry.reference(by_number)}) as algo:
+        trained(algo, 12)
+        session, (group,) = algo.session, algo.session.run.groups
+        learn, mesh = session.run.learn, session.run.mesh
+
+        def drawn(replay, place, key):
+            mine = jax.tree.map(lambda x: x[place], own_replay(replay, learn)[group.label])
+            return group.learner.sample(mine, key)
+
+        same = parallel.REPLICATED
+        draw = parallel.pmap(drawn, mesh, (parallel.PER_DEVICE, same, same), parallel.PER_DEVICE)
+        for place in (0, 1):
+            batch = draw(session.state.replay, np.int32(place), jax.random.key(7))
+            assert len(batch.reward) == 8 and (np.asarray(batch.obs)[:, 0] % 2 == place).all()
+
+
+def by_number(agent, episode):
+    """Whose environment has an even number."""
+    return "main" if episode.env_index % 2 == 0 else "other"
+
+
+def test_algorithms_may_differ_and_one_policy_may_see_nothing_of_another():
+    both = {"policies": {"main": {}, "other": {"network": {"hidden": [4]}}}, "mapping": "by-turns"}
+    with built(multi_agent=both) as algo:
+        row = trained(algo, 3)
+        rollout, wanted, found = rows_of(algo.session)
+        assert (wanted == found).all() and len(algo.session.run.groups) == 2
+        assert all(np.isfinite(row[f"policy/{name}/loss/policy"]) for name in ("main", "other"))
+        for name, group in zip(("main", "other"), algo.session.run.groups, strict=True):
+            mine = found == name
+            said = algo.get_policy(name).compute_log_likelihoods(rollout.action[mine], rollout.obs[OBS][mine])
+            np.testing.assert_allclose(rollout.extras[group.label]["log_prob"][mine], said, rtol=1e-4, atol=1e-5)
+
+
+class Rounds:
+    """RLlib's protocol: two agents, of whom one comes a step later; a game is over after three steps."""
+
+    possible_agents = ("left", "right")
+    observation_spaces = dict.fromkeys(possible_agents, gymnasium.spaces.Box(-1.0, 1.0, (1,)))
+    action_spaces = dict.fromkeys(possible_agents, gymnasium.spaces.Discrete(2))
+
+    def __init__(self, config=None):
+        self.steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return {"left": np.zeros(1, np.float32)}, {}
+
+    def step(self, action):
+        self.steps += 1
+        over = self.steps == 3
+        obs = {agent: np.full(1, self.steps / 3, np.float32) for agent in self.possible_agents}
+        rewards = dict.fromkeys(action, 1.0)
+        return obs, rewards, {"__all__": over}, {"__all__": False}, {}
+
+
+@pytest.mark.parametrize(
+    "sections", [{"env": {"id": f"{__name__}:Rounds"}}, {"devices": {"fake": 2}}], ids=["host", "devices"]
+)
+def test_the_same_wherever_the_environments_are(sections):
+    with built(**sections) as algo:
+        row = trained(algo, 3)
+        _, wanted, found = rows_of(algo.session)
+        assert (wanted == found).all()
+        assert all(np.isfinite(row[f"policy/{name}/loss/policy"]) for name in ("main", "other"))
+
+
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        ({"multi_agent": {"policies": {}}}, "policies must be known by name: list them"),
+        ({"multi_agent": {"capacity": 1}}, "capacity 1: there are 2 policies already"),
+        ({"env_runners": {"num": 2}}, "env_runners.num: with multi_agent.mapping"),
+        ({"rollout": {"mode": "async"}}, "rollout.mode async: with multi_agent.mapping"),
+        ({"multi_agent": {"mapping": "by-nothing"}}, "expected shared, by_agent, a table or package.module:name"),
+        ({"multi_agent": {"mapping": None, "policies": {}, "group": {"all": ["left", "right"]}, "capacity": 2}},
+         "a team has one policy"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_said_before_anything_starts(sections, told):
+    with pytest.raises(InputError, match=told):
+        built(**sections)
+
+
+def test_who_cannot_get_policies_says_so():
+    with built(multi_agent={"mapping": "by_agent", "policies": {"left": {}, "right": {}}}) as algo:
+        with pytest.raises(InputError, match=r"set multi_agent\.capacity"):
+            algo.add_policy("third")
+        assert algo.session.seats is None  # a mapping that never changes costs nothing

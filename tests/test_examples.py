@@ -29,6 +29,12 @@ def self_play(main, out):
     assert len(rows) == 2 and rows[-1]["size"] >= 2 and 0 <= rows[-1]["win_rate"] <= 1 and 0 <= move < 9
 
 
+def league(main, out):
+    found = main(20)
+    assert found[:3] == ["main", "main_exploiter", "league_exploiter"]
+    assert any("_v" in name for name in found) and len(found) <= 9
+
+
 def weights(main, out):
     assert main() == ([0], True)
 
@@ -160,6 +166,7 @@ CHECKS = {
     "functions": functions,
     "replay": replay,
     "self_play": self_play,
+    "league": league,
 }
 # their mechanisms have quick tests elsewhere
 SLOW = {
@@ -175,6 +182,7 @@ SLOW = {
     "curriculum_callback",
     "replay",
     "self_play",
+    "league",
 }
 ELSEWHERE = ("tune_", "reinforce")  # tests/api/test_tune.py and tests/test_docs.py run those
 

@@ -376,7 +376,7 @@ GROUPS: dict[str, list[Key]] = {
              "ids, or id -> None, a dict of settings, a PolicySpec or its tuple; spaces come from the environment, "
              "a class of a policy's own cannot be had"),
         _key("policy_mapping_fn multiagent.policy_mapping_fn", "multi_agent.mapping",
-             "package.module:name, asked once for each agent with no episode; or a table"),
+             "package.module:name of agent and episode, asked once, or for each game if it depends on that; or a table"),
         _key("policies_to_train multiagent.policies_to_train", "multi_agent.policies_to_train",
              "names, or package.module:name of a function of a name"),
         _key("algorithm_config_overrides_per_module multiagent.algorithm_config_overrides_per_module",

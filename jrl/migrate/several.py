@@ -91,7 +91,7 @@ def _mapping(job: Job, key: str, value: Any) -> None:
             f"{str(value)[:60]!r} is not the path of a function, package.module:name: write multi_agent.mapping, a "
             "table {agent: policy}",
         )
-    return job.put(key, "multi_agent.mapping", path, "asked once for each agent, with no episode")
+    return job.put(key, "multi_agent.mapping", path, "asked once for each agent, or for each game if it depends on that")
 
 
 @rule("policies_to_train")

@@ -86,16 +86,24 @@ def test_mappings_take_what_they_ask_for(mapping):
 @pytest.mark.parametrize(
     ("mapping", "says"),
     [
-        (lambda agent_id, episode: f"p{episode.episode_id}", "must not depend on the episode"),
-        (lambda agent_id, episode: random.choice(["p0", "p1", "p2"]), "expected the same answer each time"),
+        (lambda agent_id, episode: f"p{episode.env}", "got one that raises AttributeError: .*name each agent's policy"),
         (lambda agent_id, episode: 3, "expected the name of a policy, got int for agent_0"),
         ("by_agnt", "did you mean by_agent"),
     ],
 )
-def test_mappings_that_no_table_can_hold(mapping, says):
-    random.seed(1)
+def test_mappings_that_say_nothing_of_use(mapping, says):
     with pytest.raises(InputError, match=says):
         found(config(policy_mapping_fn=mapping))
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [lambda agent_id, episode: f"p{episode.episode_id % 2}", lambda agent_id, episode: random.choice(["p0", "p1"])],
+)
+def test_mappings_that_depend_on_the_episode_are_asked_for_each(mapping):
+    random.seed(1)
+    made = found(config(policies={"p0", "p1"}, policy_mapping_fn=mapping))
+    assert made.capacity == 2 and made.mapping.startswith("local:")
 
 
 def test_a_function_of_policies_to_train_that_raises():
@@ -227,7 +235,7 @@ def test_by_hand_all_policies_learn_together_or_not_at_all(algo):
     for ask in (algo.sample_replay, lambda: algo.compute_gradients(rollout), lambda: algo.apply_gradients({})):
         with pytest.raises(InputError, match=r"several policies \(p0, p1\): learn_on_batch"):
             ask()
-    with pytest.raises(AttributeError, match="policies are those of multi_agent"):
+    with pytest.raises(InputError, match=r"keeps the policies that it began with: set multi_agent\.capacity"):
         algo.add_policy("p2")
 
 

@@ -384,8 +384,8 @@ GROUPS: dict[str, list[Key]] = {
         _key("observation_fn multiagent.observation_fn", "", _OBS_FN)._replace(lacking=True),
         *[_key(f"{n} multiagent.{n}", "", _STACKED) for n in (
             "policy_map_capacity", "policy_map_cache", "policy_states_are_swappable")],
-        _key("replay_mode multiagent.replay_mode replay_buffer_config.replay_mode", "",
-             "independent: each policy replays rows of its own agents; lockstep cannot be had"),
+        _key("replay_mode multiagent.replay_mode replay_buffer_config.replay_mode", "multi_agent.replay_mode",
+             "lockstep with uniform replays of one size alone; independent is what happens by itself"),
         _key("multiagent multi_agent", "", _INSIDE),
     ],
     "Reporting, debugging and callbacks": [

@@ -114,12 +114,12 @@ def _observation(job: Job, key: str, value: Any) -> None:
 @rule("replay_mode")
 def _replay_mode(job: Job, key: str, value: Any) -> None:
     if value == "independent":
-        return job.drop(key, "independent: each policy replays rows of its own agents")
+        return job.drop(key, "independent: so it is unless the config says otherwise")
     if value != "lockstep":
         return job.wrong(key, "independent or lockstep", value)
     if _is_alone(job):
         return job.drop(key, _ONE)
-    return job.lack(key, "lockstep: a policy replays rows of its own agents alone, drawn apart from others'")
+    return job.put(key, "multi_agent.replay_mode", value)
 
 
 @rule("rl_module_spec")

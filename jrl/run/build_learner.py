@@ -115,6 +115,8 @@ def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int, bes
         options |= {"alpha": replay.priority_alpha, "beta": replay.priority_beta, "eps": replay.priority_eps}
         options["num_devices"] = devices
     make: Callable[..., Buffer] = prioritized.make if replay.prioritized else ring.make
+    if multi_agent.in_lockstep(cfg) and not algo.sequences:  # drawn whole, masked steps and all
+        options["redraw"] = False
     if algo.sequences:
         make = sequences.make
         options |= {"length": plan.sequence_length(cfg), "burn_in": replay.burn_in}

@@ -175,7 +175,7 @@ def learning(cfg: RunConfig, spec: EnvSpec, found: Sequence[Group], *, axis_name
     """Makes what teaches all policies of a run, whose groups have their learners."""
     if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
         return self_play.learning(found, len(spec.agents), axis_name=axis_name)
-    return several.learning(found, len(spec.agents))
+    return several.learning(found, len(spec.agents), lockstep=multi_agent.in_lockstep(cfg))
 
 
 def learned(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl.run.learner import Learner
+from jrl.run.learner import Keys, Learner
 from jrl.types import BROKEN_STACKS, NOT_FINITE, VALID_SHARE, ActOut, Algo, Key, Metrics, PyTree, Rollout, UpdateAux
 
 _UPDATES = "train/updates"
@@ -210,11 +210,17 @@ def acting(groups: Sequence[Group], num_agents: int) -> Algo:
     return Algo(init, actor, carry, act, update, groups[0].algo.data, running_return_gamma=gammas if recorded else None)
 
 
-def learning(groups: Sequence[Group], num_agents: int) -> Learner:
+def learning(groups: Sequence[Group], num_agents: int, *, lockstep: bool = False) -> Learner:
     """Makes a Learner of which each policy learns from its own columns; those that do not learn stay bit for bit.
 
     State and replay are dicts by group; what is kept is a dict by policy. Metrics are `policy/NAME/...`, but for those
     of which there can be one only, such as the count of gradient steps, which is the sum.
+
+    Args:
+      groups: own each agent once.
+      num_agents: A.
+      lockstep: all policies draw the same rows of their replays, which are filled and sampled alike; what else is drawn
+        in an update is of each.
     """
     taught = [(i, group) for i, group in enumerate(groups) if group.learner is not None]
 
@@ -237,7 +243,10 @@ def learning(groups: Sequence[Group], num_agents: int) -> Learner:
         state, replay, metrics = dict(state), dict(replay), dict[str, Metrics]()
         for i, group in taught:
             own, keys = _rollout_of(group, num_agents, rollout), group.keys(jax.random.fold_in(key, i))
-            learned = group.mapped(lambda one: _taught(one).step)(state[group.label], replay[group.label], own, keys)
+            draw = jnp.broadcast_to(jax.random.fold_in(key, len(groups)), keys.shape) if lockstep else None
+            learned = group.mapped(lambda one: _taught(one).step)(
+                state[group.label], replay[group.label], own, keys if draw is None else Keys(draw, keys)
+            )
             state[group.label], replay[group.label], told = learned
             metrics |= group.apart(told)
         return state, replay, _told(metrics)

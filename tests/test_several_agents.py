@@ -235,6 +235,11 @@ def test_different_algorithms_learn_beside_each_other():
     [
         {"multi_agent": {**TWO, "agent_id": True}, **REPLAY},
         {
+            "multi_agent": {"policies": {"agent_0": {}, "agent_1": {"algo": {"lr": 1e-2}}}, "replay_mode": "lockstep"},
+            "devices": {"fake": 2},
+            **REPLAY,
+        },
+        {
             "env": {"id": "LateArrivals-v0"},
             "multi_agent": {"mapping": {"late": "b", ".*": "a"}},
             "network": {"core": {"name": "gru", "size": 8}},

@@ -1,4 +1,4 @@
-"""A league of three roles in TicTacToe: main, its exploiter and the league's exploiter, and frozen copies of all of them.
+"""A league of three roles in TicTacToe: main, its exploiter and the league's exploiter, and frozen copies of them.
 
 As in RLlib's example, and after AlphaStar (Vinyals et al. 2019, section Multi-agent learning): `main` plays against
 copies of everybody, `main_exploiter` against main, `league_exploiter` against the copies. Who earns enough gives the

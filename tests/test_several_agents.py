@@ -198,8 +198,8 @@ def test_what_stands_on_rows_of_nobody_changes_nothing(algo):
 def test_policies_that_are_alike_are_one_program_and_learn_as_each_alone():
     alike = trained(made(multi_agent=TWO))[0]
     # a setting that changes nothing makes them two kinds: each has a program of its own
-    own = {"agent_0": {}, "agent_1": {"algo": {"max_grad_norm": 1e9}}}
-    apart = trained(made(multi_agent={**TWO, "policies": own}, algo={"max_grad_norm": 1e9}))[0]
+    own = {"agent_0": {}, "agent_1": {"algo": {"max_leaf_norm": 1e9}}}
+    apart = trained(made(multi_agent={**TWO, "policies": own}))[0]
     assert set(alike) == set(apart) == {"agent_0", "agent_1"}
     kinds = {name: jax.tree.map(jnp.shape, state.params) for name, state in alike.items()}
     assert kinds["agent_0"] == kinds["agent_1"]
@@ -234,6 +234,11 @@ def test_different_algorithms_learn_beside_each_other():
     "more",
     [
         {"multi_agent": {**TWO, "agent_id": True}, **REPLAY},
+        {
+            "multi_agent": {"policies": {"agent_0": {}, "agent_1": {"algo": {"lr": 1e-2}}}, "replay_mode": "lockstep"},
+            "devices": {"fake": 2},
+            **REPLAY,
+        },
         {
             "env": {"id": "LateArrivals-v0"},
             "multi_agent": {"mapping": {"late": "b", ".*": "a"}},

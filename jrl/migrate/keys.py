@@ -376,7 +376,7 @@ GROUPS: dict[str, list[Key]] = {
              "ids, or id -> None, a dict of settings, a PolicySpec or its tuple; spaces come from the environment, "
              "a class of a policy's own cannot be had"),
         _key("policy_mapping_fn multiagent.policy_mapping_fn", "multi_agent.mapping",
-             "package.module:name of agent and episode, asked once, or for each game if it depends on that; or a table"),
+             "package.module:name of agent and episode, asked once, or for each game that it depends on; or a table"),
         _key("policies_to_train multiagent.policies_to_train", "multi_agent.policies_to_train",
              "names, or package.module:name of a function of a name"),
         _key("algorithm_config_overrides_per_module multiagent.algorithm_config_overrides_per_module",
@@ -384,8 +384,8 @@ GROUPS: dict[str, list[Key]] = {
         _key("observation_fn multiagent.observation_fn", "", _OBS_FN)._replace(lacking=True),
         *[_key(f"{n} multiagent.{n}", "", _STACKED) for n in (
             "policy_map_capacity", "policy_map_cache", "policy_states_are_swappable")],
-        _key("replay_mode multiagent.replay_mode replay_buffer_config.replay_mode", "",
-             "independent: each policy replays rows of its own agents; lockstep cannot be had"),
+        _key("replay_mode multiagent.replay_mode replay_buffer_config.replay_mode", "multi_agent.replay_mode",
+             "lockstep with uniform replays of one size alone; independent is what happens by itself"),
         _key("multiagent multi_agent", "", _INSIDE),
     ],
     "Reporting, debugging and callbacks": [

@@ -91,7 +91,7 @@ def _mapping(job: Job, key: str, value: Any) -> None:
             f"{str(value)[:60]!r} is not the path of a function, package.module:name: write multi_agent.mapping, a "
             "table {agent: policy}",
         )
-    return job.put(key, "multi_agent.mapping", path, "asked once for each agent, or for each game if it depends on that")
+    return job.put(key, "multi_agent.mapping", path, "asked once for each agent, or each game that it depends on")
 
 
 @rule("policies_to_train")
@@ -114,12 +114,12 @@ def _observation(job: Job, key: str, value: Any) -> None:
 @rule("replay_mode")
 def _replay_mode(job: Job, key: str, value: Any) -> None:
     if value == "independent":
-        return job.drop(key, "independent: each policy replays rows of its own agents")
+        return job.drop(key, "independent: so it is unless the config says otherwise")
     if value != "lockstep":
         return job.wrong(key, "independent or lockstep", value)
     if _is_alone(job):
         return job.drop(key, _ONE)
-    return job.lack(key, "lockstep: a policy replays rows of its own agents alone, drawn apart from others'")
+    return job.put(key, "multi_agent.replay_mode", value)
 
 
 @rule("rl_module_spec")

@@ -27,6 +27,7 @@ def make(
     frame_stack: FrameStack | None = None,
     extras: Mapping[str, PyTree] | None = None,
     in_step: bool = True,
+    redraw: bool = True,
 ) -> Buffer:
     """A ring of the latest rows, sampled uniformly.
 
@@ -42,6 +43,8 @@ def make(
       frame_stack: store one frame per row of observations that are stacks of them.
       extras: name -> of one environment; what is kept of `Rollout.extras`, for `Batch.extras`.
       in_step: every add brings each column as many rows, and `Rollout.count` is not read. Without, writes are slower.
+      redraw: draw another row where one is masked. Without, which rows are drawn follows from the key alone, and
+        buffers whose columns are masked at other times draw the same.
     Returns:
       A Buffer. The weight of a masked row is 0, of all others the same, 1 on average.
     Raises:
@@ -62,9 +65,9 @@ def make(
     def sample(state, key: Key):
         draw_key, window_key = jax.random.split(key)
         # of two uniform candidates the second is taken if the first is masked: no other row gains upon another
-        slot, column = rows.draw(state, draw_key, (2, batch_size))
+        slot, column = rows.draw(state, draw_key, (2 if redraw else 1, batch_size))
         valid = rows.valid(state, slot, column)
-        slot, column = (jnp.where(valid[0], x[0], x[1]) for x in (slot, column))
+        slot, column = (jnp.where(valid[0], x[0], x[-1]) for x in (slot, column))
         weight = valid.any(0).astype(jnp.float32)
         weight = weight / jnp.maximum(weight.mean(), 1.0 / batch_size)
         return rows.transitions(state, slot, column, weight, window_key)

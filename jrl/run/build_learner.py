@@ -13,9 +13,12 @@ from jrl.replay import memory, prioritized, ring, sequences, storage
 from jrl.rollout import unroll
 from jrl.run import build_policies, guard, learner, parallel, several
 from jrl.run.build_policies import MakeAlgo
-from jrl.settings import plan, plan_faults
+from jrl.settings import multi_agent, plan, plan_faults
 from jrl.settings.config import RunConfig
 from jrl.types import Algo, Buffer, EnvSpec, PyTree, element
+
+# (the run as one policy's agents would have it alone, its algorithm) -> what teaches it
+MakeLearner = Callable[[RunConfig, Algo], learner.Learner]
 
 
 def of_policies(
@@ -37,11 +40,24 @@ def of_policies(
         if found := list(plan_faults.split_faults(own, devices)):
             raise InputError(*(f"policy {group.names[0]}: {message}" for _, message in found))
         seen = build_policies.learned(cfg, of_one)
-        learn, size = make(own, group.algo, seen, devices=devices, length=length)
-        made.append(group._replace(learner=learn))
+        learner_of, size = _factory(own, group.algo, seen, devices=devices, length=length)
+        made.append(_taught(group, own, learner_of))
         sizes.append(size)
     learn = build_policies.learning(cfg, spec, made, axis_name=parallel.AXIS)
     return learn, "; ".join(filter(None, dict.fromkeys(sizes))), tuple(made)
+
+
+def _taught(group: several.Group, own: RunConfig, learner_of: MakeLearner) -> several.Group:
+    """A group with its learner, of each policy's floats."""
+    bound, taught = group.of_floats, group._replace(learner=learner_of(own, group.algo))
+    if bound is None:
+        return taught
+
+    def of_floats(values: PyTree) -> several.Group:
+        one = bound(values)
+        return one._replace(learner=learner_of(build_policies.with_floats(own, values), one.algo))
+
+    return taught._replace(of_floats=of_floats)
 
 
 def make(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int) -> tuple[learner.Learner, str]:
@@ -56,6 +72,12 @@ def make(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int
     Raises:
       InputError: rollouts, batches or the replay do not fit the memory, or the replay not the environments.
     """
+    learner_of, size = _factory(cfg, algo, spec, devices=devices, length=length)
+    return learner_of(cfg, algo), size
+
+
+def _factory(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int) -> tuple[MakeLearner, str]:
+    """What makes learners such as `make`'s, of configs that differ from this one in floats of the algorithm alone."""
     row, envs = spaces.num_bytes(spec.observation), plan.columns(cfg)
     if not algo.on_policy:
         assert cfg.replay is not None
@@ -67,15 +89,12 @@ def make(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int
     memory.check_rows(row, envs, length, kept=getattr(cfg.algo, "circular_buffer_num_batches", 1), devices=devices)
     like = functools.partial(unroll.rollout_like, spec, algo, length=length)
     of_one = like(num_envs=envs // devices)
-    make_learner = functools.partial(learner.on_policy, like=of_one)
     of_all = of_one if devices == 1 else like(num_envs=envs)
-    return _guarded(cfg, algo, of_all, make_learner), ""
+    return lambda cfg, algo: _guarded(cfg, algo, of_all, functools.partial(learner.on_policy, like=of_one)), ""
 
 
-def _replay_learner(
-    cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int, beside: int
-) -> tuple[learner.Learner, str]:
-    """The learner around a replay buffer that fits the devices' memory, and its size in words.
+def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int, beside: int) -> tuple[MakeLearner, str]:
+    """What makes learners around a replay buffer that fits the devices' memory, and its size in words.
 
     Args:
       beside: bytes that it leaves free.
@@ -88,7 +107,6 @@ def _replay_learner(
     options: dict[str, Any] = {
         "num_envs": plan.columns(cfg) // devices,
         "batch_size": replay.batch_size // devices,
-        "gamma": cfg.algo.gamma,
         "n_step": replay.n_step,
         "frame_stack": stack,
         "in_step": plan.in_step(cfg),
@@ -97,13 +115,17 @@ def _replay_learner(
         options |= {"alpha": replay.priority_alpha, "beta": replay.priority_beta, "eps": replay.priority_eps}
         options["num_devices"] = devices
     make: Callable[..., Buffer] = prioritized.make if replay.prioritized else ring.make
+    if multi_agent.in_lockstep(cfg) and not algo.sequences:  # drawn whole, masked steps and all
+        options["redraw"] = False
     if algo.sequences:
         make = sequences.make
         options |= {"length": plan.sequence_length(cfg), "burn_in": replay.burn_in}
         options["extras"] = {"carry": _carry_of_one(algo, spec)}
 
-    def buffer(capacity: int) -> Buffer:
-        return make(element(spec.observation), element(spec.action), capacity=capacity // devices, **options)
+    def buffer(capacity: int, gamma: Any = cfg.algo.gamma) -> Buffer:
+        return make(
+            element(spec.observation), element(spec.action), capacity=capacity // devices, gamma=gamma, **options
+        )
 
     size = memory.check_fits(buffer, replay.capacity, devices=devices, beside=beside)
     held = buffer(replay.capacity)
@@ -111,13 +133,17 @@ def _replay_learner(
     like = jax.tree.map(of_all, jax.eval_shape(lambda: held.sample(held.init(), jax.random.key(0))))
     make_learner = functools.partial(
         learner.off_policy,
-        buffer=held,
         updates=plan.batch_plan(cfg).updates or 1,
         learning_starts=min(replay.learning_starts, _most_held(cfg, spec)),
         axis_name=parallel.AXIS,
         broken=None if stack is None else functools.partial(storage.broken_stacks, stack=stack),
     )
-    return _guarded(cfg, algo, like, make_learner), size
+
+    def learner_of(cfg: RunConfig, algo: Algo) -> learner.Learner:
+        own = buffer(replay.capacity, cfg.algo.gamma)
+        return _guarded(cfg, algo, like, functools.partial(make_learner, buffer=own))
+
+    return learner_of, size
 
 
 def _carry_of_one(algo: Algo, spec: EnvSpec) -> PyTree:

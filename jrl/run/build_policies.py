@@ -1,19 +1,20 @@
 """From a RunConfig to the policies of several agents: who follows which, what each is made of."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from jrl import envs, spaces
+from jrl import algos, envs, spaces
 from jrl.envs import team, views
 from jrl.errors import InputError
 from jrl.run import by_episode, learner, self_play, several
 from jrl.run.learner import Learner
 from jrl.run.several import Group
 from jrl.settings import by_episode as episode_settings
-from jrl.settings import multi_agent, plan
+from jrl.settings import config, multi_agent, plan
 from jrl.settings import self_play as seats
 from jrl.settings.config import RunConfig
 from jrl.types import Algo, Dict, EnvSpec
@@ -155,23 +156,58 @@ def groups(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> list[tuple[Group, R
         return [(group, own, of_one) for group in seated]
     if episode_settings.per_episode(cfg):
         return _of_places(cfg, spec, make)
-    found: list[tuple[Any, dict[str, tuple[str, ...]]]] = []
+    found: list[tuple[Any, dict[str, tuple[tuple[str, ...], RunConfig]]]] = []
     for name, agents in multi_agent.followers(cfg).items():
         own, learns = multi_agent.policy_config(cfg, name), multi_agent.is_trained(cfg, name)
-        like = (dataclasses.replace(own, multi_agent=None), learns, len(agents), _kind_of(spec, agents))
+        like = (_without_floats(own), learns, len(agents), _kind_of(spec, agents))
         for other, members in found:
             if other == like:
-                members[name] = agents
+                members[name] = agents, own
                 break
         else:
-            found.append((like, {name: agents}))
-    made = []
-    for _, members in found:
-        name, agents = next(iter(members.items()))
-        own, of_one = multi_agent.policy_config(cfg, name), spec_of(spec, agents)
-        numbers = np.array([[spec.agents.index(agent) for agent in agents] for agents in members.values()])
-        made.append((Group(tuple(members), numbers, make(own, of_one), kinds=spec.kinds), own, of_one))
-    return made
+            found.append((like, {name: (agents, own)}))
+    return [_group(spec, members, make) for _, members in found]
+
+
+def _group(
+    spec: EnvSpec, members: Mapping[str, tuple[tuple[str, ...], RunConfig]], make: MakeAlgo
+) -> tuple[Group, RunConfig, EnvSpec]:
+    """The group of policies, name -> (agents, config), that differ in floats at most; config and spec of the first."""
+    agents, own = next(iter(members.values()))
+    of_one, floats = spec_of(spec, agents), _differing([each.algo for _, each in members.values()])
+    numbers = np.array([[spec.agents.index(agent) for agent in agents] for agents, _ in members.values()])
+    group = Group(tuple(members), numbers, make(own, of_one), kinds=spec.kinds)
+    if floats:
+        bound = lambda values: group._replace(algo=make(with_floats(own, values), of_one))
+        group = group._replace(floats=floats, of_floats=bound)
+    return group, own, of_one
+
+
+def _without_floats(cfg: RunConfig) -> tuple[Any, ...]:
+    """What policies of a group have in common: the config without its agents and the floats of its algorithm.
+
+    Nobody says of a user's own algorithm that its Python reads no float: of that, they count.
+    """
+    rest = dataclasses.replace(cfg, multi_agent=None)
+    if algos.is_own(config.algo_name(cfg)):
+        return (rest,)
+    return dataclasses.replace(rest, algo=None), type(cfg.algo), jax.tree.structure(cfg.algo)
+
+
+def _differing(configs: Sequence[Any]) -> dict[int, np.ndarray]:
+    """The floats in which Configs of one structure differ: number of the leaf -> [P] f32.
+
+    The others stay the numbers that they are, which XLA can fold.
+    """
+    leaves = zip(*map(jax.tree.leaves, configs), strict=True)
+    return {i: np.asarray(values, np.float32) for i, values in enumerate(leaves) if len(set(values)) > 1}
+
+
+def with_floats(cfg: RunConfig, values: Mapping[int, Any]) -> RunConfig:
+    """A config with some floats of its algorithm, by number of the leaf; they may be traced."""
+    leaves, structure = jax.tree.flatten(cfg.algo)
+    changed = [values.get(i, x) for i, x in enumerate(leaves)]
+    return dataclasses.replace(cfg, algo=jax.tree.unflatten(structure, changed))
 
 
 def acting(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> Algo:
@@ -190,7 +226,7 @@ def learning(cfg: RunConfig, spec: EnvSpec, found: Sequence[Group], *, axis_name
         return self_play.learning(found, len(spec.agents), axis_name=axis_name)
     if episode_settings.per_episode(cfg):
         return by_episode.learning(found, sizes(cfg), trained(cfg), axis_name=axis_name)
-    return several.learning(found, len(spec.agents))
+    return several.learning(found, len(spec.agents), lockstep=multi_agent.in_lockstep(cfg))
 
 
 def watches_games(cfg: RunConfig) -> bool:

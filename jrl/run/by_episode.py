@@ -102,8 +102,9 @@ def acting(groups: Sequence[Group], sizes: Sizes, trained: Sequence[bool]) -> Al
         place = _places(actor[ROSTER], obs[GAME], carry[NUMBER], sizes)
         action, memories, extras, start = None, {NUMBER: carry[NUMBER]}, {PLACE: place, COUNT: obs[GAME]}, 0
         for i, group in enumerate(groups):
-            one = lambda actor, key, group=group: group.algo.act(actor, obs[OBS], carry[group.label], key, explore)
-            out = group.mapped(one)(actor[group.label], group.keys(jax.random.fold_in(key, i)))
+            memory = carry[group.label]
+            pick = lambda one, memory=memory: lambda actor, key: one.algo.act(actor, obs[OBS], memory, key, explore)
+            out = group.mapped(pick)(actor[group.label], group.keys(jax.random.fold_in(key, i)))
             mine, start = place - start, start + len(group.names)
             picked = _picked(out, mine) if group.stacked else out
             action = picked.action if action is None else _where(mine >= 0, picked.action, action)

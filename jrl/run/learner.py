@@ -37,8 +37,8 @@ class Learner(NamedTuple):
     init: Callable[[Key], PyTree]  # key -> state
     init_replay: Callable[[], PyTree]  # -> replay, empty
     actor: Callable[[PyTree], PyTree]  # state -> Actor
-    # (state, replay, rollout, key) -> (state, replay, metrics)
-    step: Callable[[PyTree, PyTree, Rollout, Key], tuple[PyTree, PyTree, Metrics]]
+    # (state, replay, rollout, key) -> (state, replay, metrics); with replay the key may be Keys
+    step: Callable[[PyTree, PyTree, Rollout, Any], tuple[PyTree, PyTree, Metrics]]
     # what of the state outlives the process, and a state from it; the rest begins anew
     keep: Callable[[PyTree], PyTree] = lambda state: state
     resume: Callable[[PyTree], PyTree] = lambda kept: kept
@@ -46,6 +46,13 @@ class Learner(NamedTuple):
     update: Callable[[PyTree, PyTree, Key], tuple[PyTree, UpdateAux]] | None = None
     sample: Callable[[PyTree, Key], PyTree] | None = None  # (replay, key) -> such a batch; None without replay
     can_sample: Callable[[PyTree], Array] | None = None  # replay -> [] bool
+
+
+class Keys(NamedTuple):
+    """The keys of a step whose samples are not its own: who has the same `draw` draws the same rows."""
+
+    draw: Key  # of samples from replay
+    update: Key  # of all else
 
 
 @struct.dataclass
@@ -233,7 +240,14 @@ def off_policy(
             key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
         return buffer.sample(replay, key)
 
-    def step(state: PyTree, replay: PyTree, rollout: Rollout, key: Key):
+    def split(key: Key | Keys, i: Any) -> tuple[Key, Key]:
+        """The keys of the sample and of the update of gradient step i."""
+        if not isinstance(key, Keys):
+            sample_key, update_key = jax.random.split(jax.random.fold_in(key, i))
+            return sample_key, update_key
+        return jax.random.fold_in(key.draw, i), split(key.update, i)[1]
+
+    def step(state: PyTree, replay: PyTree, rollout: Rollout, key: Key | Keys):
         before = state.updates
         state, replay = ingest(state, rollout), buffer.add(replay, rollout)
         held, ready = buffer.size(replay), buffer.can_sample(replay)
@@ -242,8 +256,8 @@ def off_policy(
             held, live = jax.lax.psum((held, live), axis_name)
             ready = jax.lax.pmin(ready.astype(jnp.int32), axis_name) > 0
 
-        def gradient_step(state, changing, key):
-            sample_key, update_key = jax.random.split(key)
+        def gradient_step(state, changing, i):
+            sample_key, update_key = split(key, i)
             batch = sample(changing or replay, sample_key)
             state, aux = algo.update(state, batch, update_key)
             if buffer.set_priority is not None and aux.priority is not None:
@@ -252,12 +266,12 @@ def off_policy(
 
         def body(i, carry):
             state, changing, total = carry
-            state, changing, metrics = gradient_step(state, changing, jax.random.fold_in(key, i))
+            state, changing, metrics = gradient_step(state, changing, i)
             return state, changing, jax.tree.map(jnp.add, total, metrics)
 
         # the replay is carried only where the loop changes it: under vmap a loop selects among all that it carries
         changing = () if buffer.set_priority is None else replay
-        metrics = jax.eval_shape(gradient_step, state, changing, key)[2]
+        metrics = jax.eval_shape(gradient_step, state, changing, 0)[2]
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
         # a count of 0 instead of a branch around the loop: what learns nothing costs nothing, and nothing is copied
         count = jnp.where(ready & (held >= learning_starts), updates, 0)

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from jrl.fields.schema import flatten, flow
 from jrl.host import files
 from jrl.metrics.episodes import Columns, restarted
 from jrl.replay.regroup import regroup, renewed
-from jrl.run import checkpoint
+from jrl.run import checkpoint, regrouped
 from jrl.run.checkpoint_file import plain
 from jrl.run.learner import Kept
 from jrl.run.program import LoopState
+from jrl.run.several import Group
 from jrl.settings.by_episode import ROSTER
 from jrl.settings.config import RunConfig, to_dict
 from jrl.settings.self_play import LEAGUE
@@ -36,7 +37,7 @@ def parts(state: LoopState, cfg: RunConfig) -> dict[str, PyTree]:
     return {"learner": state.learner, "replay": replay, "source": state.source}
 
 
-def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int) -> LoopState:
+def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int, groups: Sequence[Group] = ()) -> LoopState:
     """The state of a checkpoint, on the host.
 
     Args:
@@ -44,6 +45,7 @@ def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int) -> L
       cfg: of the run that continues.
       template: what `Program.keep` gives of its fresh state; where the checkpoint keeps no replay, its replay is taken.
       devices: that the run has; the checkpoint may come from another number of them.
+      groups: its policies; () where there is one.
     Raises:
       InputError: the checkpoint does not hold what the run needs.
     """
@@ -53,15 +55,15 @@ def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int) -> L
     found = {"learner": checkpoint.restore(saved, "learner", wanted["learner"])}
     if before != devices and isinstance(template.replay, Kept):
         wanted["replay"] = ()  # the latest few rollouts: soon there are others
-    found["replay"] = _replay(saved, wanted["replay"], before, devices)
-    found["source"] = _source(saved, wanted["source"])
+    found["replay"] = _replay(saved, wanted["replay"], before, devices, groups)
+    found["source"] = _source(saved, wanted["source"], groups)
     if found["replay"] == ():
         found["replay"] = template.replay
     return LoopState(**found)
 
 
-def _replay(saved: Path, wanted: PyTree, before: int, devices: int) -> PyTree:
-    renew = lambda replay, like: renewed(replay, like, before)
+def _replay(saved: Path, wanted: PyTree, before: int, devices: int, groups: Sequence[Group]) -> PyTree:
+    renew = lambda replay, like: renewed(regrouped.replay(replay, like, groups, before), like, before)
     if before == devices or not jax.tree.leaves(wanted):
         return checkpoint.restore(saved, "replay", wanted, renew)
     like = _shapes(wanted)
@@ -69,7 +71,7 @@ def _replay(saved: Path, wanted: PyTree, before: int, devices: int) -> PyTree:
     return checkpoint.fitting(saved, "replay", dealt, like)
 
 
-def _source(saved: Path, wanted: PyTree) -> PyTree:
+def _source(saved: Path, wanted: PyTree, groups: Sequence[Group]) -> PyTree:
     """Of environments that are part of a program all, of others the episode statistics. Where a run changes from one to
     the other, the statistics go on and the environments are those that it has begun with."""
     if not jax.tree.leaves(wanted):
@@ -81,7 +83,7 @@ def _source(saved: Path, wanted: PyTree) -> PyTree:
         if isinstance(like, Columns):
             return found.get("columns", found)
         anew = "columns" not in found
-        return {**_fields(wanted), "columns": found} if anew else found
+        return {**_fields(wanted), "columns": found} if anew else regrouped.source(found, groups)
 
     found = checkpoint.read(saved, "source", like, renew)
     if anew:

@@ -130,7 +130,8 @@ class Session(Policies):
             if self.seats:
                 cfg = self._as_saved(meta["config"])
             notes = [f"resume: {note}" for note in resume.notes(saved, cfg, self.run.learners)]
-            state = program.place(resume.restore(saved, cfg, program.keep(state), self.run.learners))
+            kept = resume.restore(saved, cfg, program.keep(state), self.run.learners, self.run.groups)
+            state = program.place(kept)
             notes.append(f"resume: from {saved} at {meta['env_steps']:,} steps")
             steps = meta["env_steps"]
             self.iteration, self.clock = meta["iteration"], Clock(steps, meta.get("agent_steps", steps))

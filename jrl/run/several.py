@@ -1,11 +1,12 @@
 """Several policies in one run: the columns of each, an Algo that acts with all of them, a Learner that teaches each.
 
 Column i * A + k is agent k of environment i. A policy owns agents, and so columns; what acts and what learns sees its
-own alone, as if there were no others. Policies that are alike in all but their weights are a group: they are stacked
-[P, ...] and vmapped, so that many cost one program.
+own alone, as if there were no others. Policies that are alike in all but their weights and the floats of their Config
+are a group: they are stacked [P, ...] and vmapped, so that many cost one program.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrl.run.learner import Learner
+from jrl.run.learner import Keys, Learner
 from jrl.types import BROKEN_STACKS, NOT_FINITE, VALID_SHARE, ActOut, Algo, Key, Metrics, PyTree, Rollout, UpdateAux
 
 UPDATES = "train/updates"
@@ -22,13 +23,16 @@ _OVER_ALL = {NOT_FINITE: jnp.maximum, BROKEN_STACKS: jnp.maximum, VALID_SHARE: j
 
 
 class Group(NamedTuple):
-    """P policies that are alike in all but their weights."""
+    """P policies that are alike in all but their weights and the floats of their Config."""
 
     names: tuple[str, ...]  # [P]
     agents: np.ndarray  # [P, n] i32, the agents of each, by number
-    algo: Algo  # of each
-    learner: Learner | None = None  # of each; None where they do not learn
+    algo: Algo  # of each; of the first, where floats differ
+    learner: Learner | None = None  # likewise; None where they do not learn
     kinds: tuple[tuple[int, ...], ...] = ()  # of the environments' agents, see `EnvSpec.kinds`
+    floats: PyTree = ()  # those of a Config that differ, [P] f32 each; () where none do
+    # one policy's `floats`, which may be traced -> the group with that policy's algo and learner
+    of_floats: Callable[[PyTree], "Group"] | None = None
 
     @property
     def stacked(self) -> bool:
@@ -40,9 +44,12 @@ class Group(NamedTuple):
         """The group's name."""
         return f"{self.names[0]}+{len(self.names) - 1}" if self.stacked else self.names[0]
 
-    def mapped(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `fn` of one policy as a function of all."""
-        return jax.vmap(fn) if self.stacked else fn
+    def mapped(self, pick: Callable[["Group"], Callable[..., Any]]) -> Callable[..., Any]:
+        """Returns what `pick` takes of one policy's `algo` and `learner` as a function of all policies."""
+        if not self.stacked or self.of_floats is None:
+            return jax.vmap(pick(self)) if self.stacked else pick(self)
+        bound = self.of_floats
+        return functools.partial(jax.vmap(lambda floats, *args: pick(bound(floats))(*args)), self.floats)
 
     def keys(self, key: Key) -> Key:
         """Returns a key for each policy."""
@@ -166,10 +173,12 @@ def acting(groups: Sequence[Group], num_agents: int) -> Algo:
     """
 
     def init(key: Key) -> dict[str, PyTree]:
-        return by_policy_name(groups, {group.label: group.mapped(group.algo.init)(group.keys(key)) for group in groups})
+        return by_policy_name(
+            groups, {group.label: group.mapped(lambda one: one.algo.init)(group.keys(key)) for group in groups}
+        )
 
     def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        return {group.label: group.mapped(group.algo.actor)(group.together(state)) for group in groups}
+        return {group.label: group.mapped(lambda one: one.algo.actor)(group.together(state)) for group in groups}
 
     def carry(batch_size: int, **place: Any) -> dict[str, PyTree]:
         return {group.label: group.algo.carry(batch_size, **place) for group in groups}
@@ -182,8 +191,8 @@ def acting(groups: Sequence[Group], num_agents: int) -> Algo:
             before = carry[group.label]
             own = group.of_kind(obs, num_agents, 0), group.own(before, num_agents, 0)
             seen, memory = group.by_policy(own, 0)
-            one = group.mapped(lambda *args, act=group.algo.act: act(*args, explore))
-            out = one(actor[group.label], seen, memory, group.keys(jax.random.fold_in(key, i)))
+            of_all = group.mapped(lambda one: lambda *args: one.algo.act(*args, explore))
+            out = of_all(actor[group.label], seen, memory, group.keys(jax.random.fold_in(key, i)))
             actions.append(group.flat(out.action))
             memories[group.label] = group.put(before, group.flat(out.carry), num_agents)
             extras[group.label] = group.flat(out.extras)
@@ -195,39 +204,49 @@ def acting(groups: Sequence[Group], num_agents: int) -> Algo:
     gammas = np.zeros(num_agents, np.float32)
     for group in groups:
         if group.algo.running_return_gamma is not None:
-            gammas[group.agents.reshape(-1)] = group.algo.running_return_gamma
+            gamma = group.mapped(lambda one: lambda _: jnp.asarray(one.algo.running_return_gamma, jnp.float32))
+            gammas[group.agents] = np.reshape(gamma(np.zeros(len(group.names))), (-1, 1))
     recorded = any(group.algo.running_return_gamma is not None for group in groups)
     return Algo(init, actor, carry, act, update, groups[0].algo.data, running_return_gamma=gammas if recorded else None)
 
 
-def learning(groups: Sequence[Group], num_agents: int) -> Learner:
+def learning(groups: Sequence[Group], num_agents: int, *, lockstep: bool = False) -> Learner:
     """Makes a Learner of which each policy learns from its own columns; those that do not learn stay bit for bit.
 
     State and replay are dicts by group; what is kept is a dict by policy. Metrics are `policy/NAME/...`, but for those
     of which there can be one only, such as the count of gradient steps, which is the sum.
+
+    Args:
+      groups: own each agent once.
+      num_agents: A.
+      lockstep: all policies draw the same rows of their replays, which are filled and sampled alike; what else is drawn
+        in an update is of each.
     """
-    taught = [(i, group, group.learner) for i, group in enumerate(groups) if group.learner is not None]
+    taught = [(i, group) for i, group in enumerate(groups) if group.learner is not None]
 
     def init(key: Key) -> dict[str, PyTree]:
-        begin = lambda group: group.algo.init if group.learner is None else group.learner.init
+        begin = lambda one: one.algo.init if one.learner is None else one.learner.init
         keys = [group.keys(jax.random.fold_in(key, i)) for i, group in enumerate(groups)]
-        return {group.label: group.mapped(begin(group))(own) for group, own in zip(groups, keys, strict=True)}
+        return {group.label: group.mapped(begin)(own) for group, own in zip(groups, keys, strict=True)}
 
     def init_replay() -> dict[str, PyTree]:
         repeat = lambda group, tree: jax.tree.map(
             lambda x: jnp.broadcast_to(x, (len(group.names), *x.shape)) if group.stacked else x, tree
         )
-        return {group.label: repeat(group, learner.init_replay()) for _, group, learner in taught}
+        return {group.label: repeat(group, _taught(group).init_replay()) for _, group in taught}
 
     def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        read = lambda group: group.algo.actor if group.learner is None else group.learner.actor
-        return {group.label: group.mapped(read(group))(state[group.label]) for group in groups}
+        read = lambda one: one.algo.actor if one.learner is None else one.learner.actor
+        return {group.label: group.mapped(read)(state[group.label]) for group in groups}
 
     def step(state: Mapping[str, PyTree], replay: Mapping[str, PyTree], rollout: Rollout, key: Key):
         state, replay, metrics = dict(state), dict(replay), dict[str, Metrics]()
-        for i, group, learner in taught:
+        for i, group in taught:
             own, keys = _rollout_of(group, num_agents, rollout), group.keys(jax.random.fold_in(key, i))
-            learned = group.mapped(learner.step)(state[group.label], replay[group.label], own, keys)
+            draw = jnp.broadcast_to(jax.random.fold_in(key, len(groups)), keys.shape) if lockstep else None
+            learned = group.mapped(lambda one: _taught(one).step)(
+                state[group.label], replay[group.label], own, keys if draw is None else Keys(draw, keys)
+            )
             state[group.label], replay[group.label], found = learned
             metrics |= group.apart(found)
         return state, replay, told(metrics)
@@ -237,10 +256,16 @@ def learning(groups: Sequence[Group], num_agents: int) -> Learner:
         return by_policy_name(groups, {group.label: kept(group)(state[group.label]) for group in groups})
 
     def resume(kept: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        again = lambda group: (lambda x: x) if group.learner is None else group.mapped(group.learner.resume)
+        again = lambda group: (lambda x: x) if group.learner is None else group.mapped(lambda one: _taught(one).resume)
         return {group.label: again(group)(group.together(kept)) for group in groups}
 
     return Learner(init, init_replay, actor, step, keep=keep, resume=resume)
+
+
+def _taught(group: Group) -> Learner:
+    """The learner of a group that has one."""
+    assert group.learner is not None
+    return group.learner
 
 
 def by_policy_name(groups: Sequence[Group], by_group: Mapping[str, PyTree]) -> dict[str, PyTree]:

@@ -136,6 +136,8 @@ def faults(cfg: Any, kinds: bool) -> Iterator[str]:
             f"{key}: who follows a policy may change from game to game, so that all agents need equal spaces, and they "
             "differ: leave it out, and name the policies of the agents in a table"
         )
+    if given.replay_mode == "lockstep":
+        yield f"multi_agent.replay_mode lockstep: with {key} a row is of one policy alone: use independent"
     late = "who follows a policy from game to game is told to one collector"
     if cfg.env_runners.num:
         yield f"env_runners.num: with {key} {late}: use 0"

@@ -9,7 +9,7 @@ from typing import Any
 from jrl import registry
 from jrl.errors import InputError, counted
 from jrl.fields.schema import merge
-from jrl.settings import by_episode, config, self_play
+from jrl.settings import by_episode, config, lockstep, self_play
 from jrl.settings.by_episode import BY_AGENT, SHARED
 from jrl.settings.config import MultiAgentConfig, RunConfig
 
@@ -37,6 +37,8 @@ def with_agents(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = Non
             f"multi_agent.agents: expected {_listed(agents)}, as {cfg.env.id} has them, got {_listed(given.agents)}: "
             "leave it out"
         )
+    if in_lockstep(cfg) and (one := next((name for name in ("self_play", "group") if getattr(given, name)), None)):
+        raise InputError(f"multi_agent.replay_mode lockstep: with multi_agent.{one} one policy learns: leave it out")
     if given.self_play is not None:
         if errors := list(self_play.faults(cfg, agents)):
             raise InputError(*errors)
@@ -55,6 +57,8 @@ def with_agents(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = Non
     else:
         errors = list(faults(found)) or list(_kind_faults(found, kinds))
     if errors:
+        raise InputError(*errors)
+    if in_lockstep(found) and (errors := list(lockstep.faults({p: policy_config(found, p) for p in learning(found)}))):
         raise InputError(*errors)
     if by_episode.per_episode(found) and given.capacity is None:
         return dataclasses.replace(cfg, multi_agent=dataclasses.replace(given, capacity=len(given.policies)))
@@ -283,6 +287,16 @@ def is_trained(cfg: RunConfig, policy: str) -> bool:
     return train is None or policy in train
 
 
+def learning(cfg: RunConfig) -> tuple[str, ...]:
+    """The policies that learn, in the order of the config."""
+    return tuple(policy for policy in followers(cfg) if is_trained(cfg, policy))
+
+
+def in_lockstep(cfg: RunConfig) -> bool:
+    """Whether what a policy draws from replay is what others draw."""
+    return cfg.multi_agent is not None and cfg.multi_agent.replay_mode == "lockstep"
+
+
 def the_one(cfg: RunConfig) -> str | None:
     """Returns the policy that is meant where none is named: the only one, or that of self-play; None: none is."""
     policies = followers(cfg)
@@ -301,6 +315,8 @@ def policy_config(cfg: RunConfig, policy: str) -> RunConfig:
     agents = followers(cfg)[policy]
     own: Mapping[str, Any] = cfg.multi_agent.policies.get(policy, {})
     alone = MultiAgentConfig(agents=agents, state=cfg.multi_agent.state, agent_id=cfg.multi_agent.agent_id)
+    if len(learning(cfg)) > 1:
+        alone = dataclasses.replace(alone, replay_mode=cfg.multi_agent.replay_mode)
     if not own:
         return dataclasses.replace(cfg, multi_agent=alone)
     base = {**config.to_dict(cfg), "multi_agent": None}

@@ -228,6 +228,8 @@ class MultiAgentConfig:
     capacity: Few | None = None
     # the others stay as they are; null: all. Or package.module:name of a function of a policy's name
     policies_to_train: Name | tuple[Name, ...] | None = None
+    # lockstep: in each update all policies draw the same rows of their replays, the same games and times
+    replay_mode: Literal["independent", "lockstep"] = "independent"
     # observations get the environment's global view as the leaf `state`, for network.value_inputs and mixers; null:
     # where network.value_inputs asks for it
     state: bool | None = None

@@ -111,7 +111,7 @@ def test_what_is_derived_follows_the_other_keys_whatever_the_order():
         (lambda c: c.training(optimizer={"nesterov": True}), "ppo has no argument optimizer.nesterov"),
         (lambda c: c.environment(action_mask_key="legal"), "call the item of the observation action_mask"),
         (lambda c: c.training(frame_stack=3), r"frame_stack is an argument of environment\(\)"),
-        (lambda c: c.multi_agent(replay_mode="lockstep"), "multi_agent: replay_mode: lockstep: a policy replays rows"),
+        (lambda c: c.multi_agent(replay_mode="both").to_run_config(), "expected independent or lockstep, got 'both'"),
         (lambda c: c.offline_data(input_="/data"), "offline_data: input_: jrl does not read or write"),
         (lambda c: c.callbacks(on_train_result=print), "derived from jrl.api.Callbacks"),
         (lambda c: c.build(logger_creator=print), "logger_creator: leave it out"),

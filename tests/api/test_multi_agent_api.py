@@ -118,7 +118,6 @@ def test_a_function_of_policies_to_train_that_raises():
         ({"policies": 5}, "policies: expected a list of names"),
         ({"policies": {"a": (None, None)}}, "policies.a: expected .policy_class"),
         ({"policies": {"a": {"clip_parm": 1}}}, "did you mean clip_param"),
-        ({"replay_mode": "lockstep"}, "lockstep: a policy replays rows of its own agents alone"),
         ({"polices": {"a"}}, "did you mean policies"),
     ],
 )
@@ -288,7 +287,7 @@ def test_networks_of_rllibs_modules_are_those_of_policies():
     [
         ({"policies": ["a", "b"], "policy_mapping_fn": "<function <lambda>>"}, "is not the path of a function"),
         ({"observation_fn": "my.mod.fn"}, "write a pure function"),
-        ({"policies": ["a", "b"], "replay_mode": "lockstep"}, "lockstep"),
+        ({"policies": ["a", "b"], "replay_mode": "in_step"}, "expected independent or lockstep"),
         ({"policies": {"a": ["my.mod.Mine", None, None, {}]}}, "a policy's class cannot be given"),
         ({"policies": 5}, "expected a list of names"),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jrl import envs, spaces
-from jrl.envs import team, views
+from jrl.envs import grouped, team, views
 from jrl.errors import InputError
 from jrl.run import self_play, several
 from jrl.run.learner import Learner
@@ -32,7 +32,13 @@ def resolved(cfg: RunConfig) -> RunConfig:
     alone = dataclasses.replace(cfg.env, num_envs=1, batch_size=None, batch_wait_ms=None)
     env = envs.make(alone)
     env.close()
-    return multi_agent.with_agents(cfg, env.spec.agents, _kinds(env.spec))
+    spec, group = env.spec, cfg.multi_agent.group if cfg.multi_agent else None
+    if spec.agents and group is not None:
+        multi_agent.check_group(cfg, spec.agents, _kinds(spec))
+        if multi_agent.is_one_team(group, spec.agents):
+            return cfg  # whose agents are one: who learns need not know of them
+        spec = grouped.spec_of(spec, group)
+    return multi_agent.with_agents(cfg, spec.agents, _kinds(spec))
 
 
 def _kinds(spec: EnvSpec) -> dict[tuple[str, ...], str]:
@@ -68,7 +74,11 @@ def viewed(env: Any, cfg: RunConfig) -> Any:
     if given.observation_fn is not None:
         env = views.with_function(env, given.observation_fn)
     env = views.with_agent_ids(env) if given.agent_id else env
-    return env if given.group is None else team.team(env, agents=next(iter(given.group.values())))
+    if given.group is None:
+        return env
+    if multi_agent.is_one_team(given.group, env.spec.agents):
+        return team.team(env, agents=next(iter(given.group.values())))
+    return grouped.grouped(env, given.group)
 
 
 def are_several(cfg: RunConfig) -> bool:

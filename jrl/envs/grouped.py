@@ -16,7 +16,7 @@ import numpy as np
 from jrl import spaces
 from jrl.envs import team
 from jrl.envs.team import Joint
-from jrl.types import Array, Env, EnvSpec, JaxEnv, PyTree, Several, StepResult, Tuple
+from jrl.types import Array, Env, EnvSpec, JaxEnv, PyTree, Several, StepResult, Tuple, element
 
 Groups = Mapping[str, Sequence[str]]  # team -> the names of its members
 
@@ -101,7 +101,7 @@ def _to_columns(spec: EnvSpec, shown: EnvSpec, units: Sequence[_Unit]) -> Callab
         )
         if not unit.is_team:
             return jax.tree.map(lambda x: x[:, None], mine)
-        return mine.reshape(spec.games, len(unit.members), *by_kind[unit.kind].action.shape)
+        return mine.reshape(spec.games, len(unit.members), *element(by_kind[unit.kind].action).shape)
 
     def to_columns(xp: Any, action: PyTree) -> PyTree:
         found = []
@@ -116,12 +116,12 @@ def _to_columns(spec: EnvSpec, shown: EnvSpec, units: Sequence[_Unit]) -> Callab
 
 
 class _Rows(NamedTuple):
-    """A step of a unit's members, [G, n] each."""
+    """A step of a unit's members, [G, n] bool each, of numpy or jax."""
 
-    absent: Array
-    terminated: Array
-    truncated: Array
-    there: Array  # who act on the next step
+    absent: Any
+    terminated: Any
+    truncated: Any
+    there: Any  # who act on the next step
 
 
 class _View:

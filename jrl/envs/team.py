@@ -30,6 +30,7 @@ from jrl.types import (
     Several,
     Space,
     StepResult,
+    element,
 )
 
 
@@ -71,7 +72,7 @@ def team(env: JaxEnv | Env, *, agents: tuple[str, ...] | None = None) -> JaxEnv 
         env,
         Joint(
             spec,
-            to_columns=lambda xp, action: action.reshape(env.spec.num_envs, *env.spec.action.shape),
+            to_columns=lambda xp, action: action.reshape(env.spec.num_envs, *element(env.spec.action).shape),
             first=first,
             joined=lambda xp, result: _joined(xp, env.spec, view, result),
         ),

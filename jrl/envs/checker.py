@@ -143,7 +143,7 @@ class _Runs:
             self.close()
             return None
         watched, watches = False, list[Watch]()
-        if env.spec.agents and not isinstance(env, JaxEnv):
+        if env.spec.agents and self.backend == "gymnasium":
             watched = True  # games look at what they get, agent by agent
             for game in env.games:
                 game.found = self._found.add

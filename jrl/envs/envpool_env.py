@@ -54,7 +54,7 @@ def num_players(id: str) -> int:
     try:
         with _quiet():
             return int(envpool_import.load().make_spec(id).config.max_num_players)
-    except (ImportError, RuntimeError):  # who makes it tells why
+    except (ImportError, AttributeError, RuntimeError):  # of a family that cannot be imported: who makes it tells why
         return 1
 
 

@@ -70,6 +70,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "policies_to_train": "multi_agent.policies_to_train",
         "observation_fn": "multi_agent.observation_fn",
         "agents": "multi_agent.agents",
+        "group": "multi_agent.group",
         "state": "multi_agent.state",
         "agent_id": "multi_agent.agent_id",
         "self_play": "multi_agent.self_play",

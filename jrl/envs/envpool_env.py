@@ -106,9 +106,10 @@ def limited(id: str, options: dict[str, Any], horizon: int | None) -> dict[str, 
         return options
     with _quiet():
         own = options.get("max_episode_steps", envpool_import.load().make_spec(id).config.max_episode_steps)
-    if own and own <= horizon:
+    game = num_players(id) > 1  # none of these ends at its limit
+    if own and own <= horizon and not game:
         return options
-    if num_players(id) > 1 or not _ends_at_limit(id):
+    if game or not _ends_at_limit(id):
         raise InputError(
             f"env.horizon: EnvPool's {id} takes max_episode_steps but goes on beyond it: use another env.backend, or "
             "leave it out"

@@ -203,6 +203,12 @@ def test_what_does_not_go_with_games(settings, parts):
         assert part in str(e.value)
 
 
+def test_an_intersection_does_not_end_at_a_horizon_either():
+    for horizon in (5, 50):  # below and above the limit that it says it has
+        with pytest.raises(InputError, match=r"env\.horizon: EnvPool's IntersectionMultiAgent-v1 .* leave it out"):
+            envs.make("IntersectionMultiAgent-v1", num_envs=1, horizon=horizon)
+
+
 def test_a_run_by_command(tmp_path, capsys):
     path, out = tmp_path / "run.yaml", tmp_path / "run"
     cfg = {

@@ -14,6 +14,7 @@ from jrl.envs import multi_toys
 from jrl.envs.grouped import grouped
 from jrl.envs.multi_agent import MultiDefinition
 from jrl.errors import InputError
+from jrl.export.__main__ import main as export
 from jrl.replay import ring
 from jrl.rollout import unroll
 from jrl.run import build_policies, several
@@ -176,6 +177,10 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path):
     assert last[0] == last[1]
     assert {f"policy/{name}/loss/policy" for name in ("steady", "pair", "waiting")} <= set(last[0])
     assert np.isfinite(last[0]["agent/pair/return"])
+    for policy in ("pair", "steady"):  # of different spaces
+        assert export([str(tmp_path / "cut"), "--policy", policy, "--out", str(tmp_path / policy)]) == 0
+        about = json.loads((tmp_path / policy / "policy.json").read_text())
+        assert about["action"]["kind"] == ("MultiDiscrete" if policy == "pair" else "Discrete")
 
 
 def test_teams_play_against_copies_of_themselves():

@@ -197,6 +197,9 @@ class Several(NamedTuple):
     # False, and `obs` is the first of a new episode where somebody is there by now
     absent: Array
     over: Array  # [B / A] bool: the game has ended for all agents, and the next step begins another
+    # [B] bool: who acts on the next step; nobody after the game is over. None: nobody comes while a game goes on, so
+    # that it is those who acted and have not ended, and after the row that begins a game all
+    there: Array | None = None
 
 
 class Env(Protocol):

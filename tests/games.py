@@ -81,7 +81,9 @@ class Script:
         seen, reward, terminated, truncated, absent, over, mask = SCRIPT[len(self.actions)]
         self.actions.append(np.asarray(action))
         twice = lambda x, dtype: np.array([*x, *x], dtype)
-        several = Several(twice(absent, bool), np.array([over, over], bool))
+        later = SCRIPT[min(len(self.actions), len(SCRIPT) - 1)]  # the last row is the first of a game
+        there = np.ones(3, bool) if later is SCRIPT[-1] and not over else ~np.array(later[4], bool)
+        several = Several(twice(absent, bool), np.array([over, over], bool), twice(there, bool))
         flags = (twice(x, bool) for x in (terminated, truncated))
         return StepResult(self._obs(seen, mask), twice(reward, np.float32), *flags, several=several)
 

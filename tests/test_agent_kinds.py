@@ -290,8 +290,9 @@ def test_agents_of_different_spaces_do_not_follow_one_policy(section):
 
 
 def test_kinds_are_no_team():
-    with pytest.raises(InputError, match=r"multi_agent.group: .*those of adversary_0 and agent_0 differ"):
-        follows(group={"team": list(TAG)})
+    cfg = config.from_dict({**SMALL, "multi_agent": {"group": {"team": list(TAG)}}})
+    with pytest.raises(InputError, match=r"multi_agent.group.team: .*those of adversary_0 and agent_0 differ"):
+        multi_agent.check_group(cfg, TAG, TAG_KINDS)
 
 
 # ---------------------------------------------------------------- runs

@@ -359,7 +359,10 @@ def test_an_evaluation_tells_the_learners_return(tmp_path, capsys):
         ({"env": {"num_envs": 4}, "devices": {"fake": 2}}, ["x 2 devices = 8", "use 8"]),
         ({"multi_agent": {"policies": {"a": {}}}}, ["multi_agent.policies: multi_agent.self_play says who plays"]),
         ({"multi_agent": {"mapping": "by_agent"}}, ["multi_agent.mapping", "leave one of them out"]),
-        ({"multi_agent": {"group": {"t": ["player_0", "player_1"]}}}, ["multi_agent.group", "leave one of them out"]),
+        (
+            {"multi_agent": {"group": {"t": ["player_0", "player_1"]}}},
+            ["multi_agent.self_play", "leave out multi_agent.group"],
+        ),
         ({"multi_agent": {"self_play": {"policy": "league"}}}, ["multi_agent.self_play.policy", "rename it"]),
         ({"multi_agent": {"self_play": {"snapshot_win_rate": None}}}, ["when copies are taken", "snapshot_every=1"]),
         ({"rollout": {"mode": "async"}}, ["rollout.mode async", "use sync"]),

@@ -71,6 +71,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "capacity": "multi_agent.capacity",
         "observation_fn": "multi_agent.observation_fn",
         "agents": "multi_agent.agents",
+        "group": "multi_agent.group",
         "state": "multi_agent.state",
         "agent_id": "multi_agent.agent_id",
         "self_play": "multi_agent.self_play",

@@ -143,7 +143,7 @@ class _Runs:
             self.close()
             return None
         watched, watches = False, list[Watch]()
-        if env.spec.agents and not isinstance(env, JaxEnv):
+        if env.spec.agents and self.backend == "gymnasium":
             watched = True  # games look at what they get, agent by agent
             for game in env.games:
                 game.found = self._found.add
@@ -253,7 +253,7 @@ class _Runs:
             idle = done[-1] if result.several is None else done[-1] | result.several.absent
             mask = allowed(f"step {t + 1}", result.obs, idle)
         if told:
-            absent, over = (np.stack(x) for x in zip(*told))
+            absent, over = (np.stack(x) for x in zip(*((one.absent, one.over) for one in told)))
             look_at_columns(self._found, spec.agents, np.stack(rewards), np.stack(done), absent, over)
         return _Stream(jax.tree.map(lambda *x: np.stack(x), *obs), np.stack(rewards), np.stack(done), spec.kinds)
 

@@ -49,14 +49,23 @@ def family(id: str) -> str:
         return type(envpool_import.load().make_spec(id)).__mro__[1].__module__
 
 
+def num_players(id: str) -> int:
+    """The players of a game; 1 of all other environments, and of those that need what is not installed."""
+    try:
+        with _quiet():
+            return int(envpool_import.load().make_spec(id).config.max_num_players)
+    except (ImportError, AttributeError, RuntimeError):  # of a family that cannot be imported: who makes it tells why
+        return 1
+
+
 def check(id: str, options: dict[str, Any]) -> list[str]:
     """What is wrong with the options, each with its mend."""
     with _quiet():
         spec = envpool_import.load().make_spec(id)
     known = [k for k in spec._config_keys if k not in _RESERVED]
     errors = []
-    if spec.config.max_num_players > 1:  # results then have a row per player
-        errors.append(f"env.id {id}: a game of several players is not supported: use an environment of one")
+    if spec.config.max_num_players > 1 and "max_episode_steps" in options:
+        errors.append(f"env.options.max_episode_steps: EnvPool's {id} goes on beyond it: leave it out")
     for key in options:
         if key in _RESERVED:
             own = "env.batch_size" if key == "batch_size" else "env.num_envs and run.seed"
@@ -97,9 +106,10 @@ def limited(id: str, options: dict[str, Any], horizon: int | None) -> dict[str, 
         return options
     with _quiet():
         own = options.get("max_episode_steps", envpool_import.load().make_spec(id).config.max_episode_steps)
-    if own and own <= horizon:
+    game = num_players(id) > 1  # none of these ends at its limit
+    if own and own <= horizon and not game:
         return options
-    if not _ends_at_limit(id):
+    if game or not _ends_at_limit(id):
         raise InputError(
             f"env.horizon: EnvPool's {id} takes max_episode_steps but goes on beyond it: use another env.backend, or "
             "leave it out"
@@ -145,13 +155,13 @@ def _actions(pool: Any) -> spaces.Actions:
     return spaces.actions(space, list(pool.spec.action_array_spec.values())[-1].dtype)
 
 
-def _info_shapes(pool: Any) -> dict[str, tuple[int, ...]]:
+def info_shapes(pool: Any) -> dict[str, tuple[int, ...]]:
     """Shapes of what the infos have, of one environment, by name."""
     found = {name[5:]: tuple(x.shape) for name, x in pool.spec.state_array_spec.items() if name.startswith("info:")}
     return {name: shape for name, shape in found.items() if "env_id" not in name and -1 not in shape}
 
 
-class _Pool:
+class Pool:
     """A pool between our spaces and EnvPool's. `spec` is the environment's own, before any action transform.
 
     Args:
@@ -171,7 +181,7 @@ class _Pool:
             seen, taken = spaces.observations(observed), _actions(self._pool)
             name = self._mask(cfg.id, cfg.action_mask_info, observed, taken.space)
             if name is not None:
-                seen = spaces.with_mask_of_infos(seen, _info_shapes(self._pool)[name])
+                seen = spaces.with_mask_of_infos(seen, info_shapes(self._pool)[name])
             seen, taken = spaces.with_flat_mask(seen, taken)
         except InputError:
             self._pool.close()
@@ -188,7 +198,7 @@ class _Pool:
         """The entry of the infos that is the mask."""
         if not masks.looked_for(name, observed, action, id):
             return None
-        found = masks.shape(name, _info_shapes(self._pool), action, id)
+        found = masks.shape(name, info_shapes(self._pool), action, id)
         return None if found is None else found[0]
 
     def _action(self, action: PyTree, num_envs: int) -> Any:
@@ -202,7 +212,7 @@ class _Pool:
         self._pool.close()
 
 
-class EnvPoolEnv(_Pool):
+class EnvPoolEnv(Pool):
     """Host environments that wait for each other, and the same inside a program."""
 
     def __init__(self, cfg: EnvConfig, *, seed: int):
@@ -264,7 +274,7 @@ class EnvPoolEnv(_Pool):
         return JaxEnv(self.spec, reset, step, self._pool.close, pure=False)
 
 
-class AsyncEnvPoolEnv(_Pool):
+class AsyncEnvPoolEnv(Pool):
     """Host environments of which `batch_size` at a time come when they are ready; a `jrl.types.AsyncEnv`.
 
     EnvPool waits for exactly `batch_size` of them, and for ever if fewer are under way: such a `recv` is refused.

@@ -1,7 +1,8 @@
 """One environment of several agents in the shape of a Gymnasium environment, whose arrays have an axis of agents.
 
 So `jrl.envs.vector` steps, seeds and mends it like any other. An observation is a Dict of `obs` [A, *], `reward` [A]
-f64, and `terminated`, `truncated` and `absent` [A] bool; what Gymnasium calls terminated is that the game is over.
+f64, and `terminated`, `truncated`, `absent` and `there` [A] bool; what Gymnasium calls terminated is that the game is
+over.
 Where agents have different spaces, `obs` and actions are tuples by kind (see `jrl.types.EnvSpec`), arrays [A_k, *].
 """
 
@@ -211,7 +212,7 @@ class Game:
         self._unseen, self._checks = check_steps, check_steps > 0
         size = len(layout.agents)
         yes_or_no: Any = np.bool_
-        flags = {name: gym.Box(0, 1, (size,), yes_or_no) for name in ("absent", "terminated", "truncated")}
+        flags = {name: gym.Box(0, 1, (size,), yes_or_no) for name in ("absent", "terminated", "there", "truncated")}
         reward: Any = gym.Box(-np.inf, np.inf, (size,), np.float64)
         whole = lambda parts: parts[0] if len(parts) == 1 else gym.Tuple(parts)
         seen = whole([batch_space(one.observation, len(one.numbers)) for one in layout.kinds])
@@ -252,7 +253,7 @@ class Game:
         self._show(turn)
         size = len(self._there)
         nobody = np.zeros(size, bool)
-        return self._row(np.zeros(size), nobody, nobody, ~nobody), self._infos(turn)
+        return self._row(np.zeros(size), nobody, nobody, ~nobody, self._there), self._infos(turn)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """The actions of those that are absent or wait are not read."""
@@ -279,7 +280,8 @@ class Game:
             truncated |= acted & ~terminated
             over = True
         self._show(turn)
-        return self._row(reward, terminated, truncated, ~acted), 0.0, over, False, self._infos(turn)
+        row = self._row(reward, terminated, truncated, ~acted, self._there & (not over))
+        return row, 0.0, over, False, self._infos(turn)
 
     def _action(self, agent: Any, k: int, action: Any) -> Any:
         i, j = self._seats[k]
@@ -289,8 +291,8 @@ class Game:
             raise ValueError(f"agent {agent!r} is to move, and its action was to wait, which its action_mask rules out")
         return chosen.copy() if isinstance(chosen, np.ndarray) else chosen
 
-    def _row(self, reward: Any, terminated: Any, truncated: Any, absent: Any) -> dict[str, Any]:
-        flags = {"terminated": terminated, "truncated": truncated, "absent": absent}
+    def _row(self, reward: Any, terminated: Any, truncated: Any, absent: Any, there: Any) -> dict[str, Any]:
+        flags = {"terminated": terminated, "truncated": truncated, "absent": absent, "there": there}
         return {"obs": self._rows, "reward": reward, **flags}
 
     def _infos(self, turn: Turn) -> dict[str, Any]:

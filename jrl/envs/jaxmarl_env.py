@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from flax import struct
 
 from jrl.envs.jax_env import select, time_limit
-from jrl.envs.spec import check_action
+from jrl.envs.spec import check_action, with_mask
 from jrl.spaces import ACTION_MASK, columns, kinds, map_leaves, of_agents
-from jrl.types import Array, Box, Dict, Discrete, EnvSpec, JaxEnv, Key, PyTree, Several, Space, StepResult
+from jrl.types import Array, Dict, Discrete, EnvSpec, JaxEnv, Key, PyTree, Several, StepResult
 
 PREFIX = "jaxmarl:"
 _NEVER = 2**30
@@ -55,7 +55,7 @@ def make(env: Any, name: str, num_envs: int, limit: int | None, space: Any) -> J
     masked = [
         isinstance(own[kind[0]][1], Discrete) and _has_mask(env, agents[kind[0]], own[kind[0]][1]) for kind in groups
     ]
-    shown = {i: _with_mask(*own[i]) if has else own[i][0] for kind, has in zip(groups, masked) for i in kind}
+    shown = {i: with_mask(*own[i]) if has else own[i][0] for kind, has in zip(groups, masked) for i in kind}
     observation, taken, found = of_agents([(shown[i], own[i][1]) for i in range(size)])
     spec = EnvSpec(observation, taken, num_envs * size, limit, agents=agents, kinds=found)
     flat = lambda x: x.reshape(-1, *x.shape[2:])
@@ -125,12 +125,6 @@ def quiet_import() -> Any:
     with contextlib.redirect_stdout(io.StringIO()):
         import jaxmarl
     return jaxmarl
-
-
-def _with_mask(observation: Space, action: Discrete) -> Space:
-    """An observation space with a mask of the actions."""
-    parts = observation.items if isinstance(observation, Dict) else (("obs", observation),)
-    return Dict((*parts, (ACTION_MASK, Box((action.n,), "bool", 0.0, 1.0))))
 
 
 def _has_mask(env: Any, agent: str, action: Discrete) -> bool:

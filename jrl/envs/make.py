@@ -180,6 +180,8 @@ def _backend_errors(cfg: EnvConfig, found: str, on_failure: OnFailure) -> Iterat
         yield f"env.batch_size: only EnvPool takes it, and {stepped}leave it out"
     elif cfg.batch_size is not None and cfg.batch_size > cfg.num_envs:
         yield (f"env.batch_size {cfg.batch_size}: a vector has {cfg.num_envs} environments only: use at most so many")
+    elif cfg.batch_size is not None and is_multi_agent(cfg):
+        yield f"env.batch_size: {cfg.id} has several agents, and their games wait for each other: leave it out"
     if cfg.remote_worker_envs and found != "gymnasium":
         yield f"env.remote_worker_envs: only Gymnasium's environments run in processes, and {stepped}{other}"
     elif cfg.remote_worker_envs and not hasattr(os, "fork"):
@@ -224,7 +226,11 @@ def is_multi_agent(env: EnvConfig | str, **settings: Any) -> bool:
         found = resolve(cfg.id, cfg.backend)
         if found == "jax" and not _is_suites(cfg.id):
             return isinstance(_definition(cfg.id, cfg.options), MultiDefinition)
-        return found != "envpool" and several.declared(cfg.id, cfg.options) is True
+        if found == "envpool":
+            from jrl.envs import envpool_env
+
+            return envpool_env.num_players(cfg.id) > 1
+        return several.declared(cfg.id, cfg.options) is True
     except InputError:
         return False
 
@@ -400,6 +406,10 @@ def _stepped(cfg: EnvConfig, seed: int, place: Place, *, host: bool, on_failure:
     if found == "envpool":
         from jrl.envs import envpool_env
 
+        if is_multi_agent(cfg):
+            from jrl.envs.envpool_games import EnvPoolGames
+
+            return EnvPoolGames(cfg, seed=first, state=state)
         if cfg.batch_size is not None and cfg.batch_size < cfg.num_envs:
             return envpool_env.AsyncEnvPoolEnv(cfg, seed=first)
         from_host = envpool_env.EnvPoolEnv(cfg, seed=first)

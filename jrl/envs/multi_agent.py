@@ -120,7 +120,7 @@ def build(definition: MultiDefinition, num_envs: int, *, state: bool = False) ->
             here = (acted & ~ended) | fresh[:, None]
         over = (at_limit | ~here.any(-1)) & ~fresh
         there = here & ~terminated & ~over[:, None]
-        told = Several(columns(~acted), over)
+        told = Several(columns(~acted), over, columns(there))
         result = StepResult(
             columns(observe(inner)), columns(reward), columns(terminated), columns(truncated), several=told
         )

@@ -93,7 +93,8 @@ class MultiHostEnv(OnHost):
         failed = np.repeat(self._vector.step(jax.tree.map(by_game, taken)), self._agents)
         block = self._vector.block
         told = block.observations()
-        terminated, truncated, absent = (told[name].reshape(-1) for name in ("terminated", "truncated", "absent"))
+        flags = ("terminated", "truncated", "absent", "there")
+        terminated, truncated, absent, there = (told[name].reshape(-1) for name in flags)
         failed, self._ended = failed & ~self._ended, terminated | truncated
         return StepResult(
             self._columns(told["obs"]),
@@ -101,7 +102,7 @@ class MultiHostEnv(OnHost):
             terminated,
             truncated,
             failed if self._restart_failed else None,
-            Several(absent, np.array(block.terminated)),
+            Several(absent, np.array(block.terminated), there),
         )
 
     def _columns(self, obs: Any) -> PyTree:

@@ -293,3 +293,9 @@ def with_mask_of_infos(seen: Observations, choices: tuple[int, ...]) -> Observat
     return Observations(
         Dict((("obs", seen.space), mask)), lambda pair: {"obs": inner(pair[0]), ACTION_MASK: pair[1].astype(bool)}
     )
+
+
+def with_mask(observation: Space, action: Discrete) -> Dict:
+    """Returns an observation space with a mask of the actions; a space that is no Dict becomes its item `obs`."""
+    parts = observation.items if isinstance(observation, Dict) else (("obs", observation),)
+    return Dict((*parts, (ACTION_MASK, Box((action.n,), "bool", 0.0, 1.0))))

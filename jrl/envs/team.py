@@ -4,7 +4,7 @@ A joint policy (VDN, QMIX, PPO over the agents' choices at once) learns from it 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +30,7 @@ from jrl.types import (
     Several,
     Space,
     StepResult,
+    element,
 )
 
 
@@ -61,52 +62,85 @@ def team(env: JaxEnv | Env, *, agents: tuple[str, ...] | None = None) -> JaxEnv 
         an environment that does not have several agents, or whose columns do not step together.
     """
     _check(env, agents)
-    spec, view = _spec(env.spec), _view(env.spec)
+    spec, view = joint_spec(env.spec), joint_view(env.spec.observation, env.spec.games, len(env.spec.agents))
+    everybody = lambda xp: xp.ones((env.spec.games, len(env.spec.agents)), bool)
+
+    def first(xp: Any, obs: PyTree) -> PyTree:
+        return view(xp, obs, everybody(xp), everybody(xp))
+
+    return shown(
+        env,
+        Joint(
+            spec,
+            to_columns=lambda xp, action: action.reshape(env.spec.num_envs, *element(env.spec.action).shape),
+            first=first,
+            joined=lambda xp, result: _joined(xp, env.spec, view, result),
+        ),
+    )
+
+
+class Joint(NamedTuple):
+    """How the columns of an environment are put together. `xp` is numpy or jax.numpy."""
+
+    spec: EnvSpec  # of what they become
+    to_columns: Callable[[Any, PyTree], PyTree]  # (xp, actions in that spec) -> the columns' actions
+    first: Callable[[Any, PyTree], PyTree]  # (xp, the columns' observations after a reset) -> those in that spec
+    joined: Callable[[Any, StepResult], StepResult]  # (xp, a step of the columns) -> that in that spec
+
+
+def shown(env: JaxEnv | Env, joint: Joint) -> JaxEnv | Env:
+    """Returns `env` with its columns put together."""
+    spec, sizes = joint.spec, spaces.columns(joint.spec)
     if not isinstance(env, JaxEnv):
-        return _Team(env, spec, view)
+        return _Joint(env, joint)
 
     def reset(key: Key) -> tuple[PyTree, PyTree]:
         state, obs = env.reset(key)
-        return state, view(jnp, obs, None)
+        return state, joint.first(jnp, obs)
 
-    def step(state: PyTree, action: Array, key: Key) -> tuple[PyTree, StepResult]:
-        env_spaces.check_action(spec.action, spec.num_envs, action)
-        state, result = env.step(state, _to_columns(env.spec, action), key)
-        return state, _joined(jnp, env.spec, view, result)
+    def step(state: PyTree, action: PyTree, key: Key) -> tuple[PyTree, StepResult]:
+        env_spaces.check_action(spec.action, sizes, action)
+        state, result = env.step(state, joint.to_columns(jnp, action), key)
+        return state, joint.joined(jnp, result)
 
     return env._replace(spec=spec, reset=reset, step=step)
 
 
-class _Team(Behind):
-    """A team of a host environment."""
+class _Joint(Behind):
+    """A host environment with its columns put together."""
 
-    def __init__(self, env: Any, spec: EnvSpec, view: Callable[..., PyTree]):
-        super().__init__(env, spec)
-        self._view = view
+    def __init__(self, env: Any, joint: Joint):
+        super().__init__(env, joint.spec)
+        self._joint, self._sizes = joint, spaces.columns(joint.spec)
 
     def reset(self) -> PyTree:
-        return self._view(np, self._env.reset(), None)
+        return self._joint.first(np, self._env.reset())
 
-    def step(self, action: Array) -> StepResult:
+    def step(self, action: PyTree) -> StepResult:
         action = env_spaces.on_host(action)
-        env_spaces.check_action(self.spec.action, self.spec.num_envs, action)
-        result = self._env.step(_to_columns(self._env.spec, action))
-        return _joined(np, self._env.spec, self._view, result)
+        env_spaces.check_action(self.spec.action, self._sizes, action)
+        return self._joint.joined(np, self._env.step(self._joint.to_columns(np, action)))
 
 
 # ---------------------------------------------------------------- spaces
 
 
-def _check(env: Any, agents: tuple[str, ...] | None) -> None:
-    """Raises InputError where `env` cannot be made a team of."""
-    spec, key = env.spec, "multi_agent.group"
-    if not spec.agents:
+def check_columns(env: Any) -> None:
+    """Raises InputError where `env` does not have several agents, or their columns do not step together."""
+    key = "multi_agent.group"
+    if not env.spec.agents:
         raise InputError(f"{key}: expected an environment with several agents, got one with a single one: leave it out")
     if isinstance(env, AsyncEnv):
         raise InputError(
             f"{key}: expected agents that step together, got environments that do not wait for each other: leave out "
             "env.batch_size and env.batch_wait_ms"
         )
+
+
+def _check(env: Any, agents: tuple[str, ...] | None) -> None:
+    """Raises InputError where `env` cannot be made a team of."""
+    spec, key = env.spec, "multi_agent.group"
+    check_columns(env)
     if agents is not None and sorted(agents) != sorted(spec.agents):
         raise InputError(
             f"{key}: expected one team of all agents, {', '.join(spec.agents)}, got {', '.join(agents) or 'none'}: "
@@ -118,15 +152,15 @@ def _check(env: Any, agents: tuple[str, ...] | None) -> None:
             f"{key}: expected agents of equal spaces, but those of {first} and {other} differ: leave it out, and each "
             "kind of agents follows a policy of its own"
         )
+
+
+def joint_spec(spec: EnvSpec) -> EnvSpec:
+    """Returns the spec of a team of all agents. Raises InputError: their actions cannot be put together."""
     if not isinstance(spec.action, Discrete | MultiDiscrete | Box):
         raise InputError(
-            f"{key}: expected agents with Discrete, MultiDiscrete or Box actions, got {spec.action}: leave it out, and "
-            "each agent acts for itself"
+            f"multi_agent.group: expected agents with Discrete, MultiDiscrete or Box actions, got {spec.action}: leave "
+            "it out, and each agent acts for itself"
         )
-
-
-def _spec(spec: EnvSpec) -> EnvSpec:
-    """The spec of a team of all agents."""
     count = len(spec.agents)
     return spec._replace(
         observation=observation(spec.observation, count),
@@ -172,14 +206,16 @@ def _actions(space: Space, count: int) -> Space:
 # ---------------------------------------------------------------- elements
 
 
-def _to_columns(spec: EnvSpec, action: Array) -> Array:
-    """Actions [B / A, *] of teams as those of the columns [B, *]."""
-    return action.reshape(spec.num_envs, *spec.action.shape)  # type: ignore[union-attr]
+def joint_view(space: Space, games: int, count: int) -> Callable[..., PyTree]:
+    """Makes the function from what the agents of teams see to what their teams do.
 
-
-def _view(spec: EnvSpec) -> Callable[..., PyTree]:
-    """(numpy or jax.numpy, the columns' observations [B, *], their StepResult or None) -> a team's [B / A, *]."""
-    count, games, space = len(spec.agents), spec.games, spec.observation
+    Args:
+      space: observation space of an agent.
+      games, count: G and A.
+    Returns:
+      (numpy or jax.numpy, the agents' observations [G * A, *], `absent` [G, A] bool, agents whose masks may allow
+      nothing, `present` [G, A] bool) -> the teams' observations [G, *].
+    """
     own, named = _own(space), dict(space.items) if isinstance(space, Dict) else {}
 
     def part(obs: PyTree) -> PyTree:
@@ -188,8 +224,7 @@ def _view(spec: EnvSpec) -> Callable[..., PyTree]:
         rest = {name: x for name, x in obs.items() if name not in (STATE, ACTION_MASK)}
         return rest if len(rest) > 1 else next(iter(rest.values()), obs.get(STATE))
 
-    def view(xp: Any, obs: PyTree, result: StepResult | None) -> PyTree:
-        gone, present = _standing(xp, result, games, count)
+    def view(xp: Any, obs: PyTree, absent: Array, present: Array) -> PyTree:
         stack = lambda leaf, x: x.reshape(games, *leaf.shape)
         seen = {
             AGENTS: spaces.map_leaves(stack, spaces.stacked(own, count), part(obs)),
@@ -200,34 +235,25 @@ def _view(spec: EnvSpec) -> Callable[..., PyTree]:
             seen[STATE] = spaces.map_leaves(first, named[STATE], obs[STATE])
         if ACTION_MASK in named:
             mask = obs[ACTION_MASK].reshape(games, count, -1)
-            anything = gone & ~(mask != 0).any(-1)
+            anything = absent & ~(mask != 0).any(-1)
             seen[ACTION_MASK] = xp.where(anything[..., None], xp.ones_like(mask), mask).reshape(games, -1)
         return seen
 
     return view
 
 
-def _standing(xp: Any, result: StepResult | None, games: int, count: int) -> tuple[Array, Array]:
-    """(agents whose masks may allow nothing, agents that are present), both [B / A, A] bool, after a step."""
-    if result is None:
-        return xp.ones((games, count), bool), xp.ones((games, count), bool)
-    assert result.several is not None
-    by_game = lambda x: x.reshape(games, count)
-    absent, over = by_game(result.several.absent), result.several.over[:, None]
-    ended = by_game(result.terminated) | (by_game(result.truncated) & ~over)
-    begun = absent.all(-1, keepdims=True)  # the first row of a game
-    return absent | ended, begun | ~(absent | ended)
-
-
 def _joined(xp: Any, spec: EnvSpec, view: Callable[..., PyTree], result: StepResult) -> StepResult:
     """A step of a team, of that of its agents' columns."""
     assert isinstance(result.several, Several)
     by_game = lambda x: x.reshape(spec.games, len(spec.agents))
-    over = result.several.over
-    truncated = over & by_game(result.truncated).any(-1)
+    over, absent = result.several.over, by_game(result.several.absent)
+    cut = by_game(result.truncated)
+    gone = absent | by_game(result.terminated) | (cut & ~over[:, None])
+    begun = absent.all(-1, keepdims=True)  # the first row of a game
+    truncated = over & cut.any(-1)
     failed = None if result.failed is None else by_game(result.failed).any(-1)
     reward = by_game(result.reward).sum(-1)
-    return StepResult(view(xp, result.obs, result), reward, over & ~truncated, truncated, failed)
+    return StepResult(view(xp, result.obs, gone, begun | ~gone), reward, over & ~truncated, truncated, failed)
 
 
-__all__ = ["observation", "team"]
+__all__ = ["Joint", "check_columns", "joint_spec", "joint_view", "observation", "shown", "team"]

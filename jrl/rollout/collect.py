@@ -163,7 +163,7 @@ class HostCollector(FromHost):
                 if failed[t].any():
                     carry = self._forget(failed[t], carry)
             if result.several is not None:
-                several.append(Several(*map(np.array, result.several)))
+                several.append(Several(np.array(result.several.absent), np.array(result.several.over)))
                 if (result.several.absent & mask[t]).any():
                     carry = self._forget(several[-1].absent, carry)
             with self._timers("transfer"):
@@ -172,7 +172,7 @@ class HostCollector(FromHost):
         self._obs, self._carry = obs, carry
         observed, actions, extras = buffer
         rows: Any = (observed, actions, reward, terminated, truncated, mask, extras)
-        told = Several(*map(np.stack, zip(*several, strict=True))) if several else None
+        told = jax.tree.map(lambda *x: np.stack(x), *several) if several else None
         self.columns, rollout, report = self._finish(self.columns, rows, obs, first_carry, self._started, failed, told)
         self._started = np.ones_like(self._started)
         self.infos = infos if self._told is not None else None

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jrl import algos, envs, spaces
-from jrl.envs import team, views
+from jrl.envs import grouped, team, views
 from jrl.errors import InputError
 from jrl.run import by_episode, learner, self_play, several
 from jrl.run.learner import Learner
@@ -34,7 +34,13 @@ def resolved(cfg: RunConfig) -> RunConfig:
     alone = dataclasses.replace(cfg.env, num_envs=1, batch_size=None, batch_wait_ms=None)
     env = envs.make(alone)
     env.close()
-    return multi_agent.with_agents(cfg, env.spec.agents, _kinds(env.spec))
+    spec, group = env.spec, cfg.multi_agent.group if cfg.multi_agent else None
+    if spec.agents and group is not None:
+        multi_agent.check_group(cfg, spec.agents, _kinds(spec))
+        if multi_agent.is_one_team(group, spec.agents):
+            return cfg  # whose agents are one: who learns need not know of them
+        spec = grouped.spec_of(spec, group)
+    return multi_agent.with_agents(cfg, spec.agents, _kinds(spec))
 
 
 def _kinds(spec: EnvSpec) -> dict[tuple[str, ...], str]:
@@ -70,9 +76,11 @@ def viewed(env: Any, cfg: RunConfig) -> Any:
     if given.observation_fn is not None:
         env = views.with_function(env, given.observation_fn)
     env = views.with_agent_ids(env) if given.agent_id else env
-    if episode_settings.per_episode(cfg):
-        return views.with_game_numbers(env)
-    return env if given.group is None else team.team(env, agents=next(iter(given.group.values())))
+    if given.group is not None:
+        if multi_agent.is_one_team(given.group, env.spec.agents):
+            return team.team(env, agents=next(iter(given.group.values())))
+        env = grouped.grouped(env, given.group)
+    return views.with_game_numbers(env) if episode_settings.per_episode(cfg) else env
 
 
 def are_several(cfg: RunConfig) -> bool:

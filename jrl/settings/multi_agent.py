@@ -23,6 +23,8 @@ Kinds = Mapping[tuple[str, ...], str]  # agents of equal spaces -> these in word
 def with_agents(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = None) -> RunConfig:
     """Fills in the names of the agents, in the environment's order, and a policy for each kind where none is named.
 
+    With `multi_agent.group` the agents are those of the view, its teams and who is in none (`jrl.envs.grouped`).
+
     Raises:
       InputError: the config names others, or policies that do not go with them.
     """
@@ -33,20 +35,16 @@ def with_agents(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = Non
             f"multi_agent: {cfg.env.id} has one agent: leave the section out, or name an environment with several"
         )
     if given.agents is not None and given.agents != tuple(agents):
+        has = f"{cfg.env.id} has them" if given.group is None else "multi_agent.group makes them"
         raise InputError(
-            f"multi_agent.agents: expected {_listed(agents)}, as {cfg.env.id} has them, got {_listed(given.agents)}: "
-            "leave it out"
+            f"multi_agent.agents: expected {_listed(agents)}, as {has}, got {_listed(given.agents)}: leave it out"
         )
-    if in_lockstep(cfg) and (one := next((name for name in ("self_play", "group") if getattr(given, name)), None)):
-        raise InputError(f"multi_agent.replay_mode lockstep: with multi_agent.{one} one policy learns: leave it out")
+    if in_lockstep(cfg) and given.self_play is not None:
+        raise InputError("multi_agent.replay_mode lockstep: with multi_agent.self_play one policy learns: leave it out")
     if given.self_play is not None:
-        if errors := list(self_play.faults(cfg, agents)):
+        if errors := [*self_play.faults(cfg, agents), *_unequal_seats(kinds)]:
             raise InputError(*errors)
         return dataclasses.replace(cfg, multi_agent=dataclasses.replace(given, agents=tuple(agents)))
-    if given.group is not None:
-        if errors := list(_group_faults(given, agents, kinds)):
-            raise InputError(*errors)
-        return cfg  # whose agents are one: who learns need not know of them
     table = _by_kind(kinds)
     if kinds and given.mapping is None and set(given.policies) in (set(), set(table.values())):
         given = dataclasses.replace(given, mapping=table)
@@ -97,6 +95,16 @@ def places(cfg: RunConfig) -> dict[str, str]:
     return dict(zip([*first, *rest], [*keys[: len(first)], *keys[len(keys) - len(rest) :]], strict=True))
 
 
+def _unequal_seats(kinds: Kinds) -> Iterator[str]:
+    """Says which agents cannot change seats in self-play."""
+    if kinds:
+        first, other = list(kinds)[:2]
+        yield (
+            f"multi_agent.self_play: expected agents of equal spaces, got {first[0]} ({kinds[first]}) and {other[0]} "
+            f"({kinds[other]}): leave it out, or make teams of as many agents each by multi_agent.group"
+        )
+
+
 def _by_kind(kinds: Kinds) -> dict[str, str]:
     """A mapping with a policy for each kind, named after its agents without their numbers, or else after the first."""
     plain = [{re.sub(r"[\d_.-]+$", "", agent) for agent in agents} for agents in kinds]
@@ -128,23 +136,57 @@ def _kind_faults(cfg: RunConfig, kinds: Kinds) -> Iterator[str]:
             )
 
 
+def is_one_team(groups: Mapping[str, Sequence[str]], agents: Sequence[str]) -> bool:
+    """Whether there is one team, of all agents: an environment of several agents then is one of a single agent."""
+    return len(groups) == 1 and sorted(next(iter(groups.values()))) == sorted(agents)
+
+
+def check_group(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = None) -> None:
+    """Raises InputError with all that is wrong with `multi_agent.group`.
+
+    Args:
+      cfg: with teams.
+      agents, kinds: of the environment, before any of them are a team.
+    """
+    assert cfg.multi_agent is not None and cfg.multi_agent.group is not None
+    if errors := list(_group_faults(cfg.multi_agent, agents, kinds or {})):
+        raise InputError(*errors)
+
+
 def _group_faults(given: MultiAgentConfig, agents: Sequence[str], kinds: Kinds) -> Iterator[str]:
-    """Says what is wrong with a team, each with its mend."""
-    key = "multi_agent.group"
-    assert given.group is not None
-    if len(given.group) != 1 or sorted(next(iter(given.group.values()))) != sorted(agents):
-        yield (
-            f"{key}: expected one team of all agents, such as {{team: [{', '.join(agents)}]}}, got "
-            f"{{{', '.join(f'{name}: [{_listed(members)}]' for name, members in given.group.items())}}}"
-        )
-    if kinds:
-        first, other = (members[0] for members in list(kinds)[:2])
-        yield (
-            f"{key}: expected agents of equal spaces, but those of {first} and {other} differ: leave it out, and each "
-            "kind of agents follows a policy of its own"
-        )
-    if own := [name for name in ("policies", "mapping", "policies_to_train", "capacity") if getattr(given, name)]:
-        yield f"multi_agent.{own[0]}: a team has one policy: leave it out, or leave out {key}"
+    """Says what is wrong with teams, each with its mend."""
+    key, group = "multi_agent.group", given.group or {}
+    if not group:
+        yield f"{key}: expected a team or more, such as {{team: [{', '.join(agents)}]}}, got none: leave it out"
+    kind_of = {agent: alike for alike in kinds for agent in alike}
+    team_of: dict[str, str] = {}
+    for name, members in group.items():
+        if not _NAME.fullmatch(name) and not is_one_team(group, agents):  # which has no name anywhere
+            yield f"{key}: expected names of letters, digits, _, . and -, got {name!r}: rename it"
+        if not members:
+            yield f"{key}.{name}: expected agents, got none: name some of {_listed(agents)}, or leave the team out"
+        for agent in members:
+            if agent not in agents:
+                known = f"expected names of {_listed(agents)}"
+                yield f"{key}.{name}: {known}, got {agent!r}{_near(agent, agents) or ': leave it out'}"
+            elif agent in team_of:
+                yield f"{key}: {agent} is in {team_of[agent]} and in {name}: name each agent once"
+            team_of.setdefault(agent, name)
+        first = members[0] if members else ""
+        if other := [agent for agent in members if kind_of.get(agent) != kind_of.get(first)]:
+            yield (
+                f"{key}.{name}: expected agents of equal spaces, but those of {first} and {other[0]} differ: make a "
+                "team of each kind, or leave it out, and each kind of agents follows a policy of its own"
+            )
+    alone = [agent for agent in agents if agent not in team_of]
+    if taken := [name for name in group if name in alone]:
+        yield f"{key}.{taken[0]}: an agent in no team has that name: rename the team"
+    if is_one_team(group, agents):
+        own = ("agents", "policies", "mapping", "policies_to_train", "capacity", "self_play")
+        if found := [name for name in own if getattr(given, name)]:
+            yield f"multi_agent.{found[0]}: one team of all agents has one policy: leave it out, or leave out {key}"
+        if given.replay_mode == "lockstep":
+            yield "multi_agent.replay_mode lockstep: with one team of all agents one policy learns: leave it out"
 
 
 def _mapped(given: MultiAgentConfig) -> MultiAgentConfig:

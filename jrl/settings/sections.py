@@ -214,7 +214,8 @@ class SelfPlayConfig:
 class MultiAgentConfig:
     """Several agents: which policies there are, and which agents follow which."""
 
-    agents: tuple[Name, ...] | None = None  # names of the agents of an environment; null: as the environment says
+    # names of the agents of an environment, with `group` of its teams; null: as the environment says
+    agents: tuple[Name, ...] | None = None
     # policy -> what it has of its own: {algo: {lr: 1e-4}, network: {hidden: [32]}}; empty: as `mapping` asks for
     policies: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     # shared: all agents follow one policy; by_agent: each follows the policy of its name; or a table {"adversary_.*":
@@ -233,7 +234,8 @@ class MultiAgentConfig:
     # observations get the environment's global view as the leaf `state`, for network.value_inputs and mixers; null:
     # where network.value_inputs asks for it
     state: bool | None = None
-    # one team of all agents, {team: [agent_0, agent_1]}, that acts as one, for vdn and whatever learns joint actions
+    # teams, {red: [agent_0, agent_1], blue: [agent_2, agent_3]}, each of which acts as one agent of that name, for vdn
+    # and whatever learns joint actions; who is in none stays an agent alone. One team of all agents is a single agent
     group: dict[str, tuple[Name, ...]] | None = None
     agent_id: bool = False  # observations get the number of their agent as the leaf `agent_id`
     # pure function {agent: observation} -> {agent: what it sees}, of one environment; before `agent_id`

@@ -36,7 +36,7 @@ def faults(cfg: Any, agents: Sequence[str]) -> Iterator[str]:
     """Says what does not go with self-play, each with its mend."""
     key, given = "multi_agent.self_play", cfg.multi_agent
     own = given.self_play
-    for name in ("group", "policies", "mapping", "policies_to_train", "capacity"):
+    for name in ("policies", "mapping", "policies_to_train", "capacity"):
         if getattr(given, name):
             yield f"multi_agent.{name}: {key} says who plays whom: leave one of them out"
     if len(agents) < 2:

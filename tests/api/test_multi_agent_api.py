@@ -62,6 +62,13 @@ def test_a_set_and_a_list_of_ids_and_the_later_of_two_calls():
     assert made.multi_agent(policies=["c"]).policies == {"c": {}}
 
 
+def test_teams():
+    assert config(group={"red": ["agent_0"], "blue": ["agent_1"]}).to_run_config().multi_agent.group == {
+        "red": ("agent_0",),
+        "blue": ("agent_1",),
+    }
+
+
 def test_functions_become_tables_once_the_agents_are_known():
     made = config(
         policies={"p0", "p1"},

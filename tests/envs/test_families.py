@@ -219,15 +219,3 @@ def test_pong_keeps_raw_pixels_and_frames():
     obs = stepper.step(np.zeros(2, np.int32)).obs
     np.testing.assert_array_equal(obs[:, :3], first[:, 1:])
     stepper.env.close()
-
-
-@pytest.mark.parametrize(
-    ("id", "message"),
-    [
-        ("TicTacToe-v1", "several players"),
-    ],
-)
-def test_what_is_not_supported_says_so(id, message):
-    for host in (True, False):
-        with pytest.raises(InputError, match=message):
-            envs.make(id, backend="envpool", num_envs=2, host=host)

@@ -23,7 +23,7 @@ def stepped(env, steps, action=None):
     rows = []
     for _ in range(steps):
         result = env.step(np.zeros(env.spec.num_envs, np.int32) if action is None else action)
-        rows.append((result.reward, result.terminated, result.truncated, *result.several))
+        rows.append((result.reward, result.terminated, result.truncated, *result.several[:2]))
     return [np.stack(part) for part in zip(*rows)]
 
 

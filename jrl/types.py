@@ -242,6 +242,7 @@ class JaxEnv(NamedTuple):
 
     Where the environments have a task (a pytree of numbers that the state holds), `set_task` and `get_task` write and
     read it in states with leaves [B, ...] or, on D devices, [D, B, ...]; all B have the same. None where there is none.
+    `draw`, where there is one, shows what one environment's latest observation is of.
     """
 
     spec: EnvSpec
@@ -251,6 +252,9 @@ class JaxEnv(NamedTuple):
     pure: bool = True
     set_task: Callable[[PyTree, PyTree], PyTree] | None = None  # (env_state, task) -> env_state
     get_task: Callable[[PyTree], PyTree] | None = None  # env_state -> task
+    # (env_state, number of the environment or game) -> picture [H, W, 3] u8; called outside of programs
+    draw: Callable[[PyTree, int], np.ndarray] | None = None
+    fps: float = 10.0  # steps per second at which pictures look natural
 
 
 GraphEnv = JaxEnv  # the name that it had before

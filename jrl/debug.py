@@ -19,6 +19,7 @@ from jrl.host import command
 
 if TYPE_CHECKING:
     from jrl.run.provenance import Operation
+    from jrl.settings.config import RunConfig
     from jrl.types import Algo, Batch, EnvSpec, Key, PyTree, Rollout, SequenceBatch
 
 _MOST_ROWS = 8  # that are looked for and printed
@@ -276,15 +277,15 @@ def load(path: Path) -> tuple[dict[str, Any], tuple["Algo", "PyTree", "Batch | S
     algo = build.algorithm(cfg, spec)
     key = jax.random.wrap_key_data(jnp.asarray(meta["nonfinite"]["key"], jnp.uint32))
     state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, key))
-    return meta, (algo, state, checkpoint.read(found, "batch", _like(algo, spec)), key)
+    return meta, (algo, state, checkpoint.read(found, "batch", _like(cfg, algo, spec)), key)
 
 
-def _like(algo: "Algo", spec: "EnvSpec") -> "Batch | SequenceBatch | Rollout":
+def _like(cfg: "RunConfig", algo: "Algo", spec: "EnvSpec") -> "Batch | SequenceBatch | Rollout":
     """The containers of what an algorithm learns from; their leaves are of any shape."""
-    from jrl.rollout.unroll import rollout_like
+    from jrl.run import build_policies
     from jrl.types import Batch, SequenceBatch, Window, element
 
-    rollout = rollout_like(spec, algo, length=1, num_envs=1)
+    rollout = build_policies.rollout_like(cfg, spec, algo, length=1, num_envs=1)
     if algo.on_policy:
         return rollout
     obs, action, any_ = element(spec.observation), element(spec.action), rollout.reward

@@ -285,6 +285,9 @@ class Rollout:
 # in a rollout's extras, where observations are normalised: what acting saw. {"obs": [T, B, *], the normalised arrays,
 # "valid": [T, B] bool, False where there were no statistics yet}
 SEEN = "seen"
+# in a rollout's extras, where the rows of a game's agents do not stand side by side: [T, B] bool, rows that stand for a
+# step of their game, one for each step and policy. Steps of games are counted by them
+LEADS = "leads"
 
 
 def seen_anew(before: Rollout, after: Rollout) -> Rollout:

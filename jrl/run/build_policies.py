@@ -9,13 +9,14 @@ import numpy as np
 from jrl import envs, spaces
 from jrl.envs import team, views
 from jrl.errors import InputError
+from jrl.rollout import complete, unroll
 from jrl.run import self_play, several
 from jrl.run.learner import Learner
 from jrl.run.several import Group
 from jrl.settings import multi_agent
 from jrl.settings import self_play as seats
 from jrl.settings.config import RunConfig
-from jrl.types import Algo, EnvSpec
+from jrl.types import Algo, EnvSpec, Rollout
 
 # (the run as one policy's agents would have it alone, their spec) -> the policy's algorithm
 MakeAlgo = Callable[[RunConfig, EnvSpec], Algo]
@@ -49,10 +50,11 @@ def check(cfg: RunConfig, spec: EnvSpec) -> None:
         raise InputError(
             f"env.id {cfg.env.id} has several agents, {', '.join(spec.agents)}: say so with a section multi_agent: {{}}"
         )
-    if cfg.rollout.batch_mode != "truncate_episodes":
+    if cfg.multi_agent.self_play and cfg.rollout.batch_mode != "truncate_episodes":
         raise InputError(
-            "rollout.batch_mode complete_episodes: the agents of a game end at different times, and their episodes "
-            "could not be put together: use truncate_episodes"
+            "rollout.batch_mode complete_episodes: self-play counts the games that began after the latest copy by "
+            "their rows in the rollout, and whole episodes do not stand on the rows on which they were played: use "
+            "truncate_episodes"
         )
     if cfg.multi_agent.self_play and (
         errors := list(seats.split_faults(cfg, len(spec.agents), cfg.env.num_envs // spec.games))
@@ -108,6 +110,15 @@ def groups(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> list[tuple[Group, R
         places = seats.places(cfg.multi_agent.self_play)
         seated = self_play.groups(cfg.multi_agent.self_play.policy, places, make(own, of_one), len(spec.agents))
         return [(group, own, of_one) for group in seated]
+    made = []
+    for members, numbers in _alike(cfg, spec):
+        own, of_one = of_policy(cfg, spec, members[0])
+        made.append((Group(members, numbers, make(own, of_one), kinds=spec.kinds), own, of_one))
+    return made
+
+
+def _alike(cfg: RunConfig, spec: EnvSpec) -> list[tuple[tuple[str, ...], np.ndarray]]:
+    """The policies that are alike in all but their weights, with the numbers of their agents, [P, n]."""
     found: list[tuple[Any, dict[str, tuple[str, ...]]]] = []
     for name, agents in multi_agent.followers(cfg).items():
         own, learns = multi_agent.policy_config(cfg, name), multi_agent.is_trained(cfg, name)
@@ -118,13 +129,8 @@ def groups(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> list[tuple[Group, R
                 break
         else:
             found.append((like, {name: agents}))
-    made = []
-    for _, members in found:
-        name, agents = next(iter(members.items()))
-        own, of_one = multi_agent.policy_config(cfg, name), spec_of(spec, agents)
-        numbers = np.array([[spec.agents.index(agent) for agent in agents] for agents in members.values()])
-        made.append((Group(tuple(members), numbers, make(own, of_one), kinds=spec.kinds), own, of_one))
-    return made
+    numbers = lambda members: np.array([[spec.agents.index(agent) for agent in own] for own in members.values()])
+    return [(tuple(members), numbers(members)) for _, members in found]
 
 
 def acting(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> Algo:
@@ -145,6 +151,24 @@ def learning(cfg: RunConfig, spec: EnvSpec, found: Sequence[Group], *, axis_name
 def learned(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
     """The environments as rollouts show them to who learns: without agents where steps are counted of each of them."""
     return spec._replace(agents=()) if cfg.rollout.count_steps_by == "agent_steps" else spec
+
+
+def agents_of(cfg: RunConfig, spec: EnvSpec) -> complete.Agents:
+    """Tells whoever packs rollouts by column which agents the columns are, and where policies record their extras."""
+    policies = list(multi_agent.followers(cfg).values())
+    follows = tuple(next(i for i, own in enumerate(policies) if agent in own) for agent in spec.agents)
+    extras: dict[str, tuple[int, ...]] = {}
+    if are_several(cfg):
+        extras = {several.label(names): tuple(own.reshape(-1).tolist()) for names, own in _alike(cfg, spec)}
+    return complete.Agents(follows, spec.kinds, extras)
+
+
+def rollout_like(cfg: RunConfig, spec: EnvSpec, algo: Algo, **sizes: Any) -> Rollout:
+    """Shapes and dtypes of the rollouts that a run learns from, or one of its policies; sizes as of
+    `unroll.rollout_like`.
+    """
+    like = unroll.rollout_like(learned(cfg, spec), algo, **sizes)
+    return like if cfg.rollout.batch_mode == "truncate_episodes" else complete.led_like(like)
 
 
 def gammas(gamma: Any, spec: EnvSpec) -> Any:

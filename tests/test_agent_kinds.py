@@ -364,17 +364,18 @@ class Looks(jrl.callbacks.Callbacks):
     seen: ClassVar = []
 
     def on_episode_end(self, *, episode, **kwargs):
-        Looks.seen.append((episode.env_index, jax.tree.map(np.shape, episode.obs), np.shape(episode.actions)))
+        for agent, own in episode.agent_episodes.items():
+            Looks.seen.append((agent, own.length, jax.tree.map(np.shape, own.obs), np.shape(own.actions)))
 
 
-def test_episodes_of_callbacks_are_those_of_one_agent():
+def test_each_agents_episode_in_callbacks_is_of_its_kind():
     Looks.seen.clear()
     trained(made(custom={"callbacks": [f"{__name__}:Looks"]}), 1)
-    assert len(Looks.seen) >= 3 * GAMES
-    for column, obs, actions in Looks.seen:
-        n = (obs["me"] if column % 3 == 1 else obs)[0]
-        expected = {"me": (n, 2), "hunters": (n, 2, 2)} if column % 3 == 1 else (n, 6)
-        assert obs == expected and actions == ((n - 1, 2) if column % 3 == 1 else (n - 1,))
+    assert len(Looks.seen) == 3 * 2 * GAMES
+    for agent, n, obs, actions in Looks.seen:
+        flies = agent == "prey_0"
+        assert obs == ({"me": (n + 1, 2), "hunters": (n + 1, 2, 2)} if flies else (n + 1, 6))
+        assert actions == ((n, 2) if flies else (n,)) and (flies or n == 6)
 
 
 def test_whole_episodes_of_each_kind():

@@ -62,6 +62,15 @@ def check(cfg: RunConfig, spec: EnvSpec) -> None:
         raise InputError(*errors)
 
 
+def check_episodes(cfg: RunConfig, spec: EnvSpec, *, told: bool) -> None:
+    """Raises InputError where games cannot be told of to callbacks, if they ask for episodes."""
+    if told and spec.agents and cfg.env_runners.num and cfg.rollout.batch_mode != "truncate_episodes":
+        raise InputError(
+            "custom.callbacks: env runners send whole episodes of each agent, of which games cannot be put together "
+            "for callbacks: leave out env_runners, or use rollout.batch_mode truncate_episodes"
+        )
+
+
 def viewed(env: Any, cfg: RunConfig) -> Any:
     """The environments as the agents of a run see them."""
     given = cfg.multi_agent
@@ -168,7 +177,21 @@ def rollout_like(cfg: RunConfig, spec: EnvSpec, algo: Algo, **sizes: Any) -> Rol
     `unroll.rollout_like`.
     """
     like = unroll.rollout_like(learned(cfg, spec), algo, **sizes)
+    if spec.agents and unroll.RECORD in like.extras and cfg.rollout.count_steps_by == "agent_steps":
+        recorded: Any = like.extras[unroll.RECORD]
+        like = dataclasses.replace(like, extras={**like.extras, unroll.RECORD: {**recorded, "over": like.mask}})
     return like if cfg.rollout.batch_mode == "truncate_episodes" else complete.led_like(like)
+
+
+def followed(cfg: RunConfig, spec: EnvSpec) -> tuple[str, ...]:
+    """Names the policy of each column, after which they repeat: of the agents of a game, or a block of self-play's."""
+    policies = multi_agent.followers(cfg)
+    if cfg.multi_agent is None or cfg.multi_agent.self_play is None:
+        return tuple(next(name for name, own in policies.items() if agent in own) for agent in spec.agents)
+    mine, theirs = self_play.seats(len(spec.agents), cfg.multi_agent.self_play.pool)
+    seated = zip(policies, (*mine, *theirs), strict=True)
+    of_column = {column: name for name, columns in seated for column in columns.tolist()}
+    return tuple(of_column[column] for column in sorted(of_column))
 
 
 def gammas(gamma: Any, spec: EnvSpec) -> Any:

@@ -391,9 +391,8 @@ class CallbackList:
         finished = lambda e: self._metrics[evaluation].add_episode(e.custom_metrics, e.hist_data)
         created, start, step, end = map(one, EPISODE_MOMENTS)
         moments = Moments(created, start, step, end, finished, self.callbacks.history, self._lock)
-        place: dict[str, Any] = {"worker_index": worker_index, "env_index": env_index, "in_evaluation": evaluation}
-        make = GameReplay if self.several else Replay
-        return make(moments, self._ids[evaluation], num_envs, **self.several, **place)
+        place = {"worker_index": worker_index, "env_index": env_index, "in_evaluation": evaluation, **self.several}
+        return (GameReplay if self.several else Replay)(moments, self._ids[evaluation], num_envs, **place)
 
     def _rollout(self, name: str, source: Any, rollout: Any) -> Any:
         only = next(iter(self._policies)) if len(self._policies) == 1 else None

@@ -262,7 +262,7 @@ def load(path: Path) -> tuple[dict[str, Any], tuple["Algo", "PyTree", "Batch | S
     import jax.numpy as jnp
 
     from jrl.host import runtime
-    from jrl.run import build, checkpoint
+    from jrl.run import build, build_policies, checkpoint
     from jrl.settings import config
 
     within = path / "nonfinite"
@@ -276,15 +276,14 @@ def load(path: Path) -> tuple[dict[str, Any], tuple["Algo", "PyTree", "Batch | S
     algo = build.algorithm(cfg, spec)
     key = jax.random.wrap_key_data(jnp.asarray(meta["nonfinite"]["key"], jnp.uint32))
     state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, key))
-    return meta, (algo, state, checkpoint.read(found, "batch", _like(algo, spec)), key)
+    rollout = build_policies.rollout_like(cfg, spec, algo, length=1, num_envs=1)
+    return meta, (algo, state, checkpoint.read(found, "batch", _like(algo, spec, rollout)), key)
 
 
-def _like(algo: "Algo", spec: "EnvSpec") -> "Batch | SequenceBatch | Rollout":
+def _like(algo: "Algo", spec: "EnvSpec", rollout: "Rollout") -> "Batch | SequenceBatch | Rollout":
     """The containers of what an algorithm learns from; their leaves are of any shape."""
-    from jrl.rollout.unroll import rollout_like
     from jrl.types import Batch, SequenceBatch, Window, element
 
-    rollout = rollout_like(spec, algo, length=1, num_envs=1)
     if algo.on_policy:
         return rollout
     obs, action, any_ = element(spec.observation), element(spec.action), rollout.reward

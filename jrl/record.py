@@ -43,23 +43,20 @@ def record(args: argparse.Namespace) -> Path:
     from jrl.run import video
 
     video.check_file(out, "--out")
-    from jrl.run import build, checkpoint, policy
+    from jrl.run import build, watched
 
-    meta = checkpoint.read_meta(checkpoint.locate(Path(args.checkpoint), best=args.best))
-    video.check_one_agent(checkpoint.spec(meta).agents, meta["config"]["env"]["id"])
     build.enable_compile_cache()
-    trained = policy.load(args.checkpoint, best=args.best)
-    env = video.environment(trained, seed=trained.config.run.seed if args.seed is None else args.seed)
-    fps = args.fps or env.fps
+    shown = watched.of_checkpoint(args.checkpoint, best=args.best, seed=args.seed)
+    fps = args.fps or shown.fps
     try:
-        frames = video.frames(trained, env, episodes=args.episodes, max_steps=args.max_steps, ended=_tell)
+        frames = video.frames(shown, episodes=args.episodes, max_steps=args.max_steps, ended=_tell)
         try:
             count = video.write(out, frames, fps)
         except OSError as e:
             raise InputError(f"--out: cannot write {out}: {e.strerror or e}") from e
     finally:
-        env.close()
-    print(f"wrote {out}: {counted(count, 'frame')}, {fps:g} per second, drawn by {env.how}")
+        shown.close()
+    print(f"wrote {out}: {counted(count, 'frame')}, {fps:g} per second, drawn by {shown.how}")
     return out
 
 

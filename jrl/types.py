@@ -245,6 +245,7 @@ class JaxEnv(NamedTuple):
 
     Where the environments have a task (a pytree of numbers that the state holds), `set_task` and `get_task` write and
     read it in states with leaves [B, ...] or, on D devices, [D, B, ...]; all B have the same. None where there is none.
+    `draw`, where there is one, shows what one environment's latest observation is of.
     """
 
     spec: EnvSpec
@@ -254,6 +255,9 @@ class JaxEnv(NamedTuple):
     pure: bool = True
     set_task: Callable[[PyTree, PyTree], PyTree] | None = None  # (env_state, task) -> env_state
     get_task: Callable[[PyTree], PyTree] | None = None  # env_state -> task
+    # (env_state, number of the environment or game) -> picture [H, W, 3] u8; called outside of programs
+    draw: Callable[[PyTree, int], np.ndarray] | None = None
+    fps: float = 10.0  # steps per second at which pictures look natural
 
 
 GraphEnv = JaxEnv  # the name that it had before
@@ -284,6 +288,9 @@ class Rollout:
 # in a rollout's extras, where observations are normalised: what acting saw. {"obs": [T, B, *], the normalised arrays,
 # "valid": [T, B] bool, False where there were no statistics yet}
 SEEN = "seen"
+# in a rollout's extras, where the rows of a game's agents do not stand side by side: [T, B] bool, rows that stand for a
+# step of their game, one for each step and policy. Steps of games are counted by them
+LEADS = "leads"
 
 
 def seen_anew(before: Rollout, after: Rollout) -> Rollout:

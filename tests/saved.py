@@ -4,7 +4,7 @@ from pathlib import Path
 
 import jax
 
-from jrl.run import build, checkpoint
+from jrl.run import build, build_policies, checkpoint
 from jrl.settings import config
 
 
@@ -16,6 +16,19 @@ def save(
     `own` is the environment's observation space, where `spec` has what frame stacks or previous actions make of it.
     """
     cfg = config.load(None, ["network.hidden=[8]", *overrides], algo=algo, env=env, stop=["env_steps=100000"])
+    return _written(directory, cfg, spec, change, own)
+
+
+def save_games(directory: Path, **sections):
+    """The same of a run with several agents, of sections of a config."""
+    data = {"network": {"hidden": [8]}, "run": {"compile_cache": False}}
+    cfg = build_policies.resolved(config.from_dict(config.merge(data, sections)))
+    env = build.environment(cfg, num_envs=cfg.env.num_envs)
+    env.close()
+    return _written(directory, cfg, env.spec, lambda state: state, None)
+
+
+def _written(directory: Path, cfg, spec, change, own):
     made = build.algorithm(cfg, spec)
     state = change(made.init(jax.random.key(1)))
     meta = checkpoint.meta(cfg, spec, counters={"iteration": 3, "env_steps": 77, "time_s": 1.0})

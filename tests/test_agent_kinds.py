@@ -365,14 +365,35 @@ class Looks(jrl.callbacks.Callbacks):
     seen: ClassVar = []
 
     def on_episode_end(self, *, episode, **kwargs):
-        Looks.seen.append((episode.env_index, jax.tree.map(np.shape, episode.obs), np.shape(episode.actions)))
+        for agent, own in episode.agent_episodes.items():
+            Looks.seen.append((agent, own.length, jax.tree.map(np.shape, own.obs), np.shape(own.actions)))
 
 
-def test_episodes_of_callbacks_are_those_of_one_agent():
+def test_each_agents_episode_in_callbacks_is_of_its_kind():
     Looks.seen.clear()
     trained(made(custom={"callbacks": [f"{__name__}:Looks"]}), 1)
-    assert len(Looks.seen) >= 3 * GAMES
-    for column, obs, actions in Looks.seen:
-        n = (obs["me"] if column % 3 == 1 else obs)[0]
-        expected = {"me": (n, 2), "hunters": (n, 2, 2)} if column % 3 == 1 else (n, 6)
-        assert obs == expected and actions == ((n - 1, 2) if column % 3 == 1 else (n - 1,))
+    assert len(Looks.seen) == 3 * 2 * GAMES
+    for agent, n, obs, actions in Looks.seen:
+        flies = agent == "prey_0"
+        assert obs == ({"me": (n + 1, 2), "hunters": (n + 1, 2, 2)} if flies else (n + 1, 6))
+        assert actions == ((n, 2) if flies else (n,)) and (flies or n == 6)
+
+
+def test_whole_episodes_of_each_kind():
+    """Rewards are paid for where all are after the step, which each agent sees on its next row, the last one's too."""
+    cfg = made(rollout={"batch_mode": "complete_episodes"}, multi_agent={"mapping": {"hunter.*": "h", ".*": "p"}})
+    with Session(cfg, endless=True) as session:
+        session.start()
+        rollout = jax.device_get(session.run.program.collect(session.state, 0, 0)[1])
+    by_agent = lambda x: x.reshape(len(x), GAMES, 3)
+    mask, reward = by_agent(rollout.mask), by_agent(rollout.reward)
+    hunters, prey = rollout.obs[0].reshape(-1, GAMES, 2, 6), rollout.obs[1]
+    paid = -np.abs(hunters[..., :2] - hunters[..., 2:4]).sum(-1)
+    flown = np.abs(prey["hunters"] - prey["me"][:, :, None]).sum(-1).min(-1)
+    expected = np.stack([paid[..., 0], flown, paid[..., 1]], -1)
+    live = mask[:-1]
+    assert live.sum() > 60 and not mask[-1].any()
+    np.testing.assert_allclose(reward[:-1][live], expected[1:][live], rtol=1e-5)
+    # what was recorded of an action is as likely as the actions that stand beside it
+    for name, kind in (("h", 0), ("p", 1)):
+        assert rollout.extras[name]["log_prob"].shape == jax.tree.leaves(rollout.action[kind])[0].shape[:2]

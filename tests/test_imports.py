@@ -61,7 +61,7 @@ LAZY_ARROWS = {
     "evaluate": {"run", "settings"},
     "record": {"run"},
     "check_env": {"envs", "fields"},
-    "debug": {"rollout", "settings"},
+    "debug": {"settings"},
     "api": {"export"},
 }
 

@@ -14,7 +14,7 @@ from jrl import algos
 from jrl.errors import InputError
 from jrl.fields.hyper import NetworkConfig
 from jrl.ops import losses, normalize
-from jrl.types import Array, Batch, Box, Key, Metrics, PyTree, Rollout, Space
+from jrl.types import LEADS, Array, Batch, Box, Key, Metrics, PyTree, Rollout, Space
 
 _SATURATED = 2**32 - 1  # environment steps are counted in uint32 on the device and stay there, should they get that far
 
@@ -43,6 +43,8 @@ def count_steps(env_steps: Array, rollout: Rollout, axis_name: str | None) -> Ar
     """Adds a rollout's steps over all devices to `env_steps` [] u32: its unmasked rows, or of games with several agents
     each row on which somebody is there."""
     mask, over = rollout.mask, rollout.over
+    if LEADS in rollout.extras:
+        mask = mask & rollout.extras[LEADS]
     steps = (mask if over is None else mask.reshape(*over.shape, -1).any(-1)).sum(dtype=jnp.uint32)
     steps = steps if axis_name is None else jax.lax.psum(steps, axis_name)
     return env_steps + jnp.minimum(steps, jnp.uint32(_SATURATED) - env_steps)

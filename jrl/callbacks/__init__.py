@@ -95,7 +95,7 @@ class Callbacks:
         """The run is built, and has not begun."""
 
     def on_episode_created(self, *, episode, env_runner, env, env_index, **kwargs) -> None:
-        """An episode is about to begin: it has no observation yet."""
+        """An episode is about to begin, of several agents a game: it has no observation yet."""
 
     def on_episode_start(self, *, episode, env_runner, env, env_index, **kwargs) -> None:
         """An episode has begun: it has its first observation."""
@@ -245,7 +245,7 @@ class CallbackList:
         from jrl.metrics.custom import CustomMetrics
 
         self.callbacks = callbacks
-        self.kinds: tuple[tuple[int, ...], ...] = ()  # of the environments' agents, see `jrl.types.EnvSpec`
+        self.several: dict[str, Any] = {}  # of several agents: what their `GameReplay` is told of them
         self._host: dict[str, list[Callable[..., Any]]] = {name: [] for name in MOMENTS}
         self._pure: dict[str, list[Callable[..., Any]]] = {name: [] for name in MOMENTS}
         for part in _parts(callbacks):
@@ -375,6 +375,7 @@ class CallbackList:
 
     def _replay(self, source: Any, num_envs: int, worker_index: int, env_index: int, evaluation: bool = False) -> Any:
         from jrl.rollout.replay_episodes import Moments, Replay
+        from jrl.rollout.replay_games import GameReplay
 
         runner = {"env_runner": source, "worker": source, "env": source, "base_env": source}
 
@@ -390,8 +391,8 @@ class CallbackList:
         finished = lambda e: self._metrics[evaluation].add_episode(e.custom_metrics, e.hist_data)
         created, start, step, end = map(one, EPISODE_MOMENTS)
         moments = Moments(created, start, step, end, finished, self.callbacks.history, self._lock)
-        place: dict[str, Any] = {"worker_index": worker_index, "env_index": env_index, "in_evaluation": evaluation}
-        return Replay(moments, self._ids[evaluation], num_envs, kinds=self.kinds, **place)
+        place = {"worker_index": worker_index, "env_index": env_index, "in_evaluation": evaluation, **self.several}
+        return (GameReplay if self.several else Replay)(moments, self._ids[evaluation], num_envs, **place)
 
     def _rollout(self, name: str, source: Any, rollout: Any) -> Any:
         only = next(iter(self._policies)) if len(self._policies) == 1 else None

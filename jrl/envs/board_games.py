@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 from flax import struct
 
+from jrl.envs import pictures
 from jrl.envs.multi_agent import MultiDefinition
 from jrl.types import Array, Box, Dict, Discrete, MultiBinary, PyTree
 
@@ -96,6 +97,8 @@ def _game(rows: int, cols: int, length: int, *, falls: bool) -> MultiDefinition:
         observe=observe,
         state=board,
         view=lambda state: observe(state)["obs"][:, 0],
+        draw=lambda state: pictures.board(state.pieces),
+        fps=2.0,
     )
 
 

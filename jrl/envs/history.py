@@ -247,7 +247,10 @@ def _in_jax(env: JaxEnv, found: History) -> JaxEnv:
         memory, obs = found.see(state.memory, result.obs, action, result.reward, fresh)
         return HistoryState(inner, memory, result.terminated | result.truncated), result._replace(obs=obs)
 
+    draw = env.draw
     wrapped = env._replace(spec=found.spec, reset=reset, step=step)
+    if draw is not None:
+        wrapped = wrapped._replace(draw=lambda state, number: draw(state.env, number))
     if env.set_task is None or env.get_task is None:
         return wrapped
     set_task, get_task = env.set_task, env.get_task

@@ -48,6 +48,9 @@ class MultiDefinition(NamedTuple):
     present: Callable[..., Array] | None = None  # state -> [G, A] bool, who is there to act; None: all, until they end
     state: Space | None = None  # of the view of all, of which an agent may see a part only; None: there is none
     view: Callable[..., PyTree] | None = None  # state -> [G, *] of that space
+    # the state of one game, numpy leaves without their axis [G] -> picture [H, W, 3] u8; None: it cannot be drawn
+    draw: Callable[[PyTree], np.ndarray] | None = None
+    fps: float = 10.0  # steps per second at which pictures look natural
 
 
 @struct.dataclass
@@ -126,7 +129,11 @@ def build(definition: MultiDefinition, num_envs: int, *, state: bool = False) ->
         )
         return GamesState(inner, jnp.where(over, ENDED, elapsed), there), result
 
-    return JaxEnv(spec, reset, step)
+    def picture(games: GamesState, number: int) -> np.ndarray:
+        assert definition.draw is not None
+        return definition.draw(jax.tree.map(lambda x: np.asarray(x[number]), games.inner))
+
+    return JaxEnv(spec, reset, step, draw=None if definition.draw is None else picture, fps=definition.fps)
 
 
 def _checked(name: str, x: Array, num_envs: int, count: int) -> Array:

@@ -18,7 +18,7 @@ from jrl.envs import spec as spaces
 from jrl.envs.context import ENDS_RUN, EnvContext, OnFailure
 from jrl.envs.game import Maker
 from jrl.envs.gym_env import OnHost
-from jrl.envs.vector import Vector
+from jrl.envs.vector import Infos, Vector
 from jrl.fields.env import EnvConfig
 from jrl.spaces import columns
 from jrl.types import EnvSpec, PyTree, Several, StepResult, Tuple
@@ -77,10 +77,13 @@ class MultiHostEnv(OnHost):
             observation, action, cfg.num_envs * self._agents, cfg.horizon, agents=layout.names, kinds=kinds
         )
         self._ended = np.zeros(self.spec.num_envs, bool)
+        self._infos = Infos(self.spec.num_envs)
 
     def reset(self) -> PyTree:
         """[B, *] observations of new games; the first reset seeds the environments."""
+        self._vector.infos.wanted = self._infos.wanted
         self._vector.reset()
+        self._tell()
         self._ended[:] = False
         return self._columns(self._vector.block.observations()["obs"])
 
@@ -91,6 +94,7 @@ class MultiHostEnv(OnHost):
         by_game = lambda x: x.reshape(self.spec.games, -1, *x.shape[1:])
         taken = self._each(action, [taken.convert for _, taken in self._kinds])
         failed = np.repeat(self._vector.step(jax.tree.map(by_game, taken)), self._agents)
+        self._tell()
         block = self._vector.block
         told = block.observations()
         flags = ("terminated", "truncated", "absent", "there")
@@ -104,6 +108,16 @@ class MultiHostEnv(OnHost):
             failed if self._restart_failed else None,
             Several(absent, np.array(block.terminated), there),
         )
+
+    @property
+    def infos(self) -> Infos:
+        """What environments say beside the results, of each agent."""
+        return self._infos
+
+    def _tell(self) -> None:
+        if self._infos.wanted:
+            games: Any = self._vector.infos.latest
+            self._infos.latest = [dict(game.get(name) or {}) for game in games for name in self.spec.agents]
 
     def _columns(self, obs: Any) -> PyTree:
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)

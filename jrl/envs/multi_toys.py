@@ -1,11 +1,14 @@
 """Small tasks of several agents: copies of a task, and games whose best returns are known."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jrl.envs import classic
+from jrl.envs import classic, pictures
 from jrl.envs.jax_env import Definition, index, select
 from jrl.envs.multi_agent import MultiDefinition, joined, number_of_agents
 from jrl.types import Array, Box, Dict, Discrete, InputError, MultiBinary, PyTree
@@ -19,7 +22,13 @@ class _Copies:
     alive: Array  # [G, A] bool
 
 
-def several(definition: Definition, num_agents: int) -> MultiDefinition:
+def several(
+    definition: Definition,
+    num_agents: int,
+    *,
+    draw: Callable[[Sequence[Any]], np.ndarray] | None = None,
+    fps: float = 10.0,
+) -> MultiDefinition:
     """Returns the environment of `num_agents` agents, agent_0 and so on, of whom each has a task of its own.
 
     An agent whose task ends leaves; its task stands still, and the others go on until the last. With one agent it is
@@ -28,6 +37,8 @@ def several(definition: Definition, num_agents: int) -> MultiDefinition:
     Args:
       definition: of one agent, without a `task` that can be set.
       num_agents: A.
+      draw: the state of one agent's task -> picture; they stand side by side, pale of those who have left.
+      fps: see `MultiDefinition`.
     Raises:
       InputError: a definition with a `task`.
     """
@@ -53,6 +64,12 @@ def several(definition: Definition, num_agents: int) -> MultiDefinition:
         ended = ended.reshape(-1, count)
         return _Copies(own, state.alive & ~ended), reward.reshape(-1, count), ended
 
+    def picture(state: _Copies) -> np.ndarray:
+        assert draw is not None
+        each = [draw(jax.tree.map(lambda x, k=k: x[k], state.own)) for k in range(count)]
+        alive = zip(each, np.asarray(state.alive), strict=True)
+        return pictures.side_by_side([one if there else pictures.faded(one) for one, there in alive])
+
     observe = lambda state: by_agent(definition.observe(flat(state.own)))
     box = definition.observation if isinstance(definition.observation, Box) else None
     return MultiDefinition(
@@ -66,6 +83,8 @@ def several(definition: Definition, num_agents: int) -> MultiDefinition:
         observe=observe,
         state=None if box is None else joined(box, count),
         view=None if box is None else lambda state: observe(state).reshape(state.alive.shape[0], -1),
+        draw=None if draw is None else picture,
+        fps=fps,
     )
 
 
@@ -82,7 +101,8 @@ def multi_agent_cartpole(num_agents: int = 2) -> MultiDefinition:
     Raises:
       InputError: `num_agents` below 1.
     """
-    return several(classic.cartpole(), number_of_agents(num_agents, "MultiAgentCartPole-v1", 1))
+    count = number_of_agents(num_agents, "MultiAgentCartPole-v1", 1)
+    return several(classic.cartpole(), count, draw=pictures.cartpole, fps=50.0)
 
 
 def multi_agent_pendulum(num_agents: int = 2) -> MultiDefinition:
@@ -93,7 +113,8 @@ def multi_agent_pendulum(num_agents: int = 2) -> MultiDefinition:
     Raises:
       InputError: `num_agents` below 1.
     """
-    return several(classic.pendulum(), number_of_agents(num_agents, "MultiAgentPendulum-v1", 1))
+    count = number_of_agents(num_agents, "MultiAgentPendulum-v1", 1)
+    return several(classic.pendulum(), count, draw=pictures.pendulum, fps=20.0)
 
 
 # ---------------------------------------------------------------- games

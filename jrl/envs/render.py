@@ -1,12 +1,16 @@
-"""One environment with pictures of what happens: drawn by EnvPool or Gymnasium, or the observations themselves."""
+"""One environment with pictures of what happens: drawn by EnvPool or Gymnasium, or the observations themselves.
 
+Games of several agents are drawn by themselves, or by what their agents observe.
+"""
+
+import dataclasses
 import json
 import math
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +18,7 @@ import jax
 import numpy as np
 
 from jrl import spaces
+from jrl.envs import pictures
 from jrl.envs.context import Place
 from jrl.envs.envpool_env import EnvPoolEnv, family
 from jrl.envs.gym_env import GymnasiumEnv
@@ -26,6 +31,7 @@ from jrl.types import Array, Box, Dict, Env, EnvSpec, InputError, JaxEnv, Leaf, 
 _SOFTWARE = ("envpool.atari", "envpool.box2d", "envpool.classic_control", "envpool.minigrid", "envpool.toy_text")
 _LONGER_SIDE = 256  # pixels that an observation is enlarged to, by a whole factor
 _FPS = 30.0  # where nobody says
+_FPS_OBSERVED = 10.0  # of observations as pictures
 _PROBE = "import json, sys; from jrl.envs import render; render.probe(*json.loads(sys.argv[1]))"
 
 
@@ -100,15 +106,19 @@ def _started(renderer: Callable[..., Any], cfg: EnvConfig, seed: int, spec: EnvS
             if _kind(space) != _kind(wanted):
                 raise _CannotDraw(f"its {what} are {_kind(space)}, the policy's {_kind(wanted)}")
         env.reset()
-        frame = env.render()
-        if not (isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3):
-            raise _CannotDraw(f"its render() gives {type(frame).__name__}, no picture")
+        _check_picture(env.render())
     except Exception as e:  # whatever a library raises
         env.close()
         if isinstance(e, _CannotDraw):
             raise
         raise _CannotDraw(_last_line(str(e)) or type(e).__name__) from e
     return env
+
+
+def _check_picture(frame: Any) -> None:
+    """Raises _CannotDraw: what a renderer gave is no [H, W, 3] u8."""
+    if not (isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3):
+        raise _CannotDraw(f"its render() gives {type(frame).__name__}, no picture")
 
 
 def _kind(space: Space) -> tuple:
@@ -190,15 +200,20 @@ class _Gymnasium(GymnasiumEnv):
     how = "Gymnasium"
 
     def __init__(self, cfg: EnvConfig, seed: int):
-        if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-            os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo would look for a screen
-        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame would look for a loudspeaker
+        _without_devices()
         super().__init__(cfg, seed=seed)
         self.fps = float(self._vector.metadata.get("render_fps") or _FPS)
 
     def render(self) -> np.ndarray:
         frames: Any = self._vector.render()
         return frames[0]
+
+
+def _without_devices() -> None:
+    """Lets libraries draw where there is neither a screen nor a loudspeaker."""
+    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo would look for a screen
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame would look for a loudspeaker
 
 
 _RENDERERS: dict[str, Callable[..., Any]] = {"envpool": _envpool, "gymnasium": _Gymnasium}
@@ -250,13 +265,11 @@ def _picture(space: Leaf) -> Callable[[np.ndarray], np.ndarray] | None:
     return draw
 
 
-class _Observed:
-    """An environment of any backend, drawn by its own observations."""
+class _Stepped:
+    """Environments of any backend, stepped from here, and what was observed latest."""
 
-    how, fps = "its own observations", 10.0
-
-    def __init__(self, env: JaxEnv | Env, draw: Callable[[np.ndarray], np.ndarray], seed: int):
-        self.spec, self._env, self._draw = env.spec, env, draw
+    def __init__(self, env: JaxEnv | Env, seed: int):
+        self.spec, self._env = env.spec, env
         self._key, self._count = jax.random.key(seed), 0
         self._obs: PyTree = None
         if isinstance(env, JaxEnv):
@@ -278,12 +291,96 @@ class _Observed:
         self._obs = result.obs
         return result
 
-    def render(self) -> np.ndarray:
-        return self._draw(jax.tree.map(lambda x: np.asarray(x)[0], self._obs))
-
     def close(self) -> None:
         self._env.close()
 
     def _next_key(self) -> jax.Array:
         self._count += 1
         return jax.random.fold_in(self._key, self._count)
+
+
+class _Observed(_Stepped):
+    """An environment of any backend, drawn by its own observations."""
+
+    how, fps = "its own observations", _FPS_OBSERVED
+
+    def __init__(self, env: JaxEnv | Env, draw: Callable[[np.ndarray], np.ndarray], seed: int):
+        super().__init__(env, seed)
+        self._draw = draw
+
+    def render(self) -> np.ndarray:
+        return self._draw(jax.tree.map(lambda x: np.asarray(x)[0], self._obs))
+
+
+# ---------------------------------------------------------------- games of several agents
+
+
+class Games(_Stepped):
+    """Games of several agents that are watched, as a run makes them; `games` finds what draws them.
+
+    Attributes:
+      how, fps: as of `Drawn`.
+    """
+
+    def __init__(self, env: JaxEnv | Env, id: str, seed: int):
+        super().__init__(env, seed)
+        self.reset()
+        errors = []
+        for how, fps, draw in self._ways():
+            self.how, self.fps, self._draw = how, fps, draw
+            try:
+                _check_picture(self.render(0))
+                return
+            except Exception as e:  # whatever a library raises
+                errors.append(f"{self.how}: {_last_line(str(e)) or type(e).__name__}")
+        if isinstance(env, JaxEnv) and env.draw is None:
+            errors.append("it has no picture of its own (a MultiDefinition's draw)")
+        raise InputError(f"env {id} cannot be drawn: {'; '.join(errors)}; and its agents observe no images")
+
+    def _ways(self) -> Iterator[tuple[str, float, Callable[[int], np.ndarray]]]:
+        """What could draw, in words, its frames per second, and from a game's number to its picture."""
+        env: Any = self._env
+        if not isinstance(env, JaxEnv):
+            said = getattr(env.games[0].env, "metadata", None) or {}
+            yield "its own render()", float(said.get("render_fps") or _FPS), lambda i: env.games[i].render()
+        elif (draw := env.draw) is not None:
+            yield "its own picture", env.fps, lambda i: draw(self._state, i)
+        own = [(picture(one.observation), max(1, len(one.agents))) for one in spaces.by_kind(self.spec)]
+        if any(draw is not None for draw, _ in own):
+            yield "its agents' observations", _FPS_OBSERVED, lambda i: self._seen(own, i)
+
+    def _seen(self, own: list[tuple[Callable[[PyTree], np.ndarray] | None, int]], number: int) -> np.ndarray:
+        """What the agents of a game see that see images, side by side."""
+        found = []
+        for (draw, count), obs in zip(own, self._obs if self.spec.kinds else (self._obs,), strict=True):
+            if draw is not None:
+                own_rows = jax.tree.map(lambda x, n=count: np.asarray(x)[number * n : (number + 1) * n], obs)
+                found += [draw(jax.tree.map(lambda x, j=j: x[j], own_rows)) for j in range(count)]
+        return pictures.side_by_side(found)
+
+    def render(self, number: int) -> np.ndarray:
+        """[H, W, 3] u8, the game of that number as the latest observations show it."""
+        return self._draw(number)
+
+
+def games(env: EnvConfig, make: Callable[[EnvConfig], JaxEnv | Env], *, seed: int = 0) -> Games:
+    """Games of several agents that can be watched.
+
+    Args:
+      env: of a run.
+      make: from a section to the environments, with all that the run puts around them. Those of libraries are told to
+        draw by the option `render_mode`, where they take it.
+      seed: of the keys of environments written in JAX.
+    Raises:
+      InputError: they cannot be made, or nothing can draw them.
+    """
+    _without_devices()
+    try:
+        made = make(dataclasses.replace(env, options={**env.options, **_OPTIONS["gymnasium"]}))
+    except InputError:  # it may not have the option
+        made = make(env)
+    try:
+        return Games(made, env.id, seed_range(seed, "eval"))
+    except BaseException:
+        made.close()
+        raise

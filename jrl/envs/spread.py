@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from jrl.envs import pictures
 from jrl.envs.multi_agent import MultiDefinition, joined, number_of_agents
 from jrl.types import Array, Box, Discrete
 
@@ -89,4 +90,6 @@ def simple_spread(num_agents: int = 3) -> MultiDefinition:
         observe=observe,
         state=joined(space, n),
         view=lambda state: observe(state).reshape(state.position.shape[0], -1),
+        draw=lambda state: pictures.discs(state.position, state.landmark, _RADIUS),
+        fps=1 / _DT,
     )

@@ -3,22 +3,26 @@
     source = Complete(source, limit=longest_episode(None, env.spec.max_episode_steps), carry=algo.carry)
     rollout, report = source.next(actor, key)  # [T + limit, B]
 
-For learners that need whole episodes (Monte-Carlo returns, rewards that are known at the end only).
+For learners that need whole episodes (Monte-Carlo returns, rewards that are known at the end only). Of several agents
+an episode is one agent's: from where it comes to where it ends, whatever the others of its game do.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
+from jrl import spaces
 from jrl.errors import InputError
 from jrl.metrics import episodes
 from jrl.ops import minibatch
 from jrl.rollout.source import Wrapper
-from jrl.types import Array, Episodes, Key, PyTree, Rollout
+from jrl.types import LEADS, Array, Episodes, Key, PyTree, Rollout
 
 PADDING = "rollout/padding"  # metric: the share of rows that are no environment step, reset rows included
 
@@ -41,6 +45,54 @@ def longest_episode(horizon: int | None, max_episode_steps: int | None) -> int:
     return found
 
 
+class Agents(NamedTuple):
+    """Which agents the columns of a rollout are: agent k of the A of game i has column i * A + k."""
+
+    policies: tuple[int, ...]  # [A], the number of the policy that each follows
+    kinds: tuple[tuple[int, ...], ...] = ()  # see `EnvSpec.kinds`
+    extras: Mapping[str, tuple[int, ...]] = {}  # name -> the agents whose columns stand there alone, in their order
+
+
+def led(rollout: Rollout, agents: Agents) -> Rollout:
+    """`rollout` with `LEADS` in the place of `over`, if it counts games: of the agents of a policy that are there on a
+    row of a game, the first leads.
+    """
+    if rollout.over is None:
+        return rollout
+    policy = np.array(agents.policies)
+    before = np.triu(policy[:, None] == policy[None], 1)  # [A, A] bool: an agent that another of its policy goes before
+    there: Any = rollout.mask.reshape(*rollout.over.shape, -1)
+    leads = there & ~(there[..., None] & before[None, None]).any(-2)
+    extras = {**rollout.extras, LEADS: leads.reshape(rollout.mask.shape)}
+    return dataclasses.replace(rollout, over=None, extras=extras)
+
+
+def led_like(like: Rollout) -> Rollout:
+    """Shapes and dtypes of what `led` makes of such a rollout."""
+    if like.over is None:
+        return like
+    return dataclasses.replace(like, over=None, extras={**like.extras, LEADS: like.mask})
+
+
+def _columns(rollout: Rollout, agents: Agents | None) -> list[np.ndarray | None]:
+    """Of each leaf of obs, action, reward and extras, the columns that it has; None: all."""
+    rows = (rollout.obs, rollout.action, rollout.reward, rollout.extras)
+    if agents is None:
+        return [None] * len(jax.tree.leaves(rows))
+    whole = np.arange(rollout.mask.shape[1])
+    by_game = whole.reshape(-1, len(agents.policies))
+    taken = {name: by_game[:, list(own)].reshape(-1) for name, own in agents.extras.items()}
+    repeated = lambda tree, own: [own] * len(jax.tree.leaves(tree))
+    found: list[np.ndarray | None] = []
+    for tree in rows[:2]:
+        parts: Iterable[Any] = [(tree, None)]
+        if agents.kinds:
+            parts = zip(tree, spaces.of_kinds(agents.kinds, whole), strict=True)
+        found += [own for part, columns in parts for own in repeated(part, columns)]
+    found.append(None)
+    return found + [own for name in sorted(rollout.extras) for own in repeated(rollout.extras[name], taken.get(name))]
+
+
 @struct.dataclass
 class Waiting:
     """The rows of each column's episode that has not ended."""
@@ -56,13 +108,16 @@ def nothing(rollout: Rollout, limit: int) -> Waiting:
     return Waiting(jax.tree.map(empty, rows), jnp.zeros(rollout.contiguous.shape, jnp.int32))
 
 
-def pack(waiting: Waiting, rollout: Rollout, initial: PyTree) -> tuple[Waiting, Rollout, Array]:
+def pack(
+    waiting: Waiting, rollout: Rollout, initial: PyTree, columns: Sequence[np.ndarray | None] | None = None
+) -> tuple[Waiting, Rollout, Array]:
     """The episodes that have ended by the end of `rollout`, and the rows that wait from now on. Pure.
 
     Args:
       waiting: what the last call returned, or `nothing`; H rows of each column have room.
       rollout: [T, B], the rows that follow. In columns that are not contiguous the rows that wait are dropped.
       initial: recurrent state [B, ...] at an episode's start.
+      columns: of each leaf of obs, action, reward and extras those of the B that it has; None: all.
     Returns:
       (waiting, rollout [T + H, B], live [] i32). In each column of the rollout stand whole episodes in their order: the
       rows of one, then a masked row with its last observation, then the next; behind them padding, which is masked and
@@ -74,6 +129,8 @@ def pack(waiting: Waiting, rollout: Rollout, initial: PyTree) -> tuple[Waiting, 
     count = jnp.where(rollout.contiguous, waiting.count, 0)
     by_column = functools.partial(jax.vmap, in_axes=1, out_axes=1)
     pick = by_column(lambda tree, index: minibatch.row_taker(tree)(index))
+    rows = (rollout.obs, rollout.action, rollout.reward, rollout.extras)
+    own = _Own([None] * len(jax.tree.leaves(rows)) if columns is None else list(columns))
 
     step = jnp.arange(length, dtype=jnp.int32)[:, None]
     void_at = jax.lax.cummax(jnp.where(rollout.mask, -1, step))  # the latest masked row
@@ -97,12 +154,11 @@ def pack(waiting: Waiting, rollout: Rollout, initial: PyTree) -> tuple[Waiting, 
 
     # one gather for all: flags as bits, which are 0 on the rows that wait, none of which is an end
     bits = rollout.terminated + 2 * rollout.truncated.astype(jnp.int32) + 4 * mask
-    rows = (rollout.obs, rollout.action, rollout.reward, rollout.extras)
-    rows, bits = pick((rows, bits), jnp.minimum(came, length - 1))
-    wide = lambda flag, x: jnp.expand_dims(flag, tuple(range(2, x.ndim)))
-    last = lambda x, last: jnp.where(wide(came == length, x), last[None], x)
-    rows = (jax.tree.map(last, rows[0], rollout.last_obs), *rows[1:])
-    rows = jax.tree.map(lambda old, x: jnp.where(wide(waited, x), _longer(old, length), x), waiting.rows, rows)
+    rows, bits = own.picked(pick, rows, jnp.minimum(came, length - 1), bits)
+    last = lambda came, x, last: jnp.where(_wide(came == length, x), last[None], x)
+    rows = (own.mapped(last, came, rows[0], rollout.last_obs), *rows[1:])
+    before = lambda waited, x, old: jnp.where(_wide(waited, x), _longer(old, length), x)
+    rows = own.mapped(before, waited, rows, waiting.rows)
     live = (waited | ((bits >= 4) & (came < length))) & (row[:, None] < whole[None])
     terminated, truncated = (live & ~waited & ((bits & bit) > 0) for bit in (1, 2))
     # every episode here has ended: one that broke off, or was cut, at a time limit
@@ -110,7 +166,7 @@ def pack(waiting: Waiting, rollout: Rollout, initial: PyTree) -> tuple[Waiting, 
     truncated |= last_row & ~terminated
 
     rest = jnp.minimum(whole[None] + jnp.arange(limit, dtype=jnp.int32)[:, None], length + limit - 1)
-    left = pick(rows, rest)
+    left, _ = own.picked(pick, rows, rest)
     obs, action, reward, extras = rows
     packed = Rollout(
         obs=obs,
@@ -126,6 +182,38 @@ def pack(waiting: Waiting, rollout: Rollout, initial: PyTree) -> tuple[Waiting, 
         count=whole,
     )
     return Waiting(left, total - whole), packed, live.sum(dtype=jnp.int32)
+
+
+class _Own(NamedTuple):
+    """Does with each leaf of (obs, action, reward, extras) what is said by column, for the columns that it has."""
+
+    columns: list[np.ndarray | None]  # of the first leaves; those of all where a tree has more
+
+    def _of(self, by_column: Array, i: int) -> Array:
+        columns = self.columns[i] if i < len(self.columns) else None
+        return by_column if columns is None else by_column[:, columns]
+
+    def mapped(self, fn: Callable[..., Array], by_column: Array, tree: PyTree, other: PyTree) -> PyTree:
+        """Calls fn(`by_column` [T, *] of its columns, leaf of the tree, that of the other); the first may end early."""
+        leaves, structure = jax.tree.flatten(tree)
+        pairs = zip(leaves, jax.tree.leaves(other), strict=True)
+        return jax.tree.unflatten(structure, [fn(self._of(by_column, i), x, y) for i, (x, y) in enumerate(pairs)])
+
+    def picked(self, pick: Callable[..., Any], tree: PyTree, index: Array, more: PyTree = ()) -> tuple[PyTree, PyTree]:
+        """Takes rows `index` [N, B] of a tree, and of `more`, which has all columns; one gather for equal columns."""
+        leaves, structure = jax.tree.flatten((tree, more))
+        alike: dict[int, list[int]] = {}
+        for i in range(len(leaves)):
+            alike.setdefault(id(self.columns[i] if i < len(self.columns) else None), []).append(i)
+        for mine in alike.values():
+            for i, x in zip(mine, pick([leaves[i] for i in mine], self._of(index, mine[0])), strict=True):
+                leaves[i] = x
+        return jax.tree.unflatten(structure, leaves)
+
+
+def _wide(flag: Array, x: Array) -> Array:
+    """`flag` [T, B] as [T, B, 1, ...], for leaves [T, B, *]."""
+    return jnp.expand_dims(flag, tuple(range(2, x.ndim)))
 
 
 def _longer(x: Array, more: int) -> Array:
@@ -144,13 +232,21 @@ class Complete(Wrapper):
       source: whose columns that are not `contiguous` have begun new episodes.
       limit: H, steps that an episode has at most; more is padding.
       carry: batch_size -> recurrent state at an episode's start, `Algo.carry`.
+      agents: of several what the columns are; rollouts then have `LEADS`, as `led` says. None: one agent.
     """
 
-    def __init__(self, source: Any, *, limit: int, carry: Callable[[int], PyTree] = lambda batch_size: ()):
+    def __init__(
+        self,
+        source: Any,
+        *,
+        limit: int,
+        carry: Callable[[int], PyTree] = lambda batch_size: (),
+        agents: Agents | None = None,
+    ):
         super().__init__(source)
         if limit < 1:
             raise ValueError(f"limit: expected at least 1 step, got {limit}")
-        self._limit, self._carry = limit, carry
+        self._limit, self._carry, self._agents = limit, carry, agents
         self._pack: Callable | None = None
         self._waiting: Waiting
         self._initial: PyTree
@@ -180,13 +276,21 @@ class Complete(Wrapper):
     def _begin(self, rollout: Rollout) -> None:
         """Columns may lie on several devices: theirs stay where they are."""
         lies = jax.tree.map(lambda x: x.sharding, jax.tree.map(jnp.asarray, rollout))
-        initial = self._carry(rollout.reward.shape[1])
+        initial, agents = self._carry(rollout.reward.shape[1]), self._agents
+        see = (lambda rollout: rollout) if agents is None else functools.partial(led, agents=agents)
+        rollout = jax.eval_shape(see, rollout)
+        columns = _columns(rollout, agents)
+        lies = lies if agents is None else led_like(lies)
         rows = (lies.obs, lies.action, lies.reward, lies.extras)
         # committed there, as the outputs of a call will be: another kind of input is another compilation
         self._waiting = jax.device_put(nothing(rollout, self._limit), Waiting(rows, lies.contiguous))
         self._initial = jax.device_put(initial, jax.tree.map(lambda _: lies.contiguous, initial))
-        shardings = (Waiting(rows, lies.contiguous), lies.replace(carry=None, count=lies.contiguous), None)
-        self._pack = jax.jit(pack, donate_argnums=0, out_shardings=shardings)
+        shardings = (Waiting(rows, lies.contiguous), dataclasses.replace(lies, carry=None, count=lies.contiguous), None)
+
+        def packed(waiting: Waiting, rollout: Rollout, initial: PyTree) -> tuple[Waiting, Rollout, Array]:
+            return pack(waiting, see(rollout), initial, columns)
+
+        self._pack = jax.jit(packed, donate_argnums=0, out_shardings=shardings)
 
     def discontinue(self) -> None:
         """None of its rollouts continues another."""

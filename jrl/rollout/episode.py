@@ -19,12 +19,12 @@ class Block(NamedTuple):
     infos: Sequence[Sequence[Any]] | None  # [T][B]
 
 
-class Episode:
-    """One episode, up to the step that is told of. Arrays may be views of the rollout: do not write to them.
+class Told:
+    """What callbacks are told of an episode, up to a step.
 
     Attributes:
       episode_id: its number, from 0; training and evaluation count on their own.
-      env_index: its column.
+      env_index: its environment.
       worker_index: 0, or 1 + the index of the environment runner.
       in_evaluation: whether it is one of an evaluation.
       length, total_reward: steps so far and the sum of their rewards, as reported: before any reward transform.
@@ -34,7 +34,7 @@ class Episode:
       hist_data: name -> list of numbers, reported as they are.
     """
 
-    def __init__(self, episode_id: int, env_index: int, worker_index: int, in_evaluation: bool, history: int | None):
+    def __init__(self, episode_id: int, env_index: int, worker_index: int, in_evaluation: bool):
         self.episode_id, self.env_index = episode_id, env_index
         self.worker_index, self.in_evaluation = worker_index, in_evaluation
         self.length, self.total_reward = 0, 0.0
@@ -42,6 +42,23 @@ class Episode:
         self.user_data: dict[Any, Any] = {}
         self.custom_metrics: dict[str, Any] = {}
         self.hist_data: dict[str, Any] = {}
+
+    @property
+    def is_done(self) -> bool:
+        return self.terminated or self.truncated
+
+    def get_return(self) -> float:
+        return self.total_reward
+
+    def __len__(self) -> int:
+        return self.length
+
+
+class Episode(Told):
+    """One episode of one agent. Arrays may be views of the rollout: do not write to them."""
+
+    def __init__(self, episode_id: int, env_index: int, worker_index: int, in_evaluation: bool, history: int | None):
+        super().__init__(episode_id, env_index, worker_index, in_evaluation)
         self._history = history
         # rows [start, stop) of column `column` of the block; the rows of blocks before as lists of arrays
         self._block: Block | None = None
@@ -50,10 +67,6 @@ class Episode:
         self._tail: PyTree = None  # the latest observation, once the block is gone
         self._info: Any = None  # of the reset; None where the backend has none
         self._reset = False
-
-    @property
-    def is_done(self) -> bool:
-        return self.terminated or self.truncated
 
     @property
     def obs(self) -> PyTree:
@@ -158,12 +171,6 @@ class Episode:
 
     def get_infos(self, indices: Any = None) -> Any:
         return self.infos if indices is None else self.infos[indices]
-
-    def get_return(self) -> float:
-        return self.total_reward
-
-    def __len__(self) -> int:
-        return self.length
 
     # ------------------------------------------------------------ for the replay
 

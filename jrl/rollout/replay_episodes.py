@@ -20,13 +20,13 @@ from jrl.types import Episodes, Key, PyTree, Rollout, seen_anew
 
 
 class Moments(NamedTuple):
-    """What is done with an episode; None where nothing is."""
+    """What is done with an `Episode`, or a game of several agents (`replay_games`); None where nothing is."""
 
-    created: Callable[[Episode], Any] | None
-    start: Callable[[Episode], Any] | None
-    step: Callable[[Episode], Any] | None
-    end: Callable[[Episode], Any] | None
-    finished: Callable[[Episode], None]  # after `end`: takes its metrics
+    created: Callable[[Any], Any] | None
+    start: Callable[[Any], Any] | None
+    step: Callable[[Any], Any] | None
+    end: Callable[[Any], Any] | None
+    finished: Callable[[Any], None]  # after `end`: takes its metrics
     history: int | None  # steps that an episode remembers; None: all
     lock: Any  # held meanwhile: training and an evaluation beside it have the same callbacks
 
@@ -97,15 +97,18 @@ class Replay:
         reward, truncated, failed = found["reward"], found["truncated"], found["failed"]
         block = Block(obs, last_obs, action, reward, infos)
         self._of_column = self._homes(block)
+        self._goes_on(contiguous)
         for column, episode in enumerate(self._flying):
-            if not contiguous[column]:
-                self._flying[column] = None
-            elif episode is not None:
+            if episode is not None:
                 episode._enter(*self._of_column(column), 0)
         sums = found["length"], found["episode_return"]
         with self._moments.lock:
             self._tell(block, mask, terminated, truncated, failed, *sums, reset_infos)
         self._leave(block, mask, *sums)
+
+    def _goes_on(self, contiguous: np.ndarray) -> None:
+        """Drops the episodes of columns that do not continue those of the rollout before."""
+        self._flying = [e if goes_on else None for e, goes_on in zip(self._flying, contiguous, strict=True)]
 
     def _homes(self, block: Block) -> Callable[[int], tuple[Block, int]]:
         """From a column to the block that an episode reads and its place there; with kinds, the block of its kind."""
@@ -150,20 +153,34 @@ class Replay:
                 self._flying[b] = None
 
     def _begin(self, block, mask, t: int, b: int, reset_infos) -> None:
+        episode, info = self._entered(block, mask, t, b, reset_infos)
+        if self._moments.created is not None:
+            self._moments.created(episode)
+        self._show(episode, info)
+        if self._moments.start is not None:
+            self._moments.start(episode)
+
+    def _entered(self, block, mask, t: int, b: int, reset_infos) -> tuple[Episode, Any]:
+        """A new episode of column b, which begins with row t, and what its reset told."""
         info = self._told[b]
         if t > 0 and block.infos is not None and not mask[t - 1, b]:
             info = self._latest_reset(block, mask, t, b) or info
         elif not self._began[b] and reset_infos is not None:
             info = reset_infos[b]
         self._told[b], self._began[b], self._flying[b] = None, True, None
-        place = (self._env_index + b, self._worker_index, self._in_evaluation)
-        self._flying[b] = episode = Episode(next(self._ids), *place, self._moments.history)
+        self._flying[b] = episode = self._new(b)
         episode._enter(*self._of_column(b), t)
-        if self._moments.created is not None:
-            self._moments.created(episode)
-        episode._reset, episode._info = True, info if block.infos is None else info or {}
-        if self._moments.start is not None:
-            self._moments.start(episode)
+        return episode, info if block.infos is None else info or {}
+
+    @staticmethod
+    def _show(episode: Episode, info: Any) -> None:
+        """The episode has its first observation."""
+        episode._reset, episode._info = True, info
+
+    def _new(self, b: int) -> Episode:
+        """An episode of column b."""
+        place = (self._env_index + b, self._worker_index, self._in_evaluation)
+        return Episode(next(self._ids), *place, self._moments.history)
 
     def _leave(self, block: Block, mask, length, total) -> None:
         """Ends the block: its rows are told of."""
@@ -286,7 +303,7 @@ def _columns(rollout: Rollout, place: int, blocks: int) -> Rollout:
     rows = lambda tree: jax.tree.map(lambda x: x[:, part(x.shape[1])], tree)
     last = lambda tree: jax.tree.map(lambda x: x[part(len(x))], tree)
     flat = {name: last(getattr(rollout, name)) for name in ("last_obs", "contiguous")}
-    others = ("obs", "action", "reward", "terminated", "truncated", "mask", "extras")
+    others = ("obs", "action", "reward", "terminated", "truncated", "mask", "extras", "over")
     return Rollout(**flat, **{name: rows(getattr(rollout, name)) for name in others}, carry=())
 
 

@@ -178,6 +178,7 @@ def finish(
         observation is a true one of the same episode, so that bootstrapping from it is right.
       record: `extras[RECORD]` says what became of each row before anything was changed for the learner: `reward`,
         `truncated` and `failed`, and the `episode_return` and `length` of its episode, this row included; [T, B] each.
+        With `count_agents`, `over` of its game, too.
       count_agents: steps are counted of agents, not of environments, by the report and by who learns (`Rollout.over` is
         left out).
     """
@@ -211,6 +212,8 @@ def finish(
     if record:
         broken = jnp.zeros_like(mask) if failed is None else failed
         recorded = {"reward": reward, "episode_return": tracked.episode_return, "length": tracked.length}
+        if several is not None and count_agents:
+            recorded["over"] = jnp.repeat(several.over, mask.shape[1] // several.over.shape[1], axis=1)
         extras = {**extras, RECORD: {**recorded, "truncated": limited, "failed": broken}}
     rollout = Rollout(obs, last_obs, action, learned, terminated, truncated, mask, contiguous, extras, carry, over=over)
     return columns, rollout, report

@@ -142,7 +142,10 @@ def _learning(
     algo = algorithm(cfg, spec, axis_name=parallel.AXIS, callback_list=callback_list)
     if callback_list:
         callback_list.check(on_policy=algo.on_policy)
-        callback_list.kinds = spec.kinds
+        build_policies.check_episodes(cfg, spec, told=callback_list.needs_episodes)
+        follows = build_policies.followed(cfg, spec)
+        several_agents = {"kinds": spec.kinds, "agents": spec.agents, "follows": follows}
+        callback_list.several = several_agents if spec.agents else {}
     length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
     learn, replay, groups = build_learner.of_policies(
         cfg, algo, spec, functools.partial(algorithm, axis_name=parallel.AXIS, callback_list=callback_list),

@@ -13,7 +13,7 @@ from jrl.envs.context import EnvContext, OnFailure, Place
 from jrl.errors import InputError
 from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
-from jrl.rollout import complete, ray_hosts, sources, unroll
+from jrl.rollout import complete, ray_hosts, sources
 from jrl.rollout.source import Source
 from jrl.run import build_policies, learner, parallel
 from jrl.run.keys import Role, vector_key
@@ -104,15 +104,19 @@ def whole_episodes(cfg: RunConfig, spec: EnvSpec) -> int:
     if cfg.rollout.batch_mode == "truncate_episodes":
         return 0
     longest, length = complete.longest_episode(cfg.env.horizon, spec.max_episode_steps), plan.rollout_length(cfg)
-    # whole minibatches of whole sequences, and of a size that can be cut into equal parts
-    sequence = (cfg.network.recurrent and cfg.network.max_seq_len) or 1
-    unit = math.lcm(getattr(cfg.algo, "num_minibatches", 1) * sequence, 16)
+    # whole minibatches of whole sequences, of each policy, and of a size that can be cut into equal parts
+    each = [multi_agent.policy_config(cfg, name) for name in multi_agent.followers(cfg)] or [cfg]
+    sequence = lambda own: (own.network.recurrent and own.network.max_seq_len) or 1
+    unit = math.lcm(*(getattr(own.algo, "num_minibatches", 1) * sequence(own) for own in each), 16)
     return -(-(length + longest) // unit) * unit - length
 
 
 def completed(cfg: RunConfig, source: Source, spec: EnvSpec, algo: Algo) -> Source:
     limit = whole_episodes(cfg, spec)
-    return complete.Complete(source, limit=limit, carry=algo.carry) if limit else source
+    if not limit:
+        return source
+    agents = build_policies.agents_of(cfg, spec) if spec.agents else None
+    return complete.Complete(source, limit=limit, carry=algo.carry, agents=agents)
 
 
 def make_vectors(cfg: RunConfig, pools: int, count: int) -> list[JaxEnv | Env | AsyncEnv]:
@@ -232,8 +236,7 @@ def _env_runners(
 ) -> Source:
     share = plan.columns(cfg) // cfg.env_runners.num
     length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
-    seen = build_policies.learned(cfg, spec)
-    like = unroll.rollout_like(seen, algo, length=length, num_envs=share, record=record)
+    like = build_policies.rollout_like(cfg, spec, algo, length=length, num_envs=share, record=record)
     return ray_hosts.EnvRunners(
         functools.partial(runner_source, cfg, count, registry.needed(to_dict(cfg)), record),
         runner_options(cfg),

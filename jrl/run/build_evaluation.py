@@ -107,16 +107,21 @@ def _player(
     """
     registry.install(registered)
     number, offset = build_collect.restarted(count, restarts), sum(sizes[:index])
-    env = build.environment(cfg, num_envs=sizes[index], role="eval", index=number, offset=offset)
-    if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
-        agents = len(env.spec.agents)
-        columns = in_program.seats(agents, cfg.multi_agent.self_play.pool)[0][0]
-        env = views.with_rewards_of(env, columns, agents**2 * cfg.multi_agent.self_play.pool)
+    env = environments(cfg, sizes[index], index=number, offset=offset)
     algo = build.algorithm(cfg, env.spec)
     return Player(env, algo.act, carry=algo.carry, explore=cfg.rollout.explore, length=length, infos=infos)
 
 
-def _check_spaces(found: EnvSpec, trained: EnvSpec) -> None:
+def environments(cfg: RunConfig, num_envs: int, *, index: int = 0, offset: int = 0) -> Any:
+    """Makes environments of an evaluation; of self-play, of which rewards are the learner's alone."""
+    env = build.environment(cfg, num_envs=num_envs, role="eval", index=index, offset=offset)
+    if cfg.multi_agent is None or cfg.multi_agent.self_play is None:
+        return env
+    agents, pool = len(env.spec.agents), cfg.multi_agent.self_play.pool
+    return views.with_rewards_of(env, in_program.seats(agents, pool)[0][0], agents**2 * pool)
+
+
+def check_spaces(found: EnvSpec, trained: EnvSpec) -> None:
     """Raises InputError if a policy that was trained in the one cannot act in the other."""
     for name in ("observation", "action"):
         a, b = getattr(found, name), getattr(trained, name)
@@ -172,13 +177,13 @@ def group(
     if not found.num_env_runners:
         here = _player(own, {}, index, **options)
         try:
-            _check_spaces(here.spec, spec or here.spec)
+            check_spaces(here.spec, spec or here.spec)
         except InputError:
             here.close()
             raise
         return here
     if spec:
-        _check_spaces(_spec_of(own), spec)
+        check_spaces(_spec_of(own), spec)
     make = functools.partial(_player, own, registry.needed(config.to_dict(own)), **options)
     runners = build_collect.runner_options(own)._replace(num=found.num_env_runners)
     try:

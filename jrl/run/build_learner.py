@@ -87,7 +87,7 @@ def _factory(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length:
             cfg, algo, spec, devices, memory.check_rows(row, envs, length, batch=batch, devices=devices)
         )
     memory.check_rows(row, envs, length, kept=getattr(cfg.algo, "circular_buffer_num_batches", 1), devices=devices)
-    like = functools.partial(unroll.rollout_like, spec, algo, length=length)
+    like = functools.partial(build_policies.rollout_like, cfg, spec, algo, length=length)
     of_one = like(num_envs=envs // devices)
     of_all = of_one if devices == 1 else like(num_envs=envs)
     return lambda cfg, algo: _guarded(cfg, algo, of_all, functools.partial(learner.on_policy, like=of_one)), ""

@@ -10,6 +10,7 @@ import numpy as np
 from jrl import algos, envs, spaces
 from jrl.envs import grouped, team, views
 from jrl.errors import InputError
+from jrl.rollout import complete, unroll
 from jrl.run import by_episode, learner, self_play, several
 from jrl.run.learner import Learner
 from jrl.run.several import Group
@@ -17,10 +18,11 @@ from jrl.settings import by_episode as episode_settings
 from jrl.settings import config, multi_agent, plan
 from jrl.settings import self_play as seats
 from jrl.settings.config import RunConfig
-from jrl.types import Algo, Dict, EnvSpec
+from jrl.types import Algo, Dict, EnvSpec, Rollout
 
 # (the run as one policy's agents would have it alone, their spec) -> the policy's algorithm
 MakeAlgo = Callable[[RunConfig, EnvSpec], Algo]
+_Members = dict[str, tuple[tuple[str, ...], RunConfig]]  # policy -> its agents, and the run as they alone would have it
 
 
 def resolved(cfg: RunConfig) -> RunConfig:
@@ -57,15 +59,30 @@ def check(cfg: RunConfig, spec: EnvSpec) -> None:
         raise InputError(
             f"env.id {cfg.env.id} has several agents, {', '.join(spec.agents)}: say so with a section multi_agent: {{}}"
         )
-    if cfg.rollout.batch_mode != "truncate_episodes":
+    if cfg.multi_agent.self_play and cfg.rollout.batch_mode != "truncate_episodes":
         raise InputError(
-            "rollout.batch_mode complete_episodes: the agents of a game end at different times, and their episodes "
-            "could not be put together: use truncate_episodes"
+            "rollout.batch_mode complete_episodes: self-play counts the games that began after the latest copy by "
+            "their rows in the rollout, and whole episodes do not stand on the rows on which they were played: use "
+            "truncate_episodes"
+        )
+    if episode_settings.per_episode(cfg) and cfg.rollout.batch_mode != "truncate_episodes":
+        raise InputError(
+            "rollout.batch_mode complete_episodes: who follows which policy is told by the rows on which games were "
+            "played, and whole episodes do not stand on those: use truncate_episodes"
         )
     if cfg.multi_agent.self_play and (
         errors := list(seats.split_faults(cfg, len(spec.agents), cfg.env.num_envs // spec.games))
     ):
         raise InputError(*errors)
+
+
+def check_episodes(cfg: RunConfig, spec: EnvSpec, *, told: bool) -> None:
+    """Raises InputError where games cannot be told of to callbacks, if they ask for episodes."""
+    if told and spec.agents and cfg.env_runners.num and cfg.rollout.batch_mode != "truncate_episodes":
+        raise InputError(
+            "custom.callbacks: env runners send whole episodes of each agent, of which games cannot be put together "
+            "for callbacks: leave out env_runners, or use rollout.batch_mode truncate_episodes"
+        )
 
 
 def viewed(env: Any, cfg: RunConfig) -> Any:
@@ -164,7 +181,12 @@ def groups(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> list[tuple[Group, R
         return [(group, own, of_one) for group in seated]
     if episode_settings.per_episode(cfg):
         return _of_places(cfg, spec, make)
-    found: list[tuple[Any, dict[str, tuple[tuple[str, ...], RunConfig]]]] = []
+    return [_group(spec, members, make) for members in _alike(cfg, spec)]
+
+
+def _alike(cfg: RunConfig, spec: EnvSpec) -> list[_Members]:
+    """The policies of each group, which differ in weights and floats at most."""
+    found: list[tuple[Any, _Members]] = []
     for name, agents in multi_agent.followers(cfg).items():
         own, learns = multi_agent.policy_config(cfg, name), multi_agent.is_trained(cfg, name)
         like = (_without_floats(own), learns, len(agents), _kind_of(spec, agents))
@@ -174,17 +196,19 @@ def groups(cfg: RunConfig, spec: EnvSpec, make: MakeAlgo) -> list[tuple[Group, R
                 break
         else:
             found.append((like, {name: (agents, own)}))
-    return [_group(spec, members, make) for _, members in found]
+    return [members for _, members in found]
 
 
-def _group(
-    spec: EnvSpec, members: Mapping[str, tuple[tuple[str, ...], RunConfig]], make: MakeAlgo
-) -> tuple[Group, RunConfig, EnvSpec]:
-    """The group of policies, name -> (agents, config), that differ in floats at most; config and spec of the first."""
+def _numbers(spec: EnvSpec, members: _Members) -> np.ndarray:
+    """The agents of each policy of a group, by number, [P, n]."""
+    return np.array([[spec.agents.index(agent) for agent in agents] for agents, _ in members.values()])
+
+
+def _group(spec: EnvSpec, members: _Members, make: MakeAlgo) -> tuple[Group, RunConfig, EnvSpec]:
+    """A group, and config and spec of its first policy."""
     agents, own = next(iter(members.values()))
     of_one, floats = spec_of(spec, agents), _differing([each.algo for _, each in members.values()])
-    numbers = np.array([[spec.agents.index(agent) for agent in agents] for agents, _ in members.values()])
-    group = Group(tuple(members), numbers, make(own, of_one), kinds=spec.kinds)
+    group = Group(tuple(members), _numbers(spec, members), make(own, of_one), kinds=spec.kinds)
     if floats:
         bound = lambda values: group._replace(algo=make(with_floats(own, values), of_one))
         group = group._replace(floats=floats, of_floats=bound)
@@ -251,6 +275,39 @@ def checked(cfg: RunConfig, learn: Learner, spec: EnvSpec, axis_name: str | None
 def learned(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
     """The environments as rollouts show them to who learns: without agents where steps are counted of each of them."""
     return spec._replace(agents=()) if cfg.rollout.count_steps_by == "agent_steps" else spec
+
+
+def agents_of(cfg: RunConfig, spec: EnvSpec) -> complete.Agents:
+    """Tells whoever packs rollouts by column which agents the columns are, and where policies record their extras."""
+    policies = list(multi_agent.followers(cfg).values())
+    follows = tuple(next(i for i, own in enumerate(policies) if agent in own) for agent in spec.agents)
+    extras: dict[str, tuple[int, ...]] = {}
+    if are_several(cfg):
+        found = [(tuple(members), _numbers(spec, members)) for members in _alike(cfg, spec)]
+        extras = {several.label(names): tuple(numbers.reshape(-1).tolist()) for names, numbers in found}
+    return complete.Agents(follows, spec.kinds, extras)
+
+
+def rollout_like(cfg: RunConfig, spec: EnvSpec, algo: Algo, **sizes: Any) -> Rollout:
+    """Shapes and dtypes of the rollouts that a run learns from, or one of its policies; sizes as of
+    `unroll.rollout_like`.
+    """
+    like = unroll.rollout_like(learned(cfg, spec), algo, **sizes)
+    if spec.agents and unroll.RECORD in like.extras and cfg.rollout.count_steps_by == "agent_steps":
+        recorded: Any = like.extras[unroll.RECORD]
+        like = dataclasses.replace(like, extras={**like.extras, unroll.RECORD: {**recorded, "over": like.mask}})
+    return like if cfg.rollout.batch_mode == "truncate_episodes" else complete.led_like(like)
+
+
+def followed(cfg: RunConfig, spec: EnvSpec) -> tuple[str, ...]:
+    """Names the policy of each column, after which they repeat: of the agents of a game, or a block of self-play's."""
+    policies = multi_agent.followers(cfg)
+    if cfg.multi_agent is None or cfg.multi_agent.self_play is None:
+        return tuple(next(name for name, own in policies.items() if agent in own) for agent in spec.agents)
+    mine, theirs = self_play.seats(len(spec.agents), cfg.multi_agent.self_play.pool)
+    seated = zip(policies, (*mine, *theirs), strict=True)
+    of_column = {column: name for name, columns in seated for column in columns.tolist()}
+    return tuple(of_column[column] for column in sorted(of_column))
 
 
 def gammas(gamma: Any, spec: EnvSpec) -> Any:

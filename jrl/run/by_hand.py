@@ -16,8 +16,7 @@ import numpy as np
 from jrl.algos import gradients
 from jrl.errors import InputError
 from jrl.fields.data import Fresh
-from jrl.rollout import unroll
-from jrl.run import build, learner, parallel, several
+from jrl.run import build, build_policies, learner, parallel, several
 from jrl.run.keys import Role, role_key
 from jrl.run.program import own_replay
 from jrl.settings import multi_agent, plan
@@ -343,7 +342,8 @@ class ByHand:
         """Shapes of what one device learns from at once."""
         run = self._session.run
         if algo.on_policy:
-            return unroll.rollout_like(run.spec, algo, length=self._length, num_envs=self._columns // run.learners)
+            sizes = {"length": self._length, "num_envs": self._columns // run.learners}
+            return build_policies.rollout_like(self._session.config, run.spec, algo, **sizes)
         assert run.learn.sample is not None
         return jax.eval_shape(run.learn.sample, jax.eval_shape(run.learn.init_replay), key)
 

@@ -163,8 +163,8 @@ class Session(Policies):
                 raise checkpoint.damaged(saved, f"rows: {e}") from e
         if self.callback_list:
             if begin:
-                named = getattr(self._face, "get_policy", None)
-                self.callback_list.begin(self._face, {name: named(name) for name in known(self).ids} if named else {})
+                named = getattr(self._face, "get_policy", lambda name: self._face)
+                self.callback_list.begin(self._face, {name: named(name) for name in known(self).ids})
             if saved:
                 self.callback_list.call("on_checkpoint_loaded", algorithm=self._face)
         self.schedule.begin_first()

@@ -15,7 +15,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrl.run.learner import Keys, Learner
-from jrl.types import BROKEN_STACKS, NOT_FINITE, VALID_SHARE, ActOut, Algo, Key, Metrics, PyTree, Rollout, UpdateAux
+from jrl.types import (
+    BROKEN_STACKS,
+    LEADS,
+    NOT_FINITE,
+    VALID_SHARE,
+    ActOut,
+    Algo,
+    Key,
+    Metrics,
+    PyTree,
+    Rollout,
+    UpdateAux,
+)
 
 UPDATES = "train/updates"
 # of what there can be one only: the sum over policies, or the worst of them
@@ -42,7 +54,7 @@ class Group(NamedTuple):
     @property
     def label(self) -> str:
         """The group's name."""
-        return f"{self.names[0]}+{len(self.names) - 1}" if self.stacked else self.names[0]
+        return label(self.names)
 
     def mapped(self, pick: Callable[["Group"], Callable[..., Any]]) -> Callable[..., Any]:
         """Returns what `pick` takes of one policy's `algo` and `learner` as a function of all policies."""
@@ -126,6 +138,11 @@ class Group(NamedTuple):
             return split.at[:, self.agents.reshape(-1)].set(new).reshape(x.shape)
 
         return jax.tree.map(write, whole, mine)
+
+
+def label(names: Sequence[str]) -> str:
+    """Returns the name of a group of these policies."""
+    return names[0] if len(names) == 1 else f"{names[0]}+{len(names) - 1}"
 
 
 def _taken(tree: PyTree, agents: np.ndarray, num_agents: int, axis: int) -> PyTree:
@@ -281,8 +298,9 @@ def _rollout_of(group: Group, num_agents: int, rollout: Rollout) -> Rollout:
 
     rows = ("reward", "terminated", "truncated", "mask")
     extras = dict(group.by_policy(rollout.extras[group.label], 1))
-    if "running_return" in rollout.extras:
-        extras["running_return"] = take(rollout.extras["running_return"], 1)
+    for name in ("running_return", LEADS):
+        if name in rollout.extras:
+            extras[name] = take(rollout.extras[name], 1)
     over = rollout.over
     if over is not None and group.stacked:
         over = jnp.broadcast_to(over, (len(group.names), *over.shape))

@@ -1,4 +1,4 @@
-"""Videos of a policy: its episodes frame by frame, the file that they become, and those of a run under way."""
+"""Videos of policies: their episodes frame by frame, the file that they become, and those of a run under way."""
 
 import concurrent.futures
 import contextlib
@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,7 @@ import numpy as np
 from jrl.errors import InputError
 
 if TYPE_CHECKING:
-    from jrl.envs.render import Drawn
-    from jrl.run.policy import Policy
+    from jrl.run.watched import Watched
     from jrl.settings.config import RunConfig
     from jrl.types import EnvSpec, PyTree
 
@@ -127,32 +126,8 @@ def _thinned(frames: Iterable[np.ndarray], every: int) -> Iterator[np.ndarray]:
 # ---------------------------------------------------------------- episodes
 
 
-def check_one_agent(agents: Sequence[str], id: str) -> None:
-    """Raises InputError where an environment has several agents, of which none that jrl makes has a renderer."""
-    if agents:
-        raise InputError(
-            f"env {id} cannot be drawn: it has several agents ({', '.join(agents[:8])}), and environments of several "
-            "agents have no renderer: jrl.load(path, policy=...).act(obs) plays each policy in an environment of yours"
-        )
-
-
-def environment(policy: "Policy", *, seed: int) -> "Drawn":
-    """An environment in which the policy can be watched; `seed` is of the run's evaluations, never of training.
-
-    Raises:
-      InputError: nothing can draw it.
-    """
-    from jrl.envs import render
-
-    check_one_agent(policy.spec.agents, policy.config.env.id)
-    # the policy itself remembers the frames of a stack, the previous action and reward
-    own = policy.spec._replace(observation=policy.observation_space)
-    return render.make(policy.config.env, own, seed=seed)
-
-
 def frames(
-    policy: "Policy",
-    env: "Drawn",
+    watched: "Watched",
     *,
     episodes: int,
     max_steps: int = MAX_STEPS,
@@ -162,24 +137,20 @@ def frames(
     """The pictures [H, W, 3] u8 of episodes that are played meanwhile.
 
     Args:
-      policy, env: as `environment` makes it.
+      watched: as `jrl.run.watched` makes it.
       episodes: so many, one after the other.
-      max_steps: an episode is cut there, or at the run's `env.horizon`.
-      explore: as of `Policy.act`.
+      max_steps: an episode is cut there.
+      explore: sample as in training.
       ended: called after each episode with its number (from 1), return, steps, and whether it was cut by `max_steps`.
     """
-    limits = policy.config.env
-    horizon = math.inf if limits.soft_horizon or limits.horizon is None else limits.horizon
     for episode in range(1, episodes + 1):
-        policy.reset()
-        obs, reward, total, steps, done = env.reset(), None, 0.0, 0, False
-        yield env.render()
+        watched.begin()
+        total, steps, done = 0.0, 0, False
+        yield watched.render()
         while not done and steps < max_steps:
-            result = env.step(policy.act(obs, explore, reward=reward))
-            obs, reward = result.obs, result.reward
-            total, steps = total + float(reward[0]), steps + 1
-            done = bool(result.terminated[0] or result.truncated[0]) or steps >= horizon
-            yield env.render()
+            reward, done = watched.step(explore=explore)
+            total, steps = total + reward, steps + 1
+            yield watched.render()
         ended(episode, total, steps, not done)
 
 
@@ -203,8 +174,7 @@ class Videos:
         # one thread for all: what draws by OpenGL belongs to the thread that began it
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="jrl-video")
         self._under_way: concurrent.futures.Future | None = None
-        self._policy: Policy
-        self._env: Drawn | None = None
+        self._watched: Watched | None = None
 
     def prepare(self, spec: "EnvSpec") -> None:
         """Makes the environment and draws a first picture of it; `spec` is of the environments of training.
@@ -213,11 +183,10 @@ class Videos:
           InputError: the environment cannot be drawn, or there is no encoder.
         """
         check_encoder("evaluation.record", "leave it out")
-        from jrl.run import policy
+        from jrl.run import watched
 
-        self._policy = policy.of_training(self._cfg, spec)
         try:
-            self._env = self._thread.submit(environment, self._policy, seed=self._cfg.run.seed).result()
+            self._watched = self._thread.submit(watched.of_training, self._cfg, spec).result()
         except InputError as e:
             raise InputError(*(f"evaluation.record: {line}" for line in e.errors)) from e
 
@@ -231,15 +200,14 @@ class Videos:
         self._under_way = self._thread.submit(self._record, copied, steps)
 
     def _record(self, actor: "PyTree", steps: int) -> None:
-        assert self._env is not None
+        assert self._watched is not None
         out = self._directory / f"{steps}.mp4"
         try:
-            self._policy.use(actor)
+            self._watched.use(actor)
             self._directory.mkdir(parents=True, exist_ok=True)
-            found = frames(
-                self._policy, self._env, episodes=self._episodes, explore=self._cfg.rollout.explore, ended=self._told
-            )
-            write(out, self._until_stopped(found), self._env.fps)
+            explore = self._cfg.rollout.explore
+            found = frames(self._watched, episodes=self._episodes, explore=explore, ended=self._told)
+            write(out, self._until_stopped(found), self._watched.fps)
         except _Stopped:
             _log.warning("evaluation.record: the run ended before %s was finished: it was left out", out)
         except Exception as e:  # a video is not worth a run
@@ -259,9 +227,9 @@ class Videos:
         if self._under_way is not None:
             concurrent.futures.wait([self._under_way], timeout=_SECONDS_TO_FINISH)
         self._stop.set()
-        if self._env is not None:
-            self._thread.submit(self._env.close)
-            self._env = None
+        if self._watched is not None:
+            self._thread.submit(self._watched.close)
+            self._watched = None
         self._thread.shutdown(wait=True)
 
 

@@ -256,8 +256,8 @@ def test_a_policy_leaves_by_its_name(algo, tmp_path, capsys):
     capsys.readouterr()
     assert export([str(saved), "--out", str(tmp_path / "none")]) == 2
     assert "expected one of p0, p1" in capsys.readouterr().err
-    assert record([str(saved), "--out", str(tmp_path / "video.gif")]) == 2
-    assert "it has several agents (agent_0, agent_1)" in capsys.readouterr().err
+    assert record([str(saved), "--out", str(tmp_path / "video.gif")]) == 0
+    assert "drawn by its own picture" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- migration

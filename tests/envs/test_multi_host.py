@@ -387,12 +387,15 @@ def test_history_begins_anew_on_every_absent_row():
     assert isinstance(env, history._Waiting)
 
 
-def test_infos_are_kept_by_game_and_agent():
+def test_infos_are_kept_by_column():
     env = make(f"{NAME}:Walkers", num_envs=2)
     env.infos.wanted = True
     env.reset()
     env.step(np.zeros(6, np.int32))
-    assert env.infos.latest[1]["w_2"] == {"t": 1}
+    assert env.infos.latest == [{"t": 1}] * 6
+    env.infos.latest[5]["t"] = 7  # a copy: that of nobody else
+    env.step(np.zeros(6, np.int32))
+    assert env.infos.latest[0] == {"t": 2}
 
 
 # ---------------------------------------------------------------- PettingZoo's own

@@ -177,7 +177,7 @@ def _transform(spec: EnvSpec, network: NetworkConfig) -> tuple[Callable[[PyTree]
     function: Any = registry.load(network.transform, "network.transform")
     try:
         out = jax.eval_shape(function, element(given))
-    except Exception as e:
+    except Exception as e:  # the user's function, and all that jax says of one that cannot be traced
         raise InputError(
             f"network.transform {network.transform}: it cannot be traced for an observation {given}: "
             f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"

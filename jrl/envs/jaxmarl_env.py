@@ -137,6 +137,6 @@ def _has_mask(env: Any, agent: str, action: Discrete) -> bool:
     """Whether the environment says which actions can be taken: one entry for each."""
     try:
         shapes = jax.eval_shape(lambda key: env.get_avail_actions(env.reset(key)[1]), jax.random.key(0))
-    except NotImplementedError:
+    except NotImplementedError:  # what JaxMARL's base class says where an environment has no masks
         return False
     return agent in shapes and shapes[agent].shape == (action.n,)

@@ -174,7 +174,8 @@ def _actions(space: Space, count: int) -> Space:
 
 def _to_columns(spec: EnvSpec, action: Array) -> Array:
     """Actions [B / A, *] of teams as those of the columns [B, *]."""
-    return action.reshape(spec.num_envs, *spec.action.shape)  # type: ignore[union-attr]
+    assert isinstance(spec.action, Discrete | MultiDiscrete | Box)  # see `_check`
+    return action.reshape(spec.num_envs, *spec.action.shape)
 
 
 def _view(spec: EnvSpec) -> Callable[..., PyTree]:

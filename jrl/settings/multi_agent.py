@@ -123,7 +123,7 @@ def _mapped(given: MultiAgentConfig) -> MultiAgentConfig:
     mend += f'{{"{agents[0]}": {next(iter(given.policies), SHARED)}}}'
     try:
         answers = [[_policy_of(fn, agent) for agent in agents] for _ in range(_ASKED)]
-    except Exception as e:
+    except Exception as e:  # the user's function: it may raise whatever it likes
         told = f"{type(e).__name__}: {str(e)[:200]}"
         raise InputError(f"{key}: expected a function of an agent's name, got one that raises {told}: {mend}") from e
     for agent, said in zip(agents, zip(*answers, strict=True), strict=True):
@@ -159,7 +159,7 @@ def _trained(given: MultiAgentConfig) -> MultiAgentConfig:
     fn = registry.load(asked, "multi_agent.policies_to_train")
     try:
         learn = tuple(name for name in known if fn(name))
-    except Exception as e:
+    except Exception as e:  # as above
         told = f"{type(e).__name__}: {str(e)[:200]}"
         raise InputError(
             f"multi_agent.policies_to_train {asked}: expected a function of a policy's name, got one that raises "

@@ -200,7 +200,7 @@ def _of_replay(module: str, options: dict, stack: tuple | None, in_step: bool, l
     import jax
     import jax.numpy as jnp
 
-    from jrl.replay.storage import FrameStack
+    from jrl.replay.ring import FrameStack
     from jrl.types import Rollout
 
     array = lambda dtype, *dims: jax.ShapeDtypeStruct(dims, dtype)

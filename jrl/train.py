@@ -370,7 +370,7 @@ def _advance(
             if reason or interrupted:
                 break
             watchdog.beat("environment steps and update", hint=hint)
-    except Exception:
+    except Exception:  # whatever it is, it goes on from here once the state is kept
         if info is not None:
             saving.rescue(info)
         raise

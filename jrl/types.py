@@ -55,7 +55,7 @@ def hyperparams(cls: type) -> type:
         return config
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
-    cls.is_hyperparams = True  # type: ignore[attr-defined]
+    cls.is_hyperparams = True  # type: ignore[attr-defined]  # a mark on the class
     return cls
 
 

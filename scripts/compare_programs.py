@@ -4,15 +4,17 @@
     python scripts/compare_programs.py 8c27f96 . --only ppo dqn      # a directory stands for itself
 
 Traces init, act, update and ingest of every algorithm, with its defaults and with its options on, of vectors, with an
-action mask, with a memory and inside of a mapped axis, and compares the equations. Names of variables, the order
-of equations and of what goes in and out do not count. Prints the programs that differ, with the lines; exits with 1 if
-there are any.
+action mask, with a memory and inside of a mapped axis, and all functions of every replay buffer; and compares the
+equations. Names of variables, the order of equations and of what goes in and out do not count. Prints the programs that
+differ, with the lines; exits with 1 if there are any.
 """
 
 import argparse
 import contextlib
 import difflib
 import hashlib
+import importlib
+import itertools
 import json
 import os
 import subprocess
@@ -51,13 +53,22 @@ RENAMED = {
     "[0].policy_loss": "[0].own['policy_loss']",
 }
 SHAPES = ("vector", "masked", "memory", "mapped")
+REPLAY = "replay"  # among the names of algorithms: what all of them that replay stand on
+BUFFERS = {
+    "ring": {},
+    "prioritized": {"alpha": 0.6, "beta": 0.4},
+    "sequences": {"length": 4, "burn_in": 2},
+    "sequences by priority": {"length": 4, "burn_in": 2, "alpha": 0.6, "beta": 0.4},
+}
+STACKS = {"frames alone": None, "stacks": (3, 0, True), "stacks that go on": (3, -1, False)}
 _LENGTH, _ENVS = 8, 4
 
 
 def main(argv: list[str] | None = None) -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     p.add_argument("commits", nargs="*", metavar="COMMIT", help="two of them, or directories")
-    p.add_argument("--only", nargs="*", choices=OPTIONS, default=list(OPTIONS), help="algorithms (default: all)")
+    known = [*OPTIONS, REPLAY]
+    p.add_argument("--only", nargs="*", choices=known, default=known, help="algorithms (default: all)")
     p.add_argument("--dump", action="store_true", help="print the programs of this Python path as JSON, and end")
     args = p.parse_args(argv)
     if args.dump:
@@ -102,7 +113,11 @@ def checked_out(commit: str) -> Iterator[Path]:
 
 def programs(only: list[str]) -> Iterator[tuple[str, str]]:
     """(name, text) of each program."""
-    for name in only:
+    if REPLAY in only:
+        for name, stack, in_step in itertools.product(BUFFERS, STACKS, (True, False)):
+            label = f"{REPLAY} {name}, {stack}, {'one head' if in_step else 'own heads'}"
+            yield from _of_replay(name.split()[0], BUFFERS[name], STACKS[stack], in_step, label)
+    for name in [name for name in only if name != REPLAY]:
         for options in ("default", "options"):
             for shape in SHAPES:
                 yield from _of(name, OPTIONS[name] if options == "options" else {}, shape, f"{name} {options} {shape}")
@@ -126,13 +141,7 @@ def _of(name: str, options: dict, shape: str, label: str) -> Iterator[tuple[str,
     axis = {"axis_name": "d"} if shape == "mapped" else {}
     algo = module.make(module.Config(**options), spec, network, **axis)
 
-    def trace(function, *args) -> str:
-        try:
-            made = jax.make_jaxpr(function, axis_env=[("d", 2)] if axis else None)(*args)
-            return canonical(made.jaxpr, _names(args))
-        except Exception as e:  # one commit may have a defect that the other has not
-            return f"{type(e).__name__}: {e}"
-
+    trace = lambda function, *args: _traced(function, args, [("d", 2)] if axis else None)
     key = jax.random.key(0)
     state = jax.eval_shape(algo.init, key)
     actor = jax.eval_shape(algo.actor, state)
@@ -185,6 +194,53 @@ def _rollout(algo, spec, actor, carry, like, array):
         extras=extras,
         carry=carry,
     )
+
+
+def _of_replay(module: str, options: dict, stack: tuple | None, in_step: bool, label: str) -> Iterator[tuple[str, str]]:
+    import jax
+    import jax.numpy as jnp
+
+    from jrl.replay.ring import FrameStack
+    from jrl.types import Rollout
+
+    array = lambda dtype, *dims: jax.ShapeDtypeStruct(dims, dtype)
+    pictures = (6, 6, 3) if stack and stack[1] == -1 else (3, 6, 6)
+    obs, action = {"picture": array(jnp.uint8, *pictures), "vector": array(jnp.float32, 2)}, array(jnp.int32)
+    extras = {"carry": array(jnp.float32, 5), "other": array(jnp.float32)}
+    sizes = {"capacity": 64 * _ENVS, "num_envs": _ENVS, "batch_size": 6, "gamma": 0.9, "n_step": (1, 3)}
+    stacked = {"frame_stack": None if stack is None else FrameStack(*stack)}
+    make = importlib.import_module(f"jrl.replay.{module}").make
+    buffer = make(obs, action, **sizes, **stacked, extras=extras, in_step=in_step, **options)
+    rows = lambda tree, *lead: jax.tree.map(lambda x: array(x.dtype, *lead, *x.shape), tree)
+    each = lambda dtype: array(dtype, _LENGTH, _ENVS)
+    ends = {name: each(jnp.bool_) for name in ("terminated", "truncated", "mask")}
+    rollout = Rollout(
+        obs=rows(obs, _LENGTH, _ENVS),
+        last_obs=rows(obs, _ENVS),
+        action=rows(action, _LENGTH, _ENVS),
+        reward=each(jnp.float32),
+        **ends,
+        contiguous=array(jnp.bool_, _ENVS),
+        extras=rows(extras, _LENGTH, _ENVS),
+        carry=(),
+        count=None if in_step else array(jnp.int32, _ENVS),
+    )
+    state, key = jax.eval_shape(buffer.init), jax.random.key(0)
+    asked = {"add": (rollout,), "sample": (key,), "can_sample": (), "size": (), "live": ()}
+    if buffer.set_priority is not None:
+        asked["set_priority"] = (array(jnp.int32, 6), array(jnp.float32, 6))
+    yield f"{label}: init", _traced(buffer.init, ())
+    for name, given in asked.items():
+        yield f"{label}: {name}", _traced(getattr(buffer, name), (state, *given))
+
+
+def _traced(function, args: tuple, axis_env=None) -> str:
+    import jax
+
+    try:
+        return canonical(jax.make_jaxpr(function, axis_env=axis_env)(*args).jaxpr, _names(args))
+    except Exception as e:  # one commit may have a defect that the other has not
+        return f"{type(e).__name__}: {e}"
 
 
 def canonical(jaxpr, given: list[str] | None = None) -> str:

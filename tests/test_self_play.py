@@ -8,18 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from agent_runs import whole_and_resumed
 from jax import monitoring
 
 import jrl
 from jrl import envs, evaluate, train
 from jrl.errors import InputError
-from jrl.metrics import payoff
 from jrl.rollout.unroll import RECORD
 from jrl.run import league, self_play, several
 from jrl.run.self_play import seats
 from jrl.run.session import Session
 from jrl.settings import config, multi_agent
-from jrl.settings.sections import SelfPlayConfig
 from jrl.types import Rollout
 
 POOL = 2
@@ -232,13 +231,7 @@ def test_nothing_is_compiled_again_when_copies_are_taken():
 )
 def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, more):
     data = config.merge(SMALL, config.merge({"run": {"log": ["jsonl"], "report_every": 128}}, more))
-    path = tmp_path / "run.yaml"
-    path.write_text(json.dumps(data))
-    run = lambda out, steps, *args: train.main([*args, f"--stop=env_steps={steps}", f"--out={tmp_path / out}"])
-    assert run("whole", 900, str(path)) == 0
-    assert run("cut", 400, str(path)) == 0
-    assert train.main([f"--resume={tmp_path / 'cut'}", "--stop=env_steps=900"]) == 0
-    last = [json.loads((tmp_path / out / "result.jsonl").read_text().splitlines()[-1]) for out in ("whole", "cut")]
+    last = whole_and_resumed(tmp_path, data, cut=400, steps=900)
     assert last[0]["league/copies"] >= 2
     names = [k for k in last[0] if k.startswith(("league/", "policy/")) or k == "env_steps"]
     assert {k: last[0][k] for k in names} == {k: last[1][k] for k in names}
@@ -253,87 +246,6 @@ def test_replay_learns_from_the_learners_columns_alone():
         run_on(session, 3)
         row = session.reporter.row
     assert row["policy/main/replay/size"] == row["iteration"] * 8 * 16 and "policy/main-1/replay/size" not in row
-
-
-# ---------------------------------------------------------------- what is decided
-
-
-def standing(**fields):
-    """A league of three places in numpy."""
-    return dataclasses.replace(jax.tree.map(np.array, self_play.begun(3)), **fields)
-
-
-def against(*won, games=10):
-    """Counts of a learner that has won so many of its games against each place and lost the others."""
-    return np.array([[w, 0, games - w if w is not None else 0] if w is not None else [0, 0, 0] for w in won], np.int32)
-
-
-def rules(**given):
-    return SelfPlayConfig(pool=3, **{"window": 20, **given})
-
-
-def test_when_a_copy_is_taken():
-    at = lambda league_, own, steps=0: league.decided(league_, own, steps, (0, 1))[1]
-    known = standing(counts=against(9, 9, 6), generation=np.array([0, 1, 2], np.int32), copies=np.int32(2))
-    assert at(known, rules(snapshot_win_rate=0.8)) == 0  # 24 of 30
-    assert at(known, rules(snapshot_win_rate=0.81)) == 3
-    assert at(known, rules(snapshot_win_rate=0.8, window=31)) == 3
-    every = rules(snapshot_win_rate=None, snapshot_every=100)
-    assert at(known, every, 99) == 3 and at(known, every, 100) == 0
-    assert at(dataclasses.replace(known, marks=np.int32(1)), every, 199) == 3
-
-
-def test_which_place_is_written_over():
-    place = lambda copies, generation, counts, **own: league.least_useful(
-        standing(copies=np.int32(copies), generation=np.array(generation, np.int32), counts=counts), rules(**own)
-    )
-    assert place(0, [0, 0, 0], against(9, None, None)) == 1
-    assert place(1, [0, 1, 0], against(9, 3, None)) == 2
-    assert place(2, [0, 1, 2], against(5, 9, 10)) == 1  # the newest stays
-    assert place(2, [0, 1, 2], against(5, 5, 9)) == 0  # as often: the older
-    assert place(5, [5, 3, 4], against(None, None, 9)) == 2
-    assert place(5, [5, 3, 4], against(9, None, None), opponents="latest") == 1
-
-
-def test_who_plays():
-    known = standing(copies=np.int32(2), generation=np.array([3, 1, 2], np.int32), latest=against(10, 10, 4))
-    assert league.picked(known, rules(opponents="latest"), (0, 0)).tolist() == [0, 0, 0]
-    assert league.picked(known, rules(opponents="uniform"), (0, 0)).tolist() == [0, 1, 2]
-    # only the third is ever not beaten
-    assert league.picked(known, rules(opponents="prioritised"), (0, 0)).tolist() == [2, 2, 2]
-    some = dataclasses.replace(known, latest=against(5, 10, 5))
-    drawn = np.array([league.picked(some, rules(opponents="prioritised"), (0, i)) for i in range(200)])
-    assert 0.4 < (drawn == 0).mean() < 0.6 and not (drawn == 1).any()
-    one = standing()
-    assert league.picked(one, rules(opponents="uniform"), (0, 0)).tolist() == [0, 0, 0]
-
-
-# ---------------------------------------------------------------- ratings
-
-
-def test_elo_of_two_by_hand():
-    # 30 wins and 10 losses: odds of 3, 400 log10(3) = 190.85; error 400 / ln 10 * sqrt(1 / 30 + 1 / 10) = 63.433
-    rating, error = payoff.elo(np.array([[0.0, 10.0], [30.0, 0.0]]))
-    np.testing.assert_allclose(rating, [0, 190.848], atol=1e-3)
-    np.testing.assert_allclose(error, [0, 63.433], atol=1e-3)
-    # a drawn game beside: 30.5 to 10.5
-    rating, _ = payoff.elo(np.array([[0.0, 10.0], [30.0, 0.0]]), prior=1.0)
-    np.testing.assert_allclose(rating[1], 400 * np.log10(30.5 / 10.5))
-
-
-def test_elo_of_a_chain_adds_up_and_who_is_not_tied_has_none():
-    scores = np.zeros((5, 5))
-    scores[1, 0], scores[0, 1], scores[2, 1], scores[1, 2] = 20, 10, 40, 10
-    scores[3, 0] = 5  # has won everything
-    rating, error = payoff.elo(scores)
-    one, two = 400 * np.log10(2), 400 * np.log10(4)
-    np.testing.assert_allclose(rating[:3], [0, one, one + two])
-    variance = np.array([1 / 20 + 1 / 10, 1 / 40 + 1 / 10])
-    np.testing.assert_allclose(error[1:3], payoff.SCALE * np.sqrt(np.cumsum(variance)))
-    assert np.isnan(rating[3:]).all() and np.isnan(error[3:]).all()
-    moved, _ = payoff.elo(scores, anchor=1)
-    np.testing.assert_allclose(moved[:3], rating[:3] - one, atol=1e-9)
-    assert np.isfinite(payoff.elo(scores, prior=1.0)[0][:4]).all()
 
 
 # ---------------------------------------------------------------- around it

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from agent_runs import trained, whole_and_resumed, without
 
 import jrl
 from jrl import envs, evaluate, train
@@ -34,16 +35,6 @@ REPLAY = {"algo": {"name": "dqn"}, "replay": {"batch_size": 16, "learning_starts
 
 def made(**sections):
     return config.from_dict(config.merge(SMALL, sections))
-
-
-def trained(cfg, calls=3):
-    """The State after so many iterations, and the last row."""
-    with Session(cfg, endless=True) as session:
-        session.start()
-        for _ in range(calls):
-            session.reporter.add(session.advance())
-        session.reporter.flush()
-        return session.learner_state_of_all(), session.reporter.row
 
 
 def equal(a, b):
@@ -249,19 +240,10 @@ def test_different_algorithms_learn_beside_each_other():
 )
 def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, more):
     data = config.merge(SMALL, config.merge({"run": {"log": ["jsonl"], "report_every": 64}}, more))
-    path = tmp_path / "run.yaml"
-    path.write_text(json.dumps(data))
-    run = lambda out, steps, *args: train.main([*args, f"--stop=env_steps={steps}", f"--out={tmp_path / out}"])
-    assert run("whole", 256, str(path)) == 0
-    assert run("cut", 128, str(path)) == 0
-    assert train.main([f"--resume={tmp_path / 'cut'}", "--stop=env_steps=256"]) == 0
-    rows = []
-    for out in ("whole", "cut"):
-        last = json.loads((tmp_path / out / "result.jsonl").read_text().splitlines()[-1])
-        # what is counted since the row before depends on where that was
-        since = ("time", "perf", "/count", "/return_m")
-        rows.append({k: v for k, v in last.items() if not any(part in k for part in since)})
-    assert rows[0] == rows[1]
+    rows = whole_and_resumed(tmp_path, data, cut=128, steps=256)
+    # what is counted since the row before depends on where that was
+    whole, resumed = (without(row, "time", "perf", "/count", "/return_m") for row in rows)
+    assert whole == resumed
 
 
 def test_two_programs_give_the_bits_of_one():

@@ -221,7 +221,7 @@ def q_values(cfg: QLearning, agent: Agent, params: PyTree, obs: PyTree) -> Array
 # ---------------------------------------------------------------- acting
 
 
-def init(cfg: QLearning, agent: Agent, key: Key, networks: Callable[..., Network] = networks) -> State:
+def init(cfg: QLearning, agent: Agent, key: Key, networks: Callable[..., Network]) -> State:
     """The State at the start, with a target network."""
     params = networks(cfg, agent.observer, agent.network).init(key)  # anew: noisy_sigma may be traced
     return agents.begin(cfg, agent, key, params, target_params=params)
@@ -404,13 +404,25 @@ def make(
       InputError: a space, torso or core that DQN cannot handle, or parameter noise with memory.
     """
     network = parts.initialised(network, DEFAULT_NETWORK)
+    return assembled(cfg, spec, network, networks, axis_name, loss)
+
+
+def assembled(
+    cfg: QLearning,
+    spec: EnvSpec,
+    network: NetworkConfig,
+    networks: Callable[..., Network],
+    axis_name: str | None,
+    loss: Loss | None,
+) -> Algo:
+    """Returns the Algo of Q-learning with `networks` of (cfg, observer, network); the rest is as of `make`."""
     agent = agents.make(
         cfg, spec, network, networks, kind="q", records=Records(memory=True), axis_name=axis_name, loss=loss
     )
     return agents.algo(
         cfg,
         agent,
-        init=init,
+        init=functools.partial(init, networks=networks),
         act=act,
         update=update,
         ingest=ingest,
@@ -425,6 +437,7 @@ __all__ = [
     "QLearning",
     "Reading",
     "act",
+    "assembled",
     "backup",
     "init",
     "loss",

@@ -11,7 +11,6 @@ All else is DQN's: targets, double, munchausen, memory, masks, replay.
     state, aux = jax.jit(algo.update)(state, batch, key)                   # batch: jrl.types.Batch; one gradient step
 """
 
-import functools
 import math
 from dataclasses import replace
 from typing import Annotated
@@ -21,9 +20,7 @@ import jax.numpy as jnp
 from annotated_types import Interval
 
 from jrl import networks as nets
-from jrl.algos import agent as agents
 from jrl.algos import dqn, parts
-from jrl.algos.agent import Records
 from jrl.algos.custom_loss import Loss
 from jrl.algos.observer import Observer
 from jrl.algos.q_heads import QHead
@@ -107,19 +104,7 @@ def make(
 ) -> Algo:
     """IQN as pure functions; arguments and errors as of `dqn.make`."""
     network = parts.initialised(network, DEFAULT_NETWORK)
-    agent = agents.make(
-        cfg, spec, network, networks, kind="q", records=Records(memory=True), axis_name=axis_name, loss=loss
-    )
-    return agents.algo(
-        cfg,
-        agent,
-        init=functools.partial(dqn.init, networks=networks),
-        act=dqn.act,
-        update=dqn.update,
-        ingest=dqn.ingest,
-        outputs=dqn.outputs,
-        memory=agent.net.carry,
-    )
+    return dqn.assembled(cfg, spec, network, networks, axis_name, loss)
 
 
 __all__ = ["Config", "make", "networks"]

@@ -7,6 +7,7 @@ importance weights would tell of their change. Only what was acted on before the
 of the first rollout.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -62,74 +63,118 @@ def make(spec: EnvSpec, network: NetworkConfig, *, normalize_obs: bool, axis_nam
     masks = spaces.masks_actions(spec)
     transform, read = _transform(spec, network)
     space = spec.observation if transform is None else _with_mask(spec.observation, read, masks)
-    arrays = spaces.leaves(spaces.seen(space))
-    floats = [i for i, (_, leaf) in enumerate(arrays) if normalize_obs and _is_normalised(leaf)]
-    whole = len(arrays) == 1 and not isinstance(space, Dict | Tuple)  # one array stands for itself in the statistics
+    arrays = tuple(spaces.leaves(spaces.seen(space)))
+    facts = _Facts(
+        given=spec.observation,
+        transform=transform,
+        read=read,
+        space=space,
+        masks=masks,
+        arrays=arrays,
+        floats=tuple(i for i, (_, leaf) in enumerate(arrays) if normalize_obs and _is_normalised(leaf)),
+        axis_name=axis_name,
+    )
+    of_facts = lambda function: functools.partial(function, facts)
+    return Observer(
+        spec=spec._replace(observation=space),
+        init=of_facts(_init),
+        see=of_facts(_see),
+        observe=of_facts(_observe),
+        mask=of_facts(_mask),
+        record=of_facts(_record),
+        recall=of_facts(_recall),
+    )
 
-    def init() -> PyTree:
-        if not floats:
-            return ()
-        shapes = {arrays[i][0]: arrays[i][1].shape for i in floats}
-        return normalize.init(arrays[0][1].shape if whole else shapes)
 
-    def transformed(obs: PyTree) -> PyTree:
-        if transform is None:
-            return obs
-        x, mask = spaces.split_mask(spec.observation, obs)
-        lead = spaces.batch_shape(spaces.seen(spec.observation), x)
-        fn = transform
-        for _ in lead:
-            fn = jax.vmap(fn)
-        x = _cast(fn(x), read)
-        return x if mask is None else {spaces.ACTION_MASK: obs[spaces.ACTION_MASK], "obs": x}
+class _Facts(NamedTuple):
+    """What is known of observations before there are any."""
 
-    def picked(obs: PyTree) -> PyTree:
-        """The arrays that are normalised, in the structure of the statistics, of what `transformed` gives."""
-        if whole:
-            return obs
-        leaves = jax.tree.leaves(spaces.split_mask(space, obs)[0])
-        return {arrays[i][0]: leaves[i] for i in floats}
+    given: Space  # of the environment
+    transform: Callable[[PyTree], PyTree] | None
+    read: Space  # of what the transform returns
+    space: Space  # of what networks read
+    masks: bool  # there is an action mask
+    arrays: tuple[tuple[str, Leaf], ...]  # of `space`, but for the mask, each with its path
+    floats: tuple[int, ...]  # numbers of those that are normalised
+    axis_name: str | None
 
-    def put(obs: PyTree, found: PyTree) -> PyTree:
-        """`obs` with those arrays in the places of its own."""
-        if whole:
-            return found
-        x, mask = spaces.split_mask(space, obs)
-        leaves = jax.tree.leaves(x)
-        for i in floats:
-            leaves[i] = found[arrays[i][0]]
-        x = jax.tree.unflatten(jax.tree.structure(x), leaves)
-        return x if mask is None else _join(space, x, obs[spaces.ACTION_MASK])
+    @property
+    def whole(self) -> bool:
+        """Whether there is one array, which stands for itself in the statistics."""
+        return len(self.arrays) == 1 and not isinstance(self.space, Dict | Tuple)
 
-    def see(stats: PyTree, obs: PyTree) -> PyTree:
-        obs = transformed(obs)
-        return put(obs, normalize.normalize(stats, picked(obs))) if floats else obs
 
-    def observe(stats: PyTree, obs: PyTree, mask: Array) -> PyTree:
-        if not floats:
-            return stats
-        return normalize.update(stats, picked(transformed(obs)), mask.astype(jnp.float32), axis_name=axis_name)
+def _init(facts: _Facts) -> PyTree:
+    if not facts.floats:
+        return ()
+    shapes = {facts.arrays[i][0]: facts.arrays[i][1].shape for i in facts.floats}
+    return normalize.init(facts.arrays[0][1].shape if facts.whole else shapes)
 
-    def record(stats: PyTree, seen: PyTree) -> dict[str, PyTree]:
-        if not floats:
-            return {}
-        found = picked(seen)
-        x, mean = jax.tree.leaves(found)[0], jax.tree.leaves(stats.mean)[0]
-        return {SEEN: {"obs": found, "valid": jnp.broadcast_to(stats.count > 0, x.shape[: x.ndim - mean.ndim])}}
 
-    def recall(stats: PyTree, rollout: Rollout) -> PyTree:
-        obs = see(stats, rollout.obs)
-        if not floats or SEEN not in rollout.extras:
-            return obs
-        found = rollout.extras[SEEN]
-        valid = found["valid"] & rollout.mask  # on a masked row another observation may stand by now: an episode's last
-        pick = lambda old, new: jnp.where(jnp.expand_dims(valid, tuple(range(valid.ndim, new.ndim))), old, new)
-        return put(obs, jax.tree.map(pick, found["obs"], picked(obs)))
+def _see(facts: _Facts, stats: PyTree, obs: PyTree) -> PyTree:
+    obs = _transformed(facts, obs)
+    return _put(facts, obs, normalize.normalize(stats, _picked(facts, obs))) if facts.floats else obs
 
-    def mask_of(obs: PyTree) -> Array | None:
-        return spaces.split_mask(space, obs.obs if isinstance(obs, Window) else obs)[1] if masks else None
 
-    return Observer(spec._replace(observation=space), init, see, observe, mask_of, record, recall)
+def _observe(facts: _Facts, stats: PyTree, obs: PyTree, mask: Array) -> PyTree:
+    if not facts.floats:
+        return stats
+    found = _picked(facts, _transformed(facts, obs))
+    return normalize.update(stats, found, mask.astype(jnp.float32), axis_name=facts.axis_name)
+
+
+def _mask(facts: _Facts, obs: PyTree) -> Array | None:
+    return spaces.split_mask(facts.space, obs.obs if isinstance(obs, Window) else obs)[1] if facts.masks else None
+
+
+def _record(facts: _Facts, stats: PyTree, seen: PyTree) -> dict[str, PyTree]:
+    if not facts.floats:
+        return {}
+    found = _picked(facts, seen)
+    x, mean = jax.tree.leaves(found)[0], jax.tree.leaves(stats.mean)[0]
+    return {SEEN: {"obs": found, "valid": jnp.broadcast_to(stats.count > 0, x.shape[: x.ndim - mean.ndim])}}
+
+
+def _recall(facts: _Facts, stats: PyTree, rollout: Rollout) -> PyTree:
+    obs = _see(facts, stats, rollout.obs)
+    if not facts.floats or SEEN not in rollout.extras:
+        return obs
+    found = rollout.extras[SEEN]
+    valid = found["valid"] & rollout.mask  # on a masked row another observation may stand by now: an episode's last
+    pick = lambda old, new: jnp.where(jnp.expand_dims(valid, tuple(range(valid.ndim, new.ndim))), old, new)
+    return _put(facts, obs, jax.tree.map(pick, found["obs"], _picked(facts, obs)))
+
+
+def _transformed(facts: _Facts, obs: PyTree) -> PyTree:
+    """Puts observations [..., *] of the environment through the user's transform."""
+    fn = facts.transform
+    if fn is None:
+        return obs
+    x, mask = spaces.split_mask(facts.given, obs)
+    for _ in spaces.batch_shape(spaces.seen(facts.given), x):
+        fn = jax.vmap(fn)
+    x = _cast(fn(x), facts.read)
+    return x if mask is None else {spaces.ACTION_MASK: obs[spaces.ACTION_MASK], "obs": x}
+
+
+def _picked(facts: _Facts, obs: PyTree) -> PyTree:
+    """Takes the arrays that are normalised, in the structure of the statistics, out of what `_transformed` gives."""
+    if facts.whole:
+        return obs
+    leaves = jax.tree.leaves(spaces.split_mask(facts.space, obs)[0])
+    return {facts.arrays[i][0]: leaves[i] for i in facts.floats}
+
+
+def _put(facts: _Facts, obs: PyTree, found: PyTree) -> PyTree:
+    """Puts those arrays in the places of those of `obs`."""
+    if facts.whole:
+        return found
+    x, mask = spaces.split_mask(facts.space, obs)
+    leaves = jax.tree.leaves(x)
+    for i in facts.floats:
+        leaves[i] = found[facts.arrays[i][0]]
+    x = jax.tree.unflatten(jax.tree.structure(x), leaves)
+    return x if mask is None else _join(facts.space, x, obs[spaces.ACTION_MASK])
 
 
 def begun(observer: Observer, state: Any, rollout: Rollout) -> Any:
@@ -177,7 +222,7 @@ def _transform(spec: EnvSpec, network: NetworkConfig) -> tuple[Callable[[PyTree]
     function: Any = registry.load(network.transform, "network.transform")
     try:
         out = jax.eval_shape(function, element(given))
-    except Exception as e:
+    except Exception as e:  # the user's function, and all that jax says of one that cannot be traced
         raise InputError(
             f"network.transform {network.transform}: it cannot be traced for an observation {given}: "
             f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"

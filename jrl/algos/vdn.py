@@ -11,13 +11,11 @@ and memory.
 Each agent explores on its own. With `network.core` each has a memory of its own, in replay too.
 """
 
-import functools
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
-from jrl.algos import agent as agents
 from jrl.algos import dqn, parts, q_heads, teams
-from jrl.algos.agent import Agent, Records
+from jrl.algos.agent import Agent
 from jrl.algos.custom_loss import Loss
 from jrl.networks import NetworkConfig
 from jrl.types import Algo, Array, EnvSpec, MultiDiscrete, hyperparams
@@ -96,19 +94,7 @@ def make(
     """
     teams.team_of(spec, "vdn")
     network = parts.initialised(network, DEFAULT_NETWORK)
-    agent = agents.make(
-        cfg, spec, network, teams.networks, kind="q", records=Records(memory=True), axis_name=axis_name, loss=loss
-    )
-    return agents.algo(
-        cfg,
-        agent,
-        init=functools.partial(dqn.init, networks=teams.networks),
-        act=dqn.act,
-        update=dqn.update,
-        ingest=dqn.ingest,
-        outputs=dqn.outputs,
-        memory=agent.net.carry,
-    )
+    return dqn.assembled(cfg, spec, network, teams.networks, axis_name, loss)
 
 
 __all__ = ["Config", "backup", "make", "taken"]

@@ -288,7 +288,7 @@ def method(group: str, given: Mapping[str, Argument] | None, setter: Callable[..
     for name, argument in sorted(given.items(), key=lambda item: item[0] != positional):
         kind = kinds.POSITIONAL_OR_KEYWORD if name == positional else kinds.KEYWORD_ONLY
         parameters.append(kinds(name, kind, default=argument.default, annotation=argument.annotation))
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # where inspect looks
     lines = [f"  {name}: {argument.doc}".rstrip() for name, argument in given.items()]
     call.__doc__ = "\n".join([ABOUT[group], "", "Args:", *lines])
     return call

@@ -272,9 +272,9 @@ def _begin_ray() -> None:
 
 @functools.cache
 def _tuner() -> type:
-    theirs = _ray_tune().Tuner
+    theirs: Any = _ray_tune().Tuner
 
-    class Tuner(theirs):  # type: ignore[misc, valid-type]
+    class Tuner(theirs):
         """`ray.tune.Tuner` that also takes algorithms.
 
         Args:

@@ -61,7 +61,7 @@ def in_program(fn: Fn) -> Fn:
     learn from, of the same shapes; `on_learn_on_batch(self, train_batch)` returns the batch of a gradient step, or
     (batch, {name: scalar}), whose numbers are reported as `learner/<name>`.
     """
-    fn.in_program = True  # type: ignore[attr-defined]
+    fn.in_program = True  # type: ignore[attr-defined]  # a mark on the function
     return fn
 
 

@@ -153,7 +153,7 @@ class _Runs:
         before = len(self._found)
         try:
             stream = self._stepped(env, seed, looked_at=watched)
-        except Exception as e:
+        except Exception as e:  # the user's environment: whatever it raises is a finding
             if len(self._found) == before:  # it is not a consequence of what was found
                 self._found.problem("step", f"{self._id} cannot be stepped: {described(e)}")
             return None
@@ -188,7 +188,7 @@ class _Runs:
             return
         try:
             opened.close()
-        except Exception as e:
+        except Exception as e:  # as above
             self._found.problem("close", f"close() raises {described(e)}: mend it")
 
     def _made(self, seed: int) -> Any:
@@ -199,7 +199,7 @@ class _Runs:
             for line in e.errors:
                 self._found.problem(line, line)
             return None
-        except Exception as e:
+        except Exception as e:  # as above
             self._found.problem("make", f"{self._id} cannot be made: {described(e)}: mend it, or give the options")
             return None
         if isinstance(env, JaxEnv):

@@ -122,7 +122,7 @@ def _first_turn(play: Play, id: str, seed: int) -> Begun:
     play.look = looks.append
     try:
         return Begun(seed, play.reset(seed), looks)
-    except Exception:
+    except Exception:  # what cannot be read may fail in any way; without a fault it is the environment's own
         lines = [line for faults in looks for line in refused(faults())]
         if not lines:
             raise
@@ -145,7 +145,7 @@ def _state_space(play: Play, id: str) -> Any:
         return given
     try:
         value = np.asarray(env.state())
-    except Exception as e:
+    except Exception as e:  # the user's method: it may raise whatever it likes
         raise InputError(f"env.options.state: state() of {id} raises {type(e).__name__}: {e}: mend it") from e
     return gym.Box(-np.inf, np.inf, value.shape, np.float32)
 

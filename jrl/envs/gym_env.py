@@ -110,7 +110,7 @@ def _inside(fn: Callable[[Any], Any], depth: int) -> Callable[[Any], Any]:
         return fn(around)
 
     if hasattr(fn, "for_index"):  # see `Workers.foreach_env`
-        call.for_index = lambda i: _inside(fn.for_index(i), depth)  # type: ignore[attr-defined]
+        call.for_index = lambda i: _inside(fn.for_index(i), depth)  # type: ignore[attr-defined]  # a function's attribute
     return call
 
 

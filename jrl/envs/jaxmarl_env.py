@@ -7,8 +7,10 @@ ends are true ones. XLA computes what both have in common once.
 
 import contextlib
 import copy
+import dataclasses
 import io
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,66 +52,65 @@ def make(env: Any, name: str, num_envs: int, limit: int | None, space: Any) -> J
     if limit is not None and hasattr(env, "max_steps"):
         env, unlimited = copy.copy(env), copy.copy(env)
         env.max_steps, unlimited.max_steps = limit, _NEVER
-    size = len(agents)
-    groups = kinds(own) or (tuple(range(size)),)
-    masked = [
-        isinstance(own[kind[0]][1], Discrete) and _has_mask(env, agents[kind[0]], own[kind[0]][1]) for kind in groups
-    ]
+    groups = kinds(own) or (tuple(range(len(agents))),)
+    firsts = [(agents[kind[0]], *own[kind[0]]) for kind in groups]
+    masked = [isinstance(action, Discrete) and _has_mask(env, agent, action) for agent, _, action in firsts]
     shown = {i: with_mask(*own[i]) if has else own[i][0] for kind, has in zip(groups, masked) for i in kind}
-    observation, taken, found = of_agents([(shown[i], own[i][1]) for i in range(size)])
-    spec = EnvSpec(observation, taken, num_envs * size, limit, agents=agents, kinds=found)
-    flat = lambda x: x.reshape(-1, *x.shape[2:])
-    of_kind = lambda by_agent, kind: jax.tree.map(lambda *x: jnp.stack(x, 1), *(by_agent[agents[i]] for i in kind))
-    stacked = lambda by_agent: of_kind(by_agent, range(size))
+    observation, action, found = of_agents([(shown[i], own[i][1]) for i in range(len(agents))])
+    spec = EnvSpec(observation, action, num_envs * len(agents), limit, agents=agents, kinds=found)
+    parts = tuple(_Kind(kind, seen, has) for kind, (_, seen, _), has in zip(groups, firsts, masked))
+    games = _Games(env, unlimited, spec, parts)
+    return JaxEnv(spec, games.reset, games.step)
 
-    def observe(obs: dict[str, Any], inner: PyTree) -> PyTree:
-        """Leaves [games, A, *], of several kinds a tuple of those of each."""
-        parts = []
-        for kind, has in zip(groups, masked, strict=True):
-            seen = map_leaves(lambda leaf, x: x.astype(leaf.dtype), own[kind[0]][0], of_kind(obs, kind))
-            if has:
-                allowed = of_kind(jax.vmap(env.get_avail_actions)(inner), kind) != 0
-                seen = {**(seen if isinstance(own[kind[0]][0], Dict) else {"obs": seen}), ACTION_MASK: allowed}
-            parts.append(seen)
-        return tuple(parts) if found else parts[0]
 
-    def begun(key: Key) -> tuple[PyTree, PyTree]:
-        obs, inner = jax.vmap(env.reset)(jax.random.split(key, num_envs))
-        return inner, observe(obs, inner)
+class _Kind(NamedTuple):
+    """Agents of equal spaces."""
 
-    def reset(key: Key) -> tuple[JaxmarlState, PyTree]:
-        inner, obs = begun(key)
+    numbers: tuple[int, ...]
+    observation: Space  # JaxMARL's, of one agent
+    masked: bool  # observations get a mask of the actions
+
+
+@dataclasses.dataclass(frozen=True)
+class _Games:
+    """Games of a JaxMARL environment, which step together."""
+
+    env: Any
+    unlimited: Any  # the same without a time limit
+    spec: EnvSpec
+    kinds: tuple[_Kind, ...]
+
+    def reset(self, key: Key) -> tuple[JaxmarlState, PyTree]:
+        inner, obs = self._begun(key)
+        num_envs, size = self.spec.games, len(self.spec.agents)
         state = JaxmarlState(inner, jnp.zeros(num_envs, jnp.int32), jnp.zeros((num_envs, size), bool))
         # copies: the caller donates state and observation, which must not share a buffer
-        return state, jax.tree.map(lambda x: jnp.copy(flat(x)), obs)
+        return state, jax.tree.map(lambda x: jnp.copy(_flat(x)), obs)
 
-    def step(state: JaxmarlState, action: PyTree, key: Key) -> tuple[JaxmarlState, StepResult]:
-        check_action(spec.action, columns(spec), action)  # while tracing: shape and dtype
-        by_game = jax.tree.map(lambda x: x.reshape(num_envs, x.shape[0] // num_envs, *x.shape[1:]), action)
-        given: dict[str, PyTree] = {}
-        for kind, part in zip(groups, by_game if found else (by_game,), strict=True):
-            given |= {agents[i]: jax.tree.map(lambda x, j=j: x[:, j], part) for j, i in enumerate(kind)}
+    def step(self, state: JaxmarlState, action: PyTree, key: Key) -> tuple[JaxmarlState, StepResult]:
+        check_action(self.spec.action, columns(self.spec), action)  # while tracing: shape and dtype
+        given = self._by_agent(action)
         step_key, reset_key = jax.random.split(key)
-        keys = jax.random.split(step_key, num_envs)
+        keys = jax.random.split(step_key, self.spec.games)
         fresh = state.elapsed == _OVER
-        obs, inner, rewards, ends, _ = jax.vmap(env.step_env)(keys, state.inner, given)
-        if unlimited is not env:
-            ends = jax.vmap(unlimited.step_env)(keys, state.inner, given)[3]
-        moved = inner, observe(obs, inner)
+        obs, inner, rewards, ends, _ = jax.vmap(self.env.step_env)(keys, state.inner, given)
+        if self.unlimited is not self.env:
+            ends = jax.vmap(self.unlimited.step_env)(keys, state.inner, given)[3]
+        moved = inner, self._observe(obs, inner)
         # most steps reset nothing
-        inner, seen = jax.lax.cond(fresh.any(), lambda: select(fresh, begun(reset_key), moved), lambda: moved)
+        inner, seen = jax.lax.cond(fresh.any(), lambda: select(fresh, self._begun(reset_key), moved), lambda: moved)
 
         absent = fresh[:, None] | state.ended
         end = jnp.asarray(ends["__all__"], bool)
-        terminated = (stacked(ends).astype(bool) | end[:, None]) & ~absent
-        elapsed = jnp.where(fresh, 0, state.elapsed + 1)
+        terminated = (self._stacked(ends).astype(bool) | end[:, None]) & ~absent
+        elapsed, limit = jnp.where(fresh, 0, state.elapsed + 1), self.spec.max_episode_steps
         late = jnp.zeros_like(fresh) if limit is None else elapsed >= limit
         truncated = late[:, None] & ~absent & ~terminated
         ended = (state.ended | terminated | truncated) & ~fresh[:, None]
         over = (end | ended.all(-1)) & ~fresh
-        reward = jnp.where(absent, 0.0, stacked(rewards).astype(jnp.float32))
+        reward = jnp.where(absent, 0.0, self._stacked(rewards).astype(jnp.float32))
         result = StepResult(
-            jax.tree.map(flat, seen),
+            jax.tree.map(_flat, seen),
             reward.reshape(-1),
             terminated.reshape(-1),
             truncated.reshape(-1),
@@ -117,7 +118,42 @@ def make(env: Any, name: str, num_envs: int, limit: int | None, space: Any) -> J
         )
         return JaxmarlState(inner, jnp.where(over, _OVER, elapsed), ended), result
 
-    return JaxEnv(spec, reset, step)
+    def _begun(self, key: Key) -> tuple[PyTree, PyTree]:
+        """New games, and what is seen of them."""
+        obs, inner = jax.vmap(self.env.reset)(jax.random.split(key, self.spec.games))
+        return inner, self._observe(obs, inner)
+
+    def _observe(self, obs: dict[str, Any], inner: PyTree) -> PyTree:
+        """Leaves [games, A, *], of several kinds a tuple of those of each."""
+        parts = []
+        for kind in self.kinds:
+            own = self._stacked(obs, kind.numbers)
+            seen = map_leaves(lambda leaf, x: x.astype(leaf.dtype), kind.observation, own)
+            if kind.masked:
+                allowed = self._stacked(jax.vmap(self.env.get_avail_actions)(inner), kind.numbers) != 0
+                seen = {**(seen if isinstance(kind.observation, Dict) else {"obs": seen}), ACTION_MASK: allowed}
+            parts.append(seen)
+        return tuple(parts) if self.spec.kinds else parts[0]
+
+    def _by_agent(self, action: PyTree) -> dict[str, PyTree]:
+        """Each agent's actions, leaves [games, *], of those of the columns."""
+        num_envs = self.spec.games
+        by_game = jax.tree.map(lambda x: x.reshape(num_envs, x.shape[0] // num_envs, *x.shape[1:]), action)
+        given: dict[str, PyTree] = {}
+        for kind, part in zip(self.kinds, by_game if self.spec.kinds else (by_game,), strict=True):
+            for j, i in enumerate(kind.numbers):
+                given[self.spec.agents[i]] = jax.tree.map(lambda x, j=j: x[:, j], part)
+        return given
+
+    def _stacked(self, by_agent: dict[str, Any], numbers: Iterable[int] | None = None) -> PyTree:
+        """What JaxMARL says of each agent, leaves [games, *], of all agents or some of them: [games, A, *]."""
+        named = self.spec.agents if numbers is None else [self.spec.agents[i] for i in numbers]
+        return jax.tree.map(lambda *x: jnp.stack(x, 1), *(by_agent[agent] for agent in named))
+
+
+def _flat(x: Array) -> Array:
+    """[games, A, *] as columns."""
+    return x.reshape(-1, *x.shape[2:])
 
 
 def quiet_import() -> Any:
@@ -131,6 +167,6 @@ def _has_mask(env: Any, agent: str, action: Discrete) -> bool:
     """Whether the environment says which actions can be taken: one entry for each."""
     try:
         shapes = jax.eval_shape(lambda key: env.get_avail_actions(env.reset(key)[1]), jax.random.key(0))
-    except NotImplementedError:
+    except NotImplementedError:  # what JaxMARL's base class says where an environment has no masks
         return False
     return agent in shapes and shapes[agent].shape == (action.n,)

@@ -187,7 +187,8 @@ def _native_fps(id: str) -> float:
     import gymnasium
 
     try:
-        creator: Any = gymnasium.envs.registration.load_env_creator(gymnasium.spec(id).entry_point)  # type: ignore[arg-type]
+        entry: Any = gymnasium.spec(id).entry_point
+        creator: Any = gymnasium.envs.registration.load_env_creator(entry)
         return float(creator.metadata["render_fps"])
     except Exception:  # no such id, its module needs what is not installed, it does not say
         return _FPS

@@ -184,7 +184,8 @@ class Vector:
             self.metadata = first.metadata
             self._spaces = self.observation_space, self.action_space  # of those that are made
             self._allocate()
-            self.infos, self._told = Infos(num_envs), [None] * num_envs
+            self.infos = Infos(num_envs)
+            self._told: list[Any] = [None] * num_envs
             for i in range(1, num_envs):
                 try:
                     self._envs[i] = self._made(i)
@@ -262,7 +263,7 @@ class Vector:
 
     def _tell(self) -> None:
         if self.infos.wanted:  # copies: an environment may go on writing to its dict
-            self.infos.latest = [dict(info) for info in self._told]  # type: ignore[call-overload]
+            self.infos.latest = [dict(info) for info in self._told]
 
     def _made(self, i: int) -> Any:
         env = self._make(i)

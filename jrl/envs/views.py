@@ -103,7 +103,7 @@ def with_function(env: JaxEnv | Env, path: str) -> JaxEnv | Env:
         shown = jax.eval_shape(of_one, {agent: element(own[kind_of[i]].observation) for i, agent in enumerate(agents)})
     except InputError:
         raise
-    except Exception as e:
+    except Exception as e:  # the user's function, and all that jax says of one that cannot be traced
         told = str(e).splitlines()[0] if str(e) else ""
         raise InputError(f"{key}: it cannot be traced for observations {env.spec.observation}: {told}") from e
     without = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)

@@ -163,7 +163,7 @@ class Block:
                         self._look_at_dtype(value, array.dtype)
                     array[i] = value
             self.reward[i], self.terminated[i], self.truncated[i] = reward, terminated, truncated
-        except Exception:
+        except Exception:  # what the space does not allow may fail in any way
             lines = step_faults.refused(self._observation, result, reset=reset)
             if not lines:
                 raise
@@ -316,14 +316,14 @@ def _sendable(info: Any) -> dict[Any, Any]:
     try:
         pickle.dumps(info)
         return dict(info)
-    except Exception:
+    except Exception:  # an object's own __reduce__ may raise whatever it likes
         return {name: value for name, value in info.items() if _picklable(value)}
 
 
 def _picklable(value: Any) -> bool:
     try:
         pickle.dumps(value)
-    except Exception:
+    except Exception:  # as above
         return False
     return True
 

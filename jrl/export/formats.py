@@ -114,7 +114,7 @@ def _reported(format: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as e:
+    except Exception as e:  # see the docstring
         first = next(iter(str(e).strip().splitlines()), type(e).__name__)[:200]
         raise InputError(
             f"--format {format}: the policy cannot be expressed in it ({first}): use another format"

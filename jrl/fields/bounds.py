@@ -126,8 +126,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(_fits(value, one) for one in typing.get_args(hint))
     if hint in (int, float):
         return is_number(value)
-    kinds = {tuple: (tuple, list), list: (tuple, list), dict: Mapping}
-    return isinstance(value, kinds.get(typing.get_origin(hint), ()))  # type: ignore[arg-type]
+    kinds: dict[Any, Any] = {tuple: (tuple, list), list: (tuple, list), dict: Mapping}
+    return isinstance(value, kinds.get(typing.get_origin(hint), ()))
 
 
 def _each(value: Any, hint: Any, within: Range | None = None) -> Iterator[tuple[Any, type, Range]]:
@@ -257,8 +257,8 @@ def bounded(cls: type) -> type:
             before(self)
         check(self)
 
-    __post_init__.checks_bounds = True  # type: ignore[attr-defined]
-    cls.__post_init__ = __post_init__  # type: ignore[attr-defined]
+    __post_init__.checks_bounds = True  # type: ignore[attr-defined]  # a mark on the function
+    cls.__post_init__ = __post_init__  # type: ignore[attr-defined]  # that of any dataclass
     return cls
 
 

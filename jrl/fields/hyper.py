@@ -16,7 +16,7 @@ __all__ = ["NO_OPTIONS", "Core", "Gru", "Gtrxl", "Lru", "Lstm", "NetworkConfig",
 class Options(dict):
     """A dict that can be part of a static argument."""
 
-    def __hash__(self):  # type: ignore[override]
+    def __hash__(self):  # type: ignore[override]  # a dict has none
         return hash(repr(sorted(self.items(), key=repr)))
 
 

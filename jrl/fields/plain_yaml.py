@@ -24,19 +24,19 @@ _LONGEST_KEY = 200  # characters: YAML itself takes no key beyond 1024
 _MOST_LEVELS = 60  # of nesting
 # libyaml's parser, ten times as fast, where there is one: it only splits text into events
 if yaml.__with_libyaml__:
-    _parser: tuple[type, ...] = (yaml.cyaml.CParser,)  # type: ignore[attr-defined]
+    _parser: tuple[type, ...] = (yaml.cyaml.CParser,)  # type: ignore[attr-defined]  # the stubs lack it
 else:
     _parser = (yaml.reader.Reader, yaml.scanner.Scanner, yaml.parser.Parser)
 
 
-class _Loader(yaml.composer.Composer, *_parser, yaml.constructor.SafeConstructor, yaml.resolver.Resolver):  # type: ignore[misc]
+class _Loader(yaml.composer.Composer, *_parser, yaml.constructor.SafeConstructor, yaml.resolver.Resolver):  # type: ignore[misc]  # which bases depends on the machine
     """YAML 1.1 without its traps: `1e-3` is a number, a date is text, a key given twice is an error. A text of any kind
     is read, or refused by a yaml.YAMLError, at once.
     """
 
     def __init__(self, text: str):
         for base in _parser:
-            base.__init__(self, *([text] if base is _parser[0] else []))  # type: ignore[misc]
+            base.__init__(self, *([text] if base is _parser[0] else []))  # type: ignore[misc]  # as above
         yaml.composer.Composer.__init__(self)
         yaml.constructor.SafeConstructor.__init__(self)
         yaml.resolver.Resolver.__init__(self)
@@ -97,7 +97,7 @@ _Loader.yaml_implicit_resolvers = {
     for first, pairs in _Loader.yaml_implicit_resolvers.items()
 }
 for _tag in ("timestamp", "binary", "omap", "pairs", "set"):
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_undefined)  # type: ignore[type-var]
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_undefined)  # type: ignore[type-var]  # the stubs want one of any loader
 
 
 def parse(text: str) -> Any:

@@ -358,7 +358,8 @@ def nearest(key: str, valid: Iterable[str], synonyms: Mapping[str, str]) -> str 
 # ---------------------------------------------------------------- documentation
 
 
-def docs(cls: type) -> dict[str, str]:
+@functools.cache
+def docs(cls: type) -> Mapping[str, str]:
     """Field -> the comment on its line, or the comment lines directly above it. Empty where there is no source."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
@@ -391,7 +392,8 @@ def tree_docs(tree: Any, prefix: str = "") -> dict[str, str]:
     """Dotted key -> comment and range, of a dataclass instance and of the sections within it."""
     ranges = {name: bounds.range_words(hint) for name, hint in bounds.hints(type(tree)).items()}
     found = {prefix + name: words for name, words in ranges.items() if words}
-    for name, doc in docs(type(tree)).items():
+    cls: type = type(tree)
+    for name, doc in docs(cls).items():
         found[prefix + name] = f"{doc}; {ranges[name]}" if ranges.get(name) else doc
     for field in dataclasses.fields(tree):
         if dataclasses.is_dataclass(getattr(tree, field.name)):

@@ -81,7 +81,7 @@ def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critic
         network = build(spec, cfg, {"value": Head(action.n, privileged=True)})
 
         def each(fn, params, obs):
-            axes: Any = Window(None, 0, None)  # type: ignore[arg-type]
+            axes: Any = Window(None, 0, None)  # type: ignore[arg-type]  # axes, where types say arrays
             return jax.vmap(fn, (0, axes if isinstance(obs, Window) else None))(params, obs)
 
         return Critics(

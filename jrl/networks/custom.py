@@ -150,7 +150,7 @@ def _made(found: Any, path: str, options: Mapping[str, Any], space: Space) -> To
         out = jax.eval_shape(torso.apply, params, obs)
     except InputError:
         raise
-    except Exception as e:
+    except Exception as e:  # the user's own network: it may raise whatever it likes
         said = (str(e).strip().splitlines() or [""])[0]
         last = traceback.extract_tb(e.__traceback__)[-1]
         here = [f for f in traceback.extract_tb(e.__traceback__) if f.filename == _file(found)]

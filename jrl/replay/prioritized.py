@@ -12,7 +12,9 @@ from flax import struct
 
 from jrl.ops import random, schedules
 from jrl.replay import storage, sum_tree
-from jrl.replay.storage import FrameStack as FrameStack
+from jrl.replay.frames import FrameStack as FrameStack
+from jrl.replay.layout import Layout
+from jrl.replay.layout import State as Rows
 from jrl.types import Array, Buffer, Key, PyTree, Rollout
 
 _LEAST = 1e-30  # weight of a row whose priority ** alpha is 0: one of 0 could never be drawn again
@@ -29,7 +31,7 @@ class Priorities:
 
 @struct.dataclass
 class State:
-    rows: storage.State
+    rows: Rows
     priorities: Priorities
 
 
@@ -38,7 +40,7 @@ class Sampler(NamedTuple):
 
     init: Callable[[], Priorities]
     # (priorities, head before the add, rows after it, what was added)
-    enter: Callable[[Priorities, Array, storage.State, Rollout], Priorities]
+    enter: Callable[[Priorities, Array, Rows, Rollout], Priorities]
     draw: Callable[[Priorities, Key], tuple[Array, Array, Array]]  # -> slot, column, weight [N]
     update: Callable[[Priorities, Array, Array], Priorities]  # (priorities, index [N], priority [N])
 
@@ -83,7 +85,7 @@ def make(
         extras=extras,
         in_step=in_step,
     )
-    by_priority = sampler(rows, batch_size, alpha=alpha, beta=beta, eps=eps, num_devices=num_devices)
+    by_priority = sampler(rows.layout, batch_size, alpha=alpha, beta=beta, eps=eps, num_devices=num_devices)
     return buffer(rows, by_priority, lambda state, *drawn: rows.transitions(state, *drawn))
 
 
@@ -112,11 +114,11 @@ def buffer(rows: storage.Storage, by_priority: Sampler, read: Callable) -> Buffe
     )
 
 
-def sampler(rows: storage.Storage, batch_size: int, *, alpha, beta, eps=1e-6, num_devices: int = 1) -> Sampler:
+def sampler(layout: Layout, batch_size: int, *, alpha, beta, eps=1e-6, num_devices: int = 1) -> Sampler:
     """Draws rows in proportion to priority ** alpha, one from each of `batch_size` parts of equal mass.
 
     Args:
-      rows: what is drawn from.
+      layout: of the ring that is drawn from.
       batch_size: N.
       alpha: exponent of the priorities: 0 is uniform.
       beta: exponent of the importance weights, a Schedule over environment steps: rows added so far, reset rows
@@ -127,36 +129,36 @@ def sampler(rows: storage.Storage, batch_size: int, *, alpha, beta, eps=1e-6, nu
     Returns:
       A Sampler. Of samples of a single row, masked ones are not drawn; longer samples may hold such.
     """
-    length = rows.length
+    length = layout.length
 
     def init() -> Priorities:
-        tree = sum_tree.init(rows.slots * rows.columns)
+        tree = sum_tree.init(layout.slots * layout.columns)
         return Priorities(tree, jnp.ones((), jnp.float32), jnp.zeros((), jnp.uint32))
 
-    def enter(priorities: Priorities, head: Array, after: storage.State, rollout: Rollout) -> Priorities:
+    def enter(priorities: Priorities, head: Array, after: Rows, rollout: Rollout) -> Priorities:
         tree, steps = priorities.tree, rollout.reward.shape[0]
-        most = steps + rows.spare  # slots by which the head can have moved: at a seam by more than the rows
+        most = steps + layout.spare  # slots by which the head can have moved: at a seam by more than the rows
         behind = min(length - 1, most)
         offset = lambda low, high: jnp.arange(low, high)[:, None]
         # what can be drawn from now on; then rows still too new, the head, and those whose frame stacks are lost
-        moved = (after.head - head) % rows.slots
+        moved = (after.head - head) % layout.slots
         entering = jnp.where(offset(0, most) < moved, head - (length - 1) + offset(0, most), after.head)
-        leaving = after.head + offset(-behind, rows.spare)
-        slots = jnp.concatenate([entering, leaving]) % rows.slots
-        slots, columns = jnp.broadcast_arrays(slots, jnp.arange(rows.columns)[None])
-        place = (after.head - slots[:most]) % rows.slots  # from the newest row on, 1
+        leaving = after.head + offset(-behind, layout.spare)
+        slots = jnp.concatenate([entering, leaving]) % layout.slots
+        slots, columns = jnp.broadcast_arrays(slots, jnp.arange(layout.columns)[None])
+        place = (after.head - slots[:most]) % layout.slots  # from the newest row on, 1
         live = (place >= length) & (place <= after.length)
         if length == 1:  # what is written is not read here: XLA would copy it
-            count = steps if rows.in_step or rollout.count is None else rollout.count[None]
+            count = steps if layout.in_step or rollout.count is None else rollout.count[None]
             row = offset(0, most) - (moved - count)
             mask = jnp.take_along_axis(rollout.mask, jnp.broadcast_to(jnp.clip(row, 0, steps - 1), live.shape), 0)
             live &= mask & (row >= 0) & (row < count)
-        weight = jnp.pad(jnp.where(live, priorities.highest, 0.0), [(0, behind + rows.spare), (0, 0)])
+        weight = jnp.pad(jnp.where(live, priorities.highest, 0.0), [(0, behind + layout.spare), (0, 0)])
         added = jnp.uint32(steps)
-        if not rows.in_step and rollout.count is not None:
-            added = (-(-rollout.count.sum() // rows.columns)).astype(jnp.uint32)
+        if not layout.in_step and rollout.count is not None:
+            added = (-(-rollout.count.sum() // layout.columns)).astype(jnp.uint32)
         return Priorities(
-            tree=sum_tree.update(tree, (slots * rows.columns + columns).reshape(-1), weight.reshape(-1)),
+            tree=sum_tree.update(tree, (slots * layout.columns + columns).reshape(-1), weight.reshape(-1)),
             highest=priorities.highest,
             steps=priorities.steps + jnp.minimum(added, ~priorities.steps),
         )
@@ -164,12 +166,12 @@ def sampler(rows: storage.Storage, batch_size: int, *, alpha, beta, eps=1e-6, nu
     def draw(priorities: Priorities, key: Key):
         part = jnp.arange(batch_size) + random.uniform(key, (batch_size,))
         mass = part * (sum_tree.total(priorities.tree) / batch_size)
-        again = jax.random.fold_in(key, 1) if sum_tree.is_deep(rows.slots * rows.columns) else None
+        again = jax.random.fold_in(key, 1) if sum_tree.is_deep(layout.slots * layout.columns) else None
         index, leaf = sum_tree.find(priorities.tree, mass, again)
-        env_steps = priorities.steps.astype(jnp.float32) * (rows.columns * num_devices)
+        env_steps = priorities.steps.astype(jnp.float32) * (layout.columns * num_devices)
         # (N P(i)) ** -beta over its largest: N and the total cancel
         weight = (leaf.min() / leaf) ** schedules.value(beta, env_steps)
-        return index // rows.columns, index % rows.columns, jnp.where(leaf > 0, weight, 0.0)
+        return index // layout.columns, index % layout.columns, jnp.where(leaf > 0, weight, 0.0)
 
     def update(priorities: Priorities, index, priority) -> Priorities:
         leaf = jnp.maximum((priority + eps) ** alpha, _LEAST)

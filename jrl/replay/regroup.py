@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 from jrl.replay import storage
+from jrl.replay.layout import SEAM, State
 from jrl.replay.prioritized import Priorities
-from jrl.replay.storage import State
 from jrl.types import PyTree
 
 
@@ -96,7 +96,7 @@ def _in_step(ring: dict[str, Any]) -> dict[str, Any]:
     devices, slots = len(head), len(turned["flags"]) // len(head)
     behind = slots - np.arange(slots)[None, :, None]  # of the head, which the newest row is 1 behind
     empty = (behind > length[:, None]) & (behind <= length.max())
-    turned["flags"] = np.where(empty.reshape(turned["flags"].shape), np.uint8(storage.SEAM), turned["flags"])
+    turned["flags"] = np.where(empty.reshape(turned["flags"].shape), np.uint8(SEAM), turned["flags"])
     clock = lambda x: np.full(devices, x, np.int32)
     return {**turned, "head": clock(0), "length": clock(length.max())}
 

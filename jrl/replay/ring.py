@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jrl.replay import storage
-from jrl.replay.storage import FrameStack as FrameStack
+from jrl.replay.frames import FrameStack as FrameStack
 from jrl.types import Buffer, Key, PyTree
 
 

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from jrl.replay import prioritized, storage
-from jrl.replay.storage import FrameStack as FrameStack
+from jrl.replay.frames import FrameStack as FrameStack
+from jrl.replay.layout import State
 from jrl.types import Buffer, Key, PyTree, SequenceBatch
 
 
@@ -65,14 +66,14 @@ def make(
         in_step=in_step,
     )
 
-    def read(state: storage.State, slot, column, weight, key: Key) -> SequenceBatch:
+    def read(state: State, slot, column, weight, key: Key) -> SequenceBatch:
         return rows.sequences(state, slot, column, weight, burn_in, key)
 
     if alpha is not None:
-        sampler = prioritized.sampler(rows, batch_size, alpha=alpha, beta=beta, eps=eps, num_devices=num_devices)
+        sampler = prioritized.sampler(rows.layout, batch_size, alpha=alpha, beta=beta, eps=eps, num_devices=num_devices)
         return prioritized.buffer(rows, sampler, read)
 
-    def sample(state: storage.State, key: Key):
+    def sample(state: State, key: Key):
         draw_key, window_key = jax.random.split(key)
         slot, column = rows.draw(state, draw_key, (batch_size,))
         return read(state, slot, column, jnp.ones((batch_size,)), window_key)

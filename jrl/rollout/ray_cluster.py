@@ -304,17 +304,17 @@ def on_loopback(ray: Any) -> Iterator[None]:
     reads when it is imported, in each of its processes. Where the user has set the variable, it stays.
     """
     name = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-    constants = getattr(getattr(ray, "_private", None), "ray_constants", None)
+    constants: Any = getattr(getattr(ray, "_private", None), "ray_constants", None)
     before = getattr(constants, "ENABLE_RAY_CLUSTER", None)
     if name in os.environ or before is None:
         yield
         return
     with _environ({name: "0"}):
-        constants.ENABLE_RAY_CLUSTER = False  # type: ignore[union-attr]
+        constants.ENABLE_RAY_CLUSTER = False
         try:
             yield
         finally:
-            constants.ENABLE_RAY_CLUSTER = before  # type: ignore[union-attr]
+            constants.ENABLE_RAY_CLUSTER = before
 
 
 @contextlib.contextmanager

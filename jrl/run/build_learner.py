@@ -9,7 +9,7 @@ import jax
 from jrl import envs, spaces
 from jrl.envs import envpool_env
 from jrl.errors import InputError
-from jrl.replay import memory, prioritized, ring, sequences, storage
+from jrl.replay import frames, memory, prioritized, ring, sequences
 from jrl.rollout import unroll
 from jrl.run import build_policies, guard, learner, parallel, several
 from jrl.run.build_policies import MakeAlgo
@@ -136,7 +136,7 @@ def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int, bes
         updates=plan.batch_plan(cfg).updates or 1,
         learning_starts=min(replay.learning_starts, _most_held(cfg, spec)),
         axis_name=parallel.AXIS,
-        broken=None if stack is None else functools.partial(storage.broken_stacks, stack=stack),
+        broken=None if stack is None else functools.partial(frames.broken_stacks, stack=stack),
     )
 
     def learner_of(cfg: RunConfig, algo: Algo) -> learner.Learner:

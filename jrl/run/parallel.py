@@ -121,7 +121,9 @@ def waits(mesh: Mesh) -> bool:
     return mesh.devices.size > 1 and mesh.devices.flat[0].platform == "cpu"
 
 
-def pmap(body: Callable, mesh: Mesh, in_specs: Any, out_specs: Any, donate_argnums: tuple[int, ...] = ()) -> Callable:
+def pmap(
+    body: Callable, mesh: Mesh, in_specs: Any, out_specs: Any, donate_argnums: tuple[int, ...] = ()
+) -> jax.stages.Wrapped:
     """`body` on every device of the mesh, with the axis name AXIS, as one jitted program.
 
     Args:
@@ -141,7 +143,7 @@ def place_outputs(fn: Callable, mesh: Mesh, specs: Any) -> Callable:
     return jax.jit(fn, out_shardings=shardings)
 
 
-def compile_ahead(fn: Callable, args: tuple[Any, ...], mesh: Mesh, specs: Any) -> Callable:
+def compile_ahead(fn: jax.stages.Wrapped, args: tuple[Any, ...], mesh: Mesh, specs: Any) -> Callable:
     """A jitted `fn` whose compilation begins now, in a thread, while the caller prepares its arguments.
 
     Args:
@@ -152,7 +154,7 @@ def compile_ahead(fn: Callable, args: tuple[Any, ...], mesh: Mesh, specs: Any) -
       A function of such arguments, which waits for the compilation.
     """
 
-    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # operation by operation, for breakpoints
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # made at run time; operation by operation, for breakpoints
         return fn
 
     def placed(spec: P, tree: PyTree) -> PyTree:
@@ -161,7 +163,7 @@ def compile_ahead(fn: Callable, args: tuple[Any, ...], mesh: Mesh, specs: Any) -
 
     shapes = jax.tree.map(placed, specs, args, is_leaf=lambda x: isinstance(x, P))
     pool = concurrent.futures.ThreadPoolExecutor(1)
-    compiled = pool.submit(lambda: fn.lower(*shapes).compile())  # type: ignore[attr-defined]
+    compiled = pool.submit(lambda: fn.lower(*shapes).compile())
     pool.shutdown(wait=False)
     return lambda *given: compiled.result()(*given)
 

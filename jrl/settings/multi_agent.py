@@ -218,7 +218,7 @@ def _trained(given: MultiAgentConfig) -> MultiAgentConfig:
     fn = registry.load(asked, "multi_agent.policies_to_train")
     try:
         learn = tuple(name for name in known if fn(name))
-    except Exception as e:
+    except Exception as e:  # as above
         told = f"{type(e).__name__}: {str(e)[:200]}"
         raise InputError(
             f"multi_agent.policies_to_train {asked}: expected a function of a policy's name, got one that raises "

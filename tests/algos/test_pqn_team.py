@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fakes import assert_same, flags, perturbed
-from test_vdn import KEY, MIXERS, SMALL, SPEC, greedy_return, observations
+from test_vdn import KEY, MIXERS, SMALL, SPEC, by_rollouts, observations
 
 from jrl.algos import pqn, teams
 from jrl.algos.exploration import EpsilonGreedy, Random
@@ -15,7 +15,6 @@ from jrl.errors import InputError
 from jrl.fields.hyper import Gru
 from jrl.networks import NetworkConfig
 from jrl.ops import returns
-from jrl.rollout import unroll
 from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete, Rollout
 
 T, B = 8, 8
@@ -103,32 +102,14 @@ def test_an_absent_agent_changes_nothing(mixer):
     assert losses[0] != losses[1]
 
 
-def learned(algo, env, iterations):
-    source = unroll.make(env, algo.act, length=16, carry=algo.carry)
-
-    def iteration(carry, key):
-        collecting, state = carry
-        keys = jax.random.split(key)
-        collecting, rollout, _ = source.step(collecting, algo.actor(state), keys[0])
-        return (collecting, algo.update(state, rollout, keys[1])[0]), None
-
-    @jax.jit
-    def run(key):
-        start = source.init(key), algo.init(key)
-        return jax.lax.scan(iteration, start, jax.random.split(key, iterations))[0][1]
-
-    return run
-
-
 @pytest.mark.parametrize(("mixer", "want"), [("sum", 7.0), ("qmix", 8.0)])
 def test_the_two_step_game_has_one_answer_for_each_mixer(mixer, want):
     """As of VDN and QMIX from replay: a sum says 6.5 at most of the second game, a monotone mixer 8."""
     env = team(games.two_step(64))
     cfg = pqn.Config(mixer=mixer, exploration=Random(), lr=((0, 5e-3), (100_000, 0.0)), q_lambda=0.0)
     algo = pqn.make(cfg, env.spec, NetworkConfig(hidden=(32,), layer_norm=True))
-    run = learned(algo, env, iterations=150)
-    for seed in range(2):
-        assert greedy_return(algo, env, run(jax.random.key(seed))) == want, seed
+    run = by_rollouts(algo, env, iterations=150)
+    assert [float(run(jax.random.key(seed))[1]) for seed in range(2)] == [want] * 2
 
 
 def test_each_agent_remembers():
@@ -136,7 +117,7 @@ def test_each_agent_remembers():
     env = team(games.two_step(32, memory=True))
     cfg = pqn.Config(mixer="sum", exploration=EpsilonGreedy(epsilon=0.3), lr=5e-3)
     algo = pqn.make(cfg, env.spec, NetworkConfig(hidden=(16,), core=Gru(size=8), max_seq_len=8, layer_norm=True))
-    assert greedy_return(algo, env, learned(algo, env, iterations=80)(KEY)) == 2.0
+    assert by_rollouts(algo, env, iterations=80)(KEY)[1] == 2.0
 
 
 def test_a_mixer_needs_a_team_and_a_team_a_mixer():

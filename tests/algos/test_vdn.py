@@ -183,8 +183,11 @@ def test_without_ids_equal_observations_have_equal_values():
 # ---------------------------------------------------------------- exact answers
 
 
-def learned(algo, env, *, iterations, batch_size=128, length=16):
-    """(greedy return per game, the State): collects, adds to replay and updates as often as it collects a row."""
+def by_replay(algo, env, *, iterations, batch_size=128, length=16):
+    """From a key to (the State, its greedy return): collects, adds to replay and updates as often as it collects a row.
+
+    One program, as is `by_rollouts`: most of the time goes into compiling.
+    """
     kinds = {"obs": element(env.spec.observation), "action": element(env.spec.action)}
     sizes = {"capacity": 20_000, "num_envs": env.spec.num_envs, "batch_size": batch_size, "gamma": 0.99, "n_step": 1}
     if algo.sequences:
@@ -207,7 +210,27 @@ def learned(algo, env, *, iterations, batch_size=128, length=16):
     def run(key):
         keys = jax.random.split(key, 3)
         start = source.init(keys[0]), algo.init(keys[1]), buffer.init()
-        return jax.lax.scan(iteration, start, jax.random.split(keys[2], iterations))[0][1]
+        state = jax.lax.scan(iteration, start, jax.random.split(keys[2], iterations))[0][1]
+        return state, greedy_return(algo, env, state)
+
+    return run
+
+
+def by_rollouts(algo, env, *, iterations, length=16):
+    """From a key to (the State, its greedy return): collects and updates by turns."""
+    source = unroll.make(env, algo.act, length=length, carry=algo.carry)
+
+    def iteration(carry, key):
+        collecting, state = carry
+        keys = jax.random.split(key)
+        collecting, rollout, _ = source.step(collecting, algo.actor(state), keys[0])
+        return (collecting, algo.update(state, rollout, keys[1])[0]), None
+
+    @jax.jit
+    def run(key):
+        start = source.init(key), algo.init(key)
+        state = jax.lax.scan(iteration, start, jax.random.split(key, iterations))[0][1]
+        return state, greedy_return(algo, env, state)
 
     return run
 
@@ -215,8 +238,8 @@ def learned(algo, env, *, iterations, batch_size=128, length=16):
 def greedy_return(algo, env, state):
     """The mean return of whole games without exploration; a game of two steps and its reset row is three rows."""
     source = unroll.make(env, algo.act, length=60, carry=algo.carry, explore=False)
-    _, rollout, _ = jax.jit(source.step)(source.init(KEY), algo.actor(state), KEY)
-    return float(rollout.reward.sum()) / (20 * env.spec.num_envs)
+    _, rollout, _ = source.step(source.init(KEY), algo.actor(state), KEY)
+    return rollout.reward.sum() / (20 * env.spec.num_envs)
 
 
 @pytest.mark.parametrize(("mixer", "want"), [("sum", 7.0), ("qmix", 8.0)])
@@ -226,10 +249,10 @@ def test_the_two_step_game_has_one_answer_for_each_mixer(mixer, want):
     env = team(games.two_step(16))
     cfg = vdn.Config(mixer=mixer, exploration=Random(), lr=2e-3, target_update_every=100)
     algo = vdn.make(cfg, env.spec, NetworkConfig(hidden=(32,)))
-    run = learned(algo, env, iterations=150)
+    run = by_replay(algo, env, iterations=150)
     for seed in range(3):
-        state = run(jax.random.key(seed))
-        assert greedy_return(algo, env, state) == want, seed
+        state, found = run(jax.random.key(seed))
+        assert found == want, seed
         # the joint values of the second game, for QMIX of the four pairs of actions, too
         obs = {
             "agents": jnp.broadcast_to(jnp.eye(3)[2], (4, 2, 3)),
@@ -249,8 +272,7 @@ def test_each_agent_remembers(core):
     cfg = vdn.Config(exploration=EpsilonGreedy(epsilon=0.3), lr=3e-3, target_update_every=50, mixer="qmix")
     network = NetworkConfig(hidden=(16,), **({"core": hyper.Gru(size=8), "max_seq_len": 6} if core else {}))
     algo = vdn.make(cfg, env.spec, network)
-    state = learned(algo, env, iterations=80, batch_size=32)(KEY)
-    found = greedy_return(algo, env, state)
+    _, found = by_replay(algo, env, iterations=80, batch_size=32)(KEY)
     assert found == 2.0 if core else found < 1.5, found
 
 
@@ -259,21 +281,9 @@ def test_ppo_learns_for_a_team():
     """PPO over the joint action of the two-step game: no code of its own; 7 or more."""
     env = team(games.two_step(16))
     algo = ppo.make(ppo.Config(lr=3e-3, num_minibatches=2), env.spec, SMALL)
-    source = unroll.make(env, algo.act, length=48, carry=algo.carry)
-
-    def iteration(carry, key):
-        collecting, state = carry
-        keys = jax.random.split(key)
-        collecting, rollout, _ = source.step(collecting, algo.actor(state), keys[0])
-        return (collecting, algo.update(state, rollout, keys[1])[0]), None
-
-    @jax.jit
-    def run(key):
-        start = source.init(key), algo.init(key)
-        return jax.lax.scan(iteration, start, jax.random.split(key, 100))[0][1]
-
+    run = by_rollouts(algo, env, iterations=100, length=48)
     for seed in range(3):
-        assert greedy_return(algo, env, run(jax.random.key(seed))) >= 7.0, seed
+        assert run(jax.random.key(seed))[1] >= 7.0, seed
 
 
 # ---------------------------------------------------------------- refusals

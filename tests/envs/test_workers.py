@@ -1,6 +1,5 @@
 """Environments in worker processes: the same rows as in this process; processes that raise, die, hang, and end."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from env_helpers import Stepper, random_actions, run
+from processes import alive, descendants, gone
 
 from jrl import envs
 from jrl.types import Discrete, InputError
@@ -37,19 +37,6 @@ def assign(env, name, values):
     """The attribute of each environment."""
     own = dict(zip(pids(env), values))
     env.foreach_env(lambda env: setattr(env.unwrapped, name, own[__import__("os").getpid()]))
-
-
-def alive(pid):
-    with contextlib.suppress(FileNotFoundError):
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    return False
-
-
-def gone_within(seconds, processes):
-    deadline = time.monotonic() + seconds
-    while any(map(alive, processes)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not any(map(alive, processes))
 
 
 def zeros(n):
@@ -165,37 +152,24 @@ def test_what_cannot_be_made_is_the_users_error():
 # ---------------------------------------------------------------- the end
 
 
-def children():
-    """Of this process and of those."""
-    found, parents = [], {os.getpid()}
-    stats = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            stats[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-    while parents:
-        parents = {pid for pid, parent in stats.items() if parent in parents}
-        found += parents
-    return {pid for pid in found if alive(pid)}
-
-
 def test_nothing_is_left_after_close():
-    before = children()
+    before = descendants()
     env = make("CartPole-v1", 3, batch_wait_ms=0.0)
     env.reset()
-    assert len(children() - before) == 4  # and the process that starts them
+    assert len(descendants() - before) == 4  # and the process that starts them
     env.close()
-    assert children() <= before
+    assert descendants() <= before
     env.close()
 
 
 def test_one_that_hangs_is_ended_by_close():
-    before = children()
+    before = descendants()
     env = make(STALLING, 2, {"at": 1, "seconds": 60}, batch_wait_ms=0.0)
     env.reset()
     ids = env.recv()[0]
     env.send(zeros(len(ids)), ids)
     env.close()
-    assert children() <= before
+    assert descendants() <= before
 
 
 PARENT = """
@@ -234,7 +208,7 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path):
         assert loaded == ["[[],", "[]]"] and all(map(alive, workers))
         time.sleep(0.3)
         parent.kill()
-    assert gone_within(60, workers)
+    assert gone(*workers, seconds=60.0)
 
 
 def test_ctrl_c_and_an_orderly_end_are_left_to_the_run():

@@ -7,7 +7,7 @@ import pytest
 
 from jrl import envs
 from jrl.errors import InputError
-from jrl.replay import ring, storage
+from jrl.replay import frames, ring, storage
 from jrl.rollout import unroll
 from jrl.run import build_learner
 from jrl.settings import config
@@ -39,7 +39,7 @@ def replayed(spec, parts, slots, **options):
     first = total - int(state.length)
     assert first > slots  # it went round
     t, column = (x.reshape(-1) for x in np.mgrid[first:total, :B].astype(np.int32))
-    slot = (t + rows.spare - 1) % slots  # in front of the first lie the older frames of its stack
+    slot = (t + rows.layout.spare - 1) % slots  # in front of the first lie the older frames of its stack
     batch = jax.device_get(jax.jit(rows.transitions)(state, slot, column, np.ones(t.shape), jax.random.key(0)))
     join = lambda name: np.concatenate([getattr(part, name) for part in parts])
     obs, flags = join("obs"), {name: join(name) for name in ("reward", "terminated", "truncated", "mask")}
@@ -122,7 +122,7 @@ def test_what_replay_gives_is_what_was_observed_whatever_the_options(options, on
     assert (flags["terminated"] | flags["truncated"]).sum() > 8
     np.testing.assert_array_equal(batch.obs, obs[t, column])
     np.testing.assert_array_equal(batch.next_obs[live], obs[t + 1, column][live])
-    broken = lambda stack: sum(float(storage.broken_stacks(part, stack)) for part in parts)
+    broken = lambda stack: sum(float(frames.broken_stacks(part, stack)) for part in parts)
     if stack is None:  # what such a guess would cost
         stack, wrong = ring.FrameStack(1), ring.FrameStack(env.spec.observation.shape[0])
         assert broken(wrong) > 0.5

@@ -1,4 +1,4 @@
-"""A program that collects with a Ray of its own until it is interrupted; tests/rollout/test_ray_hosts.py runs it."""
+"""A program that collects with a Ray of its own until it is interrupted; tests/rollout/test_own_ray.py runs it."""
 
 import contextlib
 import json

@@ -200,7 +200,7 @@ def test_replay_holds_true_transitions_only():
             for t in np.flatnonzero(w.mask[:n, b]):
                 end = w.terminated[t, b], w.truncated[t, b]
                 steps[w.obs[t, b].tobytes()] = (w.action[t, b], w.reward[t, b], *end, nxt[t, b])
-    slot, column = (x.reshape(-1).astype(np.int32) for x in np.mgrid[: rows.slots, :B])
+    slot, column = (x.reshape(-1).astype(np.int32) for x in np.mgrid[: rows.layout.slots, :B])
     live = np.asarray(rows.valid(state, slot, column)) & (slot != int(state.head))
     batch = jax.device_get(jax.jit(rows.transitions)(state, slot, column, np.ones(slot.shape), jax.random.key(0)))
     counts = []
@@ -219,7 +219,7 @@ def test_replay_holds_true_transitions_only():
     assert len(counts) > 100
     assert counts.count(3) > 40
     buffer = ring.make(element(spec.observation), element(spec.action), batch_size=8, **options)
-    assert int(buffer.size(state)) <= rows.slots * B
+    assert int(buffer.size(state)) <= rows.layout.slots * B
 
 
 def test_nothing_is_compiled_twice_and_all_of_it_where_the_actor_lies():

@@ -2,29 +2,26 @@
 
 import collections
 import functools
-import json
 import logging
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import warnings
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import ray_sources
+from processes import gone
 from ray_sources import B, T
 
 from jrl.errors import EnvironmentFailed, InputError, RunnersLost, details
 from jrl.metrics.episodes import summary
 from jrl.metrics.timers import Timers
 from jrl.rollout.ray_cluster import Cluster
-from jrl.rollout.ray_health import in_words
 from jrl.rollout.ray_hosts import EnvRunners, RunnerOptions
 
 K = 2
@@ -42,23 +39,6 @@ def test_an_address_where_nobody_is_is_an_error_at_once():
     for address in ("127.0.0.1:1", "nowhere"):
         with pytest.raises(InputError, match=f"env_runners.address: nobody answers at {address}"):
             runners(OPTIONS._replace(address=address))
-
-
-def test_what_ray_says_of_a_dead_actor_in_words():
-    died = "The actor died unexpectedly before finishing this task.\n\tclass_name: Host\n\tpid: 77\n\tip: 10.0.0.3\n"
-    for reason, words in (
-        (
-            "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: "
-            "... (1) The process is killed by SIGKILL by OOM killer due to high memory usage. (2) ray stop",
-            "its process 77 on 10.0.0.3 has ended: it was killed",
-        ),
-        (
-            "The actor died because its node has died. Node Id: 5eaf3\n\tthe actor's node was terminated unexpectedly",
-            "the machine of its process 77 on 10.0.0.3 has left the cluster: it is down, or cannot be reached",
-        ),
-        ("Something else.", "Something else."),
-    ):
-        assert words in in_words(died + reason)
 
 
 @pytest.fixture(scope="module")
@@ -249,19 +229,6 @@ def test_asynchronous_rollouts_come_as_they_are_made_and_never_too_late(cluster,
     source.close()
 
 
-def gone(pid, seconds=5.0):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.02)
-    return False
-
-
 def test_a_runner_that_is_killed_or_stalls_costs_its_batch_and_is_replaced(cluster):
     options = OPTIONS._replace(recreate_failed_env_runners=True, max_restarts=2, sample_timeout_s=3.0)
     source = runners(options)
@@ -410,47 +377,6 @@ def test_runners_that_never_work_are_not_replaced_for_ever(cluster):
     with pytest.warns(RuntimeWarning), lost:
         source.next(weights(0), KEY)
     source.close()
-
-
-def descendants(pid):
-    found = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    children = collections.defaultdict(list)
-    for line in found.splitlines():
-        child, parent = map(int, line.split())
-        children[parent].append(child)
-    todo, all_of_them = [pid], []
-    while todo:
-        new = children[todo.pop()]
-        todo += new
-        all_of_them += new
-    return all_of_them
-
-
-def test_an_interrupted_program_ends_the_ray_that_it_began():
-    folder = Path(__file__).parent
-    program = subprocess.Popen(
-        [sys.executable, str(folder / "ray_driver.py")],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        told = json.loads(program.stdout.readline())
-        assert told["sigterm_kept"]
-        assert not {"RAY_process_group_cleanup_enabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"} & {*told["environ"]}
-        # the GCS, the raylet, runners and this program: none of them can be reached from other machines
-        assert {"gcs_server", "raylet"} <= {name for name, _ in told["listening"]}
-        assert {ip.removeprefix("::ffff:") for _, ip in told["listening"]} == {"127.0.0.1"}
-        processes = descendants(program.pid)
-        assert set(told["pids"]) <= set(processes)
-        os.killpg(program.pid, signal.SIGHUP)  # as a terminal does, to the whole group: it is closed
-        os.killpg(program.pid, signal.SIGINT)
-        out, err = program.communicate(timeout=90)
-        assert program.returncode == 0, err
-        assert out == "closed\n"
-        assert "Traceback" not in err
-        assert [pid for pid in processes if not gone(pid, 30.0)] == []
-    finally:
-        program.kill()
-        program.communicate()
 
 
 def test_compressed_observations_arrive_as_they_were_made(cluster):

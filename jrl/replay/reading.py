@@ -1,0 +1,141 @@
+"""What is drawn from a ring, and what is learned from made of it. Slots and columns are i32 arrays of one shape."""
+
+import jax
+import jax.numpy as jnp
+
+from jrl.ops import random
+from jrl.replay import frames
+from jrl.replay.layout import AGE, MASK, TERMINATED, TRUNCATED, Layout, State, is_seam, take
+from jrl.types import Array, Batch, Key, PyTree, SequenceBatch, Window
+
+
+def valid(layout: Layout, state: State, slot: Array, column: Array) -> Array:
+    """Says whether each row is not masked."""
+    return (take(state.flags, slot, column) & MASK) != 0
+
+
+def can_begin(layout: Layout, state: State) -> Array:
+    """Says whether there is a row from which one can begin, [] bool, and not all are masked."""
+    return (state.live > 0) & (state.length >= layout.length).any()
+
+
+def held(layout: Layout, state: State) -> Array:
+    """Counts rows of all columns, [] i32, masked ones too."""
+    return state.length * layout.columns if layout.in_step else state.length.sum(dtype=jnp.int32)
+
+
+def draw(layout: Layout, state: State, key: Key, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """Draws slots and columns of this shape, uniform over all rows from which one can begin, masked ones too."""
+    columns, length = layout.columns, layout.length
+    bits = random.bits(key, shape)
+    # 32 bits modulo at most 2**24 rows or so: no row is preferred by more than a part in 256
+    if layout.in_step:
+        steps = jnp.maximum(state.length - (length - 1), 1)
+        place = (bits % (steps * columns).astype(jnp.uint32)).astype(jnp.int32)
+        place, column = place // columns, place % columns
+    else:
+        each = jnp.maximum(state.length[0] - (length - 1), 0)
+        ends = jnp.cumsum(each)
+        place = (bits % jnp.maximum(ends[-1], 1).astype(jnp.uint32)).astype(jnp.int32)
+        column = jnp.minimum(jnp.searchsorted(ends, place, side="right"), columns - 1).astype(jnp.int32)
+        place -= (ends - each)[column]
+    return (layout.of_column(state.head - state.length, column) + place) % layout.slots, column
+
+
+def transitions(layout: Layout, state: State, slot: Array, column: Array, weight: Array, key: Key) -> Batch:
+    """Makes the transitions that begin at rows [N]."""
+    steps = _drawn_steps(layout, key, slot.shape)
+    reward, discount, count = _window(layout, state, slot, column, steps)
+    return Batch(
+        obs=_observation(layout, state, slot, column),
+        action=jax.tree.map(lambda x: take(x, slot, column), state.action),
+        reward=reward,
+        discount=discount,
+        next_obs=_observation(layout, state, (slot + count) % layout.slots, column),
+        weight=weight,
+        index=slot * layout.columns + column,
+        extras=_extras(state, slot, column),
+    )
+
+
+def sequences(
+    layout: Layout, state: State, slot: Array, column: Array, weight: Array, burn_in: int, key: Key
+) -> SequenceBatch:
+    """Makes the sequences of `length` rows that begin at rows [N]; from the first `burn_in` the memory is recovered."""
+    first, of_first = slot, column
+    span = jnp.arange(layout.length + 1)[None]
+    slot, column = jnp.broadcast_arrays((slot[:, None] + span) % layout.slots, column[:, None])
+    reset = ~valid(layout, state, slot, column)
+    # behind a seam the memory is not that of the rows: of those, other sequences are made, which begin there
+    other = jnp.cumsum(is_seam(take(state.flags, slot, column)), 1) > 0
+    rows, columns, live = (x[:, burn_in:-1] for x in (slot, column, ~reset & ~other))
+    place = jnp.arange(rows.shape[1])[None]
+    steps = jnp.minimum(_drawn_steps(layout, key, rows.shape), rows.shape[1] - place)  # not beyond the last row
+    target = _window(layout, state, rows.reshape(-1), columns.reshape(-1), steps.reshape(-1))
+    reward, discount, count = (x.reshape(rows.shape) for x in target)
+    share = jnp.maximum(live.astype(jnp.float32).mean(), 1.0 / live.size)
+    return SequenceBatch(
+        window=Window(
+            obs=_observation(layout, state, slot, column),
+            carry=jax.tree.map(lambda x: take(x, first, of_first), state.extras.get("carry", ())),
+            reset=reset,
+        ),
+        action=jax.tree.map(lambda x: take(x, rows, columns), state.action),
+        reward=reward,
+        discount=discount,
+        ahead=place + count,
+        weight=jnp.where(live, weight[:, None], 0.0) / share,
+        index=first * layout.columns + of_first,
+        extras=_extras(state, rows, columns),
+    )
+
+
+def _observation(layout: Layout, state: State, slot: Array, column: Array) -> PyTree:
+    """Reads the observations in these slots, [..., *], stacks rebuilt."""
+    stack = layout.stack
+
+    def read(ring, like):
+        if not frames.is_stack(like, stack):
+            return take(ring, slot, column)
+        age = (take(state.flags, slot, column) >> AGE).astype(jnp.int32)
+        back = jnp.stack([jnp.minimum(age, j) for j in range(stack.size - 1, -1, -1)], -1)
+        found = take(ring, (slot[..., None] - back) % layout.slots, column[..., None])
+        return jnp.moveaxis(found, slot.ndim, -1) if stack.axis == -1 else found
+
+    return jax.tree.map(read, state.obs, layout.obs)
+
+
+def _extras(state: State, slot: Array, column: Array) -> dict[str, PyTree]:
+    kept = {name: x for name, x in state.extras.items() if name != "carry"}
+    return jax.tree.map(lambda x: take(x, slot, column), kept)
+
+
+def _drawn_steps(layout: Layout, key: Key, shape: tuple[int, ...]) -> Array:
+    low, high = layout.reach
+    if low == high:
+        return jnp.full(shape, high)
+    return low + (random.bits(key, shape) % (high - low + 1)).astype(jnp.int32)
+
+
+def _window(layout: Layout, state: State, slot: Array, column: Array, steps: Array) -> tuple[Array, Array, Array]:
+    """Computes the return of the rows [N] from each slot on: `steps` of them, fewer where an episode or the ring ends.
+
+    The one place in replay that makes a target of how rows end.
+
+    Returns:
+      reward [N] f32, discount [N] f32, count [N] i32 of the rows.
+    """
+    slots, (_, high) = layout.slots, layout.reach
+    offset = jnp.arange(high + 1)[None]
+    rows, columns = (slot[:, None] + offset) % slots, column[:, None]
+    flags, reward = take(state.flags, rows, columns), take(state.reward, rows[:, :-1], columns)
+    # a masked row follows upon each end; and before a seam it is the only sign of one
+    end = ((flags[:, :-1] & (TERMINATED | TRUNCATED)) != 0) | ((flags[:, 1:] & MASK) == 0)
+    before = jnp.cumsum(end, 1) - end
+    ahead = (layout.of_column(state.head, column) - slot) % slots
+    used = (before == 0) & (offset[:, :-1] < jnp.minimum(steps, ahead)[:, None])
+    terminated = (used & ((flags[:, :-1] & TERMINATED) != 0)).any(1)
+    count = used.sum(1, dtype=jnp.int32)
+    powers = jnp.asarray(layout.gamma, jnp.float32) ** jnp.arange(high + 1, dtype=jnp.float32)
+    reward = jnp.where(used, reward * powers[None, :-1], 0.0).sum(1)
+    return reward, jnp.where(terminated, 0.0, powers[count]), count

@@ -291,6 +291,9 @@ SEEN = "seen"
 # in a rollout's extras, where the rows of a game's agents do not stand side by side: [T, B] bool, rows that stand for a
 # step of their game, one for each step and policy. Steps of games are counted by them
 LEADS = "leads"
+# in a rollout's extras where it may change from game to game who follows which policy: the number of that which acted,
+# [T, B] i32; below 0 none that there is
+PLACE = "place"
 
 
 def seen_anew(before: Rollout, after: Rollout) -> Rollout:

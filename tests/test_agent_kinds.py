@@ -20,6 +20,7 @@ from jrl.envs.multi_agent import MultiDefinition
 from jrl.errors import InputError
 from jrl.rollout import unroll
 from jrl.run import build, build_policies, network_table, several
+from jrl.run.session import Session
 from jrl.settings import config, multi_agent
 from jrl.types import ActOut, Box, Dict, Discrete, Tuple
 

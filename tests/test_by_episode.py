@@ -13,6 +13,7 @@ from jax import monitoring
 
 import jrl
 from jrl import api, evaluate, registry
+from jrl.callbacks import Callbacks
 from jrl.envs.multi_agent import MultiDefinition
 from jrl.envs.views import GAME, OBS
 from jrl.errors import InputError
@@ -21,7 +22,7 @@ from jrl.run import by_episode, parallel
 from jrl.run.program import own_replay
 from jrl.settings import by_episode as by_settings
 from jrl.settings import config, multi_agent
-from jrl.types import Box, Discrete
+from jrl.types import PLACE, Box, Discrete
 
 GAMES, STEPS = 4, 12
 ROSTER = by_episode.ROSTER
@@ -102,7 +103,7 @@ def rows_of(session):
     for t, b in np.ndindex(*number.shape):
         episode = by_settings.NewEpisode(int(number[t, b]) * GAMES + b // 2, b // 2)
         wanted[t, b] = ask(("left", "right")[b % 2], episode)
-    found = np.vectorize(names.get, otypes=[object])(np.asarray(rollout.extras[by_episode.PLACE]))
+    found = np.vectorize(names.get, otypes=[object])(np.asarray(rollout.extras[PLACE]))
     return rollout, wanted, found
 
 
@@ -152,7 +153,7 @@ def test_a_policy_learns_from_its_own_rows_alone_and_others_stay_bit_for_bit(alg
 def test_returns_are_of_the_episodes_in_which_a_policy_was_followed(algo):
     session = algo.session
     rollout, *_ = rows_of(session)
-    record, place = rollout.extras[RECORD], rollout.extras[by_episode.PLACE]
+    record, place = rollout.extras[RECORD], rollout.extras[PLACE]
     ended = rollout.terminated & rollout.mask
     sizes = by_episode.Sizes(8, GAMES, 2, 4)
     seen = by_episode.watched(by_episode.begun(sizes, [True] * 4), rollout, sizes)
@@ -220,7 +221,7 @@ def test_the_last_takes_the_place_of_one_that_goes_and_games_under_way_teach_nob
     np.testing.assert_array_equal(recent[0], returns)
     assert np.isnan(recent[2]).all()
     rollout, _ = algo.session.by_hand.sample()
-    place, number = (np.asarray(rollout.extras[name]) for name in (by_episode.PLACE, by_episode.COUNT))
+    place, number = (np.asarray(rollout.extras[name]) for name in (PLACE, by_episode.COUNT))
     under_way = number == number[0]
     assert (place[~under_way] == np.broadcast_to([0, 1] * GAMES, place.shape)[~under_way]).all()
     assert (place[under_way] == by_episode.NOBODY).any()  # who was main's in these games is nobody's
@@ -322,6 +323,35 @@ def test_algorithms_may_differ_and_one_policy_may_see_nothing_of_another():
             np.testing.assert_allclose(rollout.extras[group.label]["log_prob"][mine], said, rtol=1e-4, atol=1e-5)
 
 
+class Watches(Callbacks):
+    """Writes down who followed whom in which game, and what they saw first."""
+
+    def __init__(self):
+        self.games, self.made = [], []
+
+    def on_create_policy(self, *, policy_id, policy, **kwargs):
+        self.made.append(policy_id)
+
+    def on_episode_end(self, *, episode, **kwargs):
+        shape = {x.shape for x in (episode.last_observation_for(agent) for agent in episode.get_agents())}
+        self.games.append((episode.env_index, tuple(episode.policy_for(agent) for agent in ("left", "right")), shape))
+
+
+def test_callbacks_are_told_who_follows_whom_in_each_game():
+    with built(multi_agent={"capacity": 3}, custom={"callbacks": [registry.reference(Watches)]}) as algo:
+        trained(algo, 2)
+        (watches,) = algo.session.callback_list
+        for game in range(GAMES):
+            mine = [players for env, players, _ in watches.games if env == game]
+            assert len(mine) > 3 and mine[:4] == 2 * [("main", "other"), ("other", "main")]
+        assert all(shape == {(3,)} for *_, shape in watches.games)
+        algo.add_policy("third", policy_mapping_fn={"left": "third", "right": "main"})
+        count = len(watches.games)
+        trained(algo, 2)
+        assert watches.made == ["main", "other", "third"]
+        assert {players for _, players, _ in watches.games[count + GAMES :]} == {("third", "main")}
+
+
 class Rounds:
     """RLlib's protocol: two agents, of whom one comes a step later; a game is over after three steps."""
 
@@ -364,7 +394,7 @@ def test_the_same_wherever_the_environments_are(sections):
         ({"rollout": {"mode": "async"}}, "rollout.mode async: with multi_agent.mapping"),
         ({"multi_agent": {"mapping": "by-nothing"}}, "expected shared, by_agent, a table or package.module:name"),
         ({"multi_agent": {"mapping": None, "policies": {}, "group": {"all": ["left", "right"]}, "capacity": 2}},
-         "a team has one policy"),
+         "one team of all agents has one policy"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_said_before_anything_starts(sections, told):

@@ -12,7 +12,8 @@ from agent_runs import whole_and_resumed
 from jax import monitoring
 
 import jrl
-from jrl import envs, evaluate, train
+from jrl import envs, evaluate, registry, train
+from jrl.callbacks import Callbacks
 from jrl.errors import InputError
 from jrl.rollout.unroll import RECORD
 from jrl.run import league, self_play, several
@@ -202,6 +203,22 @@ def test_a_copy_is_the_learner_to_the_bit_and_nothing_else_moves():
     known = after.learner["league"]
     assert known.generation.tolist() == [0, 1] and known.pick.tolist() == [0, 1]
     assert not known.counts.any() and known.since == 0
+
+
+class Looks(Callbacks):
+    def on_episode_end(self, *, episode, **kwargs):
+        pass
+
+
+def test_games_are_counted_though_callbacks_look_at_them():
+    counts = []
+    for own in ([], [registry.reference(Looks)]):
+        with Session(made(custom={"callbacks": own}), endless=True) as session:
+            session.start()
+            for _ in range(3):
+                session.advance()
+            counts.append(np.asarray(session.state.learner["league"].counts))
+    assert counts[0].sum() > 0 and (counts[0] == counts[1]).all()
 
 
 def test_nothing_is_compiled_again_when_copies_are_taken():

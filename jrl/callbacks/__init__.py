@@ -246,6 +246,7 @@ class CallbackList:
 
         self.callbacks = callbacks
         self.several: dict[str, Any] = {}  # of several agents: what their `GameReplay` is told of them
+        self.keep_record = False  # whether who learns asks for what is recorded of episodes, too
         self._host: dict[str, list[Callable[..., Any]]] = {name: [] for name in MOMENTS}
         self._pure: dict[str, list[Callable[..., Any]]] = {name: [] for name in MOMENTS}
         for part in _parts(callbacks):
@@ -364,7 +365,8 @@ class CallbackList:
         if batches:
             called += [functools.partial(self._rollout, name) for name in ROLLOUT_MOMENTS if self._host[name]]
             called += [self._learn] if self._host["on_learn_on_batch"] else []
-        return Watch(source, self._replay if episodes and self.needs_episodes else None, called, num_envs)
+        replay = self._replay if episodes and self.needs_episodes else None
+        return Watch(source, replay, called, num_envs, keep_record=self.keep_record)
 
     def episode_watch(self, num_envs: int, evaluation: bool = True, source: Any = None) -> "Replay | None":
         """What is called with (rollout, infos) of each rollout of an evaluation; None if nobody looks at episodes.

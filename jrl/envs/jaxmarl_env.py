@@ -19,7 +19,7 @@ from flax import struct
 from jrl.envs.jax_env import select, time_limit
 from jrl.envs.spec import check_action, with_mask
 from jrl.spaces import ACTION_MASK, columns, kinds, map_leaves, of_agents
-from jrl.types import Array, Dict, Discrete, EnvSpec, JaxEnv, Key, PyTree, Several, StepResult
+from jrl.types import Array, Dict, Discrete, EnvSpec, JaxEnv, Key, PyTree, Several, Space, StepResult
 
 PREFIX = "jaxmarl:"
 _NEVER = 2**30

@@ -229,6 +229,7 @@ class Watch(Wrapper):
       replay: (watch, num_envs, worker_index, env_index) -> Replay; None: nobody looks at episodes.
       batches: functions of watch and rollout; what one returns that is not None takes the rollout's place.
       num_envs: columns of the source.
+      keep_record: whether who learns asks for `RECORD`, too.
     """
 
     def __init__(
@@ -237,8 +238,11 @@ class Watch(Wrapper):
         replay: Callable[["Watch", int, int, int], Replay] | None,
         batches: Sequence[Callable[["Watch", Rollout], Rollout | None]],
         num_envs: int,
+        *,
+        keep_record: bool = False,
     ):
         super().__init__(source)
+        self._keep_record = keep_record
         self._make, self._batches, self._num_envs = replay, list(batches), num_envs
         self._replays: dict[int, Replay] = {}  # by environment runner; 0 where there is none
         self._numbers: dict[int, tuple[int, int]] = {}  # of a runner's latest rollout: restarts and number
@@ -247,8 +251,9 @@ class Watch(Wrapper):
         rollout, report = self._source.next(actor, key)
         if self._make is not None:
             self._replay(rollout, self._make)
-        extras = {name: x for name, x in rollout.extras.items() if name != RECORD}
-        rollout = dataclasses.replace(rollout, extras=extras)
+        if not self._keep_record:
+            extras = {name: x for name, x in rollout.extras.items() if name != RECORD}
+            rollout = dataclasses.replace(rollout, extras=extras)
         for fn in self._batches:
             changed = fn(self, rollout)
             rollout = rollout if changed is None else changed

@@ -1,14 +1,16 @@
 """Games of several agents as callbacks see them: an episode is a game, which has an episode for each agent."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from jrl.envs.views import OBS
 from jrl.rollout.episode import Block, Episode, Told
 from jrl.rollout.replay_episodes import Replay
 from jrl.rollout.unroll import RECORD
-from jrl.types import PyTree, Rollout
+from jrl.types import PLACE, PyTree, Rollout
 
 _OF_AGENTS = ("obs", "actions", "rewards", "infos", "last_obs", "last_action", "last_reward", "last_info")
 
@@ -117,11 +119,21 @@ class GameReplay(Replay):
     Args:
       agents: their A names.
       follows: the policy of each column, after which they repeat.
+      named: the name of the policy in a place, where it may change from game to game who follows which; None: `follows`
+        says it for ever.
       args, how: as of `Replay`.
     """
 
-    def __init__(self, *args: Any, agents: Sequence[str], follows: Sequence[str], **how: Any):
-        self._agents, self._follows = agents, follows
+    def __init__(
+        self,
+        *args: Any,
+        agents: Sequence[str],
+        follows: Sequence[str],
+        named: Callable[[int], str] | None = None,
+        **how: Any,
+    ):
+        self._agents, self._follows, self._named = agents, follows, named
+        self._places = np.zeros((0, 0), np.int32)  # [T, B], who acted
         super().__init__(*args, **how)
 
     def reset(self) -> None:
@@ -137,6 +149,10 @@ class GameReplay(Replay):
         recorded: Any = rollout.extras.get(RECORD, {})
         over = recorded["over"][:, :: len(self._agents)] if "over" in recorded else rollout.over
         self._over = np.asarray(over)
+        if self._named is not None:
+            self._places = np.asarray(rollout.extras[PLACE])
+            seen, last = (cast(Any, obs)[OBS] for obs in (rollout.obs, rollout.last_obs))
+            rollout = dataclasses.replace(rollout, obs=seen, last_obs=last)
         super().__call__(rollout, *args, **how)
 
     def _goes_on(self, contiguous: np.ndarray) -> None:
@@ -198,7 +214,10 @@ class GameReplay(Replay):
         if self._lost[g]:
             return None
         first = self._env_index + g * len(self._agents)
-        follows = [self._follows[(first + k) % len(self._follows)] for k in range(len(self._agents))]
+        if self._named is None:
+            follows = [self._follows[(first + k) % len(self._follows)] for k in range(len(self._agents))]
+        else:
+            follows = [self._named(place) for place in self._places[t, list(self._columns_of(g))].tolist()]
         place = (next(self._ids), first // len(self._agents), self._worker_index, self._in_evaluation)
         self._games[g] = game = GameEpisode(*place, agents=self._agents, follows=follows)
         game._since = since

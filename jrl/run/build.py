@@ -146,6 +146,7 @@ def _learning(
         follows = build_policies.followed(cfg, spec)
         several_agents = {"kinds": spec.kinds, "agents": spec.agents, "follows": follows}
         callback_list.several = several_agents if spec.agents else {}
+        callback_list.keep_record = build_policies.watches_games(cfg)
     length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
     learn, replay, groups = build_learner.of_policies(
         cfg, algo, spec, functools.partial(algorithm, axis_name=parallel.AXIS, callback_list=callback_list),

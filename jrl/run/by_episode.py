@@ -27,6 +27,7 @@ from jrl.settings.by_episode import ROSTER
 from jrl.types import (
     BROKEN_STACKS,
     NOT_FINITE,
+    PLACE,
     VALID_SHARE,
     ActOut,
     Algo,
@@ -38,7 +39,7 @@ from jrl.types import (
 )
 
 NOBODY = -1  # in place of a policy: one that was removed while a game was under way
-PLACE, NUMBER, COUNT = "place", "number", "game"  # extras [B] i32; leaf of the memory
+NUMBER, COUNT = "number", "game"  # leaf of the memory, [B] i32; number of the game, in the extras
 _IDLE = {NOT_FINITE: 0.0, BROKEN_STACKS: 0.0, VALID_SHARE: 1.0}  # metrics of who does not learn, else NaN
 
 

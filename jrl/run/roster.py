@@ -255,6 +255,10 @@ class Seats:
             raise InputError(*errors)
         return cfg
 
+    def name_of(self, place: int) -> str:
+        """The name of the policy in a place."""
+        return next(name for name, at in self._places.items() if at == place)
+
     # ------------------------------------------------------------ result rows
 
     def named(self, row: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+from typing import ClassVar
 
 import gymnasium
 import jax
@@ -326,8 +327,8 @@ def test_algorithms_may_differ_and_one_policy_may_see_nothing_of_another():
 class Watches(Callbacks):
     """Writes down who followed whom in which game, and what they saw first."""
 
-    def __init__(self):
-        self.games, self.made = [], []
+    games: ClassVar[list] = []
+    made: ClassVar[list] = []
 
     def on_create_policy(self, *, policy_id, policy, **kwargs):
         self.made.append(policy_id)
@@ -340,16 +341,15 @@ class Watches(Callbacks):
 def test_callbacks_are_told_who_follows_whom_in_each_game():
     with built(multi_agent={"capacity": 3}, custom={"callbacks": [registry.reference(Watches)]}) as algo:
         trained(algo, 2)
-        (watches,) = algo.session.callback_list
         for game in range(GAMES):
-            mine = [players for env, players, _ in watches.games if env == game]
+            mine = [players for env, players, _ in Watches.games if env == game]
             assert len(mine) > 3 and mine[:4] == 2 * [("main", "other"), ("other", "main")]
-        assert all(shape == {(3,)} for *_, shape in watches.games)
+        assert all(shape == {(3,)} for *_, shape in Watches.games)
         algo.add_policy("third", policy_mapping_fn={"left": "third", "right": "main"})
-        count = len(watches.games)
+        count = len(Watches.games)
         trained(algo, 2)
-        assert watches.made == ["main", "other", "third"]
-        assert {players for _, players, _ in watches.games[count + GAMES :]} == {("third", "main")}
+        assert Watches.made == ["main", "other", "third"]
+        assert {players for _, players, _ in Watches.games[count + GAMES :]} == {("third", "main")}
 
 
 class Rounds:

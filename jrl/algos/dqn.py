@@ -19,8 +19,7 @@ acting had there, `burn_in` rows warm it up without gradient, and the priority o
     state, aux = jax.jit(algo.update)(state, batch, key)                   # batch: jrl.types.Batch; one gradient step
 
 Where observations have an action mask, only allowed actions are taken, explored and valued: the maximum, the choice of
-double and the policy of munchausen are over those of the next observation, and dueling's mean is over them as well. So
-no gradient reaches the output of an action that was not allowed.
+double, the policy of munchausen and dueling's mean are over those. No gradient reaches the output of another action.
 
 Gradients and metrics are reduced over `make(..., axis_name="d")`; noise is the same on all devices, if `key` is.
 """

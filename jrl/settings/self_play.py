@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jrl.errors import counted
-from jrl.settings import plan
+from jrl.settings import by_episode, plan
 
 LEAGUE = "league"  # what is known of the league beside the policies, and so no name of one
 
@@ -47,12 +47,7 @@ def faults(cfg: Any, agents: Sequence[str]) -> Iterator[str]:
         mend = f"set {key}.snapshot_win_rate=0.6 or {key}.snapshot_every=100000"
         yield f"{key}: expected a rule when copies are taken, got none: {mend}"
     late = "copies that play would be others than those that games are counted for"
-    if cfg.env_runners.num:
-        yield f"env_runners.num: with {key} {late}: use 0"
-    if cfg.rollout.mode != "sync":
-        yield f"rollout.mode {cfg.rollout.mode}: with {key} {late}: use sync"
-    if cfg.env.batch_size is not None or cfg.env.batch_wait_ms is not None:
-        yield f"env.batch_size: with {key} {late}: leave env.batch_size and env.batch_wait_ms out"
+    yield from by_episode.elsewhere(cfg, key, late)
     learners = plan.num_learners(cfg) or 1
     pools = plan.num_pools(cfg, learners)
     yield from split_faults(cfg, len(agents), learners if pools == learners else learners * pools)

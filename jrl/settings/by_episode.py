@@ -154,17 +154,3 @@ def elsewhere(cfg: Any, key: str, why: str) -> Iterator[str]:
         yield f"rollout.mode {cfg.rollout.mode}: with {key} {why}: use sync"
     if cfg.env.batch_size is not None or cfg.env.batch_wait_ms is not None:
         yield f"env.batch_size: with {key} {why}: leave env.batch_size and env.batch_wait_ms out"
-
-
-__all__ = [
-    "BY_AGENT",
-    "ROSTER",
-    "SHARED",
-    "NewEpisode",
-    "answers",
-    "asking",
-    "elsewhere",
-    "faults",
-    "per_episode",
-    "places",
-]

@@ -72,7 +72,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     import jax
 
     from jrl.host import runtime
-    from jrl.run import build, checkpoint
+    from jrl.run import build, checkpoint, resume
     from jrl.run.evaluation import Evaluations
     from jrl.settings import config
 
@@ -97,7 +97,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     evaluations = Evaluations(cfg, spec=spec)
     try:
         evaluations.prepare()
-        learner = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, jax.random.key(0)))
+        learner = resume.learner(found, jax.eval_shape(algo.init, jax.random.key(0)))
         row = evaluations.play(algo.actor(learner), count=0, version=meta["iteration"])
     finally:
         evaluations.close()

@@ -11,7 +11,7 @@ import functools
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -24,7 +24,7 @@ from jrl.api.records import Records, Saved, hold, path_of
 from jrl.errors import InputError
 from jrl.host import elsewhere, runtime
 from jrl.metrics import results
-from jrl.run import build, build_policies, checkpoint, policy, reporter
+from jrl.run import build, build_policies, checkpoint, policies, policy, reporter
 from jrl.run.by_hand import POLICY, known
 from jrl.run.session import Session
 from jrl.settings import config
@@ -347,14 +347,39 @@ class Algorithm(ByHand, Adds):
     load_checkpoint = restore_from_path = restore
 
     @classmethod
-    def from_checkpoint(cls, path: str | Path) -> "Algorithm":
-        """The Algorithm of a checkpoint, with the config that is stored there. Raises InputError."""
+    def from_checkpoint(
+        cls,
+        path: str | Path,
+        policy_ids: Collection[str] | None = None,
+        policy_mapping_fn: Callable[..., str] | Mapping[str, str] | None = None,
+        policies_to_train: Collection[str] | Callable[..., bool] | None = None,
+    ) -> "Algorithm":
+        """The Algorithm of a checkpoint, with the config that is stored there.
+
+        Args:
+          path: of the checkpoint.
+          policy_ids: of several policies, those that are taken over, as they were, into a new run; None: all, and the
+            run goes on.
+          policy_mapping_fn, policies_to_train: of that new run; None: as they were.
+        Raises:
+          InputError: there is none, or it has no such policies, or a mapping names others.
+        """
         from jrl import api
 
         found = checkpoint.locate(path_of(path))
         made = AlgorithmConfig.from_dict(checkpoint.read_meta(found)["config"])
         own = cls if cls.algo_name else api.algorithm_class(made.algo_name)
-        return own(made, checkpoint=found)
+        if policy_ids is None:
+            return own(made, checkpoint=found)
+        states = policies.states(found, policy_ids)
+        given = made.to_run_config().multi_agent
+        assert given is not None  # `states` would have raised
+        told = {"policy_mapping_fn": policy_mapping_fn, "policies_to_train": policies_to_train}
+        kept = {name: given.policies.get(name, {}) for name in states}
+        made.multi_agent(policies=kept, **{name: x for name, x in told.items() if x is not None})
+        begun = own(made)
+        begun.session.take_over(states)
+        return begun
 
     def stop(self) -> None:
         """Ends environments, processes and threads of the run; may be called again. In the run directory, if `train`

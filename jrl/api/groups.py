@@ -126,6 +126,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "keep_best_by": "checkpoint.keep_best_by",
         "keep_best": "checkpoint.keep_best",
         "replay_in_checkpoints": "checkpoint.replay",
+        "policies_in_checkpoints": "checkpoint.policies",
         "exact": "checkpoint.exact",
     },
     "debugging": {

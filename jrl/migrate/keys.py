@@ -409,8 +409,8 @@ GROUPS: dict[str, list[Key]] = {
                   "on_evaluate_offline_start", "on_evaluate_offline_end", "on_env_runners_recreated",
                   "on_offline_eval_runners_recreated", "on_checkpoint_loaded", "on_environment_created",
                   "on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end", "on_sample_end"),
-        *_none("checkpoints hold the one policy, python -m jrl.export writes other formats",
-               "export_native_model_files", "checkpoint_trainable_policies_only"),
+        *_none("python -m jrl.export writes other formats", "export_native_model_files"),
+        _key("checkpoint_trainable_policies_only", "checkpoint.policies", "true: trainable"),
         *_none(_AUTO, "_run_training_always_in_thread", "_evaluation_parallel_to_training_wo_thread"),
     ],
     "Resources": [

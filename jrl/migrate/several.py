@@ -106,6 +106,13 @@ def _trained(job: Job, key: str, value: Any) -> None:
     return job.put(key, "multi_agent.policies_to_train", path, "asked once for each policy")
 
 
+@rule("checkpoint_trainable_policies_only")
+def _checkpointed(job: Job, key: str, value: Any) -> None:
+    if not value or _is_alone(job):
+        return job.drop(key, "checkpoints hold all policies" if not value else _ONE)
+    return job.put(key, "checkpoint.policies", "trainable")
+
+
 @rule("observation_fn")
 def _observation(job: Job, key: str, value: Any) -> None:
     return job.lack(key, KEYS[key].note) if asks(value) else job.drop(key, "not set")

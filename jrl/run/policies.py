@@ -2,14 +2,15 @@
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from jrl.errors import InputError
-from jrl.run import build, resume, roster, several
+from jrl.run import build, build_policies, checkpoint, resume, roster, several
 from jrl.run.program import LoopState
 from jrl.settings import config, multi_agent
 from jrl.settings.config import RunConfig
@@ -94,6 +95,15 @@ class Policies(abc.ABC):
             state = {**whole, self._place(policy): state}
         self.replace_state(self.run.program.assign(self.state, state))
 
+    def take_over(self, states: Mapping[str, PyTree]) -> None:
+        """Goes on with other States of some policies, their optimizers' included, as `learner_state` gives them."""
+        whole = self.learner_state_of_all()
+        if isinstance(whole, dict):
+            whole = {**whole, **{self._place(name): state for name, state in states.items()}}
+        else:
+            (whole,) = states.values()
+        self.replace_state(self.run.program.assign(self.state, whole))
+
     # ------------------------------------------------------------ policies that come and go
 
     def _seats(self, what: str) -> roster.Seats:
@@ -142,6 +152,23 @@ class Policies(abc.ABC):
         self.config = dataclasses.replace(self.config, multi_agent=given)
         self.seats.take(self.config)
         return self.config
+
+
+def states(path: Path, names: Collection[str]) -> dict[str, PyTree]:
+    """The States of some policies of a checkpoint with several, on the host, by name.
+
+    Raises:
+      InputError: it does not have them.
+    """
+    meta = checkpoint.read_meta(path)
+    cfg = config.override(meta["config"], [])
+    known = multi_agent.places(cfg) if build_policies.are_several(cfg) else {}
+    if not names or set(names) - set(known):
+        expected = f"some of {', '.join(known)}" if known else "none, as the run has one policy"
+        raise InputError(f"policy_ids: expected {expected}, got {', '.join(names) or 'none'}: {path}")
+    algo = build.algorithm(config.without_loss(cfg), checkpoint.spec(meta))
+    whole = resume.learner(path, jax.eval_shape(algo.init, jax.random.key(0)), beside=True)
+    return {name: resume.held(path, name, whole[known[name]]) for name in names}
 
 
 def _shapes(tree: PyTree) -> Any:

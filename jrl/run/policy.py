@@ -15,7 +15,7 @@ from jrl.envs.history import PREV_ACTION, PREV_REWARD, history
 from jrl.errors import InputError
 from jrl.host import elsewhere
 from jrl.rollout.unroll import reset_where
-from jrl.run import build, build_policies, checkpoint
+from jrl.run import build, build_policies, checkpoint, resume
 from jrl.settings import config, multi_agent
 from jrl.settings.config import RunConfig
 from jrl.types import SEEN, Algo, Array, Box, Dict, EnvSpec, Leaf, PyTree, Space, Tuple, element
@@ -413,7 +413,7 @@ def restore(path: str | os.PathLike[str], *, best: bool | None = None, policy: s
     meta = checkpoint.read_meta(found)
     cfg, spec = config.override(meta["config"], []), checkpoint.spec(meta)
     algo = build.algorithm(config.without_loss(cfg), spec)
-    state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, jax.random.key(0)))
+    state = resume.learner(found, jax.eval_shape(algo.init, jax.random.key(0)), beside=True)
     policies = multi_agent.followers(cfg)
     policy = policy or multi_agent.the_one(cfg)
     if policies or policy is not None:
@@ -421,6 +421,7 @@ def restore(path: str | os.PathLike[str], *, best: bool | None = None, policy: s
             known = f"expected one of {', '.join(policies)}" if policies else "the run has one agent, leave it out"
             raise InputError(f"policy: {known}, got {policy!r}: {found}")
         state = state[multi_agent.places(cfg)[policy]] if isinstance(state, dict) else state
+        state = resume.held(found, policy, state)
         cfg, spec = build_policies.of_policy(cfg, spec, policy)
         algo = build.algorithm(config.without_loss(cfg), spec)
     return Trained(algo, algo.actor(state), spec, cfg, meta, spec.env_observation)

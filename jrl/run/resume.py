@@ -21,6 +21,7 @@ from jrl.run.checkpoint_file import plain
 from jrl.run.learner import Kept
 from jrl.run.program import LoopState
 from jrl.run.several import Group
+from jrl.settings import config, multi_agent
 from jrl.settings.by_episode import ROSTER
 from jrl.settings.config import RunConfig, to_dict
 from jrl.settings.self_play import LEAGUE
@@ -34,7 +35,44 @@ NOT_WEIGHTS = ("opt_state", "env_steps", "updates")  # of an algorithm's State
 def parts(state: LoopState, cfg: RunConfig) -> dict[str, PyTree]:
     """What a checkpoint holds of the state that `Program.keep` gave."""
     replay = state.replay if cfg.checkpoint.replay == "full" else ()
-    return {"learner": state.learner, "replay": replay, "source": state.source}
+    return {"learner": _kept(state.learner, cfg), "replay": replay, "source": state.source}
+
+
+def _kept(learner: PyTree, cfg: RunConfig) -> PyTree:
+    """What a checkpoint holds of an algorithm's State: of several policies those that learn, where it says so."""
+    if cfg.checkpoint.policies == "all" or not isinstance(learner, dict):
+        return learner
+    frozen = {place for name, place in multi_agent.places(cfg).items() if not multi_agent.is_trained(cfg, name)}
+    return {name: one for name, one in learner.items() if name not in frozen}
+
+
+def learner(saved: Path, template: PyTree, *, beside: bool = False) -> PyTree:
+    """The algorithm's State of a checkpoint, on the host.
+
+    Args:
+      saved: from `checkpoint.locate`.
+      template: its shapes and dtypes.
+      beside: policies that the checkpoint does not hold are those of `template`. False: there may be none.
+    Raises:
+      InputError: the checkpoint does not hold what is wanted.
+    """
+    cfg = config.override(checkpoint.read_meta(saved)["config"], [])
+    wanted = _kept(template, cfg)
+    if wanted is not template and len(wanted) < len(template) and not beside:
+        lost = [name for name, place in multi_agent.places(cfg).items() if place not in wanted]
+        raise InputError(
+            f"{saved}: it holds the policies that learn (checkpoint.policies trainable), and not {', '.join(lost)}: "
+            "name one of those that it has"
+        )
+    found = checkpoint.restore(saved, "learner", wanted)
+    return {**template, **found} if wanted is not template else found
+
+
+def held(saved: Path, policy: str, state: PyTree) -> PyTree:
+    """A policy's State as `learner` found it. Raises InputError: the checkpoint does not hold that policy."""
+    if isinstance(jax.tree.leaves(state)[0], jax.ShapeDtypeStruct):
+        raise InputError(f"policy {policy}: it does not learn, and {saved} holds those that do alone")
+    return state
 
 
 def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int, groups: Sequence[Group] = ()) -> LoopState:
@@ -52,7 +90,7 @@ def restore(saved: Path, cfg: RunConfig, template: LoopState, devices: int, grou
     wanted, before = parts(template, cfg), checkpoint.read_meta(saved, resumable=True)["devices"]
     if jax.tree.leaves(wanted["replay"]) and not (saved / "replay").is_dir():
         raise InputError(f"checkpoint: {saved} holds no replay: --set checkpoint.replay=none starts with an empty one")
-    found = {"learner": checkpoint.restore(saved, "learner", wanted["learner"])}
+    found = {"learner": learner(saved, jax.device_get(template.learner), beside=True)}
     if before != devices and isinstance(template.replay, Kept):
         wanted["replay"] = ()  # the latest few rollouts: soon there are others
     found["replay"] = _replay(saved, wanted["replay"], before, devices, groups)
@@ -133,6 +171,8 @@ def notes(saved: Path, cfg: RunConfig, devices: int) -> Iterator[str]:
     meta = checkpoint.read_meta(saved)
     for line in differences(meta["config"], cfg):
         yield f"changed: {line}"
+    if meta["config"].get("checkpoint", {}).get("policies") == "trainable":
+        yield "checkpoint.policies was trainable: policies that do not learn begin anew, as the run's seed makes them"
     if meta["devices"] != devices:
         yield f"from {meta['devices']} devices to {devices}: the columns are dealt out anew"
     if cfg.replay is not None and cfg.checkpoint.replay == "none":

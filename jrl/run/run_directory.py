@@ -1,6 +1,7 @@
 """The files of a run directory beside its checkpoints, opened in one way for the command and for `jrl.api`."""
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import jax
 from jrl.errors import counted
 from jrl.host import output
 from jrl.metrics import loggers, progress, report
-from jrl.run import build, league
+from jrl.run import build, build_policies, league
 from jrl.settings import config, multi_agent, plan
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def introduction(session: "Session") -> Iterator[str]:
     cfg, run, kind = session.config, session.run, jax.devices()[0].device_kind
     yield f"{config.algo_name(cfg)} on {cfg.env.id} ({run.backend}), {run.learners} x {kind}"
     yield from plan.lines(cfg)
-    yield from multi_agent.lines(cfg)
+    yield from multi_agent.lines(cfg, functools.partial(_spaces, session))
     yield run.programs
     yield f"{run.num_params:,} parameters"
     if run.replay:
@@ -53,6 +54,12 @@ def introduction(session: "Session") -> Iterator[str]:
     if session.callback_list:
         yield from filter(None, [run.note])
     yield build.GUARANTEES[run.guarantee]
+
+
+def _spaces(session: "Session", policy: str) -> str:
+    """What the agents of a policy see and do, in words."""
+    spec = build_policies.of_policy(session.config, session.run.spec, policy)[1]
+    return f": {spec.observation} -> {spec.action}"
 
 
 @contextlib.contextmanager

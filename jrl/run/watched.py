@@ -12,7 +12,7 @@ import numpy as np
 
 from jrl.envs import render
 from jrl.rollout.unroll import reset_where
-from jrl.run import build, build_evaluation, checkpoint, policy
+from jrl.run import build, build_evaluation, checkpoint, policy, resume
 from jrl.settings import config, self_play
 from jrl.settings.config import RunConfig
 from jrl.types import Algo, Array, EnvSpec, PyTree
@@ -144,7 +144,7 @@ def of_checkpoint(path: str | os.PathLike[str], *, best: bool | None = None, see
         return _alone(policy.load(found), cfg.run.seed)
     cfg = config.without_loss(cfg)
     made, algo = _together(cfg, spec), build.algorithm(cfg, spec)
-    state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, jax.random.key(0)))
+    state = resume.learner(found, jax.eval_shape(algo.init, jax.random.key(0)))
     made.use(algo.actor(state))
     return made
 

@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jrl import registry
@@ -372,8 +372,8 @@ def policy_config(cfg: RunConfig, policy: str) -> RunConfig:
     return dataclasses.replace(made, multi_agent=alone)
 
 
-def lines(cfg: RunConfig) -> Iterator[str]:
-    """A line for each policy: which agents follow it, and whether it learns."""
+def lines(cfg: RunConfig, spaces: Callable[[str], str] = lambda policy: "") -> Iterator[str]:
+    """A line for each policy: which agents follow it, and whether it learns; `spaces` says what they see and do."""
     if cfg.multi_agent and cfg.multi_agent.self_play and cfg.multi_agent.agents:
         yield from self_play.lines(cfg)
         return
@@ -381,7 +381,7 @@ def lines(cfg: RunConfig) -> Iterator[str]:
         columns = f"{counted(len(agents), 'agent')} x {counted(cfg.env.num_envs, 'env')}"
         columns += ", as each game's mapping says" if by_episode.per_episode(cfg) else ""
         frozen = "" if is_trained(cfg, policy) else ", does not learn"
-        yield f"policy {policy}: {_listed(agents)}, {columns}{frozen}"
+        yield f"policy {policy}: {_listed(agents)}, {columns}{frozen}{spaces(policy)}"
 
 
 def _listed(names: Sequence[str]) -> str:

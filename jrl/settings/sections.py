@@ -108,6 +108,8 @@ class CheckpointConfig:
     keep_best_by: str | None = "evaluation/return"  # metric of the result rows; the best checkpoint by it stays
     keep_best: Literal["max", "min"] = "max"  # which value of it is best
     replay: Literal["full", "none"] = "full"  # whether the replay buffer is kept; none: it is filled anew
+    # of several policies; trainable: those that do not learn begin anew when a run is resumed, as its seed makes them
+    policies: Literal["all", "trainable"] = "all"
     # environments that cannot be stored start anew at each checkpoint, so that a resumed run is the same as one that
     # was never interrupted; needs `every`
     exact: bool = False

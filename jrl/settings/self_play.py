@@ -43,6 +43,8 @@ def faults(cfg: Any, agents: Sequence[str]) -> Iterator[str]:
         yield f"{key}: expected an environment of two agents or more, got {cfg.env.id} with one: leave it out"
     if not own.policy or own.policy == LEAGUE:
         yield f"{key}.policy: expected a name, and not {LEAGUE}, which metrics have, got {own.policy!r}: rename it"
+    if cfg.checkpoint.policies != "all":
+        yield f"checkpoint.policies {cfg.checkpoint.policies}: with {key} copies are the policy's opponents: use all"
     if own.snapshot_win_rate is None and own.snapshot_every is None:
         mend = f"set {key}.snapshot_win_rate=0.6 or {key}.snapshot_every=100000"
         yield f"{key}: expected a rule when copies are taken, got none: {mend}"

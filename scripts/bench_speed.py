@@ -3,11 +3,13 @@
     python scripts/bench_speed.py                                   # every work, 3 rounds, one JSON line each, a table
     python scripts/bench_speed.py W1 G256 --repeat 5 --out speed.jsonl
     python scripts/bench_speed.py W1 --beside peers.txt             # a command per line that prints one JSON line
+    python scripts/bench_speed.py M1 M2 M20 M20s --repeat 5 --beside peers.txt      # several agents
 
 A work runs `python -m jrl.train` in a process of its own. Its rate is environment steps (learning included) between 30%
 and 100% of the run, so that start-up and compilation are outside it; `cold` and `warm` measure just those. Commands of
 `--beside` run in the same rounds, one after the other, and are compared by their field `steps_per_s`: on a shared
-machine only a ratio of one run counts. In a command, `{i}` is the number of the round.
+machine only a ratio of one run counts. Ratios are printed where a peer's line says whose `work` it did. In a command,
+`{i}` is the number of the round. Of several agents an environment step is one of the game, however many they are.
 """
 
 import argparse
@@ -56,6 +58,25 @@ _SAC = [
 ]
 
 
+def _twenty(mapping: str) -> list[str]:
+    """Twenty agents with a policy each, or one that has all the columns."""
+    agents = ["configs/multi_cartpole.yaml", "env.options.num_agents=20"]
+    return [*agents, f"multi_agent.mapping={mapping}", "stop.env_steps=200000"]
+
+
+# JaxMARL's settings of its IPPO (baselines/IPPO/config/ippo_ff_mpe.yaml), whose step size decays over the whole run
+_SPREAD = [
+    "configs/spread.yaml",
+    "algo.lr=[[0, 2.5e-4], [2000000, 0]]",
+    "algo.gamma=0.99",
+    "algo.gae_lambda=0.95",
+    "algo.num_epochs=4",
+    "algo.num_minibatches=4",
+    "rollout.length=128",
+    "env.num_envs=16",
+]
+
+
 class AtTheEnd(Callbacks):
     """A custom metric of each episode, from its sums alone."""
 
@@ -92,7 +113,7 @@ WORKS: dict[str, list[str]] = {  # name -> config and overrides; stop criteria b
     "G256": _in_jax(256, 4_000_000),
     "G2048": _in_jax(2048, 6_000_000),
     # replay: what a step costs with its gradient steps
-    "W5": [*_DQN, "env.num_envs=8", "replay.train_every=32", "replay.updates_per_step=0.25", "stop.env_steps=300000"],
+    "W5": [*_DQN, "env.num_envs=8", "replay.train_every=32", "replay.updates_per_step=0.25", "stop.env_steps=200000"],
     "D10": [
         *_DQN,
         "env.backend=jax",
@@ -105,6 +126,11 @@ WORKS: dict[str, list[str]] = {  # name -> config and overrides; stop criteria b
     "W6p": [*_SAC, "env.id=Pendulum-v1", "stop.env_steps=6000"],
     "W6h": [*_SAC, "env.id=HalfCheetah-v5", "stop.env_steps=6000"],
     "P64": ["configs/pqn.yaml", "env.num_envs=64", "stop.env_steps=2000000"],
+    # several agents
+    "M1": [*_SPREAD, "stop.env_steps=1000000"],
+    "M2": ["configs/multi_cartpole.yaml", "stop.env_steps=2000000"],
+    "M20": _twenty("by_agent"),
+    "M20s": _twenty("shared"),
 }
 LABELS = {
     "W1": "CartPole\nEnvPool, 8",
@@ -124,7 +150,12 @@ LABELS = {
     "W6p": "SAC Pendulum\n1 / 1",
     "W6h": "SAC Cheetah\n1 / 1",
     "P64": "PQN, EnvPool\n64",
+    "M1": "SimpleSpread\njax, 16",
+    "M2": "2 CartPoles\n2 policies, 8",
+    "M20": "20 CartPoles\n20 policies, 8",
+    "M20s": "20 CartPoles\n1 policy, 8",
 }
+BESIDE = {"M20": "M20s"}  # works that are compared with another of ours
 # seconds from process start: name -> (config and overrides, whether programs are in the compile cache already)
 STARTS: dict[str, tuple[list[str], bool]] = {
     "warm": (["configs/ppo.yaml", "run.report_every=1", "stop.env_steps=5000"], True),
@@ -189,6 +220,26 @@ def peer(command: str, index: int) -> dict[str, Any]:
     return json.loads(lines[-1])
 
 
+def ratios(rows: list[dict[str, Any]]) -> dict[tuple[str, str], tuple[float, list[float]]]:
+    """(work, who else did it) -> the ratio of the medians of their steps per second, and of those of each round."""
+    found: dict[str, dict[str, dict[int, float]]] = {}  # work -> who -> round -> steps per second
+    rates = [row for row in rows if row.get("steps_per_s")]
+    for row in rates:
+        work = row.get("work", row["name"])
+        found.setdefault(work, {}).setdefault(row.get("peer", "jrl"), {})[row["round"]] = row["steps_per_s"]
+    for work, other in BESIDE.items():
+        if work in found and other in found:
+            found[work][other] = found[other]["jrl"]
+    made = {}
+    for work, who in found.items():
+        ours = who.pop("jrl", {})
+        for name, theirs in who.items():
+            if both := sorted(ours.keys() & theirs.keys()):
+                median = lambda rate, both=both: statistics.median(rate[i] for i in both)
+                made[work, name] = median(ours) / median(theirs), [ours[i] / theirs[i] for i in both]
+    return made
+
+
 def plot(rows: list[dict[str, Any]], png: Path) -> None:
     """Bars of the median steps per second: ours and, where a command of `--beside` ran the same work, the peer's."""
     import matplotlib
@@ -244,12 +295,14 @@ def main() -> None:
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[float]] = {}
+    measured: list[dict[str, Any]] = []
     for index in range(1, args.repeat + 1):
         for name in [*(args.works or [*WORKS, *STARTS]), *peers]:
             ours = name in WORKS or name in STARTS
             row = {"name": name, "round": index, **(measure(name) if ours else peer(name, index))}
             row["load1"] = round(os.getloadavg()[0], 2)
             print(json.dumps(row), flush=True)
+            measured.append(row)
             if args.out:
                 with args.out.open("a") as file:
                     file.write(json.dumps(row) + "\n")
@@ -261,6 +314,8 @@ def main() -> None:
     print("\n| work | median | lowest | highest |\n| --- | --- | --- | --- |")
     for name, values in found.items():
         print(f"| {name} | {statistics.median(values):,.6g} | {min(values):,.6g} | {max(values):,.6g} |")
+    for (work, other), (ratio, each) in ratios(measured).items():
+        print(f"\n{work} / {other}: {ratio:.2f} of the medians; by rounds {', '.join(f'{x:.2f}' for x in each)}")
 
 
 if __name__ == "__main__":

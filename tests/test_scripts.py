@@ -43,6 +43,19 @@ def test_the_rate_leaves_out_the_start_and_the_last_row():
     assert bench.steady_rate(rows) == pytest.approx(350)
 
 
+def test_ratios_are_of_the_same_rounds():
+    bench = load("bench_speed")
+    ours = [{"name": "M20", "round": i, "steps_per_s": x} for i, x in ((1, 50), (2, 80), (3, 60))]
+    shared = [{"name": "M20s", "round": i, "steps_per_s": x} for i, x in ((1, 100), (2, 80))]  # the third failed
+    peer = [{"name": "python p", "peer": "p", "work": "M20", "round": i, "steps_per_s": 10} for i in (1, 2, 3)]
+    other = [
+        {"name": "python q", "peer": "q", "work": "M2", "round": 1, "steps_per_s": 7},
+        {"name": "cold", "round": 1},
+    ]
+    found = bench.ratios([*ours, *shared, *peer, *other])
+    assert found == {("M20", "p"): (6.0, [5.0, 8.0, 6.0]), ("M20", "M20s"): (pytest.approx(65 / 90), [0.5, 1.0])}
+
+
 def test_the_figure_shows_ours_beside_the_peers(tmp_path):
     rows = [
         {"name": "W1", "steps_per_s": 90_000},

@@ -15,8 +15,9 @@ from jrl.algos import ppo
 from jrl.envs import classic, jax_env
 from jrl.errors import InputError
 from jrl.metrics import episodes
+from jrl.ops import minibatch
 from jrl.rollout import unroll
-from jrl.run import learner
+from jrl.run import learner, several
 from jrl.run.session import Session
 from jrl.settings import config, multi_agent
 from jrl.types import JaxEnv, Several
@@ -197,6 +198,21 @@ def test_policies_that_are_alike_are_one_program_and_learn_as_each_alone():
     for state in (alike, apart):
         params = [jax.tree.leaves(state[name].params)[0] for name in ("agent_0", "agent_1")]
         assert not np.array_equal(*params)
+
+
+def test_policies_that_learn_one_after_the_other_learn_as_side_by_side(monkeypatch):
+    cfg = made(
+        env={"options": {"num_agents": 4}}, multi_agent=TWO, algo={"normalize_obs": True, "normalize_reward": True}
+    )
+    at_once, row = trained(cfg)
+    blocks, map_rows = [], minibatch.map_rows
+    watched = lambda fn, rows, chunk: (blocks.append(chunk), map_rows(fn, rows, chunk))[1]
+    monkeypatch.setattr(minibatch, "map_rows", watched)
+    monkeypatch.setattr(several, "_ROWS_AT_ONCE", 2 * STEPS * GAMES)
+    two_by_two, of_two = trained(cfg)
+    assert 2 in blocks
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), at_once, two_by_two)
+    assert row["policy/agent_3/loss/policy"] == pytest.approx(of_two["policy/agent_3/loss/policy"], rel=1e-3, abs=1e-6)
 
 
 def test_a_policy_that_does_not_learn_stays_bit_for_bit():

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 
 from jrl.ops import random
 
+IMAGE_BYTES = 4096  # rows of so many bytes or more are taken for images, which go through convolutions
+
 
 def shuffle(key, num_steps: int, num_envs: int, num_minibatches: int, *, axis_name: str | None = None):
     """Row indices of the minibatches of one epoch; every row of the rollout is in exactly one of them.
@@ -105,7 +107,7 @@ def chunk_rows(num_rows: int, row_bytes: int, limit: int | None = None, *, lengt
     if limit is None:
         if jax.default_backend() != "cpu":
             return num_rows
-        limit = 8192 if row_bytes < 4096 else 16
+        limit = 8192 if row_bytes < IMAGE_BYTES else 16
     most = max(1, limit // length)
     return next(n for n in range(min(most, num_rows), 0, -1) if num_rows % n == 0)
 

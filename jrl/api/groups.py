@@ -72,6 +72,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "agents": "multi_agent.agents",
         "state": "multi_agent.state",
         "agent_id": "multi_agent.agent_id",
+        "group": "multi_agent.group",
         "self_play": "multi_agent.self_play",
     },
     "learners": {"learners": "devices.learners", "actors": "devices.actors", "fake_devices": "devices.fake"},

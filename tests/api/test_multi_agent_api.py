@@ -62,6 +62,12 @@ def test_a_set_and_a_list_of_ids_and_the_later_of_two_calls():
     assert made.multi_agent(policies=["c"]).policies == {"c": {}}
 
 
+def test_a_team_is_named_where_policies_are():
+    assert config(group={"team": list(AGENTS)}).to_dict()["multi_agent"]["group"] == {"team": list(AGENTS)}
+    with pytest.raises(InputError, match=r"has no argument grop: did you mean group\?"):
+        config(grop={"team": list(AGENTS)})
+
+
 def test_functions_become_tables_once_the_agents_are_known():
     made = config(
         policies={"p0", "p1"},

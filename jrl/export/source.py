@@ -70,7 +70,7 @@ def load(path: Path, *, best: bool | None = None, policy_id: str | None = None) 
         "env_steps": meta["env_steps"],
         "observation": checkpoint.space_to_json(observation),
         "unread": inputs.unread,
-        "action": meta["spec"]["env_action"] or meta["spec"]["action"],
+        "action": checkpoint.space_to_json(trained.spec.env_action or trained.spec.action),
     }
     choices = policy.num_choices_each(own.action) if spaces.masks_actions(own) else ()
     return Source(step, memory, observation, choices, about)

@@ -107,7 +107,7 @@ TASKS = (
     Task("moves", "configs/rock_paper_scissors.yaml", (*_FORGETS, "stop.episode/return=6.5")),
     Task("moves-control", "configs/rock_paper_scissors.yaml", _FORGETS, control=True),
     Task("riddle-gru", "configs/switch_riddle.yaml"),
-    Task("riddle-control", "configs/switch_riddle.yaml", (*_FORGETS, "stop.episode/return=0.1"), control=True),
+    Task("riddle-control", "configs/switch_riddle.yaml", (*_FORGETS, "stop.evaluation/return=0.1"), control=True),
     Task("spread-ippo", "configs/spread.yaml"),
     Task("spread-ippo-pettingzoo", "configs/spread.yaml", ("env.id=pettingzoo:mpe2.simple_spread_v3",), needs="mpe2"),
     Task("spread-mappo", "configs/spread_mappo.yaml"),

@@ -307,7 +307,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     build.enable_compile_cache()
     cells = []
     known = {(cell.algo, cell.column): cell for path in args.reuse for cell in read(path)}
-    with open(args.json or os.devnull, "w") as file:
+    with open(args.json or os.devnull, "w", buffering=1) as file:
         for algo in args.algo:
             for column in args.column:
                 cells.append(known.get((algo, column)) or run(algo, column, seed=args.seed))

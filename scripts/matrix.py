@@ -3,10 +3,14 @@
     python scripts/matrix.py                                  # all cells, as a table
     python scripts/matrix.py --algo ppo dqn --column mask     # some of them
     python scripts/matrix.py --write README.md                # all, and the table goes between the markers of a file
+    python scripts/matrix.py --reuse a.jsonl --write README.md     # but for the cells that --json a.jsonl has written
 
 A cell trains for some seconds in a small environment written in JAX, and the greedy policy has to reach a return that
 is well above that of random actions. Beside that, no action that the policy with a mask takes may be a forbidden one,
 and a run that continues from a checkpoint has to end with the same arrays as one that was not interrupted, bit by bit.
+Several agents are two, each with the task of its own: their policies have to be one stack, or the two are a team. An
+algorithm that acts for teams alone has a team in each column. Returns are sums over agents. What is tried is
+scripts/matrix_tasks.py.
 What an algorithm cannot do is what is refused with an InputError that names it, before training; that message is the
 cell's reason.
 Anything else is a failure, and the exit status 1.
@@ -26,159 +30,21 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from matrix_tasks import COLUMNS, Task, settings, task_of
 
-from jrl import algos, registry, spaces
-from jrl.algos import dqn, uniform
-from jrl.envs.jax_env import Definition
+from jrl import algos, spaces
+from jrl.algos import uniform
 from jrl.errors import InputError
-from jrl.fields.data import Replay, learns_from
 from jrl.rollout import unroll
 from jrl.run import build, checkpoint
 from jrl.run.session import Session
 from jrl.settings import config
-from jrl.types import ActOut, Box, JaxEnv, PyTree, Rollout
+from jrl.types import ActOut, JaxEnv, PyTree, Rollout
 
 START, END = "<!-- matrix -->", "<!-- /matrix -->"
 EPISODES = 64  # of an evaluation
 SAMPLES = (64, 64)  # environments and steps in which the actions under a mask are looked at, exploring and greedy each
-ECHO = "matrix-echo"  # `echo` as env.id
-
-# ---------------------------------------------------------------- what is tried
-
-
-def echo(delay: int = 0, length: int = 10) -> Definition:
-    """Say the number in [-1, 1] that was shown `delay` steps ago: 1 - 2 |error|, of 0 before the first number."""
-
-    def reset(draws):
-        shown = 2 * draws[0][:, None] - 1
-        return jnp.concatenate([jnp.zeros((shown.shape[0], delay)), shown], -1), jnp.zeros(shown.shape[0], jnp.int32)
-
-    def step(state, action, draws):
-        history, steps = state
-        reward = 1 - 2 * jnp.abs(action[:, 0] - history[:, 0])
-        history = jnp.concatenate([history[:, 1:], 2 * draws[0][:, None] - 1], -1)
-        return (history, steps + 1), reward, steps + 1 >= length
-
-    space = Box((1,), "float32", -1.0, 1.0)
-    return Definition(space, space, None, 1, reset, step, lambda state: state[0][:, -1:])
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """An environment. `random` is the mean return of uniformly random actions (of those a mask allows), `best` of the
-    best ones; a cell has to reach `threshold`.
-    """
-
-    id: str
-    options: dict[str, Any]
-    random: float
-    threshold: float
-    best: float
-    gamma: float = 0.5  # all but Catch reward the present action
-
-
-# of Nested-v0, whoever does not read the image gets 4, 12, 28 and, with a mask, 6 at best
-_nested = lambda **options: {"length": 8, **options}
-TASKS = {
-    "catch": Task("Catch-v0", {}, random=-0.63, threshold=0.6, best=1.0, gamma=0.95),
-    "echo": Task(ECHO, {}, random=-3.4, threshold=6.0, best=10.0),
-    "dict": Task("Nested-v0", _nested(), random=1.33, threshold=6.5, best=8.0),
-    "dict, box": Task("Nested-v0", _nested(action="box"), random=6.6, threshold=13.0, best=16.0),
-    "dict, multi_discrete": Task("Nested-v0", _nested(action="multi_discrete"), random=13.4, threshold=30.0, best=32.0),
-    "mask": Task("Nested-v0", _nested(mask=True), random=2.6, threshold=7.0, best=8.0),
-    "repeat": Task("RepeatAfterMe-v0", {"delay": 0, "episode_length": 10}, random=0.0, threshold=7.0, best=10.0),
-    # without memory: 1 at best
-    "memory": Task("RepeatAfterMe-v0", {"delay": 1, "episode_length": 10}, random=0.0, threshold=7.0, best=10.0),
-    # without memory: 1 at best
-    "memory, box": Task(ECHO, {"delay": 1}, random=-3.0, threshold=5.0, best=10.0),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Column:
-    """A feature: the task in which it is tried, and what it needs in the config."""
-
-    task: str
-    box_task: str | None = None  # for those of BOX; None: the same
-    config: dict[str, Any] = dataclasses.field(default_factory=dict)
-    prove: str | None = None  # beside the return: a key of PROOFS
-
-
-_GRU = {"network": {"core": {"name": "gru", "size": 32}}}
-_FLAT = {"network": {"encoders": {"image": "flat"}}}  # a CNN takes longest to compile: one column has it
-COLUMNS = {
-    "dict observation": Column("dict", "dict, box"),
-    "action mask": Column("mask", config=_FLAT, prove="mask"),
-    "recurrent": Column("memory", "memory, box", _GRU),
-    "discrete": Column("catch", config={"stop": {"env_steps": 24_000}}),
-    "continuous": Column("echo"),
-    "multi-discrete": Column("dict, multi_discrete", config=_FLAT),
-    "several devices": Column("repeat", "echo", {"devices": {"learners": [0, 1]}}),
-    "async": Column("repeat", "echo", {"rollout": {"mode": "async"}}),
-    "resume": Column("repeat", "echo", prove="resume"),
-}
-NAMES = tuple(name for name in algos.names() if not algos.get_config_class(name).in_teams)  # these tasks are no teams
-BOX = ("td3",)  # tried with Box actions where a column leaves the kind open
-
-_ON_POLICY = {"env": {"num_envs": 32}, "rollout": {"length": 16}, "stop": {"env_steps": 16_000}}
-_SMALL = {"env": {"num_envs": 16}, "rollout": {"length": 8}}  # one update for each rollout: more of them
-_REPLAY = {
-    "env": {"num_envs": 16},
-    "replay": {
-        "capacity": 8_192,
-        "batch_size": 64,
-        "learning_starts": 512,
-        "train_every": 64,
-        "updates_per_step": 0.125,
-    },
-    "stop": {"env_steps": 8_000},
-}
-_EPSILON = {"exploration": {"name": "epsilon_greedy", "epsilon": [[0, 1.0], [4_000, 0.1]]}}
-ALGOS: dict[str, dict[str, Any]] = {
-    "ppo": {**_ON_POLICY, "algo": {"lr": 5e-3}},
-    "a2c": {**_ON_POLICY, **_SMALL, "algo": {"lr": 1e-2, "normalize_advantage": True}},
-    "impala": {**_ON_POLICY, **_SMALL, "algo": {"lr": 1e-2}},
-    "appo": {**_ON_POLICY, "algo": {"lr": 5e-3}},
-    "pqn": {**_ON_POLICY, **_SMALL, "algo": {"lr": 3e-3, **_EPSILON}},
-    "dqn": {**_REPLAY, "algo": {"lr": 3e-3, "target_update_every": 50, **_EPSILON}},
-    "sac": {**_REPLAY, "algo": {"lr": 3e-3, "tau": 0.02}},
-    "td3": {**_REPLAY, "algo": {"lr": 3e-3, "tau": 0.02, "normalize_obs": True}},
-}
-_ALL = {
-    "env": {"backend": "jax"},
-    # what comes from an image is larger than the rest of an observation, and steps are large
-    "network": {"hidden": [32], "activation": "relu", "layer_norm": True},
-    "devices": {"learners": [0]},
-    "run": {"log": [], "stall_seconds": None},
-}
-
-
-def task_of(algo: str, column: str) -> Task:
-    found = COLUMNS[column]
-    return TASKS[found.box_task or found.task if algo in BOX else found.task]
-
-
-def of_algorithm(algo: str) -> dict[str, Any]:
-    """What an algorithm is tried with; one without settings of its own as the one that it is most like."""
-    found = algos.get_config_class(algo)
-    like = "dqn" if issubclass(found, dqn.QLearning) else "sac" if learns_from(found) is Replay else "ppo"
-    return ALGOS.get(algo) or ALGOS[like]
-
-
-def settings(algo: str, column: str, seed: int = 0) -> dict[str, Any]:
-    """The config of a cell, as a YAML file would have it."""
-    task = task_of(algo, column)
-    tree: dict[str, Any] = {
-        "algo": {"name": algo, "gamma": task.gamma},
-        "env": {"id": task.id, "options": task.options},
-        "run": {"seed": seed},
-    }
-    for more in (_ALL, of_algorithm(algo), COLUMNS[column].config):
-        tree = config.merge(tree, more)
-    return config.merge(tree, {"run": {"report_every": tree["stop"]["env_steps"] // 8}})
-
 
 # ---------------------------------------------------------------- one cell
 
@@ -308,10 +174,20 @@ def _train_only(session: Session) -> None:
     train(session)
 
 
+def train_and_count_stacks(session: Session) -> dict[str, Any]:
+    """Trains, and looks whether the agents' policies are two in one program."""
+    train(session)
+    stacks = [group.names for group in session.run.groups]
+    if len(stacks) != 1 or len(stacks[0]) != 2:
+        raise Failed(f"expected two policies in one stack, got {stacks}")
+    return {"stacked policies": len(stacks[0])}
+
+
 PROOFS: dict[str, Callable[[Session], dict[str, Any] | None]] = {
     "nothing": _train_only,
     "mask": train_and_look_at_actions,
     "resume": train_and_resume,
+    "stacked": train_and_count_stacks,
 }
 
 
@@ -329,8 +205,6 @@ def random_return(task: Task, *, num_envs: int = 512, length: int = 128) -> floa
     state, _, _ = jax.jit(play.step)(play.init(jax.random.key(0)), (), jax.random.key(1))
     return float(np.nanmean(state.columns.window_return))
 
-
-registry.register(ECHO, echo)
 
 # ---------------------------------------------------------------- the table
 
@@ -397,6 +271,11 @@ def write(path: Path, cells: Sequence[Cell]) -> None:
     path.write_text(f"{before}{START}\n{markdown(cells)}\n{END}{after}")
 
 
+def read(path: Path) -> list[Cell]:
+    """The cells of a file that --json wrote."""
+    return [Cell(**json.loads(text)) for text in path.read_text().splitlines()]
+
+
 def line(cell: Cell) -> str:
     """One cell for whoever waits."""
     if cell.status == "learned":
@@ -411,13 +290,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    p.add_argument("--algo", nargs="+", choices=NAMES, default=NAMES, help="rows (all)")
+    p.add_argument("--algo", nargs="+", choices=algos.names(), default=algos.names(), help="rows (all)")
     p.add_argument("--column", nargs="+", choices=tuple(COLUMNS), default=tuple(COLUMNS), help="columns (all)")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--json", type=Path, help="file for one JSON line per cell")
+    p.add_argument("--reuse", type=Path, nargs="+", default=[], help="files of --json, whose cells are not run again")
     p.add_argument("--write", type=Path, help=f"file with {START} and {END} for the table of all cells")
     args = p.parse_args(argv)
-    whole = len(args.algo) == len(NAMES) and len(args.column) == len(COLUMNS)
+    whole = len(args.algo) == len(algos.names()) and len(args.column) == len(COLUMNS)
     if args.write and not whole:
         p.error("--write is for the whole table: leave --algo and --column out")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -426,10 +306,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             jax.config.update("jax_num_cpu_devices", 2)
     build.enable_compile_cache()
     cells = []
-    with open(args.json or os.devnull, "w") as file:
+    known = {(cell.algo, cell.column): cell for path in args.reuse for cell in read(path)}
+    with open(args.json or os.devnull, "w", buffering=1) as file:
         for algo in args.algo:
             for column in args.column:
-                cells.append(run(algo, column, seed=args.seed))
+                cells.append(known.get((algo, column)) or run(algo, column, seed=args.seed))
                 print(line(cells[-1]), flush=True)
                 file.write(json.dumps(dataclasses.asdict(cells[-1])) + "\n")
                 jax.clear_caches()  # programs of a cell are of no use to the next

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rllib_feature_agents import AGENT_FEATURES
 from rllib_feature_trials import (
     acts,
     by_hand,
@@ -10,7 +11,6 @@ from rllib_feature_trials import (
     no_name,
     overriding,
     saves,
-    several_policies,
     stops,
     switched_exploration,
     unknown_algorithms,
@@ -132,10 +132,8 @@ FEATURES: dict[str, list[Feature]] = {
         works("`compute_single_action`",
             "state, prev_action, prev_reward, explore, full_fetch, unsquash_action, clip_action", acts, slow=True),
         works("`compute_actions`, also by agent's name", "the same", has("algorithm", "compute_actions")),
-        works("`get_policy`, `get_weights`, `set_weights`", "numpy trees, of the one policy", has("algorithm",
-            "get_policy", "get_weights", "set_weights")),
-        lacks("`add_policy`, `remove_policy`, `policy_map`", "one agent has one policy", tells("algorithm",
-            "add_policy", "remove_policy", "policy_map")),
+        works("`get_policy`, `get_weights`, `set_weights`", "numpy trees, by policy where there are several",
+            has("algorithm", "get_policy", "get_weights", "set_weights")),
         works("`export_policy_model`, `export_policy_checkpoint`", "npz, StableHLO, ONNX", has("algorithm",
             "export_policy_model", "export_policy_checkpoint")),
         differs("`import_policy_model_from_h5`, `import_model`", "`import_weights(path, mapping)`: npz or safetensors",
@@ -222,8 +220,8 @@ FEATURES: dict[str, list[Feature]] = {
         works("SAC, TD3, DDPG", "`sac` (also Discrete), `td3`", has("api", "SAC", "TD3")),
         lacks("BC, MARWIL, CQL, IQL, CRR", "offline learning is not here yet", lambda: unknown_algorithms("BC",
             "MARWIL", "CQL")),
-        lacks("DreamerV3, AlphaZero, MuZero, ES, ARS, bandits, MAML, QMIX, MADDPG", "see [limits](limits.md)",
-          lambda: unknown_algorithms("DreamerV3", "ES", "QMIX")),
+        lacks("DreamerV3, AlphaZero, MuZero, ES, ARS, bandits, MAML, MADDPG", "see [limits](limits.md)",
+          lambda: unknown_algorithms("DreamerV3", "ES", "MADDPG")),
     ],
     "Environment options": [
         works("a Gymnasium id, a class, a class path, a registered name",
@@ -241,8 +239,8 @@ FEATURES: dict[str, list[Feature]] = {
             example("observations.py"), slow=True),
         lacks("`ExternalEnv`, policy server and client", "`jrl.load(path).act(obs)` behind a server of one's own",
             lambda: no_name("ExternalEnv", "PolicyClient")),
-        lacks("`MultiAgentEnv`, `VectorEnv`, `BaseEnv`", "Gymnasium environments, EnvPool, environments in JAX",
-            lambda: no_name("MultiAgentEnv", "VectorEnv")),
+        lacks("`VectorEnv`, `BaseEnv`", "Gymnasium environments, EnvPool, environments in JAX; several agents below",
+            lambda: no_name("VectorEnv", "BaseEnv")),
     ],
     "Env runners (rollout workers)": [
         works("`num_env_runners`, `num_envs_per_env_runner`", "the same", puts("env_runners", "num_env_runners",
@@ -258,7 +256,7 @@ FEATURES: dict[str, list[Feature]] = {
         differs("`set_weights`, `sync_filters` in an env runner",
             "in the process that learns: what runners act with comes with each request",
           has("workers", "local_worker", "sync_weights")),
-        works("`foreach_policy`, `foreach_trainable_policy`, `for_policy`", "of the one policy", has("worker",
+        works("`foreach_policy`, `foreach_trainable_policy`, `for_policy`", "the same", has("worker",
             "foreach_policy", "foreach_trainable_policy", "for_policy")),
         works("`get_filters`, `sync_filters`", "the running statistics", has("worker", "get_filters", "sync_filters")),
         differs("`get_metrics`", "the latest episodes, as newer RLlib has it; reading does not drain them",
@@ -307,26 +305,7 @@ FEATURES: dict[str, list[Feature]] = {
         lacks("`actions_in_input_normalized`, `shuffle_buffer_size`, `postprocess_inputs`", "nothing is read",
             unmigrated({"input": "d", "shuffle_buffer_size": 9})),
     ],
-    "Multi-agent options": [
-        works("`policies`: ids, PolicySpec, configs", "the same; a class of a policy's own is not taken",
-            several_policies),
-        differs("`policy_mapping_fn`", "asked once for each agent, with no episode; or a table",
-            puts("multi_agent", "policy_mapping_fn", {"a": "b"}, "multi_agent.mapping")),
-        works("`policies_to_train`", "the same: names, or a function", puts("multi_agent", "policies_to_train", ["a"],
-            "multi_agent.policies_to_train")),
-        differs("`policy_map_capacity`, `policy_states_are_swappable`", "policies that are alike are stacked in one "
-            "program", takes("multi_agent", policy_map_capacity=4, policy_states_are_swappable=True)),
-        differs("`observation_fn`", "a pure function of one environment's observations",
-            puts("multi_agent", "observation_fn", "my.mod:fn", "multi_agent.observation_fn")),
-        differs("`replay_mode`: independent", "what happens by itself", takes("multi_agent",
-            replay_mode="independent")),
-        works("`replay_mode`: lockstep", "the same, of uniform replays", puts("multi_agent", "replay_mode", "lockstep",
-            "multi_agent.replay_mode", algo="DQN")),
-        works("`algorithm_config_overrides_per_module`", "the same", takes("multi_agent",
-            algorithm_config_overrides_per_module={"a": {"lr": 0.1}})),
-        works("`count_steps_by`", "the same", puts("env_runners", "count_steps_by", "agent_steps",
-            "rollout.count_steps_by")),
-    ],
+    **AGENT_FEATURES,
     "Reporting, checkpointing, debugging": [
         works("`keep_per_episode_custom_metrics`", "the same", puts("reporting", "keep_per_episode_custom_metrics",
             True, "run.keep_per_episode_metrics")),

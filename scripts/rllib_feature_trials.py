@@ -87,11 +87,6 @@ def overriding() -> None:
         raise AssertionError("a frozen config was changed")
 
 
-def several_policies() -> None:
-    made = config_of().multi_agent(policies={"a": (None, None, None, {"lr": 0.1}), "b": None})
-    equal(value_at(made, "multi_agent.policies"), {"a": {"algo": {"lr": 0.1}}, "b": {}})
-
-
 def updated() -> None:
     shared = config_of().training(gamma=0.5)
     equal(value_at(type(shared)().update_from_dict(shared.to_dict()), "algo.gamma"), 0.5)

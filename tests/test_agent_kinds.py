@@ -18,6 +18,7 @@ from jrl.envs import team, views
 from jrl.envs.checker import check_env
 from jrl.envs.multi_agent import MultiDefinition
 from jrl.errors import InputError
+from jrl.export.__main__ import main as export
 from jrl.rollout import unroll
 from jrl.run import build, build_policies, network_table, several
 from jrl.run.session import Session
@@ -334,7 +335,12 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, mor
     action = policy.act(seen)
     assert action.shape == (3, 2) and (np.abs(action) <= 0.5).all()  # in the environment's units
     assert jrl.load(tmp_path / "whole", policy="hunter").act({"obs": np.zeros(6), "agent_id": 0}).shape == ()
-    capsys.readouterr()
+    for name, shape in (("hunter", ()), ("prey", (2,))):  # each with the actions of its own kind
+        capsys.readouterr()
+        assert export([str(tmp_path / "whole"), f"--policy={name}", f"--out={tmp_path / name}"]) == 0
+        assert json.loads(capsys.readouterr().out)["agreement"] == 1.0
+        about = json.loads((tmp_path / name / "policy.json").read_text())
+        assert tuple(about["action"].get("shape", ())) == shape
     assert evaluate.main([str(tmp_path / "whole"), "--episodes=2", "--json", "--per-episode"]) == 0
     assert json.loads(capsys.readouterr().out)["lengths"] == [6, 6]
 

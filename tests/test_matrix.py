@@ -1,6 +1,7 @@
 """The table of what every algorithm can do: its cells (slow), and how it is made of them."""
 
 import dataclasses
+import importlib
 import json
 import os
 import re
@@ -12,11 +13,11 @@ import jax.numpy as jnp
 import pytest
 from test_scripts import ROOT, load
 
-from jrl import algos
+from jrl import algos, envs
 from jrl.settings import config
 from jrl.types import Dict, Discrete, EnvSpec, JaxEnv, MultiBinary, MultiDiscrete, Rollout
 
-matrix = load("matrix")
+matrix, tasks = load("matrix"), importlib.import_module("matrix_tasks")
 Cell = matrix.Cell
 SCRIPT = ROOT / "scripts" / "matrix.py"
 
@@ -66,11 +67,23 @@ def test_the_table_has_a_number_for_each_reason(tmp_path):
     assert path.read_text() == "nothing"
 
 
+def test_cells_of_an_earlier_run_are_not_run_again(tmp_path, monkeypatch, capsys):
+    file, other = tmp_path / "cells.jsonl", tmp_path / "other.jsonl"
+    known = dataclasses.replace(cells()[0], column="team", mean_return=9.0, threshold=8.0, random=1.0)
+    file.write_text(json.dumps(dataclasses.asdict(known)) + "\n")
+    ran = []
+    monkeypatch.setattr(matrix, "run", lambda algo, column, seed: ran.append(column) or Cell(algo, column, "refused"))
+    arguments = ["--algo", "ppo", "--column", "async", "team", "--reuse", str(file), "--json", str(other)]
+    assert matrix.main(arguments) == 0
+    assert ran == ["async"] and matrix.read(other) == [Cell("ppo", "async", "refused"), known]
+    assert "return 9, at least 8 (random 1)" in capsys.readouterr().out
+
+
 def test_an_empty_cell_is_what_the_library_refuses_before_training(monkeypatch):
     cell = matrix.run("dqn", "continuous")
     assert cell.status == "refused" and "Discrete" in cell.reason
     # a mistake in a cell's config is none, though an InputError
-    monkeypatch.setitem(matrix.ALGOS, "dqn", {**matrix.ALGOS["dqn"], "replay": {"capacity": -1}})
+    monkeypatch.setitem(tasks.ALGOS, "dqn", {**tasks.ALGOS["dqn"], "replay": {"capacity": -1}})
     cell = matrix.run("dqn", "discrete")
     assert cell.status == "failed" and "replay.capacity" in cell.reason
     # the same error from training is a failure, and so are others
@@ -120,16 +133,29 @@ def test_arrays_differ_by_a_bit():
 
 
 def test_every_algorithm_can_be_tried():
-    assert set(matrix.ALGOS) <= set(algos.names())
-    assert all(config.from_dict(matrix.settings(algo, "discrete")) for algo in matrix.NAMES if algo not in matrix.BOX)
-    thresholds = [(task.random, task.threshold, task.best) for task in matrix.TASKS.values()]
+    assert set(tasks.ALGOS) <= set(algos.names())
+    assert all(config.from_dict(tasks.settings(algo, "discrete")) for algo in algos.names() if algo not in tasks.BOX)
+    thresholds = [(task.random, task.threshold, task.best) for task in tasks.TASKS.values()]
     assert all(threshold > (random + best) / 2 - 1e-9 for random, threshold, best in thresholds)
 
 
+def test_several_agents_have_the_tasks_of_one():
+    own, team, alone = (tasks.settings("sac", column) for column in ("several agents", "team", "async"))
+    assert (own["env"]["id"], own["env"]["options"]["task"]) == (tasks.TWO, alone["env"]["id"])
+    assert own["multi_agent"] == {"mapping": "by_agent"} and "multi_agent" not in alone
+    assert team["env"]["options"]["task"] == tasks.ECHO and "mixer" not in team["algo"]
+    assert tasks.settings("pqn", "team")["algo"]["mixer"] == "sum" == tasks.settings("vdn", "async")["algo"]["mixer"]
+    assert "mixer" not in tasks.settings("pqn", "several agents")["algo"]
+    one, two = tasks.task_of("dqn", "async"), tasks.task_of("dqn", "team")
+    assert (two.random, two.threshold, two.best) == (2 * one.random, 2 * one.threshold, 2 * one.best)
+    env = envs.make(tasks.TWO, num_envs=3, options={"task": "Catch-v0"})
+    assert env.spec.agents == ("agent_0", "agent_1") and env.spec.num_envs == 6
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(matrix.TASKS))
+@pytest.mark.parametrize("name", list(tasks.TASKS))
 def test_random_actions_get_what_the_table_says(name):
-    task = matrix.TASKS[name]
+    task = tasks.TASKS[name]
     assert matrix.random_return(task) == pytest.approx(task.random, abs=0.03 * (task.best - task.random))
 
 
@@ -162,13 +188,13 @@ def in_readme() -> dict[tuple[str, str], str]:
 def test_the_readme_has_all_cells_and_no_failure():
     found = in_readme()
     assert set(found) == {(algo, column) for algo, _ in found for column in matrix.COLUMNS}
-    assert {*matrix.ALGOS} <= {algo for algo, _ in found} <= {*algos.names()}
+    assert {*tasks.ALGOS} <= {algo for algo, _ in found} <= {*algos.names()}
     assert set(found.values()) <= {"✓", "-"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("column", list(matrix.COLUMNS))
-@pytest.mark.parametrize("algo", list(matrix.ALGOS))
+@pytest.mark.parametrize("algo", [*tasks.ALGOS, "vdn"])
 def test_a_cell_is_what_the_readme_says(algo, column, tmp_path):
     cell = row(algo, tmp_path)[column]
     assert cell["status"] != "failed", cell["reason"]

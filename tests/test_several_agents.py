@@ -311,6 +311,9 @@ def test_windows_of_agents_and_policies():
 AGENTS = ("adversary_0", "adversary_1", "agent_0")
 
 
+MAPPING = {"adversary_.*": "hunter", ".*": "prey"}
+
+
 def resolved(**section):
     cfg = config.from_dict({**SMALL, "multi_agent": section})
     return multi_agent.with_agents(cfg, AGENTS)
@@ -355,6 +358,28 @@ def test_a_policys_own_settings_are_checked_by_name():
     cfg = resolved(policies={"a": {"algo": {"lrr": 1}}}, mapping={".*": "a"})
     with pytest.raises(InputError, match=r"multi_agent.policies.a: unknown key algo.lrr: did you mean algo.lr\?"):
         multi_agent.policy_config(cfg, "a")
+
+
+@pytest.mark.parametrize("metric", ["agent/agent_1/return", "policy/huntr/loss/policy"])
+def test_a_criterion_of_nobody_is_refused(metric):
+    cfg = lambda *names: config.from_dict(
+        {**SMALL, "stop": dict.fromkeys(names, 1), "multi_agent": {"mapping": MAPPING}}
+    )
+    good = cfg("agent/agent_0/return", "policy/hunter/return", "policy/entropy", "env_steps")
+    assert multi_agent.with_agents(good, AGENTS).stop == good.stop
+    with pytest.raises(InputError, match=rf"stop\.{metric}: expected one of .*: did you mean (agent_0|hunter)\?"):
+        multi_agent.with_agents(cfg(metric), AGENTS)
+
+
+def test_a_team_is_told_before_the_run():
+    team = {"team": ["agent_0", "agent_1"]}
+    cfg = made(env={"id": "TwoStepGame-v0"}, multi_agent={"group": team})
+    assert list(multi_agent.lines(cfg)) == ["team team: agent_0, agent_1 act as one, 1 agent x 4 envs"]
+
+
+def test_a_view_with_a_typo():
+    with pytest.raises(InputError, match=r"network\.value_inputs: .*did you mean 'state', the view of several agents"):
+        Session(made(network={"value_inputs": ["stat"]}))
 
 
 def test_one_agent_has_no_policies_to_map():

@@ -89,10 +89,14 @@ def team_of(spec: EnvSpec, name: str = "a mixer") -> Team:
         size = len(action.nvec)
         if (agent := spaces.member(named[AGENTS], size)) is not None:
             return Team(size, action.nvec[0], agent)
+    if AGENTS in named:
+        raise InputError(
+            f"{name} acts for a team whose agents have Discrete actions, not the joint action {action}: use ppo, a2c, "
+            "impala or appo, or for a Box sac or td3"
+        )
     raise InputError(
-        f"{name} acts for a team: expected an observation Dict with `agents` and a MultiDiscrete action space, a "
-        f"choice for each of them, got the observation {observation} and the action space {action}: make the agents of "
-        "an environment a team by multi_agent.group, or use dqn, or pqn without a mixer, for a single agent"
+        f"{name} acts for a team of agents, not for one: make a team of an environment's agents by multi_agent.group, "
+        "or use dqn, or pqn without a mixer, for each of them"
     )
 
 

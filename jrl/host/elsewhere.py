@@ -122,7 +122,7 @@ NAMES: dict[str, dict[str, str]] = {
                         "Algorithm.export_policy_model(directory), or python -m jrl.export"),
         **dict.fromkeys(("loss", "loss_initialized"), _LOSS),
         "postprocess_trajectory": "training(learner_connector=[fn]), a pure function of the rollout",
-        **dict.fromkeys(("get_state", "set_state", "from_state", "export_checkpoint", "from_checkpoint"),
+        **dict.fromkeys(("from_state", "export_checkpoint", "from_checkpoint"),
                         "Algorithm.save(path), and jrl.load(path) to act only"),
         **dict.fromkeys(("get_exploration_state", "exploration", "get_exploration_info"),
                         "how actions are chosen is training's schedule: config.exploration_config"),

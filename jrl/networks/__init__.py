@@ -208,7 +208,13 @@ def _value_input_faults(space: Space, cfg: NetworkConfig) -> list[str]:
     known, key = spaces.names(space), "network.value_inputs"
     if cfg.value_inputs and not known:
         got = ", ".join(map(repr, cfg.value_inputs))
-        return [f"{key}: expected names of parts of a Dict observation, got {got} for {space}: leave this out"]
+        near = [name for name in difflib.get_close_matches(spaces.STATE, cfg.value_inputs) if name != spaces.STATE]
+        mend = (
+            f"leave this out, or did you mean {spaces.STATE!r}, the view of several agents?"
+            if near
+            else "leave this out"
+        )
+        return [f"{key}: expected names of parts of a Dict observation, got {got} for {space}: {mend}"]
     errors = cfg.sharing_faults()
     for name in cfg.value_inputs:
         if name not in known:

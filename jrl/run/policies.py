@@ -95,7 +95,7 @@ class Policies(abc.ABC):
             state = {**whole, self._place(policy): state}
         self.replace_state(self.run.program.assign(self.state, state))
 
-    def take_over(self, states: Mapping[str, PyTree]) -> None:
+    def take_over(self, states: Mapping[str | None, PyTree]) -> None:
         """Goes on with other States of some policies, their optimizers' included, as `learner_state` gives them."""
         whole = self.learner_state_of_all()
         if isinstance(whole, dict):

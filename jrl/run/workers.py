@@ -218,7 +218,16 @@ class WorkerPolicy(Learns):
 
     def get_state(self) -> PyTree:
         """The algorithm's State of the policy, its optimizer's included, in numpy: what `add_policy` may begin with."""
-        return self._learns("get_state").learner_state(self.policy_id if self.policy_id != POLICY else None)
+        return self._learns("get_state").learner_state(self._name)
+
+    def set_state(self, state: PyTree) -> None:
+        """Goes on with a State as `get_state` gave one."""
+        self._learns("set_state").take_over({self._name: state})
+
+    @property
+    def _name(self) -> str | None:
+        """The policy's name in the run; None of one agent's, which needs none."""
+        return None if self.policy_id == POLICY else self.policy_id
 
     def apply_gradients(self, gradients: PyTree) -> None:
         """As a worker's, with RLlib's name of the argument."""

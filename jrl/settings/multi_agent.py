@@ -252,6 +252,17 @@ def faults(cfg: RunConfig) -> Iterator[str]:
         if name not in known:
             expected = f"expected names among {_listed(known)}, got {name!r}{_near(name, known)}"
             yield f"multi_agent.policies_to_train: {expected}"
+    yield from _stop_faults(cfg, {"agent": given.agents, "policy": tuple(follows)})
+
+
+def _stop_faults(cfg: RunConfig, known: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Says which stop criteria are of agents or policies that there are not: they would never be met."""
+    for metric in cfg.stop:
+        kind, _, rest = metric.partition("/")
+        name, _, row = rest.partition("/")
+        if kind in known and row and name not in known[kind]:
+            expected = f"expected one of {kind} {_listed(known[kind])}, got {name!r}"
+            yield f"stop.{metric}: {expected}{_near(name, known[kind]) or ': it would never be met'}"
 
 
 def _mapping_faults(given: MultiAgentConfig) -> Iterator[str]:
@@ -376,6 +387,10 @@ def lines(cfg: RunConfig, spaces: Callable[[str], str] = lambda policy: "") -> I
     """A line for each policy: which agents follow it, and whether it learns; `spaces` says what they see and do."""
     if cfg.multi_agent and cfg.multi_agent.self_play and cfg.multi_agent.agents:
         yield from self_play.lines(cfg)
+        return
+    if cfg.multi_agent and cfg.multi_agent.group:
+        for name, members in cfg.multi_agent.group.items():
+            yield f"team {name}: {_listed(members)} act as one, 1 agent x {counted(cfg.env.num_envs, 'env')}"
         return
     for policy, agents in followers(cfg).items():
         columns = f"{counted(len(agents), 'agent')} x {counted(cfg.env.num_envs, 'env')}"

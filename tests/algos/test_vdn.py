@@ -290,18 +290,18 @@ def test_ppo_learns_for_a_team():
 
 
 @pytest.mark.parametrize(
-    ("observed", "action"),
+    ("observed", "action", "words"),
     [
-        (Box((3,)), Discrete(2)),
-        (Box((3,)), MultiDiscrete((2, 2))),
-        (observation(Box((3,)), 2), MultiDiscrete((2, 3))),
-        (observation(Box((3,)), 2), MultiDiscrete((2, 2, 2))),
-        (observation(Box((3,)), 2), Box((2,), low=-1.0, high=1.0)),
+        (Box((3,)), Discrete(2), r"not for one: .* multi_agent\.group"),
+        (Box((3,)), MultiDiscrete((2, 2)), r"not for one: .* multi_agent\.group"),
+        (observation(Box((3,)), 2), MultiDiscrete((2, 3)), r"not the joint action MultiDiscrete\(nvec=\(2, 3\)"),
+        (observation(Box((3,)), 2), MultiDiscrete((2, 2, 2)), "not the joint action MultiDiscrete"),
+        (observation(Box((3,)), 2), Box((2,), low=-1.0, high=1.0), "not the joint action Box.* sac or td3"),
     ],
     ids=str,
 )
-def test_spaces_that_are_not_a_teams(observed, action):
-    with pytest.raises(InputError, match=r"vdn acts for a team.* multi_agent\.group"):
+def test_spaces_that_are_not_a_teams(observed, action, words):
+    with pytest.raises(InputError, match="vdn acts for a team.*" + words):
         vdn.make(vdn.Config(), EnvSpec(observed, action, 1), SMALL)
 
 

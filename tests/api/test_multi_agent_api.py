@@ -62,11 +62,10 @@ def test_a_set_and_a_list_of_ids_and_the_later_of_two_calls():
     assert made.multi_agent(policies=["c"]).policies == {"c": {}}
 
 
-def test_teams():
-    assert config(group={"red": ["agent_0"], "blue": ["agent_1"]}).to_run_config().multi_agent.group == {
-        "red": ("agent_0",),
-        "blue": ("agent_1",),
-    }
+def test_a_team_is_named_where_policies_are():
+    assert config(group={"team": list(AGENTS)}).to_dict()["multi_agent"]["group"] == {"team": list(AGENTS)}
+    with pytest.raises(InputError, match=r"has no argument grop: did you mean group\?"):
+        config(grop={"team": list(AGENTS)})
 
 
 def test_functions_become_tables_once_the_agents_are_known():

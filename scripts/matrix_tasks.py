@@ -1,0 +1,183 @@
+"""What scripts/matrix.py tries: small tasks in JAX, a column for each feature, settings for each algorithm."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+from jrl import algos, registry
+from jrl.algos import dqn
+from jrl.envs.jax_env import Definition
+from jrl.envs.make import IN_JAX
+from jrl.envs.multi_agent import MultiDefinition
+from jrl.envs.multi_toys import several as copies
+from jrl.fields.data import Replay, learns_from
+from jrl.settings import config
+from jrl.types import Box
+
+ECHO, TWO = "matrix-echo", "matrix-two"  # env.id of `echo` and of `two`
+
+
+def echo(delay: int = 0, length: int = 10) -> Definition:
+    """Say the number in [-1, 1] that was shown `delay` steps ago: 1 - 2 |error|, of 0 before the first number."""
+
+    def reset(draws):
+        shown = 2 * draws[0][:, None] - 1
+        return jnp.concatenate([jnp.zeros((shown.shape[0], delay)), shown], -1), jnp.zeros(shown.shape[0], jnp.int32)
+
+    def step(state, action, draws):
+        history, steps = state
+        reward = 1 - 2 * jnp.abs(action[:, 0] - history[:, 0])
+        history = jnp.concatenate([history[:, 1:], 2 * draws[0][:, None] - 1], -1)
+        return (history, steps + 1), reward, steps + 1 >= length
+
+    space = Box((1,), "float32", -1.0, 1.0)
+    return Definition(space, space, None, 1, reset, step, lambda state: state[0][:, -1:])
+
+
+def two(task: str, **options: Any) -> MultiDefinition:
+    """Two agents, each of which has a task of its own, of this id."""
+    return copies((echo if task == ECHO else IN_JAX[task])(**options), 2)
+
+
+registry.register(ECHO, echo)
+registry.register(TWO, two)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """An environment. `random` is the mean return of uniformly random actions (of those a mask allows), `best` of the
+    best ones; a cell has to reach `threshold`.
+    """
+
+    id: str
+    options: dict[str, Any]
+    random: float
+    threshold: float
+    best: float
+    gamma: float = 0.5  # all but Catch reward the present action
+
+    def of_two(self) -> "Task":
+        """The same of two agents, whose sum counts."""
+        twice = {name: 2 * getattr(self, name) for name in ("random", "threshold", "best")}
+        return dataclasses.replace(self, id=TWO, options={"task": self.id, **self.options}, **twice)
+
+
+# of Nested-v0, whoever does not read the image gets 4, 12, 28 and, with a mask, 6 at best
+_nested = lambda **options: {"length": 8, **options}
+TASKS = {
+    "catch": Task("Catch-v0", {}, random=-0.63, threshold=0.6, best=1.0, gamma=0.95),
+    "echo": Task(ECHO, {}, random=-3.4, threshold=6.0, best=10.0),
+    "dict": Task("Nested-v0", _nested(), random=1.33, threshold=6.5, best=8.0),
+    "dict, box": Task("Nested-v0", _nested(action="box"), random=6.6, threshold=13.0, best=16.0),
+    "dict, multi_discrete": Task("Nested-v0", _nested(action="multi_discrete"), random=13.4, threshold=30.0, best=32.0),
+    "mask": Task("Nested-v0", _nested(mask=True), random=2.6, threshold=7.0, best=8.0),
+    "repeat": Task("RepeatAfterMe-v0", {"delay": 0, "episode_length": 10}, random=0.0, threshold=7.0, best=10.0),
+    # without memory: 1 at best
+    "memory": Task("RepeatAfterMe-v0", {"delay": 1, "episode_length": 10}, random=0.0, threshold=7.0, best=10.0),
+    # without memory: 1 at best
+    "memory, box": Task(ECHO, {"delay": 1}, random=-3.0, threshold=5.0, best=10.0),
+}
+
+
+BOX = ("td3",)  # tried with Box actions where a column leaves the kind open
+_TEAM = {"group": {"team": ["agent_0", "agent_1"]}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A feature: the task in which it is tried, and what it needs in the config."""
+
+    task: str
+    box_task: str | None = None  # for those of `boxed`; None: the same
+    config: dict[str, Any] = dataclasses.field(default_factory=dict)
+    prove: str | None = None  # beside the return: a key of matrix.PROOFS
+    boxed: tuple[str, ...] = BOX
+    several: dict[str, Any] | None = None  # the section multi_agent; None: one agent
+
+
+_GRU = {"network": {"core": {"name": "gru", "size": 32}}}
+_FLAT = {"network": {"encoders": {"image": "flat"}}}  # a CNN takes longest to compile: one column has it
+COLUMNS = {
+    "dict observation": Column("dict", "dict, box"),
+    "action mask": Column("mask", config=_FLAT, prove="mask"),
+    "recurrent": Column("memory", "memory, box", _GRU),
+    "discrete": Column("catch", config={"stop": {"env_steps": 24_000}}),
+    "continuous": Column("echo"),
+    "multi-discrete": Column("dict, multi_discrete", config=_FLAT),
+    "several devices": Column("repeat", "echo", {"devices": {"learners": [0, 1]}}),
+    "async": Column("repeat", "echo", {"rollout": {"mode": "async"}}),
+    "resume": Column("repeat", "echo", prove="resume"),
+    "several agents": Column("repeat", "echo", prove="stacked", several={"mapping": "by_agent"}),
+    "team": Column(
+        "repeat", "echo", boxed=(*BOX, "sac"), several=_TEAM
+    ),  # whose joint actions are MultiDiscrete or Box
+}
+
+_ON_POLICY = {"env": {"num_envs": 32}, "rollout": {"length": 16}, "stop": {"env_steps": 16_000}}
+_SMALL = {"env": {"num_envs": 16}, "rollout": {"length": 8}}  # one update for each rollout: more of them
+_REPLAY = {
+    "env": {"num_envs": 16},
+    "replay": {
+        "capacity": 8_192,
+        "batch_size": 64,
+        "learning_starts": 512,
+        "train_every": 64,
+        "updates_per_step": 0.125,
+    },
+    "stop": {"env_steps": 8_000},
+}
+_EPSILON = {"exploration": {"name": "epsilon_greedy", "epsilon": [[0, 1.0], [4_000, 0.1]]}}
+ALGOS: dict[str, dict[str, Any]] = {
+    "ppo": {**_ON_POLICY, "algo": {"lr": 5e-3}},
+    "a2c": {**_ON_POLICY, **_SMALL, "algo": {"lr": 1e-2, "normalize_advantage": True}},
+    "impala": {**_ON_POLICY, **_SMALL, "algo": {"lr": 1e-2}},
+    "appo": {**_ON_POLICY, "algo": {"lr": 5e-3}},
+    "pqn": {**_ON_POLICY, **_SMALL, "algo": {"lr": 3e-3, **_EPSILON}},
+    "dqn": {**_REPLAY, "algo": {"lr": 3e-3, "target_update_every": 50, **_EPSILON}},
+    "sac": {**_REPLAY, "algo": {"lr": 3e-3, "tau": 0.02}},
+    "td3": {**_REPLAY, "algo": {"lr": 3e-3, "tau": 0.02, "normalize_obs": True}},
+}
+_ALL = {
+    "env": {"backend": "jax"},
+    # what comes from an image is larger than the rest of an observation, and steps are large
+    "network": {"hidden": [32], "activation": "relu", "layer_norm": True},
+    "devices": {"learners": [0]},
+    "run": {"log": [], "stall_seconds": None},
+}
+
+
+def agents_of(algo: str, column: str) -> dict[str, Any] | None:
+    """The section multi_agent of a cell; algorithms of teams have one in all of them."""
+    return COLUMNS[column].several or (_TEAM if algos.get_config_class(algo).in_teams else None)
+
+
+def task_of(algo: str, column: str) -> Task:
+    """The task of a cell."""
+    found = COLUMNS[column]
+    task = TASKS[found.box_task or found.task if algo in found.boxed else found.task]
+    return task.of_two() if agents_of(algo, column) else task
+
+
+def of_algorithm(algo: str) -> dict[str, Any]:
+    """What an algorithm is tried with; one without settings of its own as the one that it is most like."""
+    found = algos.get_config_class(algo)
+    like = "dqn" if issubclass(found, dqn.QLearning) else "sac" if learns_from(found) is Replay else "ppo"
+    return ALGOS.get(algo) or ALGOS[like]
+
+
+def settings(algo: str, column: str, seed: int = 0) -> dict[str, Any]:
+    """The config of a cell, as a YAML file would have it."""
+    task = task_of(algo, column)
+    tree: dict[str, Any] = {
+        "algo": {"name": algo, "gamma": task.gamma},
+        "env": {"id": task.id, "options": task.options},
+        "run": {"seed": seed},
+    }
+    for more in (_ALL, of_algorithm(algo), COLUMNS[column].config):
+        tree = config.merge(tree, more)
+    if several := agents_of(algo, column):
+        tree = config.merge(tree, {"multi_agent": several})
+        if "group" in several and "mixer" in {field.name for field in dataclasses.fields(algos.get_config_class(algo))}:
+            tree = config.merge(tree, {"algo": {"mixer": "sum"}})
+    return config.merge(tree, {"run": {"report_every": tree["stop"]["env_steps"] // 8}})

@@ -292,6 +292,7 @@ AGENT_FEATURES: dict[str, list[Feature]] = {
             "`multi_agent(self_play=...)`: a pool of frozen copies, win rates and Elo with standard errors",
             league_of_two, True),
         Feature("the self-play example", WORKS, "[self_play](../examples/self_play.py)", example("self_play.py"), True),
-        Feature("leagues with exploiters (AlphaStar)", WORKS, "[league](../examples/league.py)", example("league.py"), True),
+        Feature("leagues with exploiters (AlphaStar)", WORKS, "[league](../examples/league.py)", example("league.py"),
+            True),
     ],
 }  # fmt: skip

@@ -140,10 +140,13 @@ def test_unequal_numbers_of_agents_do_not_go_in_lockstep():
     assert multi_agent.with_agents(dataclasses.replace(cfg, multi_agent=frozen), NAMES)  # it draws nothing
 
 
-@pytest.mark.parametrize("other", [{"self_play": {"policy": "main"}}, {"group": {"team": list(NAMES)}}])
-def test_one_policy_has_nobody_to_keep_in_step_with(other):
-    with pytest.raises(InputError, match=rf"with multi_agent\.{next(iter(other))} one policy learns: leave it out"):
-        multi_agent.with_agents(made(**{**REPLAY, "multi_agent": {**other, **LOCKSTEP}}), NAMES)
+def test_one_policy_has_nobody_to_keep_in_step_with():
+    cfg = made(**{**REPLAY, "multi_agent": {"self_play": {"policy": "main"}, **LOCKSTEP}})
+    with pytest.raises(InputError, match=r"with multi_agent\.self_play one policy learns: leave it out"):
+        multi_agent.with_agents(cfg, NAMES)
+    cfg = made(**{**REPLAY, "multi_agent": {"group": {"team": list(NAMES)}, **LOCKSTEP}})
+    with pytest.raises(InputError, match=r"lockstep: with one team of all agents one policy learns: leave it out"):
+        multi_agent.check_group(cfg, NAMES)
 
 
 def test_rllibs_key_is_understood():

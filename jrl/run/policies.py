@@ -95,8 +95,10 @@ class Policies(abc.ABC):
             state = {**whole, self._place(policy): state}
         self.replace_state(self.run.program.assign(self.state, state))
 
-    def take_over(self, states: Mapping[str | None, PyTree]) -> None:
-        """Goes on with other States of some policies, their optimizers' included, as `learner_state` gives them."""
+    def take_over(self, states: Mapping[Any, PyTree]) -> None:
+        """Goes on with other States of some policies, their optimizers' included, as `learner_state` gives them; None for a name where
+        there is one policy.
+        """
         whole = self.learner_state_of_all()
         if isinstance(whole, dict):
             whole = {**whole, **{self._place(name): state for name, state in states.items()}}

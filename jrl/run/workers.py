@@ -218,14 +218,14 @@ class WorkerPolicy(Learns):
 
     def get_state(self) -> PyTree:
         """The algorithm's State of the policy, its optimizer's included, in numpy: what `add_policy` may begin with."""
-        return self._learns("get_state").learner_state(self._name)
+        return self._learns("get_state").learner_state(self._run_name)
 
     def set_state(self, state: PyTree) -> None:
         """Goes on with a State as `get_state` gave one."""
-        self._learns("set_state").take_over({self._name: state})
+        self._learns("set_state").take_over({self._run_name: state})
 
     @property
-    def _name(self) -> str | None:
+    def _run_name(self) -> str | None:
         """The policy's name in the run; None of one agent's, which needs none."""
         return None if self.policy_id == POLICY else self.policy_id
 

@@ -252,7 +252,10 @@ def faults(cfg: RunConfig) -> Iterator[str]:
         if name not in known:
             expected = f"expected names among {_listed(known)}, got {name!r}{_near(name, known)}"
             yield f"multi_agent.policies_to_train: {expected}"
-    yield from _stop_faults(cfg, {"agent": given.agents, "policy": tuple(follows)})
+    known_by = {"agent": given.agents, "policy": tuple(followed)}
+    if given.capacity is not None:  # policies of any name may come
+        del known_by["policy"]
+    yield from _stop_faults(cfg, known_by)
 
 
 def _stop_faults(cfg: RunConfig, known: Mapping[str, Sequence[str]]) -> Iterator[str]:

@@ -244,9 +244,8 @@ class CallbackList:
     def __init__(self, callbacks: Callbacks, *, keep_per_episode: bool = False):
         from jrl.metrics.custom import CustomMetrics
 
-        self.callbacks = callbacks
+        self.callbacks, self.keep_record = callbacks, False  # whether who learns asks for what is recorded, too
         self.several: dict[str, Any] = {}  # of several agents: what their `GameReplay` is told of them
-        self.keep_record = False  # whether who learns asks for what is recorded of episodes, too
         self._host: dict[str, list[Callable[..., Any]]] = {name: [] for name in MOMENTS}
         self._pure: dict[str, list[Callable[..., Any]]] = {name: [] for name in MOMENTS}
         for part in _parts(callbacks):

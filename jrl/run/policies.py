@@ -96,8 +96,9 @@ class Policies(abc.ABC):
         self.replace_state(self.run.program.assign(self.state, state))
 
     def take_over(self, states: Mapping[Any, PyTree]) -> None:
-        """Goes on with other States of some policies, their optimizers' included, as `learner_state` gives them; None for a name where
-        there is one policy.
+        """Goes on with other States of some policies, their optimizers' included, as `learner_state` gives them.
+
+        None is the name of a policy that is the only one.
         """
         whole = self.learner_state_of_all()
         if isinstance(whole, dict):

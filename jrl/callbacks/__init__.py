@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from jrl.rollout.replay_episodes import Replay, Watch
 
 Fn = TypeVar("Fn", bound=Callable)
-
 _KEY = "custom.callbacks"
 _EPISODE = ("episode", "env_runner", "worker", "env", "base_env", "env_index", "policies")
 # moment -> the arguments that it is called with, RLlib's older names included
@@ -238,7 +237,7 @@ class CallbackList:
 
     Args:
       callbacks: of `load`.
-      keep_per_episode: custom metrics as lists instead of mean, min and max.
+      keep_per_episode: custom metrics as lists, not mean, min and max.
     """
 
     def __init__(self, callbacks: Callbacks, *, keep_per_episode: bool = False):
@@ -343,8 +342,8 @@ class CallbackList:
     def begin(self, algorithm: Any, policies: Mapping[str, Any] | None = None) -> None:
         """Tells of each policy, by its id, then of the algorithm."""
         self._policies = dict(policies or {DEFAULT_POLICY: algorithm})
-        for name, policy in self._policies.items():
-            self.call("on_create_policy", policy_id=name, policy=policy)
+        for name in self._policies:
+            self.call("on_create_policy", policy_id=name, policy=self._policies[name])
         self.call("on_algorithm_init", algorithm=algorithm)
 
     def recreated(self, algorithm: Any, workers: Any, source: Any, *, is_evaluation: bool = False) -> None:
@@ -360,10 +359,10 @@ class CallbackList:
         """`source`, whose rollouts are shown to the callbacks: their episodes, and they as batches."""
         from jrl.rollout.replay_episodes import Watch
 
-        called: list[Callable[..., Any]] = []
+        called: list[Any] = []
         if batches:
             called += [functools.partial(self._rollout, name) for name in ROLLOUT_MOMENTS if self._host[name]]
-            called += [self._learn] if self._host["on_learn_on_batch"] else []
+            called += [self._learn] * bool(self._host["on_learn_on_batch"])
         replay = self._replay if episodes and self.needs_episodes else None
         return Watch(source, replay, called, num_envs, keep_record=self.keep_record)
 

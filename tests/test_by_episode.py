@@ -385,6 +385,24 @@ def test_the_same_wherever_the_environments_are(sections):
         assert all(np.isfinite(row[f"policy/{name}/loss/policy"]) for name in ("main", "other"))
 
 
+def test_environments_that_begin_anew_are_asked_of_from_their_first_game_on(tmp_path):
+    host = {
+        "env": {"id": f"{__name__}:Rounds"},
+        "multi_agent": {"mapping": "by-lot", "policies": {**TURNS["policies"], "third": {}}},
+    }
+    with built(**host) as algo:
+        trained(algo, 8)
+        games = np.asarray(algo.session.state.learner[ROSTER].latest)
+        assert (games > 16).all()  # more than a call is told of
+        saved = algo.save(tmp_path / "saved")
+    with api.Algorithm.from_checkpoint(saved) as again:
+        assert (np.asarray(again.session.state.learner[ROSTER].latest) == 0).all()
+        for _ in range(2):
+            rollout, wanted, found = rows_of(again.session)
+            assert (wanted == found).all() and np.asarray(rollout.extras[by_episode.COUNT])[0].max() < 8
+            trained(again, 1)
+
+
 @pytest.mark.parametrize(
     ("sections", "told"),
     [

@@ -38,7 +38,8 @@ class Seats:
     """
 
     def __init__(self, cfg: RunConfig, run: Any):
-        self.config, self._mesh, self._groups = cfg, run.mesh, run.groups
+        self.config, self._mesh, self._groups, self._program = cfg, run.mesh, run.groups, run.program
+        self._source: Any = None  # of the environments whose games are counted
         self._sizes = build_policies.sizes(cfg)
         self._table = np.full(self._sizes[:3], by_episode.NOBODY, np.int32)
         self._asked = np.zeros(self._sizes.games, np.int32)
@@ -85,7 +86,7 @@ class Seats:
         roster = parallel.first(state.learner[ROSTER])
         if resumed:
             self._table, self._asked = np.array(roster.table), np.array(roster.asked)
-        state = self.ahead(state)
+        state = self.ahead(state)  # of games from the first on, where the environments are no part of a checkpoint
         if not self._groups[0].stacked:
             return state
         # once for nothing, so that it is compiled
@@ -95,6 +96,9 @@ class Seats:
 
     def ahead(self, state: LoopState) -> LoopState:
         """The state in which all games that the next call can begin are told; waits for the call before."""
+        if self._program.source is not self._source:  # environments that were made anew, whose games count from 0
+            self._source, self._asked = self._program.source, np.zeros_like(self._asked)
+            state = self._with(state, latest=np.zeros_like(self._asked))
         return self._with(state, **self._table_of()) if self._fill(_latest(state)) else state
 
     def _fill(self, latest: np.ndarray) -> bool:

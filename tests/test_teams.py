@@ -84,7 +84,7 @@ def test_each_team_learns_its_own_answer(tmp_path, capsys):
     path.write_text(json.dumps(config.merge(VDN, {"multi_agent": {"policies": policies}})))
     assert train.main([str(path), "--stop=env_steps=10000", f"--out={out}"]) == 0
     said = capsys.readouterr().out
-    assert "policy left: left, 1 agent x 16 envs" in said and "policy right: right, 1 agent x 16 envs" in said
+    assert "policy left: left, 1 agent x 16 envs: Dict(" in said and "policy right: right, 1 agent x 16 envs" in said
     row = json.loads((out / "result.jsonl").read_text().splitlines()[-1])
     assert row["episode/return"] == pytest.approx(row["agent/left/return"] + row["agent/right/return"])
     assert row["agent_steps"] == 2 * row["env_steps"] and row["policy/left/return"] == row["agent/left/return"]
@@ -215,7 +215,10 @@ def test_teams_follow_policies_as_agents_do():
     }
     again = build_policies.resolved(resolved(group=pairs))
     assert again == resolved(group=pairs) and again.multi_agent.agents == ("red", "blue")
-    assert list(multi_agent.lines(again)) == ["policy shared: red, blue, 2 agents x 4 envs"]
+    assert list(multi_agent.lines(again)) == [
+        *(f"team {name}: {', '.join(members)} act as one, 1 agent x 4 envs" for name, members in pairs.items()),
+        "policy shared: red, blue, 2 agents x 4 envs",
+    ]
     alone = {"agents": None, "group": {"my team": ["steady", "late", "guest", "waiting"]}}
     assert follow(**alone) == {} and resolved(**alone).multi_agent.agents is None
 

@@ -394,7 +394,6 @@ def lines(cfg: RunConfig, spaces: Callable[[str], str] = lambda policy: "") -> I
     if cfg.multi_agent and cfg.multi_agent.group:
         for name, members in cfg.multi_agent.group.items():
             yield f"team {name}: {_listed(members)} act as one, 1 agent x {counted(cfg.env.num_envs, 'env')}"
-        return
     for policy, agents in followers(cfg).items():
         columns = f"{counted(len(agents), 'agent')} x {counted(cfg.env.num_envs, 'env')}"
         columns += ", as each game's mapping says" if by_episode.per_episode(cfg) else ""

@@ -126,8 +126,8 @@ def learning(
 ) -> Learner:
     """Makes a Learner of which each policy that learns does so from the rows on which it was followed.
 
-    One after the other, so that those that do not learn, and places that are free, cost nothing. Metrics are
-    `policy/PLACE/...`, `return` among them, the mean over the latest episodes of the agents that followed it.
+    Without replay one after the other, so that those that do not learn, and places that are free, cost nothing. Metrics
+    are `policy/PLACE/...`, `return` among them, the mean over the latest episodes of the agents that followed it.
 
     Args:
       axis_name: of the mapped axis over devices.

@@ -45,8 +45,7 @@ class Seats:
         self._asked = np.zeros(self._sizes.games, np.int32)
         self.take(cfg)
         group, learner = run.groups[0], run.groups[0].learner
-        self._fresh = lambda key: learner.keep(learner.init(key))
-        self._kept = jax.eval_shape(self._fresh, jax.random.key(0))  # of one policy
+        self._kept = jax.eval_shape(lambda key: learner.keep(learner.init(key)), jax.random.key(0))  # of one policy
         same, each = parallel.REPLICATED, parallel.PER_DEVICE
         write, size = by_episode.writing(group), len(group.names)
         seed = role_key(jax.random.key(cfg.run.seed), Role.INIT)

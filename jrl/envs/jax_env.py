@@ -97,7 +97,7 @@ def under_contract(
         check_action(spec.action, spec.num_envs, action)  # while tracing: shape and dtype
         fresh, elapsed, at_limit = tick(state.elapsed, spec.max_episode_steps)
         inner, obs, reward, terminated = advance(state.inner, action, key, fresh, *given(state.task))
-        terminated, truncated, reward = ends(~fresh, terminated, at_limit, reward)
+        terminated, truncated, reward = ends(fresh, terminated, at_limit, reward)
         elapsed = jnp.where(terminated | truncated, ENDED, elapsed)
         return JaxState(inner, elapsed, state.task), StepResult(obs, reward, terminated, truncated)
 
@@ -127,14 +127,13 @@ def tick(elapsed: Array, limit: int | None) -> tuple[Array, Array, Array]:
     return fresh, elapsed, jnp.zeros_like(fresh) if limit is None else elapsed >= limit
 
 
-def ends(acted: Array, ended: Array, at_limit: Array, reward: Array) -> tuple[Array, Array, Array]:
+def ends(idle: Array, ended: Array, at_limit: Array, reward: Array) -> tuple[Array, Array, Array]:
     """Returns (terminated, truncated, reward) of rows [...]: a true end goes before the time limit.
 
-    Rows on which nobody `acted` have reward 0 and do not end.
+    Rows that are `idle`, on which nobody acted, have reward 0 and do not end; they are not `at_limit`.
     """
-    terminated = ended & acted
-    truncated = at_limit & acted & ~terminated
-    return terminated, truncated, jnp.where(acted, reward.astype(jnp.float32), 0.0)
+    terminated = ended & ~idle
+    return terminated, at_limit & ~terminated, jnp.where(idle, 0.0, reward.astype(jnp.float32))
 
 
 def _number(x: Any) -> jax.Array:

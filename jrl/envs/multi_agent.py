@@ -118,7 +118,7 @@ def build(definition: MultiDefinition, num_envs: int, *, state: bool = False) ->
         acted, here = games.there, present(inner)
         if here is not None:
             ended = ended | ~here
-        terminated, truncated, reward = ends(acted, ended, at_limit[:, None], reward)
+        terminated, truncated, reward = ends(~acted, ended, at_limit[:, None] & acted, reward)
         if here is None:
             here = (acted & ~ended) | fresh[:, None]
         over = (at_limit | ~here.any(-1)) & ~fresh

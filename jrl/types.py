@@ -15,6 +15,7 @@ from flax import struct
 
 from jrl.errors import InputError as InputError
 from jrl.fields import bounds
+from jrl.fields.data import Fixed as Fixed
 from jrl.fields.data import Fresh as Fresh
 from jrl.fields.data import Replay as Replay
 
@@ -404,7 +405,7 @@ class Algo(NamedTuple):
     carry: Callable[..., PyTree]
     act: Callable[..., ActOut]  # (actor, obs[B, *], carry, key, explore=True)
     update: Callable[[PyTree, Any, Key], tuple[PyTree, UpdateAux]]  # (state, Rollout | Batch | SequenceBatch, key)
-    data: Fresh | Replay  # what it learns from
+    data: Fresh | Replay | Fixed  # what it learns from
     # what a State takes from a rollout when it comes, such as the count of environment steps: of algorithms
     # with replay, and of those that may learn from a rollout more than once; the others take it in `update`
     ingest: Callable[[PyTree, Rollout], PyTree] | None = None
@@ -421,8 +422,8 @@ class Algo(NamedTuple):
 
     @property
     def sequences(self) -> bool:
-        """Whether it learns from sequences of replay; `extras["carry"]` then is the memory before each row."""
-        return isinstance(self.data, Replay) and self.data.sequences
+        """Whether it learns from sequences; in those of replay `extras["carry"]` is the memory before each row."""
+        return not isinstance(self.data, Fresh) and self.data.sequences
 
 
 class Buffer(NamedTuple):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import jax
 
+from jrl.data import spaces_json
 from jrl.run import build, build_policies, checkpoint
 from jrl.settings import config
 
@@ -33,6 +34,6 @@ def _written(directory: Path, cfg, spec, change, own):
     state = change(made.init(jax.random.key(1)))
     meta = checkpoint.meta(cfg, spec, counters={"iteration": 3, "env_steps": 77, "time_s": 1.0})
     if own is not None:
-        meta["spec"]["env_observation"] = checkpoint.space_to_json(own)
+        meta["spec"]["env_observation"] = spaces_json.space_to_json(own)
     checkpoint.write(directory / "checkpoints" / "3", {"learner": state}, meta)
     return made, state

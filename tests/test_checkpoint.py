@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jrl.data import spaces_json
 from jrl.errors import InputError
-from jrl.run import checkpoint, checkpoint_file
+from jrl.run import checkpoint
 from jrl.settings import config
 from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 
@@ -406,7 +407,7 @@ def test_spaces_come_back_from_json():
     cfg = config.load(None, algo="ppo", env="CartPole-v1", stop=["env_steps=1"])
     spec = EnvSpec(space, Tuple(leaves[1:]), 1, 7)
     written = checkpoint.meta(cfg, spec, counters={})
-    read = json.loads(json.dumps(checkpoint_file.plain(written), allow_nan=False))
+    read = json.loads(json.dumps(spaces_json.plain(written), allow_nan=False))
     assert checkpoint.spec(read) == spec and checkpoint.spec(read).env_observation is None
     assert list(read["spec"]["observation"]["spaces"]) == ["z", "a"]
     read["spec"]["env_observation"] = read["spec"]["observation"]
@@ -419,7 +420,7 @@ def test_kinds_of_agents_come_back_and_those_that_do_not_fit_are_damage():
     cfg = config.load(None, algo="ppo", env="CartPole-v1", stop=["env_steps=1"])
     both = Tuple((Box((2,)), Discrete(3)))
     spec = EnvSpec(both, Tuple((Discrete(2), Discrete(2))), 3, 7, agents=("a", "b", "c"), kinds=((0, 2), (1,)))
-    read = json.loads(json.dumps(checkpoint_file.plain(checkpoint.meta(cfg, spec, counters={})), allow_nan=False))
+    read = json.loads(json.dumps(spaces_json.plain(checkpoint.meta(cfg, spec, counters={})), allow_nan=False))
     assert checkpoint.spec(read) == spec
     for kinds in ([[0, 2]], [[0], [1], [2]], [[0, 1], [1, 2]]):
         read["spec"]["kinds"] = kinds

@@ -20,6 +20,7 @@ ARROWS = {
     "types": {"errors", "fields"},
     "spaces": {"errors", "types"},
     "host": {"errors", "fields"},
+    "data": {"errors", "spaces", "types"},
     "distributions": {"ops", "spaces", "types"},
     "networks": {"errors", "fields", "ops", "registry", "spaces", "types"},
     "algos": {"distributions", "errors", "fields", "networks", "ops", "registry", "spaces", "types"},
@@ -31,10 +32,10 @@ ARROWS = {
     "settings": {"errors", "fields", "host", "registry"},
     "migrate": {"errors", "fields", "host", "registry", "settings"},
     "run": {
-        "algos", "callbacks", "envs", "errors", "fields", "host", "metrics", "ops", "registry", "replay", "rollout",
-        "settings", "spaces", "types",
+        "algos", "callbacks", "data", "envs", "errors", "fields", "host", "metrics", "ops", "registry", "replay",
+        "rollout", "settings", "spaces", "types",
     },
-    "export": {"errors", "host", "run", "settings", "spaces", "types"},
+    "export": {"data", "errors", "host", "run", "settings", "spaces", "types"},
     # the commands that a user types; what is slow to import inside functions
     "": {"envs", "run"},
     "__main__": {"host"},  # and the module of the command that was typed

@@ -29,7 +29,7 @@ from jrl.algos import observer as observers
 from jrl.algos.exploration import Exploration, Explorer, Stochastic
 from jrl.algos.observer import Observer
 from jrl.fields.bounds import NonNegativeSchedule, Positive, Unit
-from jrl.fields.data import Fresh, Replay
+from jrl.fields.data import Fixed, Fresh, Replay
 from jrl.networks import NetworkConfig
 from jrl.ops import exploration as ops
 from jrl.ops import minibatch, normalize
@@ -416,7 +416,7 @@ def algo(
     policy: Callable[..., tuple[Any, PyTree, dict[str, PyTree]]] | None = None,
     act: Callable[..., ActOut] = act,
     ingest: Callable[[Any, Agent, State, Rollout], State] | None = None,
-    data: Fresh | Replay | None = None,
+    data: Fresh | Replay | Fixed | None = None,
 ) -> Algo:
     """The Algo of an algorithm's functions, each of which takes (cfg, agent, ...).
 
@@ -443,7 +443,7 @@ def algo(
         carry=carry,
         act=bind(act) if policy is None else functools.partial(act, cfg, agent, policy),
         update=bind(update),
-        data=data or (Replay(agent.network.recurrent) if cfg.learns_from is Replay else Fresh()),
+        data=data or (Fresh() if cfg.learns_from is Fresh else cfg.learns_from(agent.network.recurrent)),
         ingest=None if ingest is None else bind(ingest),
         running_return_gamma=cfg.gamma if cfg.normalize_reward else None,
         outputs=bind(outputs),

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jrl import spaces
-from jrl.run import checkpoint, policy
+from jrl.data.spaces_json import space_to_json
+from jrl.run import policy
 from jrl.settings import config
 from jrl.types import Array, PyTree, Space
 
@@ -68,9 +69,9 @@ def load(path: Path, *, best: bool | None = None, policy_id: str | None = None) 
         "algorithm": config.algo_name(trained.config),
         "env": trained.config.env.id,
         "env_steps": meta["env_steps"],
-        "observation": checkpoint.space_to_json(observation),
+        "observation": space_to_json(observation),
         "unread": inputs.unread,
-        "action": checkpoint.space_to_json(trained.spec.env_action or trained.spec.action),
+        "action": space_to_json(trained.spec.env_action or trained.spec.action),
     }
     choices = policy.num_choices_each(own.action) if spaces.masks_actions(own) else ()
     return Source(step, memory, observation, choices, about)

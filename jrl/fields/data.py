@@ -16,6 +16,15 @@ class Replay(NamedTuple):
     sequences: bool = False
 
 
+class Fixed(NamedTuple):
+    """Samples of a data set alone, which nobody adds to: transitions, or sequences for networks with memory.
+
+    Algorithms of `Replay` learn from data sets, too; these learn from nothing else.
+    """
+
+    sequences: bool = False
+
+
 def learns_from(config_class: type | None) -> type:
-    """Fresh or Replay, as the Config class of an algorithm says in `learns_from`; Fresh where it says nothing."""
+    """Fresh, Replay or Fixed: what an algorithm's Config class names in `learns_from`; Fresh where it names none."""
     return getattr(config_class, "learns_from", Fresh)

@@ -28,13 +28,13 @@ import psutil
 from jrl.errors import InputError
 from jrl.host import files
 from jrl.run import checkpoint_file
-from jrl.run.checkpoint_file import FILE, FORMAT, meta, read_meta, space_to_json, spec
+from jrl.run.checkpoint_file import FILE, FORMAT, meta, read_meta, spec
 from jrl.settings.config import CheckpointConfig
 from jrl.types import PyTree
 
 __all__ = [
     "FORMAT", "Checkpointer", "damaged", "exists", "fitting", "locate", "meta", "on_host", "read",
-    "read_meta", "restore", "run_of", "space_to_json", "spec", "write",
+    "read_meta", "restore", "run_of", "spec", "write",
 ]  # fmt: skip
 
 Renew = Callable[[PyTree, PyTree], PyTree]

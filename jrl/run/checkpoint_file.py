@@ -20,15 +20,15 @@ from typing import Annotated, Any
 import jax
 import numpy as np
 
+from jrl.data.spaces_json import plain, space_from_json, space_to_json
 from jrl.errors import InputError
 from jrl.settings.config import RunConfig, renamed, to_dict
-from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Space, Tuple
+from jrl.types import EnvSpec, Tuple
 
 FORMAT = 1
 FILE = "checkpoint.json"
 _CHECKSUM = "sha256"
 _DEPTH = 64  # of nested brackets; configs and spaces of users have a handful
-_MOST = 2**31 - 1  # elements of an observation or action
 _DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 
 
@@ -255,27 +255,16 @@ def _renewed(config: dict[str, Any]) -> dict[str, Any]:
     return dict(renamed(config))
 
 
-def plain(tree: Any) -> Any:
-    """A tree as JSON can hold it. It has no numbers that are not finite: `float` reads them from these strings."""
-    if isinstance(tree, Mapping):
-        return {k: plain(v) for k, v in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [plain(v) for v in tree]
-    if isinstance(tree, float) and not math.isfinite(tree):
-        return str(tree)
-    return tree
-
-
 # ---------------------------------------------------------------- spaces
 
 
 def spec(meta: Mapping[str, Any]) -> EnvSpec:
     """The spaces that a checkpoint was trained in, for one environment, and its agents: their names and kinds."""
     found = meta["spec"]
-    optional = lambda space: None if space is None else _space_from_json(space)
+    optional = lambda space: None if space is None else space_from_json(space)
     env_action = optional(found["env_action"])
     own = optional(found.get("env_observation"))  # checkpoints of earlier versions have no such entry
-    observation, action = _space_from_json(found["observation"]), _space_from_json(found["action"])
+    observation, action = space_from_json(found["observation"]), space_from_json(found["action"])
     agents = tuple(found.get("agents", ()))
     kinds = tuple(map(tuple, found.get("kinds", ())))
     if kinds:
@@ -286,57 +275,3 @@ def spec(meta: Mapping[str, Any]) -> EnvSpec:
             raise ValueError(f"spec: expected tuples of {len(kinds)} spaces, one for each kind of agents")
     limit = found["max_episode_steps"]
     return EnvSpec(observation, action, max(1, len(agents)), limit, env_action, own, agents, kinds)
-
-
-def space_to_json(space: Space) -> dict[str, Any]:
-    """A space as JSON: `kind` and its fields; Dict and Tuple have their parts under `spaces`, by name or in a list."""
-    match space:
-        case Dict():
-            return {"kind": "Dict", "spaces": {name: space_to_json(part) for name, part in space.items}}
-        case Tuple():
-            return {"kind": "Tuple", "spaces": [space_to_json(part) for part in space.items]}
-    return {"kind": type(space).__name__, **vars(space)}
-
-
-def _space_from_json(found: Any) -> Space:
-    match found:
-        case {"kind": "Discrete", "n": n, "dtype": dtype}:
-            return Discrete(_whole(n, least=1), _dtype(dtype))
-        case {"kind": "MultiDiscrete", "nvec": list(nvec), "dtype": dtype}:
-            return MultiDiscrete(tuple(_whole(n, least=1) for n in nvec), _dtype(dtype))
-        case {"kind": "MultiBinary", "shape": list(shape), "dtype": dtype}:
-            return MultiBinary(_shape(shape), _dtype(dtype))
-        case {"kind": "Box", "shape": list(shape), "dtype": dtype, "low": low, "high": high}:
-            box = Box(_shape(shape), _dtype(dtype), _bound(low), _bound(high))
-            if any(isinstance(b, tuple) and len(b) != math.prod(box.shape) for b in (box.low, box.high)):
-                raise ValueError("spec: a bound does not have the elements of its space")
-            return box
-        case {"kind": "Dict", "spaces": dict(parts)}:
-            return Dict(tuple((name, _space_from_json(part)) for name, part in parts.items()))
-        case {"kind": "Tuple", "spaces": list(parts)}:
-            return Tuple(tuple(map(_space_from_json, parts)))
-    raise ValueError(f"spec: unknown space {str(found)[:100]}")
-
-
-def _whole(n: Any, *, least: int = 0) -> int:
-    if not isinstance(n, int) or isinstance(n, bool) or not least <= n <= _MOST:
-        raise ValueError(f"spec: expected a size of {least} to {_MOST}, got {str(n)[:40]}")
-    return n
-
-
-def _shape(shape: list[Any]) -> tuple[int, ...]:
-    found = tuple(map(_whole, shape))
-    _whole(math.prod(found))
-    return found
-
-
-def _dtype(name: Any) -> str:
-    if not isinstance(name, str):
-        raise TypeError(f"spec: expected the name of a dtype, got {str(name)[:40]}")
-    if np.dtype(name).kind in "OMmSU":
-        raise TypeError(f"spec: {name} is no dtype of numbers")
-    return name
-
-
-def _bound(x: Any) -> float | tuple[float, ...]:
-    return tuple(map(float, x)) if isinstance(x, list) else float(x)

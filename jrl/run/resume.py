@@ -11,13 +11,13 @@ import jax
 import numpy as np
 import yaml
 
+from jrl.data.spaces_json import plain
 from jrl.errors import InputError
 from jrl.fields.schema import flatten, flow
 from jrl.host import files
 from jrl.metrics.episodes import Columns, restarted
 from jrl.replay.regroup import regroup, renewed
 from jrl.run import checkpoint, regrouped
-from jrl.run.checkpoint_file import plain
 from jrl.run.learner import Kept
 from jrl.run.program import LoopState
 from jrl.run.several import Group

@@ -1,0 +1,108 @@
+"""The kinds of files that experience is read from and written to, a module each, and which of them a path is.
+
+A module of files has `SUFFIXES`, `read_file(path) -> EpisodeStore` and `write_file(store, path, compress)`; one of
+directories has `is_one(directory)`, `read(directory)` and `write(store, directory, compress)`. What reads executes
+nothing that stands in a file.
+"""
+
+import dataclasses
+import glob
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jrl.data.store import EpisodeStore, concatenated
+from jrl.errors import InputError
+
+# name in configs and commands -> its module here
+_MODULES = {"jrl": "shards"}
+NAMES = tuple(_MODULES)
+OF_FILES = ("jrl",)  # a run can write them file by file
+
+
+def module(name: str) -> Any:
+    """The module of a format. Raises InputError: there is none of that name."""
+    if name not in _MODULES:
+        raise InputError(f"data format {name!r}: expected one of {', '.join(NAMES)}")
+    return importlib.import_module(f"jrl.data.formats.{_MODULES[name]}")
+
+
+def read(paths: str | Path | Sequence[str | Path], format: str | None = None) -> EpisodeStore:
+    """Reads data sets as one.
+
+    Args:
+      paths: of files, directories of files, or globs of either; several are laid end to end in their order.
+      format: one of `NAMES`; None: as each path shows.
+    Raises:
+      InputError: nothing is there, it is of no known format, or something in it is wrong: the file and the mend.
+    """
+    given = [paths] if isinstance(paths, str | Path) else list(paths)
+    if not given:
+        raise InputError("data: no path is given")
+    stores = [_read_one(path, format) for name in given for path in located(name)]
+    store = concatenated(stores)
+    name = str(given[0]) if len(given) == 1 else f"{given[0]} and {len(given) - 1} more"
+    return store if store.meta.get("path") == name else _named(store, name)
+
+
+def _named(store: EpisodeStore, name: str) -> EpisodeStore:
+    return dataclasses.replace(store, meta={**store.meta, "path": name})
+
+
+def located(path: str | Path) -> list[Path]:
+    """The paths that a path or a glob stands for. Raises InputError: there are none."""
+    found = [Path(path)] if Path(path).exists() else [Path(p) for p in sorted(glob.glob(str(path), recursive=True))]
+    if not found:
+        raise InputError(f"data: {path} does not exist: give a file, a directory of files, or a glob of such")
+    return found
+
+
+def files(path: Path, suffixes: Sequence[str]) -> list[Path]:
+    """The files with one of the suffixes: the path itself, or those in the directory, by name."""
+    if path.is_file():
+        return [path]
+    return sorted(p for p in path.iterdir() if p.is_file() and p.name.endswith(tuple(suffixes)))
+
+
+def format_of(path: Path) -> str:
+    """The format of a file or directory. Raises InputError: it is of none."""
+    if path.is_dir():
+        for name in NAMES:
+            if name not in OF_FILES and module(name).is_one(path):
+                return name
+    for name in OF_FILES:
+        if files(path, module(name).SUFFIXES) and (path.is_dir() or path.name.endswith(tuple(module(name).SUFFIXES))):
+            return name
+    endings = ", ".join(f"{name} ({', '.join(module(name).SUFFIXES)})" for name in OF_FILES)
+    raise InputError(f"data: {path} is of no format that is known: expected files of {endings}, or a Minari directory")
+
+
+def _read_one(path: Path, format: str | None) -> EpisodeStore:
+    name = format or format_of(path)
+    kind = module(name)
+    if name not in OF_FILES:
+        return _named(kind.read(path), str(path))
+    found = files(path, kind.SUFFIXES)
+    if not found:
+        raise InputError(f"data: {path} holds no file of the format {name} ({', '.join(kind.SUFFIXES)})")
+    return _named(concatenated([_named(kind.read_file(p), str(p)) for p in found]), str(path))
+
+
+def write(store: EpisodeStore, path: str | Path, format: str = "jrl", *, compress: bool = True) -> Path:
+    """Writes a data set; of formats of files as one file, data.SUFFIX, in the directory `path` unless it names a file.
+
+    Returns:
+      The path of what was written.
+    Raises:
+      InputError: it exists, or the format cannot hold what the store has.
+    """
+    kind, path = module(format), Path(path)
+    if format in OF_FILES:
+        if not path.name.endswith(tuple(kind.SUFFIXES)):
+            path = path / f"data{kind.SUFFIXES[0]}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        raise InputError(f"data: {path} exists: choose another path, or remove it")
+    (kind.write_file if format in OF_FILES else kind.write)(store, path, compress=compress)
+    return path

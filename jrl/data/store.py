@@ -1,0 +1,286 @@
+"""Episodes laid end to end in numpy arrays: what every file of experience is read to and written from.
+
+An episode of T steps takes T + 1 rows, the last of which holds its final observation and nothing else. So the rows are
+those of a replay ring (`jrl.replay.storage`): the observation after every step stands in the row behind it, whether the
+episode truly ended there, reached a time limit or was cut.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jrl import spaces
+from jrl.errors import InputError, counted
+from jrl.types import Box, Discrete, MultiDiscrete, PyTree, Space
+
+LOG_PROB = "log_prob"  # the column of the log-probability [R] f32 that the behaviour policy gave to each action
+
+
+class Episode(NamedTuple):
+    """One episode of T steps."""
+
+    obs: PyTree  # [T + 1, *]
+    action: PyTree  # [T, *]
+    reward: np.ndarray  # [T]
+    terminated: bool  # it came to a true end
+    truncated: bool  # it reached a time limit; neither: recording was cut there
+    columns: Mapping[str, PyTree] = {}  # further columns [T, *]
+    labels: Mapping[str, Any] = {}  # what is known of the episode: a number or a text each
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodeStore:
+    """Episodes, R rows in all; see the module. The arrays have the dtypes of the file that they came from.
+
+    `meta` can be written as JSON. It may have: `env`, the id of the environment; `source`, who wrote the data;
+    `actions`, "normalized" where `action_space` is that of what the policy chose, whose Boxes of [-1, 1] are mapped to
+    the bounds of the environment, which the space `env_action` as JSON says. Else actions are the environment's own.
+    """
+
+    observation: Space
+    action_space: Space
+    obs: PyTree  # [R, *]
+    action: PyTree  # [R, *], 0 in an episode's last row; so are reward and columns
+    reward: np.ndarray  # [R]
+    offsets: np.ndarray  # [E + 1] i64: episode e has the rows offsets[e] .. offsets[e + 1] - 1
+    terminated: np.ndarray  # [E] bool
+    truncated: np.ndarray  # [E] bool
+    columns: dict[str, PyTree] = dataclasses.field(default_factory=dict)  # [R, *] each, by name
+    labels: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # [E] each, numbers or texts
+    meta: dict[str, Any] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # what a reader had to leave out or could not know, each with what it means
+
+    @property
+    def num_episodes(self) -> int:
+        """E."""
+        return len(self.offsets) - 1
+
+    @property
+    def num_rows(self) -> int:
+        """R, final observations included."""
+        return int(self.offsets[-1])
+
+    @property
+    def num_steps(self) -> int:
+        """Transitions."""
+        return self.num_rows - self.num_episodes
+
+    def lengths(self) -> np.ndarray:
+        """Steps of each episode, [E] i64."""
+        return np.diff(self.offsets) - 1
+
+    def is_step(self) -> np.ndarray:
+        """Whether each row is a step, not a final observation, [R] bool."""
+        found = np.ones(self.num_rows, bool)
+        found[self.offsets[1:] - 1] = False
+        return found
+
+    def returns(self) -> np.ndarray:
+        """The sum of each episode's rewards, [E] f64."""
+        return np.add.reduceat(self.reward, self.offsets[:-1], dtype=np.float64) if self.num_episodes else np.zeros(0)
+
+    def episode(self, e: int) -> Episode:
+        """Episode number `e`; its arrays are views."""
+        first, last = int(self.offsets[e]), int(self.offsets[e + 1])
+        steps = lambda tree: jax.tree.map(lambda x: x[first : last - 1], tree)
+        return Episode(
+            obs=jax.tree.map(lambda x: x[first:last], self.obs),
+            action=steps(self.action),
+            reward=self.reward[first : last - 1],
+            terminated=bool(self.terminated[e]),
+            truncated=bool(self.truncated[e]),
+            columns={name: steps(column) for name, column in self.columns.items()},
+            labels={name: label[e] for name, label in self.labels.items()},
+        )
+
+    def episodes(self) -> Iterator[Episode]:
+        """All episodes, one after the other."""
+        return map(self.episode, range(self.num_episodes))
+
+    def take(self, index: np.ndarray) -> "EpisodeStore":
+        """The store of the episodes `index` [n], in that order."""
+        index = np.asarray(index)
+        lengths = self.lengths()[index] + 1
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        rows = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][index] - offsets[:-1], lengths)
+        return dataclasses.replace(
+            self.map_rows(lambda x: x[rows]),
+            offsets=offsets,
+            terminated=self.terminated[index],
+            truncated=self.truncated[index],
+            labels={name: label[index] for name, label in self.labels.items()},
+        )
+
+    def map_rows(self, fn: Callable[[np.ndarray], np.ndarray]) -> "EpisodeStore":
+        """The store with `fn` of every array [R, *]."""
+        apply = lambda tree: jax.tree.map(fn, tree)
+        return dataclasses.replace(
+            self,
+            obs=apply(self.obs),
+            action=apply(self.action),
+            reward=fn(self.reward),
+            columns={name: apply(column) for name, column in self.columns.items()},
+        )
+
+    def split(self, share: float, seed: int = 0) -> tuple["EpisodeStore", "EpisodeStore"]:
+        """Two stores, of whole episodes: all but, and about `share` of the steps (at least one episode each).
+
+        Raises:
+          InputError: there is one episode only.
+        """
+        if self.num_episodes < 2:
+            raise InputError(f"{self.name}: {counted(self.num_episodes, 'episode')} cannot be split into two sets")
+        order = np.random.default_rng(seed).permutation(self.num_episodes)
+        steps = np.cumsum(self.lengths()[order])
+        count = int(np.searchsorted(steps, share * self.num_steps)) + 1
+        count = min(max(1, count), self.num_episodes - 1)
+        return self.take(np.sort(order[count:])), self.take(np.sort(order[:count]))
+
+    @property
+    def name(self) -> str:
+        """Where the store came from, for messages."""
+        return str(self.meta.get("path", "the data set"))
+
+    def num_bytes(self) -> int:
+        """Bytes of all rows."""
+        return sum(x.nbytes for x in jax.tree.leaves((self.obs, self.action, self.reward, self.columns)))
+
+    def checksum(self) -> str:
+        """Sixteen hexadecimal digits that differ where rows or ends do."""
+        digest = hashlib.blake2b(digest_size=8)
+        for x in jax.tree.leaves((self.obs, self.action, self.reward, self.columns)):
+            digest.update(np.ascontiguousarray(x).view(np.uint8).data)
+        for x in (self.offsets, self.terminated, self.truncated):
+            digest.update(np.ascontiguousarray(x).view(np.uint8).data)
+        return digest.hexdigest()
+
+
+def of_episodes(
+    observation: Space, action: Space, episodes: Sequence[Episode], *, meta: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
+) -> EpisodeStore:  # fmt: skip
+    """A store of episodes, whose columns and labels all have the same names.
+
+    Raises:
+      InputError: there is none, or one of them does not fit the spaces or the others: its number and what is wrong.
+    """
+    name = str((meta or {}).get("path", "the data set"))
+    if not episodes:
+        raise InputError(f"{name}: there is no episode in it")
+    errors = []
+    for number, episode in enumerate(episodes):
+        if fault := _fault(episode, observation, action, episodes[0]):
+            errors.append(f"{name}: episode {number}: {fault}")
+    if errors:
+        raise InputError(*errors[:10], *([f"and {len(errors) - 10} more episodes"] if len(errors) > 10 else []))
+    final = lambda x: np.zeros((1, *x.shape[1:]), x.dtype)
+    padded = lambda tree: jax.tree.map(lambda x: np.concatenate([x, final(x)]), tree)
+    joined = lambda trees: jax.tree.map(lambda *x: np.concatenate(x), *trees)
+    return EpisodeStore(
+        observation=observation,
+        action_space=action,
+        obs=joined([e.obs for e in episodes]),
+        action=joined([padded(e.action) for e in episodes]),
+        reward=joined([padded(np.asarray(e.reward)) for e in episodes]),
+        offsets=np.concatenate([[0], np.cumsum([len(e.reward) + 1 for e in episodes])]).astype(np.int64),
+        terminated=np.array([e.terminated for e in episodes], bool),
+        truncated=np.array([e.truncated for e in episodes], bool),
+        columns={k: joined([padded(e.columns[k]) for e in episodes]) for k in episodes[0].columns},
+        labels={k: np.array([e.labels[k] for e in episodes]) for k in episodes[0].labels},
+        meta=dict(meta or {}),
+        notes=tuple(notes),
+    )
+
+
+def concatenated(stores: Sequence[EpisodeStore]) -> EpisodeStore:
+    """One store of the episodes of all, in their order. Columns and labels that one of them lacks are left out.
+
+    Raises:
+      InputError: their spaces, or what their actions are, differ.
+    """
+    first = stores[0]
+    for other in stores[1:]:
+        for what, a, b in (
+            ("observations", first.observation, other.observation),
+            ("actions", first.action_space, other.action_space),
+            ("kinds of actions", first.meta.get("actions"), other.meta.get("actions")),
+        ):
+            if a != b:
+                raise InputError(f"{first.name} and {other.name} have different {what}: {a} and {b}")
+    if len(stores) == 1:
+        return first
+    notes = dict.fromkeys(note for store in stores for note in store.notes)
+    shared = lambda parts: [k for k in parts[0] if all(k in part for part in parts)]
+    for name in dict.fromkeys(k for s in stores for k in s.columns):
+        if any(name not in s.columns for s in stores):
+            notes[f"the column {name} is not in all of the files, and was left out"] = None
+    joined = lambda trees: jax.tree.map(lambda *x: np.concatenate(x), *trees)
+    starts = np.cumsum([0, *(s.num_rows for s in stores)])
+    return EpisodeStore(
+        observation=first.observation,
+        action_space=first.action_space,
+        obs=joined([s.obs for s in stores]),
+        action=joined([s.action for s in stores]),
+        reward=np.concatenate([s.reward for s in stores]),
+        offsets=np.concatenate([[0], *(s.offsets[1:] + start for s, start in zip(stores, starts, strict=False))]),
+        terminated=np.concatenate([s.terminated for s in stores]),
+        truncated=np.concatenate([s.truncated for s in stores]),
+        columns={k: joined([s.columns[k] for s in stores]) for k in shared([s.columns for s in stores])},
+        labels={k: np.concatenate([s.labels[k] for s in stores]) for k in shared([s.labels for s in stores])},
+        meta={k: v for k, v in first.meta.items() if all(s.meta.get(k) == v for s in stores)},
+        notes=tuple(notes),
+    )
+
+
+def _fault(episode: Episode, observation: Space, action: Space, first: Episode) -> str:
+    """What is wrong with an episode beside the others; "" for nothing."""
+    steps = len(episode.reward)
+    if steps == 0:
+        return "it has no step"
+    for what, space, tree, rows in (
+        ("observations", observation, episode.obs, steps + 1),
+        ("actions", action, episode.action, steps),
+    ):
+        found = jax.tree.leaves(tree)
+        leaves = spaces.leaves(space)
+        if not _same_structure(tree, spaces.map_leaves(lambda leaf: 0, space)):
+            return f"its {what} are no element of {space}"
+        for (path, leaf), x in zip(leaves, found, strict=True):
+            if x.shape != (rows, *leaf.shape):
+                name = f"{what} {path}".strip()
+                return f"its {name} have the shape {x.shape}, where {steps} steps of {leaf} need {(rows, *leaf.shape)}"
+    if episode.columns.keys() != first.columns.keys() or episode.labels.keys() != first.labels.keys():
+        return f"it has the columns {sorted(episode.columns)}, the first has {sorted(first.columns)}"
+    for name, column in episode.columns.items():
+        if any(len(x) != steps for x in jax.tree.leaves(column)):
+            return f"its column {name} has not one row for each of {steps} steps"
+    return ""
+
+
+def _same_structure(a: PyTree, b: PyTree) -> bool:
+    found: Any = jax.tree.structure(a)
+    return bool(found == jax.tree.structure(b))
+
+
+def guessed_observation(x: np.ndarray) -> Space:
+    """The space of observations [N, *] of which nothing else is known: a Box without bounds, of its dtype."""
+    return Box(x.shape[1:], x.dtype.name)
+
+
+def guessed_action(x: np.ndarray) -> Space:
+    """The space of actions [N, *] of which nothing else is known.
+
+    Integers [N] are a Discrete of as many choices as the largest needs, [N, K] a MultiDiscrete; numbers are a Box of
+    [-1, 1] where they lie in it, else of the smallest and the largest number of each element.
+    """
+    if x.dtype.kind in "iub":
+        most = x.astype(np.int64).max(0) + 1
+        return Discrete(int(most), x.dtype.name) if x.ndim == 1 else MultiDiscrete(tuple(map(int, most)), x.dtype.name)
+    low, high = x.min(0), x.max(0)
+    if (low >= -1).all() and (high <= 1).all():
+        return Box(x.shape[1:], x.dtype.name, -1.0, 1.0)
+    return Box(x.shape[1:], x.dtype.name, tuple(map(float, low.reshape(-1))), tuple(map(float, high.reshape(-1))))

@@ -18,16 +18,17 @@ from jrl.errors import InputError, counted
 from jrl.metrics.timers import Timers
 from jrl.rollout import fake, unroll
 from jrl.rollout.source import Source
-from jrl.run import build_learner, build_policies, learner, parallel, several
+from jrl.run import build_data, build_learner, build_policies, learner, parallel, several
 from jrl.run.build_collect import algorithm as algorithm
 from jrl.run.build_collect import close_all, collecting, completed, make_source, make_vectors, numbered, whole_episodes
 from jrl.run.build_collect import collector as collector
 from jrl.run.build_collect import environment as environment
 from jrl.run.build_collect import runner_source as runner_source
 from jrl.run.fused import Fused
+from jrl.run.offline import Offline
 from jrl.run.program import LoopState, Program
 from jrl.run.staged import Staged, Step
-from jrl.settings import plan, plan_faults
+from jrl.settings import datasets, plan, plan_faults
 from jrl.settings.config import RunConfig
 from jrl.types import Algo, EnvSpec, JaxEnv, Key, Rollout
 
@@ -85,6 +86,8 @@ def run(
     learners = devices.learners.devices.size
     if found := list(plan_faults.split_faults(cfg, learners)):
         raise InputError(*(message for _, message in found))
+    if datasets.alone(cfg):
+        return _from_data(cfg, devices, callback_list)
     if training_step is None and cfg.custom.training_step:
         training_step = registry.load(cfg.custom.training_step, "custom.training_step")
     # pure environments are part of the program, a share on each device; EnvPool's may be of the program of one device
@@ -107,6 +110,7 @@ class _Learning(NamedTuple):
     """What a run has however its programs are cut."""
 
     devices: parallel.Devices
+    spec: EnvSpec  # as one device sees it
     vectors: list[Any]  # the environments of each pool
     algo: Algo
     learn: learner.Learner
@@ -120,7 +124,7 @@ class _Learning(NamedTuple):
         learn = [name for group in self.groups if group.learner is not None for name in group.names]
         params = [state[name].params for name in learn] if self.groups else [state.params]
         return Run(
-            spec=self.vectors[0].spec,
+            spec=self.spec,
             algo=self.algo,
             replay=self.replay,
             learners=self.devices.learners.devices.size,
@@ -154,7 +158,7 @@ def _learning(
     )  # fmt: skip
     learn = learner.transformed(learn, transforms(cfg, callback_list))
     return _Learning(
-        devices, vectors, algo, build_policies.checked(cfg, learn, spec, parallel.AXIS), length, replay, groups
+        devices, spec, vectors, algo, build_policies.checked(cfg, learn, spec, parallel.AXIS), length, replay, groups
     )
 
 
@@ -196,6 +200,35 @@ def _in_one_program(cfg: RunConfig, learning: _Learning) -> Run:
         note="",
         apply_task=apply_task,
         programs="one program collects and learns",
+    )
+
+
+def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbacks.CallbackList | None) -> Run:
+    """A run that learns from data alone."""
+    found = build_data.inputs(cfg)
+    algo = algorithm(cfg, found.spec, axis_name=parallel.AXIS, callback_list=callback_list)
+    made = build_data.make(cfg, algo, found, devices.learners.devices.size)
+
+    def apply_task(state: LoopState, fn: tasks.TaskFn, result: dict[str, Any], count: int) -> LoopState:
+        raise InputError("set_task: the run learns from data alone: there are no environments")
+
+    iterations = plan.iterations_per_call(cfg)
+    program = Offline(
+        made.learn,
+        devices.learners,
+        iterations=iterations,
+        held_out=made.held_out,
+        batches=cfg.data.validation_batches,
+    )
+    return _Learning(devices, found.spec, [], algo, made.learn, 1, made.size, ()).run(
+        program=program,
+        backend=f"data alone, {counted(iterations, 'update', ',')} per call",
+        in_program=True,
+        guarantee="bitwise",
+        unroll=None,
+        note="",
+        apply_task=apply_task,
+        programs="one program draws from the data and learns",
     )
 
 

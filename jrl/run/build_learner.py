@@ -1,7 +1,7 @@
 """From a RunConfig to the learner of a run: the replay that fits the memory, and its guard."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -90,7 +90,7 @@ def _factory(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length:
     like = functools.partial(build_policies.rollout_like, cfg, spec, algo, length=length)
     of_one = like(num_envs=envs // devices)
     of_all = of_one if devices == 1 else like(num_envs=envs)
-    return lambda cfg, algo: _guarded(cfg, algo, of_all, functools.partial(learner.on_policy, like=of_one)), ""
+    return lambda cfg, algo: guarded(cfg, algo, of_all, functools.partial(learner.on_policy, like=of_one)), ""
 
 
 def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int, beside: int) -> tuple[MakeLearner, str]:
@@ -103,29 +103,12 @@ def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int, bes
     """
     replay = cfg.replay
     assert replay is not None
-    stack = _frame_stack(cfg, spec)
-    options: dict[str, Any] = {
-        "num_envs": plan.columns(cfg) // devices,
-        "batch_size": replay.batch_size // devices,
-        "n_step": replay.n_step,
-        "frame_stack": stack,
-        "in_step": plan.in_step(cfg),
-    }
-    if replay.prioritized:
-        options |= {"alpha": replay.priority_alpha, "beta": replay.priority_beta, "eps": replay.priority_eps}
-        options["num_devices"] = devices
-    make: Callable[..., Buffer] = prioritized.make if replay.prioritized else ring.make
-    if multi_agent.in_lockstep(cfg) and not algo.sequences:  # drawn whole, masked steps and all
-        options["redraw"] = False
-    if algo.sequences:
-        make = sequences.make
-        options |= {"length": plan.sequence_length(cfg), "burn_in": replay.burn_in}
-        options["extras"] = {"carry": _carry_of_one(algo, spec)}
+    stack = frame_stack(cfg, spec)
+    extras = {"carry": _carry_of_one(algo, spec)} if algo.sequences else {}
+    make = buffers(cfg, algo, spec, devices, num_envs=plan.columns(cfg) // devices, stack=stack, extras=extras)
 
     def buffer(capacity: int, gamma: Any = cfg.algo.gamma) -> Buffer:
-        return make(
-            element(spec.observation), element(spec.action), capacity=capacity // devices, gamma=gamma, **options
-        )
+        return make(capacity=capacity // devices, gamma=gamma, batch_size=replay.batch_size // devices)
 
     size = memory.check_fits(buffer, replay.capacity, devices=devices, beside=beside)
     held = buffer(replay.capacity)
@@ -141,9 +124,49 @@ def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int, bes
 
     def learner_of(cfg: RunConfig, algo: Algo) -> learner.Learner:
         own = buffer(replay.capacity, cfg.algo.gamma)
-        return _guarded(cfg, algo, like, functools.partial(make_learner, buffer=own))
+        return guarded(cfg, algo, like, functools.partial(make_learner, buffer=own))
 
     return learner_of, size
+
+
+def buffers(
+    cfg: RunConfig,
+    algo: Algo,
+    spec: EnvSpec,
+    devices: int,
+    *,
+    num_envs: int,
+    stack: ring.FrameStack | None,
+    extras: Mapping[str, PyTree],
+    to_end: bool = False,
+) -> Callable[..., Buffer]:
+    """What makes one device's buffers of a capacity, a gamma and a batch size, as the `replay` section says.
+
+    Args:
+      cfg, algo, spec: of the run.
+      devices: that hold a buffer each.
+      num_envs: columns of it.
+      stack: that observations are stored as frames of; None: whole.
+      extras: what is kept beside each row: shapes and dtypes of one environment.
+      to_end: see `ring.make`; sequences end where they end.
+    """
+    replay = cfg.replay
+    assert replay is not None
+    options: dict[str, Any] = {"num_envs": num_envs, "n_step": replay.n_step, "frame_stack": stack}
+    options |= {"in_step": plan.in_step(cfg), "extras": extras}
+    if replay.prioritized:
+        options |= {"alpha": replay.priority_alpha, "beta": replay.priority_beta, "eps": replay.priority_eps}
+        options["num_devices"] = devices
+    make: Callable[..., Buffer] = prioritized.make if replay.prioritized else ring.make
+    if multi_agent.in_lockstep(cfg) and not algo.sequences:  # drawn whole, masked steps and all
+        options["redraw"] = False
+    if algo.sequences:
+        make = sequences.make
+        length = plan.sequence_length(cfg)
+        options |= {"length": length, "burn_in": replay.burn_in, "n_step": length if to_end else replay.n_step}
+    elif to_end:
+        options["to_end"] = True
+    return functools.partial(make, element(spec.observation), element(spec.action), **options)
 
 
 def _carry_of_one(algo: Algo, spec: EnvSpec) -> PyTree:
@@ -152,7 +175,7 @@ def _carry_of_one(algo: Algo, spec: EnvSpec) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), like.extras["carry"])
 
 
-def _guarded(cfg: RunConfig, algo: Algo, like: PyTree, make: Callable[[Algo], learner.Learner]) -> learner.Learner:
+def guarded(cfg: RunConfig, algo: Algo, like: PyTree, make: Callable[[Algo], learner.Learner]) -> learner.Learner:
     """The learner of `algo`, with a guard over updates that are not finite unless the config says to ignore them."""
     if cfg.run.on_nonfinite == "ignore":
         return make(algo)
@@ -163,12 +186,12 @@ def _guarded(cfg: RunConfig, algo: Algo, like: PyTree, make: Callable[[Algo], le
 def _most_held(cfg: RunConfig, spec: EnvSpec) -> int:
     """Rows that a full buffer can be sampled from: all but the head and those whose frame stacks are incomplete."""
     assert cfg.replay is not None
-    stack = _frame_stack(cfg, spec)
+    stack = frame_stack(cfg, spec)
     columns = plan.columns(cfg)
     return (cfg.replay.capacity // columns - (stack.size if stack else 1)) * columns
 
 
-def _frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
+def frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
     """How many images of an observation are frames of a stack: what is known of EnvPool's Atari, or as told.
 
     Raises:

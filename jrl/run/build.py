@@ -152,9 +152,12 @@ def _learning(
         callback_list.several = several_agents if spec.agents else {}
         callback_list.keep_record = build_policies.watches_games(cfg)
     length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
+    with_data = None
+    if datasets.is_mixed(cfg):
+        with_data = build_data.beside(cfg, algo, spec, devices.learners.devices.size)
     learn, replay, groups = build_learner.of_policies(
         cfg, algo, spec, functools.partial(algorithm, axis_name=parallel.AXIS, callback_list=callback_list),
-        devices=devices.learners.devices.size, length=length,
+        devices=devices.learners.devices.size, length=length, with_data=with_data,
     )  # fmt: skip
     learn = learner.transformed(learn, transforms(cfg, callback_list))
     return _Learning(

@@ -73,6 +73,21 @@ def make(cfg: RunConfig, algo: Algo, found: Inputs, devices: int) -> Made:
     return Made(learn, held_out, _size(found, buffer))
 
 
+def beside(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> build_learner.WithData:
+    """What puts a run's data sets beside its replay.
+
+    Args:
+      cfg, algo: the run and its algorithm.
+      spec: of its environments.
+      devices: that learn.
+    Raises:
+      InputError: files cannot be read, or do not fit the environments.
+    """
+    found = data_sets.read(cfg, spec)
+    batch = cfg.replay.batch_size // devices if cfg.replay else 0
+    return lambda online: of_stores(cfg, algo, found.train, spec, devices, batch, online=online)
+
+
 def of_stores(
     cfg: RunConfig,
     algo: Algo,

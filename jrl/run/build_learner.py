@@ -13,25 +13,36 @@ from jrl.replay import frames, memory, prioritized, ring, sequences
 from jrl.rollout import unroll
 from jrl.run import build_policies, guard, learner, parallel, several
 from jrl.run.build_policies import MakeAlgo
-from jrl.settings import multi_agent, plan, plan_faults
+from jrl.settings import datasets, multi_agent, plan, plan_faults
 from jrl.settings.config import RunConfig
 from jrl.types import Algo, Buffer, EnvSpec, PyTree, element
 
 # (the run as one policy's agents would have it alone, its algorithm) -> what teaches it
 MakeLearner = Callable[[RunConfig, Algo], learner.Learner]
+# one device's replay -> that and data sets as one, and what puts them there
+WithData = Callable[[Buffer], tuple[Buffer, learner.Data]]
 
 
 def of_policies(
-    cfg: RunConfig, algo: Algo, spec: EnvSpec, make_algo: MakeAlgo, *, devices: int, length: int
+    cfg: RunConfig,
+    algo: Algo,
+    spec: EnvSpec,
+    make_algo: MakeAlgo,
+    *,
+    devices: int,
+    length: int,
+    with_data: WithData | None = None,
 ) -> tuple[learner.Learner, str, tuple[several.Group, ...]]:
     """The learner of all policies of a run, the size of its replay in words, and the policies; as `make`.
 
     Args:
       make_algo: of one policy, where there are several.
+      with_data: puts data sets beside the replay of the one policy; None: there are none.
     """
     if not build_policies.are_several(cfg):
         seen = build_policies.learned(cfg, spec)
-        return *make(build_policies.of_run(cfg), algo, seen, devices=devices, length=length), ()
+        one = build_policies.of_run(cfg)
+        return *make(one, algo, seen, devices=devices, length=length, with_data=with_data), ()
     made, sizes = [], []
     for group, own, of_one in build_policies.groups(cfg, spec, make_algo):
         if not build_policies.learns(cfg, group):
@@ -60,7 +71,9 @@ def _taught(group: several.Group, own: RunConfig, learner_of: MakeLearner) -> se
     return taught._replace(of_floats=of_floats)
 
 
-def make(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int) -> tuple[learner.Learner, str]:
+def make(
+    cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int, with_data: WithData | None = None
+) -> tuple[learner.Learner, str]:
     """The learner of one of so many devices, and the size of its replay in words ("" without).
 
     Args:
@@ -69,14 +82,17 @@ def make(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int
       spec: of the environments.
       devices: that learn.
       length: steps of a rollout.
+      with_data: puts data sets beside the replay; None: there are none.
     Raises:
       InputError: rollouts, batches or the replay do not fit the memory, or the replay not the environments.
     """
-    learner_of, size = _factory(cfg, algo, spec, devices=devices, length=length)
+    learner_of, size = _factory(cfg, algo, spec, devices=devices, length=length, with_data=with_data)
     return learner_of(cfg, algo), size
 
 
-def _factory(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int) -> tuple[MakeLearner, str]:
+def _factory(
+    cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int, with_data: WithData | None = None
+) -> tuple[MakeLearner, str]:
     """What makes learners such as `make`'s, of configs that differ from this one in floats of the algorithm alone."""
     row, envs = spaces.num_bytes(spec.observation), plan.columns(cfg)
     if not algo.on_policy:
@@ -84,7 +100,7 @@ def _factory(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length:
         drawn = plan.sequence_length(cfg) if algo.sequences else 2  # a transition is an observation and the next
         batch = cfg.replay.batch_size * drawn
         return _replay_learner(
-            cfg, algo, spec, devices, memory.check_rows(row, envs, length, batch=batch, devices=devices)
+            cfg, algo, spec, devices, memory.check_rows(row, envs, length, batch=batch, devices=devices), with_data
         )
     memory.check_rows(row, envs, length, kept=getattr(cfg.algo, "circular_buffer_num_batches", 1), devices=devices)
     like = functools.partial(build_policies.rollout_like, cfg, spec, algo, length=length)
@@ -93,11 +109,14 @@ def _factory(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length:
     return lambda cfg, algo: guarded(cfg, algo, of_all, functools.partial(learner.on_policy, like=of_one)), ""
 
 
-def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int, beside: int) -> tuple[MakeLearner, str]:
+def _replay_learner(
+    cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int, beside: int, with_data: WithData | None
+) -> tuple[MakeLearner, str]:
     """What makes learners around a replay buffer that fits the devices' memory, and its size in words.
 
     Args:
       beside: bytes that it leaves free.
+      with_data: see `make`.
     Raises:
       InputError: it does not fit.
     """
@@ -107,11 +126,17 @@ def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int, bes
     extras = {"carry": _carry_of_one(algo, spec)} if algo.sequences else {}
     make = buffers(cfg, algo, spec, devices, num_envs=plan.columns(cfg) // devices, stack=stack, extras=extras)
 
+    batch_size = replay.batch_size // devices
+    if with_data is not None:
+        batch_size = datasets.counts(datasets.shares(cfg), batch_size)[datasets.SAMPLER]
+
     def buffer(capacity: int, gamma: Any = cfg.algo.gamma) -> Buffer:
-        return make(capacity=capacity // devices, gamma=gamma, batch_size=replay.batch_size // devices)
+        return make(capacity=capacity // devices, gamma=gamma, batch_size=batch_size)
 
     size = memory.check_fits(buffer, replay.capacity, devices=devices, beside=beside)
-    held = buffer(replay.capacity)
+    held, data = buffer(replay.capacity), None
+    if with_data is not None:
+        held, data = with_data(held)
     of_all = lambda x: jax.ShapeDtypeStruct((x.shape[0] * devices, *x.shape[1:]), x.dtype)
     like = jax.tree.map(of_all, jax.eval_shape(lambda: held.sample(held.init(), jax.random.key(0))))
     make_learner = functools.partial(
@@ -123,8 +148,8 @@ def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int, bes
     )
 
     def learner_of(cfg: RunConfig, algo: Algo) -> learner.Learner:
-        own = buffer(replay.capacity, cfg.algo.gamma)
-        return guarded(cfg, algo, like, functools.partial(make_learner, buffer=own))
+        own = held if with_data is not None else buffer(replay.capacity, cfg.algo.gamma)
+        return guarded(cfg, algo, like, functools.partial(make_learner, buffer=own))._replace(data=data)
 
     return learner_of, size
 

@@ -26,6 +26,7 @@ from jrl.run.build_collect import environment as environment
 from jrl.run.build_collect import runner_source as runner_source
 from jrl.run.fused import Fused
 from jrl.run.offline import Offline
+from jrl.run.prefetched import Prefetched
 from jrl.run.program import LoopState, Program
 from jrl.run.staged import Staged, Step
 from jrl.settings import datasets, plan, plan_faults
@@ -216,7 +217,7 @@ def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbac
         raise InputError("set_task: the run learns from data alone: there are no environments")
 
     iterations = plan.iterations_per_call(cfg)
-    program = Offline(
+    program = (Prefetched if made.on_host else Offline)(
         made.learn,
         devices.learners,
         iterations=iterations,
@@ -231,7 +232,9 @@ def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbac
         unroll=None,
         note="",
         apply_task=apply_task,
-        programs="one program draws from the data and learns",
+        programs="one program draws from the data, another learns"
+        if made.on_host
+        else "one program draws from the data and learns",
     )
 
 

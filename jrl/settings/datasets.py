@@ -71,7 +71,7 @@ def is_mixed(cfg: Any) -> bool:
 
 def alone(cfg: Any) -> bool:
     """Whether a run learns from data alone: there are no environments to collect from."""
-    return cfg.data.input is not None and SAMPLER not in shares(cfg)
+    return cfg.data.input is not None and cfg.replay is not None and SAMPLER not in shares(cfg)
 
 
 def counts(shares: dict[str, float], batch_size: int) -> dict[str, int]:

@@ -108,7 +108,7 @@ def test_sequences_are_those_of_the_record(written):
     follow = np.minimum(rows[:, :-1] + 1, held.num_rows - 1)  # six rows; behind the last final observation is no other
     np.testing.assert_array_equal(rows[:, 1:], follow)
     steps = held.is_step()
-    np.testing.assert_array_equal(batch.window.reset, ~steps[rows])
+    np.testing.assert_array_equal(batch.window.reset[:, :-1], ~steps[rows[:, :-1]])
     live = batch.weight > 0
     np.testing.assert_array_equal(live, steps[rows[:, 2:5]])
     np.testing.assert_array_equal(batch.action[live], held.action[rows[:, 2:5]][live])

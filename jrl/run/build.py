@@ -37,6 +37,7 @@ GUARANTEES = {
     "bitwise": "resume continues exactly: the environments are part of a checkpoint",
     "restarted": "resume continues exactly: at each checkpoint the environments start anew, interrupted or not",
     "learner": "resume continues the learner exactly; the environments start anew, with other seeds",
+    "data": "resume continues exactly, as long as the data are the same",
     "refilled": "resume continues the learner exactly; the replay is filled anew",
 }
 
@@ -228,7 +229,7 @@ def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbac
         program=program,
         backend=f"data alone, {counted(iterations, 'update', ',')} per call",
         in_program=True,
-        guarantee="bitwise",
+        guarantee="data",
         unroll=None,
         note="",
         apply_task=apply_task,

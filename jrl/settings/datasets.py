@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
@@ -72,6 +73,11 @@ def is_mixed(cfg: Any) -> bool:
 def alone(cfg: Any) -> bool:
     """Whether a run learns from data alone: there are no environments to collect from."""
     return cfg.data.input is not None and cfg.replay is not None and SAMPLER not in shares(cfg)
+
+
+def title(cfg: Any) -> str:
+    """What a run learns in: the id of its environment, or the name of its data."""
+    return cfg.env.id or next((Path(name).name for name in shares(cfg)), "data")
 
 
 def counts(shares: dict[str, float], batch_size: int) -> dict[str, int]:

@@ -94,6 +94,8 @@ def _with_sizes(theirs: Mapping[str, Any], given: Mapping[str, Any], config_clas
         yield "num_env_runners", runners
     if learns_from(config_class) is Fresh and (length := _count(given, "rollout", "length")):
         yield "rollout_fragment_length", length
+    if memory.SWITCHES & {newest(name) for name in theirs} and (steps := _count(given, "network", "max_seq_len")):
+        yield "model.max_seq_len", steps
 
 
 def _count(tree: Mapping[str, Any], section: str, key: str) -> int | None:

@@ -31,6 +31,8 @@ ON_POLICY = [
     ("impala", {"train_batch_size": 80, "rollout_fragment_length": 40}, (8, 40), (4, 80), 4),
     ("impala", {"train_batch_size": 500, "num_env_runners": 4, "rollout_fragment_length": 50}, (8, 50), (1, 400), 1),
     ("impala", {"train_batch_size": 640}, (8, 80), (1, 640), 1),
+    ("ppo", {**BATCH, "model": {"use_lstm": True, "max_seq_len": 20}}, (8, 500), (40, 100), 160),  # 200 sequences
+    ("ppo", {"train_batch_size": 1024, "model": {"use_lstm": True, "max_seq_len": 10}}, (8, 128), (4, 256), 16),
 ]  # fmt: skip
 REPLAY = [
     ("dqn", {"train_batch_size": 32}, (8, 1), 32, 8),

@@ -1,9 +1,9 @@
 """The kinds of files that experience is read from and written to, a module each, and which of them a path is.
 
-A module of files has `SUFFIXES`, `read_file(path) -> EpisodeStore` and `write_file(store, path, compress)`; where episodes
-may go on from one file to the next `read_files(paths)`; and `NESTED` where a directory has them in directories of its
-own. A module of directories has `is_one(directory)`, `read(directory)` and `write(store, directory, compress)`. What
-reads executes nothing that stands in a file.
+A module of files has `SUFFIXES`, `read_file(path) -> EpisodeStore` and `write_file(store, path, compress)`; where
+episodes may go on from one file to the next `read_files(paths)`; and `NESTED` where a directory has them in directories
+of its own. A module of directories has `is_one(directory)`, `read(directory)` and `write(store, directory, compress)`.
+What reads executes nothing that stands in a file.
 """
 
 import dataclasses

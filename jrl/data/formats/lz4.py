@@ -4,6 +4,7 @@ The package lz4 does both where it is installed. Without it frames are read in P
 not compressed, which every reader of LZ4 reads.
 """
 
+import functools
 import importlib
 import struct
 from typing import Any
@@ -42,6 +43,7 @@ def compress(data: bytes) -> bytes:
     return b"".join([*parts, bytes(4)])
 
 
+@functools.cache
 def _package() -> Any:
     try:
         return importlib.import_module("lz4.frame")

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,42 +54,48 @@ def unpacked(text: str) -> PyTree:
     return numpy_pickles.loads(lz4.decompress(frame))
 
 
+def shapes(tree: PyTree, first: int = 1) -> Any:
+    """The shapes of a tree of arrays, from axis `first` on, in a tree that can be compared."""
+    if isinstance(tree, dict):
+        return {name: shapes(part, first) for name, part in tree.items()}
+    return tuple(shapes(part, first) for part in tree) if isinstance(tree, tuple) else [*tree.shape[first:]]
+
+
 def store_of_columns(
-    columns: Mapping[str, PyTree], labels: Mapping[str, np.ndarray], path: str, notes: list[str],
-    known: tuple[Space, Space] | None = None, meta: Mapping[str, Any] | None = None,
+    columns: Mapping[str, PyTree], labels: Mapping[str, np.ndarray], path: str, notes: list[str], *,
+    texts: Mapping[str, np.ndarray] = {}, known: tuple[Space, Space] | None = None,
+    meta: Mapping[str, Any] | None = None,
 ) -> EpisodeStore:  # fmt: skip
     """The episodes of RLlib's columns [N, *].
 
     Args:
       columns: by RLlib's names.
-      labels: further ones [N] that tell episodes apart, and are labels of the store.
+      labels: of the store, [N], which tell episodes apart.
       path: for messages.
       notes: what was left out so far.
+      texts: what the numbers of labels stand for.
       known: the spaces, if the file says them; None: they are guessed.
       meta: of the store.
     """
-    count = len(columns[REWARDS])
+    count = columns[REWARDS].size
     flags = {k: np.asarray(columns[k], bool).reshape(count) for k in (TERMINATED, TRUNCATED, DONE) if k in columns}
     if not flags:
         notes.append("no column says where episodes end (terminateds, truncateds): all of them count as cut")
-    keys = [*labels.values(), *([columns[EPISODE]] if EPISODE in columns else [])]
-    if EPISODE in columns:
-        labels = {**labels, EPISODE: columns[EPISODE]}
-    obs, action = columns[OBS], columns[ACTIONS]
-    space = known or (guessed(guessed_observation, obs), guessed(guessed_action, action))
     steps = Transitions(
-        obs=obs,
-        action=action,
+        obs=columns[OBS],
+        action=columns[ACTIONS],
         reward=_numbers(columns[REWARDS].reshape(count)),
-        terminated=flags.get(TERMINATED, flags.get(DONE, np.zeros(count, bool))).copy(),
+        terminated=flags.get(TERMINATED, flags.get(DONE, np.zeros(count, bool))),
         truncated=flags.get(TRUNCATED, np.zeros(count, bool)),
         next_obs=columns.get(NEXT_OBS),
-        episode=numbered(*keys) if keys else None,
+        episode=numbered(*labels.values()) if labels else None,
         t=columns[T].reshape(count) if T in columns else None,
         columns=_further(columns),
         labels=labels,
     )
-    return store_of(steps, *space, meta={**(meta or {}), "source": "RLlib", "path": path}, notes=notes)
+    space = known or (guessed(guessed_observation, steps.obs), guessed(guessed_action, steps.action))
+    store = store_of(steps, *space, meta={**({"source": "RLlib"} if meta is None else meta), "path": path}, notes=notes)
+    return dataclasses.replace(store, labels=store.labels | {k: of[store.labels[k]] for k, of in texts.items()})
 
 
 def _numbers(x: np.ndarray) -> np.ndarray:

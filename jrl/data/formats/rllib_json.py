@@ -56,7 +56,7 @@ def read_files(paths: Sequence[Path]) -> EpisodeStore:
     notes = (
         [f"left out: {', '.join(sorted(left_out))}, of which not every step has a row of numbers"] if left_out else []
     )
-    columns = _joined(rows, notes)
+    columns = _joined([part._replace(columns=_without(part.columns, left_out)) for part in rows], notes)
     labels = {}
     if any(part.policy is not None for part in rows):
         each = np.array([part.policy or _DEFAULT for part in rows])
@@ -64,6 +64,8 @@ def read_files(paths: Sequence[Path]) -> EpisodeStore:
     agents = columns.get(names.AGENT_ID, columns.get(names.AGENT))
     if agents is not None and (labels or (agents != agents[0]).any()):
         labels[names.AGENT_LABEL] = agents.reshape(-1)
+    if names.EPISODE in columns:
+        labels[names.EPISODE] = columns[names.EPISODE].reshape(-1)
     return names.store_of_columns(columns, labels, name, notes)
 
 
@@ -132,7 +134,7 @@ def _rows(given: dict[str, Any], where: str, policy: str | None, left_out: set[s
     for name in given.keys() - names.LEFT_OUT:
         try:
             columns[name] = _column(given[name], texts=name in (names.EPISODE, names.AGENT_ID))
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             if name in names.NEEDED or isinstance(given[name], str):
                 raise InputError(f"{where}: column {name}: {e}") from e
             left_out.add(name)
@@ -148,7 +150,11 @@ def _rows(given: dict[str, Any], where: str, policy: str | None, left_out: set[s
                 raise InputError(f"{where}: column {name}: it has not {rows} rows, as rewards has: give each step one")
             left_out.add(name)
             del columns[name]
-    if rows > 0 and names.NEXT_OBS in columns and _shapes(columns[names.OBS]) != _shapes(columns[names.NEXT_OBS]):
+    if (
+        rows > 0
+        and names.NEXT_OBS in columns
+        and names.shapes(columns[names.OBS]) != names.shapes(columns[names.NEXT_OBS])
+    ):
         raise InputError(f"{where}: obs and new_obs have different shapes: write both alike")
     return _Rows(where, policy, columns, frozenset(k for k in columns if not isinstance(given[k], str)))
 
@@ -170,6 +176,10 @@ def _column(value: Any, *, texts: bool = False) -> PyTree:
     return found
 
 
+def _without(columns: dict[str, PyTree], left_out: set[str]) -> dict[str, PyTree]:
+    return {name: column for name, column in columns.items() if name not in left_out}
+
+
 def _joined(rows: Sequence[_Rows], notes: list[str]) -> dict[str, PyTree]:
     """The columns of all lines, and notes on those that were left out."""
     first = rows[0]
@@ -184,7 +194,7 @@ def _joined(rows: Sequence[_Rows], notes: list[str]) -> dict[str, PyTree]:
             notes.append(f"the column {name} is not in all of the lines, and was left out")
     for part in rows:
         for name in everywhere:
-            if (found := _shapes(part.columns[name])) != (expected := _shapes(first.columns[name])):
+            if (found := names.shapes(part.columns[name])) != (expected := names.shapes(first.columns[name])):
                 raise InputError(
                     f"{part.where}: column {name} has rows of the shape {found}, where the first line has {expected}: "
                     "policies with spaces of their own go into files of their own"
@@ -192,16 +202,9 @@ def _joined(rows: Sequence[_Rows], notes: list[str]) -> dict[str, PyTree]:
     found = {}
     for name in everywhere:
         column = jax.tree.map(lambda *x: np.concatenate(x), *(part.columns[name] for part in rows))
-        texts = all(name in part.texts for part in rows)
+        texts = name not in names.KEYS and all(name in part.texts for part in rows)
         found[name] = jax.tree.map(_narrow, column) if texts else column
     return found
-
-
-def _shapes(tree: PyTree) -> PyTree:
-    """The shapes of the rows of a tree, as a text that is the same for the same tree."""
-    if isinstance(tree, dict):
-        return {name: _shapes(part) for name, part in tree.items()}
-    return tuple(map(_shapes, tree)) if isinstance(tree, tuple) else tree.shape[1:]
 
 
 def _narrow(x: np.ndarray) -> np.ndarray:

@@ -90,15 +90,21 @@ def store_of(
 
 def numbered(*keys: np.ndarray) -> np.ndarray:
     """Numbers [N] i64 that are the same where all keys [N] are, in the order in which they first appear."""
-    found = np.zeros(len(keys[0]), np.int64)
+    size = len(keys[0])
+    begins = np.zeros(size, bool)
+    begins[:1] = True
     for key in keys:
-        _, inverse = np.unique(key, return_inverse=True)
+        begins[1:] |= key[1:] != key[:-1]
+    runs = np.flatnonzero(begins)  # few beside the rows: what is sorted are they
+    found = np.zeros(len(runs), np.int64)
+    for key in keys:
+        _, inverse = np.unique(key[runs], return_inverse=True)
         found = found * (int(inverse.max(initial=0)) + 1) + inverse
         _, first, found = np.unique(found, return_index=True, return_inverse=True)
         rank = np.empty(len(first), np.int64)
         rank[np.argsort(first)] = np.arange(len(first))
         found = rank[found]
-    return found
+    return np.repeat(found, np.diff(runs, append=size))
 
 
 def guessed(fn: Callable[[np.ndarray], Space], tree: PyTree) -> Space:
@@ -133,7 +139,7 @@ def _order(episode: np.ndarray | None, t: np.ndarray | None) -> np.ndarray | Non
 def _ends(steps: Transitions, notes: list[str]) -> np.ndarray:
     """Which rows are the last of an episode, [N] bool."""
     last = steps.terminated | steps.truncated
-    last[-1:] = True
+    last[-1] = True
     if steps.episode is not None:
         last[:-1] |= steps.episode[1:] != steps.episode[:-1]
     if steps.t is not None:

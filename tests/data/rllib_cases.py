@@ -67,3 +67,21 @@ def same(a: EpisodeStore, b: EpisodeStore):
     assert a.checksum() == b.checksum()
     assert a.columns.keys() == b.columns.keys()
     assert a.reward.dtype == b.reward.dtype
+
+
+def mutated(whole, rng, count):
+    """Contents with a few bytes changed, cut out or doubled."""
+    for _ in range(count):
+        content = bytearray(whole[rng.integers(len(whole))])
+        for _ in range(rng.integers(1, 4)):
+            at = int(rng.integers(len(content)))
+            match rng.integers(3):
+                case 0:
+                    content[at] = int(rng.integers(256))
+                case 1:
+                    del content[at : at + int(rng.integers(1, 9))]
+                case 2:
+                    content[at:at] = content[at : at + int(rng.integers(1, 9))]
+            if not content:
+                break
+        yield bytes(content)

@@ -9,7 +9,7 @@ import zipfile
 import jax
 import numpy as np
 import pytest
-from rllib_cases import FILES, batch, lines, packed, same, store
+from rllib_cases import FILES, batch, lines, mutated, packed, same, store
 
 from jrl import data
 from jrl.data.formats import lz4, rllib_columns
@@ -246,3 +246,21 @@ def test_archives_need_members_of_json(tmp_path):
     with gzip.open(tmp_path / "z.json.gz", "wt") as file:
         file.write(json.dumps(batch()))
     assert data.read(tmp_path / "z.json.gz").num_steps == 3
+
+
+@pytest.mark.parametrize("name", [*SUFFIXES, "rllib-packed/0.parquet", "rllib-episodes/0.parquet"])
+def test_damaged_files_are_refused_or_read(tmp_path, name):
+    if "/" in name:
+        path = tmp_path / "x.parquet"
+        shutil.copy(FILES / name, path)
+    else:
+        path = data.write(store(), tmp_path / name, format_of(name))
+    refused = 0
+    for content in mutated([path.read_bytes()], np.random.default_rng(0), 60):
+        path.write_bytes(content)
+        try:
+            data.read(path)
+        except InputError as e:
+            assert str(path) in str(e)
+            refused += 1
+    assert refused > 30

@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 import pytest
-from rllib_cases import batch, lines, packed
+from rllib_cases import batch, lines, mutated, packed
 
 from jrl import data
 from jrl.data.formats import lz4, numpy_pickles
@@ -178,24 +178,6 @@ def test_damaged_pickles_are_refused_or_arrays():
         except Refused:
             outcomes[1] += 1
     assert min(outcomes) > 50  # both happen
-
-
-def mutated(whole, rng, count):
-    """Contents with a few bytes changed, cut out or doubled."""
-    for _ in range(count):
-        content = bytearray(whole[rng.integers(len(whole))])
-        for _ in range(rng.integers(1, 4)):
-            at = int(rng.integers(len(content)))
-            match rng.integers(3):
-                case 0:
-                    content[at] = int(rng.integers(256))
-                case 1:
-                    del content[at : at + int(rng.integers(1, 9))]
-                case 2:
-                    content[at:at] = content[at : at + int(rng.integers(1, 9))]
-            if not content:
-                break
-        yield bytes(content)
 
 
 # ---------------------------------------------------------------- LZ4

@@ -75,7 +75,7 @@ def _table(path: Path) -> Any:
         coded = [k for k in columns if k in _TEXTS]
         with parquet.ParquetFile(path, metadata=metadata, memory_map=True, read_dictionary=coded) as file:
             return file.read(columns)
-    except (OSError, pyarrow.ArrowException) as e:
+    except (OSError, ValueError, KeyError, IndexError, TypeError, pyarrow.ArrowException) as e:
         raise InputError(f"data: {path} is damaged ({e}): remove it, or write it anew") from e
 
 

@@ -114,6 +114,46 @@ def test_shapes_that_cannot_be_read_are_refused(tmp_path, metadata, message):
         data.read(tmp_path / "x.parquet")
 
 
+def test_nobody_who_registered_an_extension_type_is_asked(tmp_path):
+    """Ray 2.49 to 2.54 unpickle what they are asked to read."""
+    asked = []
+
+    class Tensor(pa.ExtensionType):
+        def __init__(self):
+            super().__init__(pa.large_list(pa.float32()), "ray.data.arrow_tensor")
+
+        def __arrow_ext_serialize__(self):
+            return b"[2]"
+
+        @classmethod
+        def __arrow_ext_deserialize__(cls, storage, serialized):
+            asked.append(serialized)
+            return cls()
+
+    column = lambda rows: pa.ExtensionArray.from_storage(Tensor(), pa.array(rows, pa.large_list(pa.float32())))
+    before = getattr(sys.modules.get("ray.data._internal.tensor_extensions.arrow"), "ArrowTensorType", None)
+    if before is not None:
+        pa.unregister_extension_type("ray.data.arrow_tensor")
+    pa.register_extension_type(Tensor())
+    try:
+        path = written(tmp_path / "x.parquet", obs=column(OBS), new_obs=column(NEXT_OBS))
+        pq.read_schema(path)
+        assert asked  # pyarrow would
+        asked.clear()
+        assert data.read(path).obs.tolist() == [*OBS, NEXT_OBS[-1]] and asked == []
+    finally:
+        pa.unregister_extension_type("ray.data.arrow_tensor")
+        if before is not None:
+            pa.register_extension_type(before((0,), pa.int64()))
+
+
+def test_a_schema_that_would_be_read_otherwise_is_refused(tmp_path):
+    path = written(tmp_path / "x.parquet")
+    path.write_bytes(path.read_bytes().replace(b"ARROW:schema\x18", b"ARROW:schema\x08"))
+    with pytest.raises(InputError, match="its footer has a schema of another form"):
+        data.read(path)
+
+
 def test_further_columns_that_are_no_arrays_are_left_out(tmp_path):
     found = data.read(written(tmp_path / "x.parquet", words=["a", "b", "c"], vf_preds=[1.0, 2.0, 3.0]))
     assert list(found.columns) == ["vf_preds"] and "the column words was left out" in found.notes[0]

@@ -7,11 +7,11 @@
 
 The loss is -log pi(a | s), or with `loss: mse` the squared error of the policy's mode, in the mean over the rows of a
 batch. Rewards are not read, but for `top_fraction`, which is about the data: the data set keeps the best episodes by
-their return, as many as hold that share of its steps (10%BC of arXiv:2106.01345, section 5.1, is 0.1).
+their return, as many as hold that share of its steps (10%BC of arXiv:2106.01345 is 0.1).
 
-The network is that of the policy of PPO and its relatives, whose parameters have the same names, so that a run of theirs
-can begin from it. With memory (`network.core`) it learns from a SequenceBatch: a data set knows of no memory, which is
-that of an episode's start before a sequence and runs over the K rows of the burn-in before anything is learned.
+The network is that of the policy of PPO and its relatives: its parameters have the same names, so that a run of theirs
+can begin from it. With memory (`network.core`) it learns from a SequenceBatch: a data set knows of no memory, so it is
+that of an episode's start before a sequence, and runs over the K rows of the burn-in before anything is learned.
 
 Gradients and metrics are reduced over `make(..., axis_name="d")`; float hyper-parameters are leaves of Config.
 """

@@ -1,4 +1,4 @@
-"""Monotonic advantage re-weighted imitation learning, MARWIL (Wang et al., NeurIPS 2018), and what its flags make of it.
+"""Monotonic advantage re-weighted imitation learning, MARWIL (Wang et al., NeurIPS 2018).
 
     algo = marwil.make(marwil.Config(), spec)
     state = algo.init(key)
@@ -19,8 +19,8 @@ episode's end and whose `next_obs` is what was seen there (`Config.to_end`); of 
     weight: softmax    w = the same exponentials over their mean in the batch, bounded likewise     at beta = 0: bc, too
     weight: binary     w = 1 where A > 0, else 0, whatever beta
 
-With `adv_norm_start: 1, adv_norm_rate: 0` c is 1 and beta the inverse of a temperature. Of other algorithms it has their
-weights, not their advantages:
+With `adv_norm_start: 1, adv_norm_rate: 0` c is 1 and beta the inverse of a temperature. Of other algorithms it has the
+weights, not the advantages:
 
     AWR (arXiv:1910.00177)     `weight: exp`, with a bound as there. Its values are of TD(lambda) returns; here lambda
                                is 1.
@@ -147,8 +147,8 @@ def make(
     axis_name: str | None = None,
     loss: Loss | None = None,
 ) -> Algo:
-    """MARWIL as pure functions, an Algo that learns from a data set; arguments as of `bc.make`. The value network shares
-    the policy's torso with `network.shared`. A user's loss gets Rows [N] (`jrl.algos`).
+    """MARWIL as pure functions, an Algo that learns from a data set; arguments as of `bc.make`. With `network.shared`
+    the value network shares the policy's torso. A user's loss gets Rows [N] (`jrl.algos`).
 
     Raises:
       InputError: a space or network that MARWIL cannot handle.

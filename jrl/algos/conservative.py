@@ -26,7 +26,8 @@ from jrl.types import Array, Batch, Box, InputError, Key, Metrics, PyTree, Space
 
 SAMPLED = "cql_sampled"  # in a batch's extras: Sampled of each transition
 _MOST = math.log(1e6)  # of the multiplier's logarithm, the bound in the authors' code
-_CHUNK = 1024  # values at once on CPU: 256 x 256 critics then stay in the cache, 1.7 times as fast as 7680 at once
+# numbers of a layer at once on CPU: 1024 rows of 256 stay in the cache, and are learned from 1.7 times as fast as 7680
+_CHUNK = 1024 * 256
 
 
 class Sampled(NamedTuple):
@@ -144,7 +145,8 @@ def soft_maximum(agent: Agent, params: PyTree, batch: Batch, temperature: Any) -
     num_rows, num_actions = batch.weight.shape[0], drawn.log_prob.shape[-1]
     if isinstance(batch.obs, Window) or jax.default_backend() != "cpu":
         return loss(params, parts)
-    return minibatch.mean(loss, params, parts, minibatch.chunk_rows(num_rows, 0, _CHUNK, length=num_actions))
+    limit = _CHUNK // max(agent.network.hidden, default=1)
+    return minibatch.mean(loss, params, parts, minibatch.chunk_rows(num_rows, 0, limit, length=num_actions))
 
 
 # ---------------------------------------------------------------- what is added to a loss

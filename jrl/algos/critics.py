@@ -132,11 +132,14 @@ def descend(cfg: Common, agent: Agent, state: State, name: str, lr: Any, gradien
     return replace(state, params={**state.params, name: params}, opt_state={**state.opt_state, name: opt_state})
 
 
-def noise(key: Key, num_rows: int, shape: tuple[int, ...], axis_name: str | None) -> Array:
-    """Standard normal numbers [num_rows, *shape]: this device's rows of what one device would draw for all of them."""
+def noise(
+    key: Key, num_rows: int, shape: tuple[int, ...], axis_name: str | None, draw: Callable[..., Array] = random.normal
+) -> Array:
+    """Standard normal numbers [num_rows, *shape], or others of `jrl.ops.random`: this device's rows of what one device
+    would draw for all of them."""
     if axis_name is None:
-        return random.normal(key, (num_rows, *shape))
-    rows = random.normal(key, (jax.lax.axis_size(axis_name) * num_rows, *shape))
+        return draw(key, (num_rows, *shape))
+    rows = draw(key, (jax.lax.axis_size(axis_name) * num_rows, *shape))
     return jax.lax.dynamic_slice_in_dim(rows, jax.lax.axis_index(axis_name) * num_rows, num_rows)
 
 
@@ -231,7 +234,7 @@ def two_noises(key: Key, batch: Batch, shape: tuple[int, ...], axis_name: str | 
 
 
 def td_gradient(
-    q: Callable[[PyTree, parts.TdBatch], Array],
+    q: Callable[[PyTree, parts.TdBatch], Any],
     params: PyTree,
     batch: Batch,
     target: Array,
@@ -243,7 +246,8 @@ def td_gradient(
     """The gradient of half the squared TD error, summed over critics that have the same target.
 
     Args:
-      q: (params, batch) -> [C, N] f32, each critic's value of the action taken; [C, N, L] of Sequences.
+      q: (params, batch) -> [C, N] f32, each critic's value of the action taken; [C, N, L] of Sequences. Or these and
+        what is added to the loss, (values, scalar, metrics).
       params: of the critics.
       batch: of weight 0 on masked rows; of Sequences, `obs` as `critics_read` gives it.
       target: [N] f32, or [N, L]; without gradient.
@@ -258,14 +262,15 @@ def td_gradient(
         weight, target = batch.weight, batch.target
         mean = lambda x: jnp.mean(weight * x)
         values = q(params, batch)
+        values, penalty, own = values if isinstance(values, tuple) else (values, None, {})
         error = values - target[None]
         losses = 0.5 * jnp.mean(weight[None] * jnp.square(error), tuple(range(1, error.ndim)))
         metrics = {"loss/value": losses.mean(), "value/q": mean(values.mean(0)), "value/target": mean(target)}
-        total = losses.sum()
+        total = losses.sum() if penalty is None else losses.sum() + penalty
         priority: Array = jnp.where(weight > 0, jnp.abs(error).mean(0), 0.0)
         if isinstance(batch.obs, Window):
             priority = sequences.sequence_priority(priority, weight)
-        return total, (metrics, priority)
+        return total, (metrics | own, priority)
 
     fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(Batch)}
     if isinstance(batch, Sequences):

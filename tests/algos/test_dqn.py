@@ -59,6 +59,9 @@ OPTIONS = {
     "c51 all": {"head": "c51", "double": True, "dueling": True},
     "c51 munchausen": {"head": "c51", "munchausen": True, "munchausen_temperature": 0.3},
     "qr": {"head": "qr", "double": True},
+    "conservative": {"conservative": True, "cql_weight": 0.7, "dueling": True},
+    "conservative c51": {"head": "c51", "conservative": True, "munchausen": True, "munchausen_temperature": 0.3},
+    "conservative qr": {"head": "qr", "conservative": True},
     "qr munchausen": {"head": "qr", "munchausen": True, "dueling": True, "munchausen_temperature": 0.3},
 }
 

@@ -173,8 +173,8 @@ def of_episodes(
         raise InputError(f"{name}: there is no episode in it")
     errors = []
     for number, episode in enumerate(episodes):
-        if fault := _fault(episode, observation, action, episodes[0]):
-            errors.append(f"{name}: episode {number}: {fault}")
+        if found := fault(episode, observation, action, episodes[0]):
+            errors.append(f"{name}: episode {number}: {found}")
     if errors:
         raise InputError(*errors[:10], *([f"and {len(errors) - 10} more episodes"] if len(errors) > 10 else []))
     final = lambda x: np.zeros((1, *x.shape[1:]), x.dtype)
@@ -236,8 +236,8 @@ def concatenated(stores: Sequence[EpisodeStore]) -> EpisodeStore:
     )
 
 
-def _fault(episode: Episode, observation: Space, action: Space, first: Episode) -> str:
-    """What is wrong with an episode beside the others; "" for nothing."""
+def fault(episode: Episode, observation: Space, action: Space, first: Episode) -> str:
+    """What is wrong with an episode beside the first of its data set; "" for nothing."""
     steps = len(episode.reward)
     if steps == 0:
         return "it has no step"

@@ -290,7 +290,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         stack.enter_context(session)
         checkpoints = stack.enter_context(checkpoint.Checkpointer(directory / "checkpoints", cfg.checkpoint))
         print(*run_directory.introduction(session), sep="\n")
-        for note in session.start(start.saved, start.weights):
+        for note in session.start(start.saved, start.weights, anew=start.rows_until == 0):
             print(note)
         # not before the checkpoint was found to fit: nothing in the directory changes until then
         rows_until = meta["rows"]["env_steps"] if meta else start.rows_until
@@ -403,6 +403,7 @@ class _Saving:
         return self._session.evaluated and self._checkpoints.improves(self._session.reporter.row or {})
 
     def _save(self, info: "StepInfo") -> None:
+        self._session.mark()
         self._checkpoints.save(info.iteration, self._session.parts(), self._session.description())
 
     def if_due(self, info: "StepInfo") -> None:
@@ -425,6 +426,7 @@ class _Saving:
         if any(x.is_deleted() for x in jax.tree.leaves(session.state.learner)):
             return
         self._watchdog.beat("checkpoint", grace=60.0)
+        session.mark()
         if self._checkpoints.rescue(info.iteration, session.parts(), session.description()):
             print(f"saved: what was learned in {counted(session.counted(), 'step', ',')}")
 

@@ -147,6 +147,7 @@ class Records:
         if self._checkpoints is None:
             keeper = checkpoint.Checkpointer(self.directory / "checkpoints", session.config.checkpoint)
             self._checkpoints = self._files.enter_context(keeper)
+        session.mark()
         self._checkpoints.save(session.iteration, session.parts(), session.description())
         self._saved = session.iteration
         if session.config.checkpoint.exact:
@@ -161,6 +162,7 @@ class Records:
             target, again = target.with_name(f"{session.iteration}-{again + 1}"), again + 1
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise InputError(f"save: {target} exists already: name another, or leave the path out")
+        session.mark()
         checkpoint.write(target, checkpoint.on_host(session.parts()), {**session.description(), "keep": True})
         if path is None:
             self._saved = session.iteration

@@ -230,6 +230,7 @@ class Watch(Wrapper):
       batches: functions of watch and rollout; what one returns that is not None takes the rollout's place.
       num_envs: columns of the source.
       keep_record: whether who learns asks for `RECORD`, too.
+      extras: whether `replay` asks for all that acting recorded, and not for `RECORD` alone.
     """
 
     def __init__(
@@ -240,9 +241,10 @@ class Watch(Wrapper):
         num_envs: int,
         *,
         keep_record: bool = False,
+        extras: bool = False,
     ):
         super().__init__(source)
-        self._keep_record = keep_record
+        self._keep_record, self._extras = keep_record, extras
         self._make, self._batches, self._num_envs = replay, list(batches), num_envs
         self._replays: dict[int, Replay] = {}  # by environment runner; 0 where there is none
         self._numbers: dict[int, tuple[int, int]] = {}  # of a runner's latest rollout: restarts and number
@@ -269,7 +271,7 @@ class Watch(Wrapper):
             return
         # a runner's rollout may stand among the columns of another: its episodes are its own
         share = self._num_envs // len(blocks)
-        extras = {RECORD: rollout.extras[RECORD]} if RECORD in rollout.extras else {}
+        extras = {name: x for name, x in rollout.extras.items() if self._extras or name == RECORD}
         host = jax.device_get(dataclasses.replace(rollout, carry=(), extras=extras))
         for block, place in sorted((x, i) for i, x in enumerate(blocks) if x is not None):
             runner, restarts, number = block
@@ -307,7 +309,7 @@ def _columns(rollout: Rollout, place: int, blocks: int) -> Rollout:
     part = lambda size: slice(place * (size // blocks), (place + 1) * (size // blocks))
     rows = lambda tree: jax.tree.map(lambda x: x[:, part(x.shape[1])], tree)
     last = lambda tree: jax.tree.map(lambda x: x[part(len(x))], tree)
-    flat = {name: last(getattr(rollout, name)) for name in ("last_obs", "contiguous")}
+    flat = {name: last(getattr(rollout, name)) for name in ("last_obs", "contiguous", "count")}
     others = ("obs", "action", "reward", "terminated", "truncated", "mask", "extras", "over")
     return Rollout(**flat, **{name: rows(getattr(rollout, name)) for name in others}, carry=())
 

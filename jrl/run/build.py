@@ -17,8 +17,10 @@ from jrl.envs.context import EnvContext
 from jrl.errors import InputError, counted
 from jrl.metrics.timers import Timers
 from jrl.rollout import fake, unroll
+from jrl.rollout.replay_episodes import Watch
 from jrl.rollout.source import Source
 from jrl.run import build_learner, build_policies, learner, parallel, several
+from jrl.run import recorder as recorders
 from jrl.run.build_collect import algorithm as algorithm
 from jrl.run.build_collect import close_all, collecting, completed, make_source, make_vectors, numbered, whole_episodes
 from jrl.run.build_collect import collector as collector
@@ -59,6 +61,7 @@ class Run(NamedTuple):
     apply_task: Callable[[LoopState, tasks.TaskFn, dict[str, Any], int], LoopState]
     programs: str  # whether one program collects and learns or two do, and why, in words
     groups: tuple[several.Group, ...]  # the policies, those that are alike together; () where there is one
+    recorder: recorders.Recorder | None  # of `data.output`
 
 
 def run(
@@ -85,6 +88,8 @@ def run(
     learners = devices.learners.devices.size
     if found := list(plan_faults.split_faults(cfg, learners)):
         raise InputError(*(message for _, message in found))
+    if cfg.data.output:
+        recorders.check(cfg.data.output)
     if training_step is None and cfg.custom.training_step:
         training_step = registry.load(cfg.custom.training_step, "custom.training_step")
     # pure environments are part of the program, a share on each device; EnvPool's may be of the program of one device
@@ -193,6 +198,7 @@ def _in_one_program(cfg: RunConfig, learning: _Learning) -> Run:
         in_program=True,
         guarantee="refilled" if _refilled(cfg) else "bitwise" if env.pure else "learner",
         unroll=collect,
+        recorder=None,
         note="",
         apply_task=apply_task,
         programs="one program collects and learns",
@@ -212,6 +218,7 @@ def _in_two_programs(
     devices, vectors, algo = learning.devices, learning.vectors, learning.algo
     env, pools = vectors[0], plan.num_pools(cfg, devices.learners.devices.size)
     backend = envs.resolve(cfg.env.id, cfg.env.backend)
+    recorder = recorders.Recorder(cfg, env.spec, algo) if cfg.data.output else None
     latest = [cfg]  # a task of EnvPool is other options of the environment
     given: list[Any] = []  # the task of the others
 
@@ -219,6 +226,9 @@ def _in_two_programs(
         made = make_source(latest[0], algo, devices, timers, key, vectors, count, callback_list)
         watched = callback_list is not None and callback_list.needs_rollouts
         whole = cfg.rollout.batch_mode == "complete_episodes" and not cfg.env_runners.num
+        if recorder is not None:
+            asked = build_policies.watches_games(cfg) or (callback_list is not None and callback_list.needs_episodes)
+            made = Watch(made, recorder.columns, [], plan.columns(cfg), keep_record=asked, extras=True)
         if callback_list and watched:  # episodes as they were collected, rollouts as they are learned from
             made = callback_list.watch(made, plan.columns(cfg), batches=not whole)
         if whole:
@@ -268,6 +278,7 @@ def _in_two_programs(
         in_program=in_program,
         guarantee="refilled" if _refilled(cfg) else "restarted" if cfg.checkpoint.exact else "learner",
         unroll=None,
+        recorder=recorder,
         note=callback_list.collecting(env, env_runners=cfg.env_runners.num > 0)[1] if callback_list else "",
         apply_task=apply_task,
         programs=f"one program collects, another learns: {why}",
@@ -298,6 +309,8 @@ def _why_two_programs(
         return "custom.training_step decides what to learn from"
     if callback_list and callback_list.needs_rollouts:
         return "callbacks look at rollouts"
+    if cfg.data.output:
+        return "data.output writes what is collected"
     if cfg.rollout.fake:
         return "rollout.fake"
     if cfg.rollout.batch_mode != "truncate_episodes":

@@ -111,13 +111,16 @@ class Session(Policies):
 
     # ------------------------------------------------------------ beginning and end
 
-    def start(self, saved: Path | None = None, weights: Path | None = None, *, begin: bool = True) -> list[str]:
+    def start(
+        self, saved: Path | None = None, weights: Path | None = None, *, begin: bool = True, anew: bool = False
+    ) -> list[str]:
         """The state to begin with: of a checkpoint, with the weights of one, or fresh.
 
         Args:
           saved: checkpoint to continue from.
           weights: checkpoint whose weights are taken over.
           begin: whether callbacks are told that the algorithm is made.
+          anew: whether the run was begun before, without a checkpoint: what that wrote does not count.
         Returns:
           What there is to say about it.
         Raises:
@@ -142,6 +145,8 @@ class Session(Policies):
             notes = [f"init-from: {line}" for line in lines]
             state = program.assign(state, learner)
         self.state = self.seats.begin(state, resumed=meta is not None) if self.seats else state
+        if self.run.recorder:
+            notes += self.run.recorder.begin(self._directory, self.iteration, anew=anew)
         updates = plan.batch_plan(cfg).updates or 1
         self.reporter = reporter.Reporter(
             [self._finish_row, self._to_sinks],
@@ -178,6 +183,8 @@ class Session(Policies):
         self._recompiles.close()
         self.schedule.close()
         self.run.program.close()
+        if self.run.recorder:
+            self.run.recorder.close()
 
     def __enter__(self) -> "Session":
         return self
@@ -206,6 +213,8 @@ class Session(Policies):
                 timers=self.timers,
                 prepare=self.seats.ahead if self.seats else None,
             )
+        if self.run.recorder:
+            self.run.recorder.iteration = self.iteration
         with self._recompiles.iteration(self.reporter.count):
             info = next(self._infos, None)
         if info is None:
@@ -369,6 +378,11 @@ class Session(Policies):
         checkpoint.write(path, arrays, {**self.description(cfg, spec), "nonfinite": note})
         print(f"not finite: {' and '.join(found)}, before iteration {info.iteration}: the last good state is in {path}")
         return path
+
+    def mark(self) -> None:
+        """Makes it known to whoever goes on from a checkpoint of now which episodes are written: `data.output`."""
+        if self.run.recorder:
+            self.run.recorder.mark(self.iteration)
 
     def parts(self) -> dict[str, PyTree]:
         """The arrays of a checkpoint."""

@@ -47,12 +47,25 @@ def who(cfg: RunConfig, spec: EnvSpec) -> Who | None:
     return Who(spec.agents, tuple(names[i] for i in agents.policies), agents)
 
 
-def meta(cfg: RunConfig, spec: EnvSpec) -> dict[str, Any]:
-    """What a data set says of the environment and of what its actions are."""
-    found: dict[str, Any] = {"env": cfg.env.id, "source": "jrl"}
-    if spec.env_action is not None and spec.env_action != spec.action:
-        found |= {"actions": "normalized", "env_action": space_to_json(spec.env_action)}
-    return found
+def directories(root: Path, spec: EnvSpec) -> list[Path]:
+    """Where the data sets are: agents of another kind have one of their own, named after the first of them."""
+    return [root / one.agents[0] for one in spaces.by_kind(spec)] if spec.kinds else [root]
+
+
+def writers(root: Path, spec: EnvSpec, meta: Mapping[str, Any], output: OutputConfig) -> list[Writer]:
+    """A writer for each kind of agents, which says in its files what is special about their actions."""
+    options: dict[str, Any] = {"max_file_mb": output.max_file_mb, "compress": output.compress}
+    return [
+        Writer(where, one.observation, one.action, format=output.format, meta={**meta, **actions(one)}, **options)
+        for where, one in zip(directories(root, spec), spaces.by_kind(spec), strict=True)
+    ]
+
+
+def actions(spec: EnvSpec) -> dict[str, Any]:
+    """What a data set says of actions that are not the environment's own; {} where they are."""
+    if spec.env_action is None or spec.env_action == spec.action:
+        return {}
+    return {"actions": "normalized", "env_action": space_to_json(spec.env_action)}
 
 
 class Recorder:
@@ -71,7 +84,7 @@ class Recorder:
     def __init__(self, cfg: RunConfig, spec: EnvSpec, algo: Algo):
         assert cfg.data.output is not None
         self._output, self._spec, self._who = cfg.data.output, spec, who(cfg, spec)
-        self._meta = {**meta(cfg, spec), "algo": algo_name(cfg)}
+        self._meta = {"env": cfg.env.id, "source": "jrl", "algo": algo_name(cfg)}
         self.iteration = 0
         self._columns: dict[int, Columns] = {}  # by the number of the first column
         self._writers: list[Writer] = []
@@ -122,16 +135,9 @@ class Recorder:
             raise InputError("data.output.path is missing: expected a directory: this run has none of its own")
         self._checkpoints = directory and directory / "checkpoints"
         root = files.absolute(Path(path))
-        kinds = spaces.by_kind(self._spec)
-        # agents of another kind have other spaces, and so a data set of their own, named after the first of them
-        self._directories = [root / one.agents[0] for one in kinds] if self._spec.kinds else [root]
+        self._directories = directories(root, self._spec)
         gone = [self._go_back(one, iteration, anew=anew) for one in self._directories]
-        output = self._output
-        options = {"format": output.format, "max_file_mb": output.max_file_mb, "compress": output.compress}
-        self._writers = [
-            Writer(where, one.observation, one.action, meta={**self._meta, **self._own_actions(one)}, **options)
-            for where, one in zip(self._directories, kinds, strict=True)
-        ]
+        self._writers = writers(root, self._spec, self._meta, self._output)
         for kind, where in enumerate(self._directories):
             pending = where / _MARKS / f"{iteration}.npz"
             if pending.exists():
@@ -141,12 +147,6 @@ class Recorder:
             self.mark(iteration)
         told = [f"data: episodes are written to {root}"]
         return [*told, *(f"data: {line}" for line in gone if line)]
-
-    def _own_actions(self, one: EnvSpec) -> dict[str, Any]:
-        """What is said of actions, of one kind of agents."""
-        if not self._spec.kinds or one.env_action is None or one.env_action == one.action:
-            return {}
-        return {"actions": "normalized", "env_action": space_to_json(one.env_action)}
 
     def _go_back(self, where: Path, iteration: int, *, anew: bool) -> str:
         """Takes away the files that a checkpoint does not know of; what there is to say."""

@@ -13,7 +13,7 @@ from jrl.config import given
 from jrl.errors import EnvironmentFailed, InputError, RunnersLost, counted
 from jrl.fields import plain_yaml
 from jrl.host import command, faults, files, output, runtime
-from jrl.settings import config
+from jrl.settings import config, plan
 
 if TYPE_CHECKING:
     from jrl.run.checkpoint import Checkpointer
@@ -104,7 +104,7 @@ def _train(args: argparse.Namespace, transcript: output.Transcript) -> int:
     over_it = _rllib(args.rllib)
     base = given(_base(args), algo=args.algo, env=args.env, drop=args.drop, over_it=over_it, tell=print)
     cfg = config.load(base, args.overrides, algo=args.algo, env=args.env, stop=args.stop, out=args.out)
-    criteria = [name for name in cfg.stop if name != "env_steps"]
+    criteria = [name for name in cfg.stop if name != plan.counts_by(cfg)]
     if args.as_test and not criteria:
         raise InputError("--as-test needs a criterion beside env_steps: for example --stop episode/return=475")
     if args.resume and args.init_from:
@@ -137,7 +137,8 @@ def _tell_end(
     """Prints why the run ended and what there is to do with it; the exit status."""
     from jrl.run import checkpoint
 
-    criteria = [name for name in cfg.stop if name != "env_steps"]
+    key = plan.counts_by(cfg)
+    criteria = [name for name in cfg.stop if name != key]
     kept = checkpoint.exists(directory)
     if end.fault:
         print(
@@ -148,7 +149,7 @@ def _tell_end(
     elif interrupted:
         print("interrupted before the first checkpoint: there is nothing to continue")
     else:
-        print("stopped:", end.reason or f"env_steps reached {cfg.stop['env_steps']:,}")
+        print("stopped:", end.reason or f"{key} reached {cfg.stop[key]:,}")
         if args.as_test and not end.reason:
             print(f"not met within the step budget: {', '.join(f'{c} {cfg.stop[c]:g}' for c in criteria)}")
     if kept and (best := _best(directory)):
@@ -228,7 +229,9 @@ def _directory(
     """The run directory, which is held until the stack ends, and the checkpoint to continue from."""
     from jrl.run import checkpoint
 
-    name = f"{Path(args.config).stem if args.config else config.algo_name(cfg)}_{cfg.env.id}".replace("/", "-")
+    name = f"{Path(args.config).stem if args.config else config.algo_name(cfg)}_{cfg.env.id or 'data'}".replace(
+        "/", "-"
+    )
     name = name.replace(":", "-")
 
     def fresh() -> Path:
@@ -276,11 +279,12 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
     if cfg.run.compile_cache:
         build.enable_compile_cache()
     meta = checkpoint.read_meta(start.saved, resumable=True) if start.saved else None
-    total, done = int(cfg.stop["env_steps"]), meta["env_steps"] if meta else 0
+    key = plan.counts_by(cfg)
+    total, done = int(cfg.stop[key]), meta["env_steps"] if meta else 0
     if done >= total:
         raise InputError(
             f"--resume: the run is complete, with {done:,} of {total:,} steps: "
-            "to train on, raise the budget, e.g. --stop env_steps=" + str(2 * max(total, done))
+            f"to train on, raise the budget, e.g. --stop {key}={2 * max(total, done)}"
         )
     stages = timers.Timers()
     sinks: list[Sink] = []

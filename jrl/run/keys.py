@@ -19,7 +19,8 @@ class Role(enum.IntEnum):
     COLLECT = 2
     UPDATE = 3
     EVALUATE = 4
-    DATA = 5
+    VALIDATE = 5
+    DATA = 6
 
 
 def role_key(seed: int | Key, role: Role, counter=0) -> Key:

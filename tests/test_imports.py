@@ -77,7 +77,7 @@ THIRD_PARTY = {
 CONFINED = {
     "ray": ("rollout/runner_group.py", "api/"),
     "envpool": ("envs/",),
-    "gymnasium": ("envs/",),
+    "gymnasium": ("envs/", "data/formats/minari.py"),
     "orbax": ("run/checkpoint.py",),
 }
 MAPPERS = {"pmap", "shard_map"}

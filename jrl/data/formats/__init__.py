@@ -16,9 +16,9 @@ from jrl.data.store import EpisodeStore, concatenated
 from jrl.errors import InputError
 
 # name in configs and commands -> its module here
-_MODULES = {"jrl": "shards"}
+_MODULES = {"jrl": "shards", "minari": "minari", "d4rl": "d4rl"}
 NAMES = tuple(_MODULES)
-OF_FILES = ("jrl",)  # a run can write them file by file
+OF_FILES = ("jrl", "d4rl")  # a run can write them file by file
 
 
 def module(name: str) -> Any:

@@ -5,7 +5,6 @@ A shard holds `about.json` (spaces, meta, names) and the arrays `obs`, `action`,
 """
 
 import json
-import os
 import zipfile
 import zlib
 from pathlib import Path
@@ -15,7 +14,7 @@ import jax
 import numpy as np
 
 from jrl import spaces
-from jrl.data.spaces_json import plain, space_from_json, space_to_json
+from jrl.data.formats import about, whole
 from jrl.data.store import EpisodeStore
 from jrl.errors import InputError
 from jrl.types import PyTree, Space
@@ -27,41 +26,31 @@ _ABOUT = "about.json"
 
 def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
     """Writes a shard, which is there whole or not at all."""
-    about = {
-        "format": _FORMAT,
-        "observation": space_to_json(store.observation),
-        "action": space_to_json(store.action_space),
-        "meta": {k: v for k, v in store.meta.items() if k != "path"},
-        "notes": list(store.notes),
-        "columns": {name: _paths(tree) for name, tree in store.columns.items()},
-    }
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    columns = {name: _paths(tree) for name, tree in store.columns.items()}
+    said = {"format": _FORMAT, **about.of_store(store), "columns": columns}
     method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
-    try:
-        with zipfile.ZipFile(temporary, "w", method, compresslevel=1 if compress else None) as archive:
-            archive.writestr(_ABOUT, json.dumps(plain(about), allow_nan=False))
-            for name, array in _arrays(store).items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                    np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with (
+        whole.file(path) as temporary,
+        zipfile.ZipFile(temporary, "w", method, compresslevel=1 if compress else None) as archive,
+    ):
+        archive.writestr(_ABOUT, json.dumps(said, allow_nan=False))
+        for name, array in _arrays(store).items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
 
 
 def read_file(path: Path) -> EpisodeStore:
     """Reads a shard. Raises InputError: it is damaged, or none."""
     try:
         with zipfile.ZipFile(path) as archive:
-            about = json.loads(archive.read(_ABOUT)) if _ABOUT in archive.namelist() else None
-            if not isinstance(about, dict) or about.get("format") != _FORMAT:
+            said = json.loads(archive.read(_ABOUT)) if _ABOUT in archive.namelist() else None
+            if not isinstance(said, dict) or said.get("format") != _FORMAT:
                 raise InputError(
                     f"data: {path} is no data set of jrl's: {_ABOUT} in it should say {_FORMAT}: "
                     "docs/data.md tells how to make one of arrays"
                 )
             arrays = {name.removesuffix(".npy"): _array(archive, name) for name in archive.namelist() if name != _ABOUT}
-        store = _store(about, arrays)
+        store = _store(said, arrays)
         _check(store)
     except InputError:
         raise
@@ -87,21 +76,21 @@ def _arrays(store: EpisodeStore) -> dict[str, np.ndarray]:
     return named | {f"label/{name}": label for name, label in store.labels.items()}
 
 
-def _store(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> EpisodeStore:
-    observation, action = space_from_json(about["observation"]), space_from_json(about["action"])
+def _store(said: dict[str, Any], arrays: dict[str, np.ndarray]) -> EpisodeStore:
+    known = about.read(said)
     return EpisodeStore(
-        observation=observation,
-        action_space=action,
-        obs=_tree(observation, "obs", arrays),
-        action=_tree(action, "action", arrays),
+        observation=known.observation,
+        action_space=known.action_space,
+        obs=_tree(known.observation, "obs", arrays),
+        action=_tree(known.action_space, "action", arrays),
         reward=arrays["reward"],
         offsets=arrays["offsets"],
         terminated=arrays["terminated"],
         truncated=arrays["truncated"],
-        columns={name: _column(name, paths, arrays) for name, paths in about["columns"].items()},
+        columns={name: _column(name, paths, arrays) for name, paths in said["columns"].items()},
         labels={name.removeprefix("label/"): x for name, x in arrays.items() if name.startswith("label/")},
-        meta=dict(about["meta"]),
-        notes=tuple(about["notes"]),
+        meta=known.meta,
+        notes=known.notes,
     )
 
 

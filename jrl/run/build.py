@@ -280,7 +280,8 @@ def _in_two_programs(
 
     staged = Staged(
         learning.learn,
-        lambda key: source(key, vectors, restarts),
+        # as `Staged.restart` does: environments written in JAX are those of their key
+        lambda key: source(jax.random.fold_in(key, restarts) if restarts else key, vectors, restarts),
         devices.learners,
         rows=plan.counted_columns(cfg) * learning.length,
         timers=timers,

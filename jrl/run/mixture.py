@@ -179,7 +179,7 @@ def acting(player: Player, spec: EnvSpec, acts: Acts) -> tuple[Callable[..., Act
             log_prob = of_policy(state, obs, out, best, action)
             if epsilon:
                 log_uniform = jnp.where(uniform.covers(spec.action, action), log_uniform, -jnp.inf)
-                log_prob = jnp.logaddexp(math.log1p(-epsilon) + log_prob, math.log(epsilon) + log_uniform)
+                log_prob = jnp.logaddexp((math.log1p(-epsilon) if epsilon < 1 else -math.inf) + log_prob, math.log(epsilon) + log_uniform)
             extras[LOG_PROB] = log_prob
         return ActOut(action, out.carry, extras)
 
@@ -207,7 +207,7 @@ def _uniform(spec: EnvSpec, obs: PyTree, key: Key) -> tuple[PyTree, Array]:
 def _outputs(player: Player, spec: EnvSpec) -> Mapping[str, Any]:
     """What the networks of one policy say, shapes alone; {} of several."""
     assert player.algo is not None
-    if player.algo.outputs is None or spec.agents and _apart(player.cfg, spec):
+    if player.algo.outputs is None or (spec.agents and _apart(player.cfg, spec)):
         return {}
     return jax.eval_shape(player.algo.outputs, player.state, spaces.elements(spec.observation, 1))
 

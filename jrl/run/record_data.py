@@ -34,7 +34,9 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--max-file-mb", type=float, default=64.0, help="of arrays in a file (default 64)")
     p.add_argument("--no-compress", action="store_false", dest="compress", help="files of arrays as they are")
     p.add_argument("--seed", type=int, default=0, help="of environments and actions (default 0)")
-    p.add_argument("--epsilon", type=float, default=0.0, metavar="E", help="share of steps with a random action instead")
+    p.add_argument(
+        "--epsilon", type=float, default=0.0, metavar="E", help="share of steps with a random action instead"
+    )
     how = p.add_mutually_exclusive_group()
     draws = "draw actions as in training (default, where the policy has a distribution of them)"
     how.add_argument("--explore", action="store_true", default=None, help=draws)
@@ -210,9 +212,10 @@ def _told(store: "EpisodeStore", path: Path) -> Iterator[str]:
     returns, ended, source = store.returns(), store.terminated | store.truncated, store.labels["source"]
     for name in dict.fromkeys(source.tolist()):
         found = returns[ended & (source == name)]
-        spread = f"return {found.mean():.1f} ± {found.std():.1f} ({found.min():.1f} to {found.max():.1f}), "
-        cut = int((~ended & (source == name)).sum())
-        yield f"  {name}: {spread if len(found) else ''}{counted(len(found), 'whole episode')}, {cut} cut"
+        count = f"{counted(len(found), 'whole episode')}, {int((~ended & (source == name)).sum())} cut"
+        if len(found):
+            count = f"return {found.mean():.1f} ± {found.std():.1f} ({found.min():.1f} to {found.max():.1f}), {count}"
+        yield f"  {name}: {count}"
 
 
 if __name__ == "__main__":

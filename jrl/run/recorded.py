@@ -1,8 +1,8 @@
 """From rollouts to the episodes of a data set: with the observation after their last step, across rollouts.
 
-    columns = Columns(take, num_envs=8)  # take(kind, episode) gets each episode that has ended or was cut
-    columns(rollout); columns(next_rollout)
-    columns.reset()                      # cuts those under way
+columns = Columns(take, num_envs=8)  # take(kind, episode) gets each episode that has ended or was cut
+columns(rollout); columns(next_rollout)
+columns.reset()                      # cuts those under way
 """
 
 import dataclasses

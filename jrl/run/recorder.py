@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-
 from jrl import spaces
 from jrl.data import formats
 from jrl.data.formats import shards

@@ -7,7 +7,7 @@ A process that is killed leaves the files that it finished; what it held of the 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ class Writer:
         max_file_mb: float = 64,
         compress: bool = True,
         meta: Mapping[str, Any] | None = None,
+        notes: Sequence[str] = (),
     ):
         self._kind = formats.module(format)
         if format not in formats.OF_FILES:
@@ -59,7 +60,7 @@ class Writer:
         self._spaces = observation, action_space
         self._most = max_file_mb * 2**20
         self._compress = compress
-        self._meta = dict(meta or {})
+        self._meta, self._notes = dict(meta or {}), tuple(notes)
         self._suffix: str = self._kind.SUFFIXES[0]
         self._next = self._first_free()
         self._held: list[Episode] = []
@@ -98,7 +99,7 @@ class Writer:
 
     def _write(self) -> None:
         path = self._directory / f"{PREFIX}-{self._next:05d}{self._suffix}"
-        store = of_episodes(*self._spaces, self._held, meta={**self._meta, "path": str(path)})
+        store = of_episodes(*self._spaces, self._held, meta={**self._meta, "path": str(path)}, notes=self._notes)
         self._kind.write_file(store, path, compress=self._compress)
         self.files.append(path)
         self._next += 1

@@ -3,7 +3,6 @@
 import argparse
 import math
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,9 @@ _RANDOM = "random"
 _NUM_ENVS = 16
 
 
-def add_arguments(p: argparse.ArgumentParser) -> None:
-    """The arguments of the command. Neither jax nor an environment library is imported for it."""
+def parser() -> argparse.ArgumentParser:
+    """The command line. Neither jax nor an environment library is imported for it."""
+    p = command.parser("data record", "Play trained policies, random actions or a mix of them into a data set.")
     p.add_argument("runs", nargs="*", metavar="RUN", help="run directories or checkpoints, which play equally much")
     of_run = p.add_mutually_exclusive_group()
     of_run.add_argument("--best", action="store_true", default=None, help="of runs, the best checkpoint (default)")
@@ -43,21 +43,13 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     how.add_argument("--greedy", action="store_false", dest="explore", default=None, help="take the best actions")
     p.add_argument("--num-envs", type=int, default=_NUM_ENVS, help=f"environments at once (default {_NUM_ENVS})")
     p.add_argument("--set", action="append", default=[], metavar="a.b=v", dest="overrides", help="override the config")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prints what was written; exit status 0, 1 where an environment fails, 2 for bad input."""
-    p = command.parser("data record", "Play policies into a data set.")
-    add_arguments(p)
-    return run(p.parse_args(argv))
+    return p
 
 
 def run(args: argparse.Namespace) -> int:
-    """`main`, of arguments that were read."""
+    """Plays and writes; the exit status: 0, or 1 where an environment fails. Raises InputError."""
     try:
         print(*record(args), sep="\n")
-    except InputError as e:
-        return command.refused(e)
     except EnvironmentFailed as e:
         return command.failed(e)
     return 0
@@ -216,7 +208,3 @@ def _told(store: "EpisodeStore", path: Path) -> Iterator[str]:
         if len(found):
             count = f"return {found.mean():.1f} ± {found.std():.1f} ({found.min():.1f} to {found.max():.1f}), {count}"
         yield f"  {name}: {count}"
-
-
-if __name__ == "__main__":
-    sys.exit(command.run(main))

@@ -13,7 +13,7 @@ from jrl.config import given
 from jrl.errors import EnvironmentFailed, InputError, RunnersLost, counted
 from jrl.fields import plain_yaml
 from jrl.host import command, faults, files, output, runtime
-from jrl.settings import config, plan
+from jrl.settings import config, datasets, plan
 
 if TYPE_CHECKING:
     from jrl.run.checkpoint import Checkpointer
@@ -152,10 +152,12 @@ def _tell_end(
         print("stopped:", end.reason or f"{key} reached {cfg.stop[key]:,}")
         if args.as_test and not end.reason:
             print(f"not met within the step budget: {', '.join(f'{c} {cfg.stop[c]:g}' for c in criteria)}")
+    where = "" if cfg.env.id else " --set env.id=NAME"
     if kept and (best := _best(directory)):
         print(best)
     print(
-        f"run: {directory}" + (f"    evaluate: {command.typed('evaluate')} {directory} --episodes 100" if kept else "")
+        f"run: {directory}"
+        + (f"    evaluate: {command.typed('evaluate')} {directory} --episodes 100{where}" if kept else "")
     )
     if interrupted:
         return interrupted.exit_status or 1
@@ -229,10 +231,8 @@ def _directory(
     """The run directory, which is held until the stack ends, and the checkpoint to continue from."""
     from jrl.run import checkpoint
 
-    name = f"{Path(args.config).stem if args.config else config.algo_name(cfg)}_{cfg.env.id or 'data'}".replace(
-        "/", "-"
-    )
-    name = name.replace(":", "-")
+    name = f"{Path(args.config).stem if args.config else config.algo_name(cfg)}_{datasets.title(cfg)}"
+    name = name.replace("/", "-").replace(":", "-")
 
     def fresh() -> Path:
         given = cfg.run.out is not None

@@ -28,6 +28,7 @@ from jrl.run.build_collect import environment as environment
 from jrl.run.build_collect import runner_source as runner_source
 from jrl.run.fused import Fused
 from jrl.run.offline import Offline
+from jrl.run.prefetched import Prefetched
 from jrl.run.program import LoopState, Program
 from jrl.run.staged import Staged, Step
 from jrl.settings import datasets, plan, plan_faults
@@ -38,6 +39,7 @@ GUARANTEES = {
     "bitwise": "resume continues exactly: the environments are part of a checkpoint",
     "restarted": "resume continues exactly: at each checkpoint the environments start anew, interrupted or not",
     "learner": "resume continues the learner exactly; the environments start anew, with other seeds",
+    "data": "resume continues exactly, as long as the data are the same",
     "refilled": "resume continues the learner exactly; the replay is filled anew",
 }
 
@@ -221,7 +223,7 @@ def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbac
         raise InputError("set_task: the run learns from data alone: there are no environments")
 
     iterations = plan.iterations_per_call(cfg)
-    program = Offline(
+    program = (Prefetched if made.on_host else Offline)(
         made.learn,
         devices.learners,
         iterations=iterations,
@@ -232,11 +234,13 @@ def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbac
         program=program,
         backend=f"data alone, {counted(iterations, 'update', ',')} per call",
         in_program=True,
-        guarantee="bitwise",
+        guarantee="data",
         unroll=None,
         note="",
         apply_task=apply_task,
-        programs="one program draws from the data and learns",
+        programs="one program draws from the data, another learns"
+        if made.on_host
+        else "one program draws from the data and learns",
     )
 
 

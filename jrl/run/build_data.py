@@ -27,6 +27,7 @@ class Made(NamedTuple):
 
     learn: learner.Learner
     held_out: learner.Learner | None  # of the episodes that are kept from learning
+    on_host: bool  # the data lie in the host's memory
     size: str  # of the data and what they take, in words
 
 
@@ -70,7 +71,8 @@ def make(cfg: RunConfig, algo: Algo, found: Inputs, devices: int) -> Made:
         of_rest, rest = of_stores(cfg, algo, found.validation, found.spec, devices, batch, online=None)
         held_fixed = functools.partial(learner.fixed, buffer=of_rest, axis_name=parallel.AXIS)
         held_out = build_learner.guarded(cfg, algo, like, held_fixed)._replace(data=rest)
-    return Made(learn, held_out, _size(found, buffer))
+    on_host, where = _placed(cfg, buffer, devices)
+    return Made(learn, held_out, on_host, f"{_size(found)}, {where}")
 
 
 def beside(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> build_learner.WithData:
@@ -131,7 +133,7 @@ def of_stores(
         parts.append(part)
         fills.append(functools.partial(_filled, part, dealt, extras, rows))
     if len(parts) == 1:
-        return parts[0], learner.Data(fills[0], _bare, _dressed)
+        return parts[0], learner.Data(parts[0], fills[0], _bare, _dressed)
     joined = mixed.make(parts, [sizes[name] for name in _order(sizes, online)], online=online is not None)
     begin = 0 if online is None else 1
 
@@ -147,7 +149,7 @@ def of_stores(
         rest = map(_dressed, kept.parts[begin:], full.parts[begin:])
         return mixed.State((*kept.parts[:begin], *rest))
 
-    return joined, learner.Data(fill, bare, dressed)
+    return joined, learner.Data(joined, fill, bare, dressed)
 
 
 def _order(sizes: Mapping[str, int], online: Buffer | None) -> list[str]:
@@ -210,11 +212,38 @@ def _statistics(cfg: RunConfig, found: Inputs) -> PyTree:
     return data_sets.statistics(alone.ingest, state, list(found.train.values()))
 
 
-def _size(found: Inputs, buffer: Buffer) -> str:
+def _placed(cfg: RunConfig, buffer: Buffer, devices: int) -> tuple[bool, str]:
+    """Whether the data lie in the host's memory, and where and how large, in words.
+
+    Raises:
+      InputError: they fit nowhere, or not where they shall be.
+    """
+    needed, given = memory.nbytes(buffer), cfg.data.placement
+    device, host = jax.local_devices()[0], room.host_available()
+    on_cpu = device.platform == "cpu"
+    free = memory.available(device)
+    fits = free is None or needed * (devices if on_cpu else 1) <= room.SHARE * free
+    in_host = host is None or needed * devices <= room.SHARE * host
+    prioritized = cfg.replay is not None and cfg.replay.prioritized
+    if given == "host" or (given == "auto" and not fits and not on_cpu and not prioritized):
+        if not in_host:
+            raise InputError(
+                f"data.input: the data take {room.words(needed * devices)}, {room.words(host or 0)} are free"
+            )
+        return True, f"in {room.words(needed * devices)} of the host's memory, batches are fetched ahead"
+    if not fits:
+        raise InputError(
+            f"data.placement: the data take {room.words(needed)} on each of {counted(devices, 'device')}, and "
+            f"{room.words(free or 0)} are free: use data.placement host, or fewer files"
+        )
+    return False, f"in {room.words(needed)} on {'the device' if devices == 1 else f'each of {devices} devices'}"
+
+
+def _size(found: Inputs) -> str:
     """What there is to learn from, in words."""
     episodes = sum(store.num_episodes for store in found.train.values())
     steps = sum(store.num_steps for store in found.train.values())
     held = sum(store.num_steps for store in found.validation.values())
     words = f"data: {counted(episodes, 'episode', ',')} of {counted(steps, 'step', ',')}"
     words += f", {counted(held, 'more step', ',')} held out" if held else ""
-    return f"{words}, take {room.words(memory.nbytes(buffer))} on each device"
+    return words

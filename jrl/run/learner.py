@@ -53,6 +53,7 @@ class Learner(NamedTuple):
 class Data(NamedTuple):
     """The data sets in a replay: put there once, and never part of a checkpoint."""
 
+    buffer: Buffer  # one device's
     fill: Callable[[], PyTree]  # -> the replay of all devices with the data in it
     bare: Callable[[PyTree], PyTree]  # what of a replay changes, such as priorities: what a checkpoint holds
     dressed: Callable[[PyTree, PyTree], PyTree]  # (what was bare, a replay with the data) -> that replay with it

@@ -50,10 +50,18 @@ class Offline(Program):
         start = lambda root: self.learner.init(role_key(root, Role.INIT))
         learned = parallel.place_outputs(start, self.mesh, parallel.REPLICATED)(root)
         if self._rows is None:
-            self._rows = parallel.shard(self._data.fill(), self.mesh)
+            self._rows = self._filled()
             if self._held_out is not None and self._held_out.data is not None:
                 self._apart = parallel.shard(self._held_out.data.fill(), self.mesh)
-        return LoopState(learned, jax.tree.map(jnp.copy, self._data.bare(self._rows)), ())
+        return LoopState(learned, self._begun(), ())
+
+    def _filled(self) -> PyTree:
+        """The data, where they are drawn from."""
+        return parallel.shard(self._data.fill(), self.mesh)
+
+    def _begun(self) -> PyTree:
+        """What changes of a replay that was just filled, in arrays of its own."""
+        return jax.tree.map(jnp.copy, self._data.bare(self._rows))
 
     @property
     def _data(self) -> Data:
@@ -100,10 +108,15 @@ class Offline(Program):
         numbers = np.uint32(iteration), np.uint32(count)
         out = self._advance(state.learner, state.replay, self._rows, self._apart, self._roots[seed], *numbers)
         learned, bare, metrics = jax.block_until_ready(out) if self._waits else out
-        # updates are what the run counts
+        return LoopState(learned, bare, ()), self._counted(metrics, iteration + count), self._report(count)
+
+    def _counted(self, metrics: Metrics, updates: int) -> Metrics:
+        return {**metrics, "train/updates": np.uint32(updates)}
+
+    def _report(self, count: int) -> Episodes:
+        """Of a call in which no episode was played: updates are the steps that the run counts."""
         report = dataclasses.replace(self._nothing, steps=np.full((), count, np.int32))
-        report = jax.tree.map(lambda x: np.asarray(x)[None], report)
-        return LoopState(learned, bare, ()), {**metrics, "train/updates": np.uint32(iteration + count)}, report
+        return jax.tree.map(lambda x: np.asarray(x)[None], report)
 
     def collect(
         self, state: LoopState, seed: int, iteration: int, call: int = 0

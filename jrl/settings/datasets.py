@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
@@ -87,7 +88,12 @@ def is_mixed(cfg: Any) -> bool:
 
 def alone(cfg: Any) -> bool:
     """Whether a run learns from data alone: there are no environments to collect from."""
-    return cfg.data.input is not None and SAMPLER not in shares(cfg)
+    return cfg.data.input is not None and cfg.replay is not None and SAMPLER not in shares(cfg)
+
+
+def title(cfg: Any) -> str:
+    """What a run learns in: the id of its environment, or the name of its data."""
+    return cfg.env.id or next((Path(name).name for name in shares(cfg)), "data")
 
 
 def counts(shares: dict[str, float], batch_size: int) -> dict[str, int]:
@@ -153,7 +159,6 @@ def _without_environment(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
         ("custom.reward", cfg.custom.reward, "there are no rollouts: use data.reward"),
         ("custom.training_step", cfg.custom.training_step, "an iteration is an update"),
         ("custom.env_task", cfg.custom.env_task, "there are no environments"),
-        ("checkpoint.exact", cfg.checkpoint.exact, "a resumed run continues exactly without it"),
         ("network.use_prev_action", cfg.network.use_prev_action, "data have no previous actions in their observations"),
         ("network.use_prev_reward", cfg.network.use_prev_reward, "data have no previous rewards in their observations"),
     ):

@@ -7,7 +7,7 @@ an end, and so is one whose beginning was not seen.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -221,12 +221,23 @@ class Replay:
         return {**found, "failed": failed}
 
 
+class Shown(Protocol):
+    """What takes the rollouts of some columns, one after the other; arguments as of `Replay`."""
+
+    def __call__(
+        self, rollout: Rollout, infos: Any = None, *, reset_infos: Any = None, goes_on: bool | None = None
+    ) -> None: ...
+
+    def reset(self) -> None: ...
+
+
 class Watch(Wrapper):
     """A source whose rollouts are shown to callbacks before they are learned from.
 
     Args:
       source: of the rollouts.
-      replay: (watch, num_envs, worker_index, env_index) -> Replay; None: nobody looks at episodes.
+      replay: (watch, num_envs, worker_index, env_index) -> who is shown them, such as a Replay; None: nobody looks at
+        episodes.
       batches: functions of watch and rollout; what one returns that is not None takes the rollout's place.
       num_envs: columns of the source.
       keep_record: whether who learns asks for `RECORD`, too.
@@ -236,7 +247,7 @@ class Watch(Wrapper):
     def __init__(
         self,
         source: Any,
-        replay: Callable[["Watch", int, int, int], Replay] | None,
+        replay: Callable[["Watch", int, int, int], Shown] | None,
         batches: Sequence[Callable[["Watch", Rollout], Rollout | None]],
         num_envs: int,
         *,
@@ -246,7 +257,7 @@ class Watch(Wrapper):
         super().__init__(source)
         self._keep_record, self._extras = keep_record, extras
         self._make, self._batches, self._num_envs = replay, list(batches), num_envs
-        self._replays: dict[int, Replay] = {}  # by environment runner; 0 where there is none
+        self._replays: dict[int, Shown] = {}  # by environment runner; 0 where there is none
         self._numbers: dict[int, tuple[int, int]] = {}  # of a runner's latest rollout: restarts and number
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
@@ -261,7 +272,7 @@ class Watch(Wrapper):
             rollout = rollout if changed is None else changed
         return rollout, report
 
-    def _replay(self, rollout: Rollout, make: Callable[..., Replay]) -> None:
+    def _replay(self, rollout: Rollout, make: Callable[..., Shown]) -> None:
         blocks = self._source.blocks
         if blocks is None:
             if not self._replays:

@@ -179,7 +179,8 @@ def acting(player: Player, spec: EnvSpec, acts: Acts) -> tuple[Callable[..., Act
             log_prob = of_policy(state, obs, out, best, action)
             if epsilon:
                 log_uniform = jnp.where(uniform.covers(spec.action, action), log_uniform, -jnp.inf)
-                log_prob = jnp.logaddexp((math.log1p(-epsilon) if epsilon < 1 else -math.inf) + log_prob, math.log(epsilon) + log_uniform)
+                log_policy = log_prob + (math.log1p(-epsilon) if epsilon < 1 else -math.inf)
+                log_prob = jnp.logaddexp(log_policy, math.log(epsilon) + log_uniform)
             extras[LOG_PROB] = log_prob
         return ActOut(action, out.carry, extras)
 

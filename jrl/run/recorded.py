@@ -122,9 +122,9 @@ class Columns:
         if RECORD not in rollout.extras:
             raise InputError("data.output: these rollouts do not say what their environments did: leave it out")
         extras = kept(rollout.extras, self._who, self._wanted)
-        seen = (rollout.obs, rollout.last_obs, rollout.action, extras, rollout.extras[RECORD])
+        arrays = (rollout.obs, rollout.last_obs, rollout.action, extras, rollout.extras[RECORD])
         flags = (rollout.mask, rollout.terminated, rollout.contiguous, rollout.count)
-        (obs, last_obs, action, columns, record), flags = jax.device_get((seen, flags))
+        (obs, last_obs, action, columns, record), flags = jax.device_get((arrays, flags))
         mask, terminated, contiguous, count = flags
         if goes_on is not None:
             contiguous = np.full_like(contiguous, goes_on)
@@ -132,9 +132,9 @@ class Columns:
         self._cut(contiguous & (mask[0] | (rows == 0)))
         per_column = (mask, terminated, record["truncated"], record["reward"], record["length"], columns)
         for kind, own in enumerate(self._own):
-            pick = (lambda tree, kind=kind: tree[kind]) if self._by_kind else lambda tree: tree
-            block = (pick(obs), pick(action), jax.tree.map(lambda x, own=own: x[:, own], per_column))
-            self._add(kind, own, _by_column(block), pick(last_obs), rows[own])
+            seen = [tree[kind] if self._by_kind else tree for tree in (obs, action, last_obs)]
+            block = (seen[0], seen[1], jax.tree.map(lambda x, own=own: x[:, own], per_column))
+            self._add(kind, own, _by_column(block), seen[2], rows[own])
 
     def _cut(self, goes_on: np.ndarray) -> None:
         for column in sorted(column for column in self._open if not goes_on[column]):

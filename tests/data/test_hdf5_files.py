@@ -292,7 +292,7 @@ def test_without_next_observations_what_is_unknown_is_dropped_or_repeated(tmp_pa
     assert store.columns["log_prob"].tolist() == [-9, -8, -7, 0, -6, -5, -4, 0, -2, 0]
     assert store.terminated.tolist() == [True, False, False] and store.truncated.tolist() == [False, True, False]
     assert store.observation == Box((2,)) and store.action_space == Box((1,), "float32", -1.0, 1.0)
-    assert len(store.notes) == 2 and "of 2 episodes that did not terminate the last transition" in store.notes[1]
+    assert len(store.notes) == 2 and "of 2 episodes without a true end the last transition" in store.notes[0]
 
 
 def test_with_next_observations_all_is_kept(tmp_path):
@@ -310,8 +310,8 @@ def test_rows_that_do_not_join_are_cuts(tmp_path):
     path = flat_file(tmp_path / "x.h5", next_observations=following, timeouts=None)
     store = data.read(path)
     assert store.lengths().tolist() == [3, 4, 2] and not store.truncated.any()
-    assert store.notes[0].startswith("the row behind 1 transition is not its next observation")
-    assert "first: row 6" in store.notes[0]
+    (note,) = store.notes
+    assert note.startswith("at 1 place the next observation is not that of the following step: the episode was cut")
 
 
 def test_an_episode_of_a_single_cut_row_goes(tmp_path):
@@ -320,7 +320,7 @@ def test_an_episode_of_a_single_cut_row_goes(tmp_path):
     store = data.read(flat_file(tmp_path / "x.h5", timeouts=(step == 3) | (step == 4) | (step == 7)))
     assert store.lengths().tolist() == [3, 2]  # of rows 0-2, 3, 4, 5-7, 8
     assert store.obs[:, 0].tolist() == [0, 1, 2, 2, 5, 6, 7]
-    assert "3 episodes had no other, and went" in store.notes[1]
+    assert "of 4 episodes without a true end" in store.notes[0]
 
 
 BAD_D4RL = {
@@ -334,7 +334,7 @@ BAD_D4RL = {
         | {n: np.zeros(0, bool) for n in ("terminals", "timeouts")},
         "observations, actions, rewards, terminals: there are no rows",
     ),
-    "all cut": ({"terminals": np.zeros(9), "timeouts": np.ones(9)}, "no episode has a step whose next observation"),
+    "all cut": ({"terminals": np.zeros(9), "timeouts": np.ones(9)}, "there is no whole transition in it"),
     "minari": (
         dict.fromkeys(("observations", "actions", "rewards", "terminals")) | {"episode_0/rewards": np.zeros(2)},
         "is the file of a Minari data set: give the directory",

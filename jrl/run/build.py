@@ -93,8 +93,6 @@ def run(
         raise InputError(*(message for _, message in found))
     if datasets.alone(cfg):
         return _from_data(cfg, devices, callback_list)
-    if cfg.data.output:
-        recorders.check(cfg.data.output)
     if training_step is None and cfg.custom.training_step:
         training_step = registry.load(cfg.custom.training_step, "custom.training_step")
     # pure environments are part of the program, a share on each device; EnvPool's may be of the program of one device

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from jrl import spaces
-from jrl.data import formats
 from jrl.data.formats import shards
 from jrl.data.spaces_json import space_to_json
 from jrl.data.store import Episode, of_episodes
@@ -27,15 +26,6 @@ from jrl.types import Algo, EnvSpec
 
 _MARKS = "marks"
 _LATEST = 2  # marks that stay whatever checkpoints there are: the latest checkpoint may not be whole yet
-
-
-def check(output: OutputConfig) -> None:
-    """Raises InputError: a format that cannot be written file by file."""
-    if output.format not in formats.OF_FILES:
-        known = ", ".join(formats.OF_FILES)
-        raise InputError(
-            f"data.output.format {output.format}: expected one of {known}; python -m jrl.data convert makes others"
-        )
 
 
 def who(cfg: RunConfig, spec: EnvSpec) -> Who | None:

@@ -33,7 +33,7 @@ class OutputConfig:
 
     path: str | None = None  # directory; null: data in the run directory
     # of the files; others can be made of them by `python -m jrl.data convert`
-    format: Literal["jrl", "rllib-json", "rllib-parquet"] = "jrl"
+    format: Literal["jrl", "d4rl", "rllib-json", "rllib-parquet"] = "jrl"
     max_file_mb: Annotated[float, Interval(gt=0, le=2**20)] = 64.0  # of arrays; then the next file begins
     # what acting records beside the action, such as [log_prob, value]; null: all, but memories
     columns: tuple[Name, ...] | None = None

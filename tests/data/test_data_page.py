@@ -4,14 +4,22 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
-from jrl import data
+from jrl import data, train
 from jrl.data import __main__
+from jrl.settings import config
+from jrl.settings.datasets import OutputConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-OWN, LOOK, FORMATS = (
+OWN, RECORD, LOOK, FORMATS = (
     PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-    for title in ("Your own episodes, in five lines", "What is in it, and what is wrong with it", "Other formats")
+    for title in (
+        "Your own episodes, in five lines",
+        "Recording",
+        "What is in it, and what is wrong with it",
+        "Other formats",
+    )
 )
 
 
@@ -36,6 +44,20 @@ def test_the_lines_of_python(made):
     assert store.lengths().tolist() == [20, 35, 50] and store.meta["env"] == "CartPole-v1"
     assert store.checksum() == made["store"].checksum() == data.read("more-data").checksum()
     assert OWN.split("```python\n")[2].partition("```")[0].count("\n") == 6  # one of them empty
+
+
+def test_recording(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (training,) = re.findall(r"^python -m jrl\.train (.+)$", RECORD, re.M)
+    assert train.main(training.split()) == 0
+    commands(RECORD)
+    assert capsys.readouterr().out.count("checksum ") == 4
+    assert all(2000 <= data.read(path).num_steps < 2032 for path in Path("sets").iterdir())
+    (section,) = re.findall(r"```yaml\n(.*?)```", RECORD, re.S)
+    given = config.load(
+        {"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1"}, "stop": {"env_steps": 1}, **yaml.safe_load(section)}
+    )
+    assert given.data.output == OutputConfig("sets/replay", columns=("log_prob",))
 
 
 def test_looking_at_them(made, capsys):

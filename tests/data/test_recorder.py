@@ -6,6 +6,7 @@ that the learner got is missing.
 
 import json
 import shutil
+import typing
 from typing import ClassVar
 
 import gymnasium
@@ -16,11 +17,12 @@ from gymnasium import spaces
 
 from jrl import data, registry, train
 from jrl.callbacks import Callbacks
+from jrl.data import formats
 from jrl.errors import InputError
 from jrl.fields import schema
-from jrl.run import recorder
 from jrl.run.session import Session
 from jrl.settings import config
+from jrl.settings.datasets import OutputConfig
 
 ACTIONS = 3
 
@@ -87,7 +89,7 @@ SAC = {
 }
 MEMORY = {"network": {"core": {"name": "lstm", "size": 8}, "use_prev_action": True}}
 WHOLE = {"rollout": {"batch_mode": "complete_episodes"}, "env": {"horizon": 10}}
-READY = {"env": {"batch_wait_ms": 1, "workers": 2}}
+READY = {"env": {"batch_wait_ms": 1, "remote_worker_envs": True}}
 RUNNERS, ASYNC = {"env_runners": {"num": 2}}, {"rollout": {"mode": "async"}}
 CASES = {
     "PPO": (PPO, {"algo": {"normalize_obs": True}}),
@@ -215,15 +217,24 @@ def test_a_directory_that_holds_data_is_left_alone(tmp_path):
         session.start()
 
 
-@pytest.mark.parametrize(
-    ("output", "message"),
-    [
-        ({"columns": ["q"]}, "acting records no q: there are log_prob"),
-        ({"format": "rllib-parquet"}, "data.output.format|"),
-    ],
-)
-def test_what_cannot_be_written_is_refused(output, message, monkeypatch):
-    monkeypatch.setattr(recorder.formats, "OF_FILES", ("jrl",))
-    cfg = config.load({**CARTPOLE, "stop": {"env_steps": 1000}, "data": {"output": output}})
-    with pytest.raises(InputError, match=message):
+def test_columns_that_nobody_records_are_refused():
+    cfg = config.load({**CARTPOLE, "stop": {"env_steps": 1000}, "data": {"output": {"columns": ["q"]}}})
+    with pytest.raises(InputError, match="data.output.columns: acting records no q: there are log_prob"):
         Session(cfg)
+
+
+def test_every_format_of_files_can_be_written():
+    chosen = typing.get_type_hints(OutputConfig)["format"]
+    assert set(typing.get_args(chosen)) == set(formats.OF_FILES)
+
+
+@pytest.mark.parametrize("format", formats.OF_FILES)
+def test_formats_hold_the_same_steps(format, tmp_path):
+    pytest.importorskip({"d4rl": "h5py", "rllib-parquet": "pyarrow"}.get(format, "numpy"))
+    cfg = {**CARTPOLE, "stop": {"env_steps": 1000}, "data": {"output": {"format": format}}}
+    store = collected(cfg, tmp_path, calls=2)
+    plain = collected({**cfg, "data": {"output": {}}}, tmp_path / "plain", calls=2)
+    assert store.num_steps == plain.num_steps
+    np.testing.assert_array_equal(store.reward, plain.reward)
+    for found, wanted in ((store.obs, plain.obs), (store.action, plain.action)):
+        np.testing.assert_array_equal(np.asarray(found, wanted.dtype), wanted)

@@ -327,6 +327,10 @@ BAD_D4RL = {
     "missing": ({"rewards": None, "actions": None}, "has no actions and no rewards: .*this one has observations"),
     "no ends": ({"timeouts": None}, "has neither timeouts nor next_observations"),
     "rows": ({"terminals": np.zeros(8)}, r"terminals has the shape \(8,\), not \(9,\)"),
+    "last rows": (
+        {"metadata/last_rows": np.array([5, 3, 8])},
+        "metadata/last_rows does not end with the last of 9 rows",
+    ),
     "wide": ({"rewards": np.zeros((9, 2))}, r"rewards has the shape \(9, 2\), not \(9,\)"),
     "next": ({"next_observations": np.zeros((9, 3))}, r"next_observations has the shape \(9, 3\), not \(9, 2\)"),
     "nothing": (

@@ -37,7 +37,9 @@ def read_file(path: Path) -> EpisodeStore:
     known = known or _guessed(flat)
     _check_shapes(path, flat, known)
     rows = len(flat["rewards"])
-    episode = np.searchsorted(flat[_LAST], np.arange(rows)) if _LAST in flat else None
+    if _LAST in flat and not _are_last_rows(flat[_LAST], rows):
+        raise InputError(f"data: {path}: {_LAST} does not end with the last of {rows:,} rows, or goes back: remove it")
+    episode = np.repeat(np.arange(len(flat[_LAST])), np.diff(flat[_LAST], prepend=-1)) if _LAST in flat else None
     steps = transitions.Transitions(
         obs=flat["observations"],
         action=flat["actions"],
@@ -51,6 +53,10 @@ def read_file(path: Path) -> EpisodeStore:
     )
     meta = {"path": str(path), **known.meta}
     return transitions.store_of(steps, known.observation, known.action_space, meta=meta, notes=known.notes)
+
+
+def _are_last_rows(last: np.ndarray, rows: int) -> bool:
+    return last.dtype.kind in "iu" and last.ndim == 1 and last[-1:].tolist() == [rows - 1] and (np.diff(last) > 0).all()
 
 
 def _guessed(flat: dict[str, np.ndarray]) -> about.About:

@@ -112,13 +112,20 @@ class Session(Policies):
     # ------------------------------------------------------------ beginning and end
 
     def start(
-        self, saved: Path | None = None, weights: Path | None = None, *, begin: bool = True, anew: bool = False
+        self,
+        saved: Path | None = None,
+        weights: Path | None = None,
+        *,
+        policy_only: bool = False,
+        begin: bool = True,
+        anew: bool = False,
     ) -> list[str]:
         """The state to begin with: of a checkpoint, with the weights of one, or fresh.
 
         Args:
           saved: checkpoint to continue from.
           weights: checkpoint whose weights are taken over.
+          policy_only: of them those of the policy alone, not of values.
           begin: whether callbacks are told that the algorithm is made.
           anew: whether the run was begun before, without a checkpoint: what that wrote does not count.
         Returns:
@@ -141,7 +148,8 @@ class Session(Policies):
             steps = meta["env_steps"]
             self.iteration, self.clock = meta["iteration"], Clock(steps, meta.get("agent_steps", steps))
         elif weights:
-            learner, lines = resume.weights(weights, jax.device_get(program.keep(state).learner))
+            kept = jax.device_get(program.keep(state).learner)
+            learner, lines = resume.weights(weights, kept, policy_only=policy_only)
             notes = [f"init-from: {line}" for line in lines]
             state = program.assign(state, learner)
         self.state = self.seats.begin(state, resumed=meta is not None) if self.seats else state
@@ -379,10 +387,11 @@ class Session(Policies):
         print(f"not finite: {' and '.join(found)}, before iteration {info.iteration}: the last good state is in {path}")
         return path
 
-    def mark(self) -> None:
-        """Makes it known to whoever goes on from a checkpoint of now which episodes are written: `data.output`."""
+    def to_save(self) -> tuple[dict[str, PyTree], dict[str, Any]]:
+        """Returns what a checkpoint of now has, arrays and description; `data.output` writes what goes with it."""
         if self.run.recorder:
             self.run.recorder.mark(self.iteration)
+        return self.parts(), self.description()
 
     def parts(self) -> dict[str, PyTree]:
         """The arrays of a checkpoint."""

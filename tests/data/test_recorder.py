@@ -219,7 +219,7 @@ def test_a_directory_that_holds_data_is_left_alone(tmp_path):
 
 def test_columns_that_nobody_records_are_refused():
     cfg = config.load({**CARTPOLE, "stop": {"env_steps": 1000}, "data": {"output": {"columns": ["q"]}}})
-    with pytest.raises(InputError, match="data.output.columns: acting records no q: there are log_prob"):
+    with pytest.raises(InputError, match=r"data\.output\.columns: acting records no q: there are log_prob"):
         Session(cfg)
 
 

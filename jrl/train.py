@@ -298,8 +298,8 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         stack.enter_context(session)
         checkpoints = stack.enter_context(checkpoint.Checkpointer(directory / "checkpoints", cfg.checkpoint))
         print(*run_directory.introduction(session), sep="\n")
-        for note in session.start(start.saved, start.weights, policy_only=start.policy_only, anew=start.rows_until == 0):
-            print(note)
+        for one in session.start(start.saved, start.weights, policy_only=start.policy_only, anew=start.rows_until == 0):
+            print(one)
         # not before the checkpoint was found to fit: nothing in the directory changes until then
         rows_until = meta["rows"]["env_steps"] if meta else start.rows_until
         sinks += _sinks(stack, session, checkpoints, options, rows_until)

@@ -9,11 +9,10 @@ import shutil
 import typing
 from typing import ClassVar
 
-import gymnasium
 import jax
 import numpy as np
 import pytest
-from gymnasium import spaces
+from ruled_env import Rules, length, paid
 
 from jrl import data, registry, train
 from jrl.callbacks import Callbacks
@@ -23,45 +22,6 @@ from jrl.fields import schema
 from jrl.run.session import Session
 from jrl.settings import config
 from jrl.settings.datasets import OutputConfig
-
-ACTIONS = 3
-
-
-def length(index, episode):
-    return 3 + (index + episode) % 5
-
-
-def paid(x, action):
-    return 0.25 * x[2] + action - 0.5 * x[0]
-
-
-class Rules(gymnasium.Env):
-    """States (environment, episode, step); every other episode has a time limit."""
-
-    observation_space = spaces.Dict(
-        {"x": spaces.Box(0, 1e4, (3,), np.float32), "action_mask": spaces.MultiBinary(ACTIONS)}
-    )
-    action_space = spaces.Discrete(ACTIONS)
-
-    def __init__(self):
-        self.state = np.array([0, -1, 0], np.float32)
-
-    def _observe(self):
-        mask = np.ones(ACTIONS, np.int8)
-        mask[int(self.state[2]) % ACTIONS] = 0
-        return {"x": self.state.copy(), "action_mask": mask}
-
-    def reset(self, *, seed=None, options=None):
-        if seed is not None:
-            self.state[0] = seed % 50
-        self.state[1:] = self.state[1] + 1, 0
-        return self._observe(), {}
-
-    def step(self, action):
-        reward = float(paid(self.state, action))
-        self.state[2] += 1
-        end, limit = self.state[2] == length(*self.state[:2]), self.state[1] % 2 == 1
-        return self._observe(), reward, bool(end and not limit), bool(end and limit), {}
 
 
 class Seen(Callbacks):

@@ -79,10 +79,10 @@ class Recorder:
         self._writers: list[Writer] = []
         self._directories: list[Path] = []
         self._checkpoints: Path | None = None
-        if by_episode.per_episode(cfg):
+        if by_episode.per_episode(cfg) or (cfg.multi_agent is not None and cfg.multi_agent.self_play is not None):
             raise InputError(
-                "data.output: who follows which policy may change from game to game here, which episodes would not "
-                "tell: use a table in multi_agent.mapping and leave capacity out, or leave data.output out"
+                "data.output: who follows which policy differs from game to game here, which episodes would not tell: "
+                "use a table in multi_agent.mapping, without capacity and self_play, or leave data.output out"
             )
         self._check_columns(cfg, algo)
 

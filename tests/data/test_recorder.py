@@ -183,6 +183,12 @@ def test_columns_that_nobody_records_are_refused():
         Session(cfg)
 
 
+def test_self_play_is_refused():
+    cfg = config.load("tictactoe", ["data.output.compress=false"])
+    with pytest.raises(InputError, match=r"data\.output: who follows which policy differs from game to game"):
+        Session(cfg)
+
+
 def test_every_format_of_files_can_be_written():
     chosen = typing.get_type_hints(OutputConfig)["format"]
     assert set(typing.get_args(chosen)) == set(formats.OF_FILES)

@@ -204,3 +204,31 @@ def test_formats_hold_the_same_steps(format, tmp_path):
     np.testing.assert_array_equal(store.reward, plain.reward)
     for found, wanted in ((store.obs, plain.obs), (store.action, plain.action)):
         np.testing.assert_array_equal(np.asarray(found, wanted.dtype), wanted)
+
+
+def test_agents_of_different_spaces_have_directories_of_their_own(tmp_path):
+    cfg = {
+        "algo": {"name": "ppo", "num_epochs": 2, "num_minibatches": 2},
+        "env": {"id": "test_agent_kinds:pursuit", "num_envs": 4},
+        "network": {"hidden": [8]},
+        "multi_agent": {},
+        "rollout": {"length": 16},
+        "run": {"log": []},
+        "data": {"output": {}},
+        "stop": {"env_steps": 1_000},
+    }
+    with Session(config.load(cfg), endless=True, directory=tmp_path) as session:
+        session.start()
+        for _ in range(3):
+            session.advance()
+    found = {path.name: data.read(path) for path in (tmp_path / "data").iterdir()}
+    assert set(found) == {"hunter_0", "prey_0"}
+    assert set(found["hunter_0"].labels["agent"]) == {"hunter_0", "hunter_1"}
+    assert set(found["prey_0"].labels["agent"]) == {"prey_0"}
+    assert set(found["prey_0"].obs) == {"me", "hunters"}
+    # who hunts sees itself first, then the prey, which sees itself as "me": the same game, at the same time
+    games = {(e.labels["env"], e.labels["iteration"]): e for e in found["prey_0"].episodes() if e.labels["begin"] == 0}
+    assert len(games) >= 4
+    for store in found.values():
+        assert store.columns["log_prob"].shape == (store.num_rows,)
+        assert (store.columns["log_prob"][store.is_step()] != 0).all()

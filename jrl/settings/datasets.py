@@ -159,8 +159,6 @@ def _without_environment(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
         ("custom.reward", cfg.custom.reward, "there are no rollouts: use data.reward"),
         ("custom.training_step", cfg.custom.training_step, "an iteration is an update"),
         ("custom.env_task", cfg.custom.env_task, "there are no environments"),
-        ("network.use_prev_action", cfg.network.use_prev_action, "data have no previous actions in their observations"),
-        ("network.use_prev_reward", cfg.network.use_prev_reward, "data have no previous rewards in their observations"),
     ):
         if is_set:
             yield ("data.input", key), f"{key}: the run learns from data.input alone, and {why}: leave it out"

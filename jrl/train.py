@@ -298,8 +298,8 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         stack.enter_context(session)
         checkpoints = stack.enter_context(checkpoint.Checkpointer(directory / "checkpoints", cfg.checkpoint))
         print(*run_directory.introduction(session), sep="\n")
-        for note in session.start(start.saved, start.weights, policy_only=start.policy_only):
-            print(note)
+        for one in session.start(start.saved, start.weights, policy_only=start.policy_only, anew=start.rows_until == 0):
+            print(one)
         # not before the checkpoint was found to fit: nothing in the directory changes until then
         rows_until = meta["rows"]["env_steps"] if meta else start.rows_until
         sinks += _sinks(stack, session, checkpoints, options, rows_until)
@@ -411,7 +411,7 @@ class _Saving:
         return self._session.evaluated and self._checkpoints.improves(self._session.reporter.row or {})
 
     def _save(self, info: "StepInfo") -> None:
-        self._checkpoints.save(info.iteration, self._session.parts(), self._session.description())
+        self._checkpoints.save(info.iteration, *self._session.to_save())
 
     def if_due(self, info: "StepInfo") -> None:
         """Saves after an iteration where it is time to, or where its weights are the best so far."""
@@ -433,7 +433,7 @@ class _Saving:
         if any(x.is_deleted() for x in jax.tree.leaves(session.state.learner)):
             return
         self._watchdog.beat("checkpoint", grace=60.0)
-        if self._checkpoints.rescue(info.iteration, session.parts(), session.description()):
+        if self._checkpoints.rescue(info.iteration, *session.to_save()):
             print(f"saved: what was learned in {counted(session.counted(), 'step', ',')}")
 
     def last(self, info: "StepInfo", *, interrupted: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
-from jrl.fields.bounds import bounded
+from jrl.fields.bounds import Name, bounded
 from jrl.fields.data import Fixed, Fresh
 
 SAMPLER = "sampler"  # among the inputs of a mix: the run's own environments
@@ -24,6 +24,20 @@ class DataRewardConfig:
     scale: float = 1.0  # factor
     shift: float = 0.0  # added
     clip: tuple[float, float] | None = None  # [low, high]; null: none
+
+
+@dataclasses.dataclass(frozen=True)
+@bounded
+class OutputConfig:
+    """Where a run writes the episodes that it collects. Each file is there whole or not at all."""
+
+    path: str | None = None  # directory; null: data in the run directory
+    # of the files; others can be made of them by `python -m jrl.data convert`
+    format: Literal["jrl", "d4rl", "rllib-json", "rllib-parquet"] = "jrl"
+    max_file_mb: Annotated[float, Interval(gt=0, le=2**20)] = 64.0  # of arrays; then the next file begins
+    # what acting records beside the action, such as [log_prob, value]; null: all, but memories
+    columns: tuple[Name, ...] | None = None
+    compress: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +61,8 @@ class DataConfig:
     # where the data lie: on the devices that learn, or in the host's memory, from where batches are fetched ahead;
     # auto: on the devices if they fit
     placement: Literal["auto", "device", "host"] = "auto"
+    # the run's own episodes, written as they are collected; null: they are not
+    output: OutputConfig | None = None
 
 
 def shares(cfg: Any) -> dict[str, float]:
@@ -138,6 +154,7 @@ def _without_environment(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
         ("rollout.fake", cfg.rollout.fake, "nobody collects"),
         ("rollout.batch_mode", cfg.rollout.batch_mode != "truncate_episodes", "nobody collects"),
         ("devices.actors", cfg.devices.actors, "nobody acts"),
+        ("data.output", cfg.data.output, "nobody collects"),
         ("custom.transforms", cfg.custom.transforms, "there are no rollouts: use custom.batch"),
         ("custom.reward", cfg.custom.reward, "there are no rollouts: use data.reward"),
         ("custom.training_step", cfg.custom.training_step, "an iteration is an update"),

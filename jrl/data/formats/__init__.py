@@ -1,9 +1,9 @@
 """The kinds of files that experience is read from and written to, a module each, and which of them a path is.
 
 A module of files has `SUFFIXES`, `read_file(path) -> EpisodeStore` and `write_file(store, path, compress)`; where
-episodes may go on from one file to the next `read_files(paths)`; and `NESTED` where a directory has them in directories
-of its own. A module of directories has `is_one(directory)`, `read(directory)` and `write(store, directory, compress)`.
-What reads executes nothing that stands in a file.
+files are better read together, as their episodes go on from one to the next, `read_files(paths) -> EpisodeStore`; and
+`NESTED` where a directory has them in directories of its own. A module of directories has `is_one(directory)`,
+`read(directory)` and `write(store, directory, compress)`. What reads executes nothing that stands in a file.
 """
 
 import dataclasses
@@ -18,9 +18,15 @@ from jrl.data.store import EpisodeStore, concatenated
 from jrl.errors import InputError
 
 # name in configs and commands -> its module here
-_MODULES = {"jrl": "shards", "rllib-json": "rllib_json", "rllib-parquet": "rllib_parquet"}
+_MODULES = {
+    "jrl": "shards",
+    "minari": "minari",
+    "d4rl": "d4rl",
+    "rllib-json": "rllib_json",
+    "rllib-parquet": "rllib_parquet",
+}
 NAMES = tuple(_MODULES)
-OF_FILES = ("jrl", "rllib-json", "rllib-parquet")  # a run can write them file by file
+OF_FILES = ("jrl", "d4rl", "rllib-json", "rllib-parquet")  # a run can write them file by file
 
 
 def module(name: str) -> Any:

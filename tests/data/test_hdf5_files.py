@@ -329,8 +329,9 @@ BAD_D4RL = {
     "rows": ({"terminals": np.zeros(8)}, r"terminals has the shape \(8,\), not \(9,\)"),
     "last rows": (
         {"metadata/last_rows": np.array([5, 3, 8])},
-        "metadata/last_rows does not end with the last of 9 rows",
+        "last_rows does not rise to the last of 9 rows",
     ),
+    "labels": ({"metadata/last_rows": np.array([8]), "metadata/labels/x": np.ones(2)}, "not a label for each episode"),
     "wide": ({"rewards": np.zeros((9, 2))}, r"rewards has the shape \(9, 2\), not \(9,\)"),
     "next": ({"next_observations": np.zeros((9, 3))}, r"next_observations has the shape \(9, 3\), not \(9, 2\)"),
     "nothing": (

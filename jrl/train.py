@@ -13,7 +13,7 @@ from jrl.config import given
 from jrl.errors import EnvironmentFailed, InputError, RunnersLost, counted
 from jrl.fields import plain_yaml
 from jrl.host import command, faults, files, output, runtime
-from jrl.settings import config
+from jrl.settings import config, datasets, plan
 
 if TYPE_CHECKING:
     from jrl.run.checkpoint import Checkpointer
@@ -31,6 +31,7 @@ class _Start(NamedTuple):
 
     saved: Path | None = None  # checkpoint to continue from
     weights: Path | None = None  # checkpoint whose weights are taken over
+    policy_only: bool = False  # of them those of the policy alone
     rows_until: int | None = None  # env_steps of the last result row that counts; None: there are none yet
 
 
@@ -74,6 +75,7 @@ def parser() -> argparse.ArgumentParser:
         help="continue a run: its directory, a checkpoint, or the latest; without a config with its own",
     )
     p.add_argument("--init-from", metavar="PATH", help="begin with the weights of another run or checkpoint")
+    p.add_argument("--policy-only", action="store_true", help="of --init-from: the policy's, not those of values")
     p.add_argument("-v", "--verbose", action="count", default=0, help="tell where the time goes; -vv: all of jax's log")
     p.add_argument("--as-test", action="store_true", help="exit with 1 unless a stop criterion beside env_steps is met")
     return p
@@ -104,9 +106,11 @@ def _train(args: argparse.Namespace, transcript: output.Transcript) -> int:
     over_it = _rllib(args.rllib)
     base = given(_base(args), algo=args.algo, env=args.env, drop=args.drop, over_it=over_it, tell=print)
     cfg = config.load(base, args.overrides, algo=args.algo, env=args.env, stop=args.stop, out=args.out)
-    criteria = [name for name in cfg.stop if name != "env_steps"]
+    criteria = [name for name in cfg.stop if name != plan.counts_by(cfg)]
     if args.as_test and not criteria:
         raise InputError("--as-test needs a criterion beside env_steps: for example --stop episode/return=475")
+    if args.policy_only and not args.init_from:
+        raise InputError("--policy-only says what --init-from takes: give that, too")
     if args.resume and args.init_from:
         raise InputError("--resume continues a run, --init-from begins one: give one of them")
     settings = runtime.apply(cfg.runtime)
@@ -118,7 +122,7 @@ def _train(args: argparse.Namespace, transcript: output.Transcript) -> int:
 
         weights = checkpoint.locate(Path(args.init_from)) if args.init_from else None
         # a run that was killed before its first checkpoint begins anew: its rows do not count
-        start = _Start(saved, weights, 0 if args.resume else None)
+        start = _Start(saved, weights, args.policy_only, 0 if args.resume else None)
         options = _Options(directory, transcript, args.verbose)
         interrupted = stack.enter_context(faults.signals())
         stack.enter_context(faults.stacks_on_request())
@@ -137,7 +141,8 @@ def _tell_end(
     """Prints why the run ended and what there is to do with it; the exit status."""
     from jrl.run import checkpoint
 
-    criteria = [name for name in cfg.stop if name != "env_steps"]
+    key = plan.counts_by(cfg)
+    criteria = [name for name in cfg.stop if name != key]
     kept = checkpoint.exists(directory)
     if end.fault:
         print(
@@ -148,13 +153,15 @@ def _tell_end(
     elif interrupted:
         print("interrupted before the first checkpoint: there is nothing to continue")
     else:
-        print("stopped:", end.reason or f"env_steps reached {cfg.stop['env_steps']:,}")
+        print("stopped:", end.reason or f"{key} reached {cfg.stop[key]:,}")
         if args.as_test and not end.reason:
             print(f"not met within the step budget: {', '.join(f'{c} {cfg.stop[c]:g}' for c in criteria)}")
+    where = "" if cfg.env.id else " --set env.id=NAME"
     if kept and (best := _best(directory)):
         print(best)
     print(
-        f"run: {directory}" + (f"    evaluate: {command.typed('evaluate')} {directory} --episodes 100" if kept else "")
+        f"run: {directory}"
+        + (f"    evaluate: {command.typed('evaluate')} {directory} --episodes 100{where}" if kept else "")
     )
     if interrupted:
         return interrupted.exit_status or 1
@@ -228,8 +235,8 @@ def _directory(
     """The run directory, which is held until the stack ends, and the checkpoint to continue from."""
     from jrl.run import checkpoint
 
-    name = f"{Path(args.config).stem if args.config else config.algo_name(cfg)}_{cfg.env.id}".replace("/", "-")
-    name = name.replace(":", "-")
+    name = f"{Path(args.config).stem if args.config else config.algo_name(cfg)}_{datasets.title(cfg)}"
+    name = name.replace("/", "-").replace(":", "-")
 
     def fresh() -> Path:
         given = cfg.run.out is not None
@@ -276,11 +283,12 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
     if cfg.run.compile_cache:
         build.enable_compile_cache()
     meta = checkpoint.read_meta(start.saved, resumable=True) if start.saved else None
-    total, done = int(cfg.stop["env_steps"]), meta["env_steps"] if meta else 0
+    key = plan.counts_by(cfg)
+    total, done = int(cfg.stop[key]), meta["env_steps"] if meta else 0
     if done >= total:
         raise InputError(
             f"--resume: the run is complete, with {done:,} of {total:,} steps: "
-            "to train on, raise the budget, e.g. --stop env_steps=" + str(2 * max(total, done))
+            f"to train on, raise the budget, e.g. --stop {key}={2 * max(total, done)}"
         )
     stages = timers.Timers()
     sinks: list[Sink] = []
@@ -290,7 +298,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         stack.enter_context(session)
         checkpoints = stack.enter_context(checkpoint.Checkpointer(directory / "checkpoints", cfg.checkpoint))
         print(*run_directory.introduction(session), sep="\n")
-        for note in session.start(start.saved, start.weights):
+        for note in session.start(start.saved, start.weights, policy_only=start.policy_only):
             print(note)
         # not before the checkpoint was found to fit: nothing in the directory changes until then
         rows_until = meta["rows"]["env_steps"] if meta else start.rows_until

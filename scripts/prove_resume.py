@@ -27,7 +27,7 @@ import jax
 
 from jrl.metrics.loggers import read_rows
 from jrl.run import checkpoint
-from jrl.settings import config
+from jrl.settings import config, plan
 
 _TIMES = ("time", "perf/", "evaluation/time_s", "sys/")  # what may differ
 
@@ -35,12 +35,13 @@ _TIMES = ("time", "perf/", "evaluation/time_s", "sys/")  # what may differ
 def command(args: argparse.Namespace, path: str, out: Path) -> list[str]:
     """The training command of both runs."""
     cfg = config.load(path, args.overrides, stop=args.stop)
-    total = int(cfg.stop["env_steps"])
+    total = int(cfg.stop[plan.counts_by(cfg)])
     settings = [f"checkpoint.every={max(1, total // 12)}", "checkpoint.exact=true", "checkpoint.replay=full"]
     settings = [
         f"--set={s}" for s in (*settings, "run.log=[jsonl]", f"run.report_every={max(1, total // 40)}", *args.overrides)
     ]
-    limits = [f"--stop={name}=1e9" for name in cfg.stop if name != "env_steps"] + [f"--stop={s}" for s in args.stop]
+    limits = [f"--stop={name}=1e9" for name in cfg.stop if name != plan.counts_by(cfg)]
+    limits += [f"--stop={s}" for s in args.stop]
     return [sys.executable, "-m", "jrl.train", path, *settings, *limits, "--resume", "auto", "--out", str(out)]
 
 

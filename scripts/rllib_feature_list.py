@@ -243,8 +243,9 @@ FEATURES: dict[str, list[Feature]] = {
             lambda: no_name("VectorEnv", "BaseEnv")),
     ],
     "Env runners (rollout workers)": [
-        works("`num_env_runners`, `num_envs_per_env_runner`", "the same", puts("env_runners", "num_env_runners",
-            2, "env_runners.num")),
+        works("`num_env_runners`, `num_envs_per_env_runner`",
+            "the same; without the second there are 8 in all, or the nearest number that the runners share",
+          puts("env_runners", "num_env_runners", 3, "env.num_envs", 9)),
         works("`sample()`, `sample_with_count()`", "a Rollout [T, B] of the run's environments", by_hand, slow=True),
         works("`compute_gradients`, `apply_gradients`, `learn_on_batch`",
             "of the run's algorithm, optimizer and devices; "

@@ -157,8 +157,13 @@ def test_batch_of_workers_and_environments():
     assert (cfg.env.num_envs, cfg.env_runners.num, cfg.rollout.length, cfg.algo.num_minibatches) == (12, 3, 333, 9)
 
 
-def test_no_worker_is_one_environment():
-    assert ours("PPO", num_workers=0)["env"] == {"id": "CartPole-v1", "num_envs": 1}
+@pytest.mark.parametrize(("workers", "envs"), [(0, 8), (2, 8), (3, 9), (7, 7), (32, 32)])
+def test_workers_share_about_as_many_environments_as_there_are_without(workers, envs):
+    """Nobody said how many each has: jrl's default, 8, as near as they can share it."""
+    assert config.from_dict(ours("PPO", num_workers=workers)).env.num_envs == envs
+    assert ours("PPO", num_workers=workers, num_envs_per_worker=1)["env"]["num_envs"] == max(1, workers)
+    (said,) = [line for line in lines("PPO", num_workers=workers) if "env.num_envs" in line]
+    assert ("the nearest to 8" in said) == (envs != 8)
 
 
 def test_what_is_not_set_stays_ours():
@@ -183,12 +188,14 @@ def test_impala_learns_from_sequences_of_a_fragment(given, length, minibatches):
 @pytest.mark.parametrize(
     ("given", "train_every", "updates"),
     [
-        ({"num_workers": 0, "rollout_fragment_length": 4}, 4, 1),
+        ({"num_envs_per_worker": 1, "rollout_fragment_length": 4}, 4, 1),
         ({"num_workers": 2, "num_envs_per_worker": 3, "rollout_fragment_length": 4}, 24, 1),
         ({"rollout_fragment_length": 4}, 8, 2),  # one environment in RLlib, eight here: the ratio counts
+        ({"rollout_fragment_length": 4, "num_workers": 3}, 36, 3),  # three, and nine
         ({"rollout_fragment_length": 3}, 24, 8),
         # 64 rows learned from per step with batches of 32: 2 updates per step
-        ({"num_workers": 0, "train_batch_size": 32, "training_intensity": 64}, 1, 2),
+        ({"num_envs_per_worker": 1, "train_batch_size": 32, "training_intensity": 64}, 1, 2),
+        ({"num_workers": 0, "train_batch_size": 32, "training_intensity": 64}, 8, 16),
         # 1 row per step: an update of 32 after 32 steps, that is 8 fragments of 4
         ({"num_workers": 0, "train_batch_size": 32, "rollout_fragment_length": 4, "training_intensity": 1}, 32, 1),
     ],

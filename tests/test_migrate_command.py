@@ -58,8 +58,8 @@ def test_the_flags_of_rllibs_command():
     given = {"num_workers": 0, "lambda": 0.5}
     stop = ['{"training_iteration": 2, "env_runners": {"episode_return_mean": 150}}']
     cfg = load(None, algo="A2C", env="CartPole-v1", over_it=given, stop=stop)
-    assert (cfg.env.num_envs, cfg.algo.gae_lambda) == (1, 0.5)
-    assert cfg.stop == {"env_steps": 2000, "episode/return": 150}
+    assert (cfg.env.num_envs, cfg.algo.gae_lambda) == (8, 0.5)
+    assert cfg.stop == {"env_steps": 2048, "episode/return": 150}
     assert "migrated: lambda -> algo.gae_lambda: 0.5" in said
     cfg = load(FIXTURES / "cartpole-ppo.yaml", over_it={"lambda": 0.5, "model": {"fcnet_hiddens": [8]}})
     assert (cfg.algo.gae_lambda, cfg.network.hidden, cfg.network.shared) == (0.5, (8,), True)

@@ -74,10 +74,10 @@ def test_r2d2():
             "name": "dqn", "double": True, "dueling": True, "value_rescaling": True,
             "exploration": {"name": "epsilon_greedy", "epsilon": [[0, 1.0], [50_000, 0.02]]},
         },
-        "env": {"id": "StatelessCartPole-v1", "num_envs": 1},
+        "env": {"id": "StatelessCartPole-v1"},
         "network": {"hidden": [64], "max_seq_len": 20, "core": {"name": "lstm", "size": 64}},
-        # 1000 rows of sequences of 10 + 20 steps: 34; 150 rows per step: an update of 1000 after 7 steps
-        "replay": {"burn_in": 10, "batch_size": 34, "train_every": 7, "updates_per_step": 1 / 7},
+        # 1000 rows of sequences of 10 + 20 steps: 34; 150 rows per step: an update of 1000 for 7 steps, and 8 x 7 of 8
+        "replay": {"burn_in": 10, "batch_size": 34, "train_every": 56, "updates_per_step": 1 / 7},
         "stop": {"episode/return": 150, "env_steps": 1_000_000},
     }  # fmt: skip
     assert "replay_buffer_config.capacity -> replay.capacity: 100000  (5000 sequences of 20 steps; jrl's default)" in (

@@ -154,8 +154,6 @@ class AlgorithmConfig:
             return exploration_names.from_rllib(given)
         if key == "network" and isinstance(value, Mapping):
             return {name: self._plain(f"network.{name}", given) for name, given in value.items()}
-        if key == "rollout.length" and value == "auto":
-            return None
         if key == "evaluation.config" and isinstance(value, Mapping):
             return self._overriding(value)
         return copy.deepcopy(value)

@@ -158,6 +158,11 @@ DERIVED: dict[str, dict[str, tuple[Any, str]]] = {
         "minibatch_size": (int, "rows of a gradient step, of algorithms with minibatches: sets num_minibatches"),
     },
 }
+# what an argument says of algorithms with replay, where it stands for more than its key
+OF_REPLAY = {
+    "rollout_fragment_length": "steps of each environment before an update: sets train_every and updates_per_step of "
+    "replay_buffer_config; an updates_per_step that is given counts",
+}
 # methods that only RLlib's configs have; their arguments are translated. What they have been renamed to, if anything
 THEIRS = {
     "rollouts": "env_runners",
@@ -220,6 +225,9 @@ def arguments(algo_config: type) -> dict[str, dict[str, Argument]]:
             derived.pop("minibatch_size", None)
         found[group] = {name: _argument(group, key, algo_config) for name, key in mapping.items()}
         found[group] |= {n: Argument(group, None, hint, NOT_SET, doc) for n, (hint, doc) in derived.items()}
+        found[group] |= {
+            n: found[group][n]._replace(doc=doc) for n, doc in OF_REPLAY.items() if replay and n in mapping
+        }
     return found
 
 

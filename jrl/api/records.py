@@ -12,6 +12,7 @@ from jrl.errors import InputError
 from jrl.host import files
 from jrl.run import checkpoint, run_directory
 from jrl.run.session import Session
+from jrl.settings import datasets
 
 
 class Saved(str):
@@ -119,7 +120,7 @@ class Records:
             if cfg.run.out:
                 self._directory = Path(cfg.run.out).absolute()
             else:
-                name = f"{self._name}_{cfg.env.id}_{datetime.datetime.now():%Y%m%d-%H%M%S}"
+                name = f"{self._name}_{datasets.title(cfg)}_{datetime.datetime.now():%Y%m%d-%H%M%S}"
                 self._directory = files.new(Path("runs") / name.replace("/", "-").replace(":", "-")).absolute()
         return self._directory
 

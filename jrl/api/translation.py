@@ -16,7 +16,8 @@ from jrl.migrate.job import Job, canonical, translate
 from jrl.settings import sections
 
 # arguments of ours that stand for more than their key in RLlib, where a number of atoms makes the head distributional
-BY_RULE = {"num_atoms"}
+# and a fragment says how often is learned from replay
+BY_RULE = {"num_atoms", "rollout_fragment_length"}
 # a section of ours that an argument takes as a dict -> RLlib's dict of the same name, and the keys that are ours
 _DICTS: dict[str, tuple[str, set[str]]] = {
     "network": ("model", {f.name for f in dataclasses.fields(NetworkConfig)}),
@@ -29,6 +30,11 @@ OBJECTS = (
     "custom.env_task", "custom.evaluation", "multi_agent.observation_fn",
 )  # fmt: skip
 LISTS_OF_OBJECTS = ("custom.callbacks", "custom.transforms", "custom.batch", "run.log")
+# a name of RLlib's that becomes several keys -> those that say the same
+_SAME = {
+    "rollout_fragment_length": ("rollout.length", "replay.train_every"),
+    "train_batch_size": ("replay.batch_size",),
+}
 FUNCTIONS = ("multi_agent.mapping", "multi_agent.policies_to_train")
 
 
@@ -60,7 +66,7 @@ def split(key: str, value: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 def forgotten(theirs: Iterable[str], keys: Iterable[str]) -> list[str]:
     """Those of RLlib's names that say the same as keys of ours that are set now: the later of two counts."""
     keys = set(keys)
-    return [name for name in theirs if KEYS[name].ours in keys]
+    return [name for name in theirs if keys & {KEYS[name].ours, *_SAME.get(KEYS[name].name, ())}]
 
 
 def job(algo: str, config_class: type, theirs: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Job, dict]:
@@ -74,7 +80,7 @@ def job(algo: str, config_class: type, theirs: Mapping[str, Any], given: Mapping
     found = Job(algo, algo, config_class, dict(_with_sizes(theirs, given, config_class)), base=given)
     memory.begin(found)
     lines = {"": list(found.lines)}
-    for name in theirs:
+    for name in found.raw:
         before = len(found.lines)
         translate(found, [name])
         lines[name] = found.lines[before:]
@@ -82,14 +88,20 @@ def job(algo: str, config_class: type, theirs: Mapping[str, Any], given: Mapping
 
 
 def _with_sizes(theirs: Mapping[str, Any], given: Mapping[str, Any], config_class: type) -> Iterator[tuple[str, Any]]:
-    """RLlib's names, and of our tree what their rules read."""
+    """RLlib's names, and of our tree what RLlib's other names follow from."""
     yield from theirs.items()
-    names = {newest(name) for name in theirs}
-    at = lambda section, key: (given.get(section) or {}).get(key)
-    if "num_envs_per_env_runner" in names and isinstance(runners := at("env_runners", "num"), int):
+    if runners := _count(given, "env_runners", "num"):
         yield "num_env_runners", runners
-    if learns_from(config_class) is Fresh and isinstance(length := at("rollout", "length"), int):
+    if learns_from(config_class) is Fresh and (length := _count(given, "rollout", "length")):
         yield "rollout_fragment_length", length
+    if memory.SWITCHES & {newest(name) for name in theirs} and (steps := _count(given, "network", "max_seq_len")):
+        yield "model.max_seq_len", steps
+
+
+def _count(tree: Mapping[str, Any], section: str, key: str) -> int | None:
+    """A whole number above 0 in a tree; None where there is none, and where the check of the tree will say so."""
+    found = (tree.get(section) or {}).get(key)
+    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
 
 
 def install_environment(name: Any) -> None:

@@ -112,6 +112,8 @@ def resolve(id: str, backend: str = "auto") -> str:
       InputError: unknown id or backend, or that backend lacks the id.
     """
     backend = renamed(backend, Backend)
+    if not id:
+        raise InputError("env.id is missing: name an environment, e.g. --set env.id=CartPole-v1")
     if backend not in ("auto", *BACKENDS):
         raise InputError(f"env.backend: expected one of auto, {', '.join(BACKENDS)}, got {backend!r}")
     for candidate in BACKENDS if backend == "auto" else (backend,):

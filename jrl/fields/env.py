@@ -14,7 +14,8 @@ from jrl.fields.bounds import MOST_STEPS, Backend, Count, Few, Name, Positive, b
 class EnvConfig:
     """The vector of environments."""
 
-    id: Name  # as its library names it: CartPole-v1, Pong-v5, HalfCheetah-v4
+    # as its library names it: CartPole-v1, Pong-v5, HalfCheetah-v4; it may be left out where data are learned from
+    id: Name = ""
     backend: Backend = "auto"  # who steps it; auto: the first that has the id
     num_envs: Annotated[int, Interval(ge=1, le=MOST_STEPS)] = 8  # environments in all, over all devices
     options: dict[str, Any] = dataclasses.field(default_factory=dict)  # passed to the environment as they are

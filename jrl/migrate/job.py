@@ -23,7 +23,7 @@ from jrl.settings import plan, sections
 # environment steps of a train() of RLlib's algorithms with replay, where the file does not say
 _ITERATION = {"dqn": 1_000, "sac": 100, "td3": 1_000}
 _MOST_DEVICES = 65_537  # more than there can be
-_DEFAULT_ENVS = sections.EnvConfig(id="").num_envs
+DEFAULT_ENVS = sections.EnvConfig(id="").num_envs
 _DEFAULT_LENGTH = 128  # of rollout.length
 _SEQUENCE = 20  # steps of a sequence, by default: of RLlib, and of replay here
 _CORES = {"model.use_lstm": "lstm", "model.use_attention": "gtrxl"}
@@ -205,10 +205,11 @@ class Sizes:
         number = job.number
         self.runners = number("num_env_runners", least=0)
         each = number("num_envs_per_env_runner", least=1)
-        self.known = self.runners is not None or each is not None
-        self.num_envs = max(1, self.runners or 0) * (each or 1)
-        if not self.known:
-            self.num_envs = job.count("env.num_envs") or _DEFAULT_ENVS
+        self.collecting = max(1, self.runners or 0)  # processes
+        named = self.collecting * each if each else job.count("env.num_envs")
+        self.in_a_round = named or self.collecting  # environments that give RLlib a fragment each before it learns
+        # jrl's default, as near as runners can share it: rows and the rate of updates do not depend on it
+        self.num_envs = named or self.collecting * max(1, round(DEFAULT_ENVS / self.collecting))
         self.fragment = number("rollout_fragment_length", least=1)
         learners = number("num_learners", least=0) or 1
         gpus = number("num_gpus", least=0, whole=False) or 0
@@ -240,10 +241,9 @@ class Sizes:
             elif self.sequence and (default := job.fields["num_minibatches"]) not in counts:
                 self.fitted = min(counts, key=lambda n: abs(n - default))
         self.train_every: int | None = None
-        updates = job.settled("replay.updates_per_step")
-        self.updates_per_step = sections.ReplayConfig().updates_per_step
-        if isinstance(updates, int | float):
-            self.updates_per_step = updates
+        rate = job.settled("replay.updates_per_step")
+        self.settled_rate = rate if is_number(rate) and rate > 0 else None
+        self.updates_per_step = self.settled_rate or sections.ReplayConfig().updates_per_step
         if job.replays:
             self._replay(job)
 
@@ -266,20 +266,26 @@ class Sizes:
         return [n for n in plan.divisors(envs * parts) if envs % (n // math.gcd(parts, n)) == 0]
 
     def _replay(self, job: Job) -> None:
-        """RLlib samples a fragment from every environment, then learns once; or as training_intensity says."""
+        """RLlib samples a fragment from every environment, then learns once; or as training_intensity says.
+
+        Where `base` has a rate of updates, a fragment says no more than how many steps come before them.
+        """
         self.length = None
         intensity = job.number("training_intensity", least=0, whole=False)
         if not self.fragment and not intensity:
             return
-        steps = (self.fragment or 1) * (self.num_envs if self.known else 1)
+        steps = (self.fragment or 1) * self.in_a_round
         updates = 1
         if intensity:
             rounds = intensity * steps / (self.batch or sections.ReplayConfig().batch_size)
             steps *= 1 if rounds >= 1 else round(1 / rounds)
             updates = max(1, round(rounds))
-        self.updates_per_step = updates / steps
-        whole = math.lcm(self.num_envs, Fraction(updates, steps).denominator)
-        self.train_every = steps if steps % self.num_envs == 0 else whole
+        rate = Fraction(updates, steps)
+        if self.settled_rate and not intensity:
+            rate = Fraction(self.settled_rate).limit_denominator(10_000)
+        self.updates_per_step = float(rate)
+        whole = math.lcm(self.num_envs, rate.denominator)
+        self.train_every = whole * max(1, round(steps / whole))
         self.rows = self.train_every
 
     def iteration(self, job: Job) -> int:
@@ -362,4 +368,16 @@ def canonical(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-__all__ = ["NESTED", "RULES", "WITH_MEMORY", "Job", "Sizes", "asks", "canonical", "rule", "shown", "translate"]
+__all__ = [
+    "DEFAULT_ENVS",
+    "NESTED",
+    "RULES",
+    "WITH_MEMORY",
+    "Job",
+    "Sizes",
+    "asks",
+    "canonical",
+    "rule",
+    "shown",
+    "translate",
+]

@@ -102,7 +102,7 @@ GROUPS: dict[str, list[Key]] = {
     ],
     "Env runners (rollout workers)": [
         _key("num_env_runners num_rollout_workers num_workers", "env_runners.num, env.num_envs",
-             "env.num_envs counts all: max(1, runners) x environments of each"),
+             "env.num_envs counts all: max(1, runners) x environments of each, which are 8 in all or the nearest"),
         _key("num_envs_per_env_runner num_envs_per_worker", "env.num_envs", "times max(1, runners)"),
         _key("rollout_fragment_length sample_batch_size", "rollout.length, replay.train_every",
              "on-policy: train_batch_size decides, if it is given; replay: one update for each round of fragments"),

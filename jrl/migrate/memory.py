@@ -7,6 +7,7 @@ from jrl.migrate.job import RULES, WITH_MEMORY, Job, rule
 from jrl.migrate.tables import KEYS
 
 _SWITCHES = {"lstm": "model.use_lstm", "gtrxl": "model.use_attention"}
+SWITCHES = frozenset(_SWITCHES.values())
 _EPSILON = 1e-3  # of the rescaling function, in the paper, RLlib and here
 
 
@@ -142,4 +143,4 @@ def _epsilon(job: Job, key: str, value: Any) -> None:
         job.drop(key, f"{_EPSILON:g}: what jrl has" if same else f"jrl's is {_EPSILON:g}, as the paper's")
 
 
-__all__ = ["begin"]
+__all__ = ["SWITCHES", "begin"]

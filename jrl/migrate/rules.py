@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jrl import registry
-from jrl.migrate.job import Job, asks, canonical, rule, shown, translate
+from jrl.migrate.job import DEFAULT_ENVS, Job, asks, canonical, rule, shown, translate
 from jrl.migrate.tables import GROUPS, KEYS
 
 # ---------------------------------------------------------------- environments, runners, batches
@@ -65,8 +65,12 @@ def _runners(job: Job, key: str, value: Any) -> None:
     job.put(
         key, "env_runners.num", sizes.runners, "processes by Ray; 0 is faster where stepping is cheap" if value else ""
     )
-    if "num_envs_per_env_runner" not in job.given:
-        job.put(key, "env.num_envs", sizes.num_envs, "one of each runner")
+    if "num_envs_per_env_runner" in job.given or job.settled("env.num_envs") is not None:
+        return
+    note = "num_envs_per_env_runner says how many each has, by default 1 in RLlib"
+    if sizes.num_envs != DEFAULT_ENVS:
+        note = f"the nearest to {DEFAULT_ENVS} that {sizes.runners} runners share: {note}"
+    job.put(key, "env.num_envs", sizes.num_envs, note)
 
 
 @rule("num_envs_per_env_runner")
@@ -83,8 +87,8 @@ def _fragment(job: Job, key: str, value: Any) -> None:
     elif job.replays:
         if sizes.train_every:
             job.put(key, "replay.train_every", sizes.train_every, f"fragments of {sizes.fragment}")
-            if "training_intensity" not in job.given:
-                job.put(key, "replay.updates_per_step", sizes.updates_per_step, "one update for these steps")
+            if "training_intensity" not in job.given and sizes.settled_rate is None:
+                job.put(key, "replay.updates_per_step", sizes.updates_per_step, "one update for each round of them")
     elif sizes.length == sizes.fragment:
         job.put(key, "rollout.length", sizes.length)
     else:

@@ -14,6 +14,9 @@ from jrl.types import PyTree
 
 # State.flags: three bits, and from the fourth on the age: steps since the episode's first observation, at most S - 1
 MASK, TERMINATED, TRUNCATED, AGE = 1, 2, 4, 3
+# in a ring's extras, of rows whose transitions go to the end of their episode: {"reward": f32, the discounted return
+# from there on, "discount": f32, of what follows upon the episode, "steps": i32, to its end}
+TO_END = "to_end"
 SEAM = TRUNCATED  # of a masked row: what comes next does not continue what was before
 
 
@@ -49,6 +52,7 @@ class Layout:
     gamma: Any  # discount of one step; may be traced
     n_step: int | tuple[int, int]  # steps of a transition, or the fewest and the most
     in_step: bool  # the columns share one head
+    to_end: bool = False  # transitions go to the end of their episode, as the extras TO_END say
 
     @property
     def slots(self) -> int:
@@ -112,6 +116,11 @@ class Layout:
 def take(ring, slot, column):
     """Reads rows of one leaf [C, B, *]: [..., *] for slots and columns [...]."""
     return ring.at[slot, column].get(mode="promise_in_bounds")
+
+
+def take_all(rings: PyTree, slot, column) -> PyTree:
+    """Reads rows of all leaves [C, B, *] of a tree, as `take` does."""
+    return jax.tree.map(lambda ring: take(ring, slot, column), rings)
 
 
 def is_seam(flags):

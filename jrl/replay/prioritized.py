@@ -61,12 +61,13 @@ def make(
     frame_stack: FrameStack | None = None,
     extras: Mapping[str, PyTree] | None = None,
     in_step: bool = True,
+    to_end: bool = False,
 ) -> Buffer:
     """A ring of the latest rows, sampled by priority (arXiv:1511.05952, section 3.3, proportional variant).
 
     Args:
-      obs, action, capacity, num_envs, batch_size, gamma, n_step, frame_stack, extras, in_step: see
-        `ring.make`.
+      obs, action, capacity, num_envs, batch_size, gamma, n_step, frame_stack, extras, in_step, to_end:
+        see `ring.make`.
       alpha, beta, eps, num_devices: see `sampler`.
     Returns:
       A Buffer. New rows have the highest priority so far; masked rows are never drawn. Weights are importance weights,
@@ -84,6 +85,7 @@ def make(
         frame_stack=frame_stack,
         extras=extras,
         in_step=in_step,
+        to_end=to_end,
     )
     by_priority = sampler(rows.layout, batch_size, alpha=alpha, beta=beta, eps=eps, num_devices=num_devices)
     return buffer(rows, by_priority, lambda state, *drawn: rows.transitions(state, *drawn))

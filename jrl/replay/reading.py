@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from jrl.ops import random
 from jrl.replay import frames
-from jrl.replay.layout import AGE, MASK, TERMINATED, TRUNCATED, Layout, State, is_seam, take
+from jrl.replay.layout import AGE, MASK, TERMINATED, TO_END, TRUNCATED, Layout, State, is_seam, take, take_all
 from jrl.types import Array, Batch, Key, PyTree, SequenceBatch, Window
 
 
@@ -44,8 +44,11 @@ def draw(layout: Layout, state: State, key: Key, shape: tuple[int, ...]) -> tupl
 
 def transitions(layout: Layout, state: State, slot: Array, column: Array, weight: Array, key: Key) -> Batch:
     """Makes the transitions that begin at rows [N]."""
-    steps = _drawn_steps(layout, key, slot.shape)
-    reward, discount, count = _window(layout, state, slot, column, steps)
+    if layout.to_end:
+        to_end = take_all(state.extras[TO_END], slot, column)
+        reward, discount, count = to_end["reward"], to_end["discount"], to_end["steps"]
+    else:
+        reward, discount, count = _window(layout, state, slot, column, _drawn_steps(layout, key, slot.shape))
     return Batch(
         obs=_observation(layout, state, slot, column),
         action=jax.tree.map(lambda x: take(x, slot, column), state.action),
@@ -106,8 +109,8 @@ def _observation(layout: Layout, state: State, slot: Array, column: Array) -> Py
 
 
 def _extras(state: State, slot: Array, column: Array) -> dict[str, PyTree]:
-    kept = {name: x for name, x in state.extras.items() if name != "carry"}
-    return jax.tree.map(lambda x: take(x, slot, column), kept)
+    kept = {name: x for name, x in state.extras.items() if name not in ("carry", TO_END)}
+    return take_all(kept, slot, column)
 
 
 def _drawn_steps(layout: Layout, key: Key, shape: tuple[int, ...]) -> Array:

@@ -28,6 +28,7 @@ def make(
     extras: Mapping[str, PyTree] | None = None,
     in_step: bool = True,
     redraw: bool = True,
+    to_end: bool = False,
 ) -> Buffer:
     """A ring of the latest rows, sampled uniformly.
 
@@ -45,6 +46,7 @@ def make(
       in_step: every add brings each column as many rows, and `Rollout.count` is not read. Without, writes are slower.
       redraw: draw another row where one is masked. Without, which rows are drawn follows from the key alone, and
         buffers whose columns are masked at other times draw the same.
+      to_end: transitions go to the end of their episode instead; the extras TO_END say where that is, see `layout`.
     Returns:
       A Buffer. The weight of a masked row is 0, of all others the same, 1 on average.
     Raises:
@@ -60,6 +62,7 @@ def make(
         frame_stack=frame_stack,
         extras=extras,
         in_step=in_step,
+        to_end=to_end,
     )
 
     def sample(state, key: Key):

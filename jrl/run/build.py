@@ -18,16 +18,18 @@ from jrl.errors import InputError, counted
 from jrl.metrics.timers import Timers
 from jrl.rollout import fake, unroll
 from jrl.rollout.source import Source
-from jrl.run import build_learner, build_policies, learner, parallel, several
+from jrl.run import build_data, build_learner, build_policies, learner, parallel, several
 from jrl.run.build_collect import algorithm as algorithm
 from jrl.run.build_collect import close_all, collecting, completed, make_source, make_vectors, numbered, whole_episodes
 from jrl.run.build_collect import collector as collector
 from jrl.run.build_collect import environment as environment
 from jrl.run.build_collect import runner_source as runner_source
 from jrl.run.fused import Fused
+from jrl.run.offline import Offline
+from jrl.run.prefetched import Prefetched
 from jrl.run.program import LoopState, Program
 from jrl.run.staged import Staged, Step
-from jrl.settings import plan, plan_faults
+from jrl.settings import datasets, plan, plan_faults
 from jrl.settings.config import RunConfig
 from jrl.types import Algo, EnvSpec, JaxEnv, Key, Rollout
 
@@ -35,6 +37,7 @@ GUARANTEES = {
     "bitwise": "resume continues exactly: the environments are part of a checkpoint",
     "restarted": "resume continues exactly: at each checkpoint the environments start anew, interrupted or not",
     "learner": "resume continues the learner exactly; the environments start anew, with other seeds",
+    "data": "resume continues exactly, as long as the data are the same",
     "refilled": "resume continues the learner exactly; the replay is filled anew",
 }
 
@@ -85,6 +88,8 @@ def run(
     learners = devices.learners.devices.size
     if found := list(plan_faults.split_faults(cfg, learners)):
         raise InputError(*(message for _, message in found))
+    if datasets.alone(cfg):
+        return _from_data(cfg, devices, callback_list)
     if training_step is None and cfg.custom.training_step:
         training_step = registry.load(cfg.custom.training_step, "custom.training_step")
     # pure environments are part of the program, a share on each device; EnvPool's may be of the program of one device
@@ -107,6 +112,7 @@ class _Learning(NamedTuple):
     """What a run has however its programs are cut."""
 
     devices: parallel.Devices
+    spec: EnvSpec  # as one device sees it
     vectors: list[Any]  # the environments of each pool
     algo: Algo
     learn: learner.Learner
@@ -120,7 +126,7 @@ class _Learning(NamedTuple):
         learn = [name for group in self.groups if group.learner is not None for name in group.names]
         params = [state[name].params for name in learn] if self.groups else [state.params]
         return Run(
-            spec=self.vectors[0].spec,
+            spec=self.spec,
             algo=self.algo,
             replay=self.replay,
             learners=self.devices.learners.devices.size,
@@ -148,13 +154,16 @@ def _learning(
         callback_list.several = several_agents if spec.agents else {}
         callback_list.keep_record = build_policies.watches_games(cfg)
     length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
+    with_data = None
+    if datasets.is_mixed(cfg):
+        with_data = build_data.beside(cfg, algo, spec, devices.learners.devices.size)
     learn, replay, groups = build_learner.of_policies(
         cfg, algo, spec, functools.partial(algorithm, axis_name=parallel.AXIS, callback_list=callback_list),
-        devices=devices.learners.devices.size, length=length,
+        devices=devices.learners.devices.size, length=length, with_data=with_data,
     )  # fmt: skip
     learn = learner.transformed(learn, transforms(cfg, callback_list))
     return _Learning(
-        devices, vectors, algo, build_policies.checked(cfg, learn, spec, parallel.AXIS), length, replay, groups
+        devices, spec, vectors, algo, build_policies.checked(cfg, learn, spec, parallel.AXIS), length, replay, groups
     )
 
 
@@ -196,6 +205,37 @@ def _in_one_program(cfg: RunConfig, learning: _Learning) -> Run:
         note="",
         apply_task=apply_task,
         programs="one program collects and learns",
+    )
+
+
+def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbacks.CallbackList | None) -> Run:
+    """A run that learns from data alone."""
+    found = build_data.inputs(cfg)
+    algo = algorithm(cfg, found.spec, axis_name=parallel.AXIS, callback_list=callback_list)
+    made = build_data.make(cfg, algo, found, devices.learners.devices.size)
+
+    def apply_task(state: LoopState, fn: tasks.TaskFn, result: dict[str, Any], count: int) -> LoopState:
+        raise InputError("set_task: the run learns from data alone: there are no environments")
+
+    iterations = plan.iterations_per_call(cfg)
+    program = (Prefetched if made.on_host else Offline)(
+        made.learn,
+        devices.learners,
+        iterations=iterations,
+        held_out=made.held_out,
+        batches=cfg.data.validation_batches,
+    )
+    return _Learning(devices, found.spec, [], algo, made.learn, 1, made.size, ()).run(
+        program=program,
+        backend=f"data alone, {counted(iterations, 'update', ',')} per call",
+        in_program=True,
+        guarantee="data",
+        unroll=None,
+        note="",
+        apply_task=apply_task,
+        programs="one program draws from the data, another learns"
+        if made.on_host
+        else "one program draws from the data and learns",
     )
 
 

@@ -1,7 +1,7 @@
 """From a RunConfig to the learner of a run: the replay that fits the memory, and its guard."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -13,25 +13,36 @@ from jrl.replay import frames, memory, prioritized, ring, sequences
 from jrl.rollout import unroll
 from jrl.run import build_policies, guard, learner, parallel, several
 from jrl.run.build_policies import MakeAlgo
-from jrl.settings import multi_agent, plan, plan_faults
+from jrl.settings import datasets, multi_agent, plan, plan_faults
 from jrl.settings.config import RunConfig
 from jrl.types import Algo, Buffer, EnvSpec, PyTree, element
 
 # (the run as one policy's agents would have it alone, its algorithm) -> what teaches it
 MakeLearner = Callable[[RunConfig, Algo], learner.Learner]
+# one device's replay -> that and data sets as one, and what puts them there
+WithData = Callable[[Buffer], tuple[Buffer, learner.Data]]
 
 
 def of_policies(
-    cfg: RunConfig, algo: Algo, spec: EnvSpec, make_algo: MakeAlgo, *, devices: int, length: int
+    cfg: RunConfig,
+    algo: Algo,
+    spec: EnvSpec,
+    make_algo: MakeAlgo,
+    *,
+    devices: int,
+    length: int,
+    with_data: WithData | None = None,
 ) -> tuple[learner.Learner, str, tuple[several.Group, ...]]:
     """The learner of all policies of a run, the size of its replay in words, and the policies; as `make`.
 
     Args:
       make_algo: of one policy, where there are several.
+      with_data: puts data sets beside the replay of the one policy; None: there are none.
     """
     if not build_policies.are_several(cfg):
         seen = build_policies.learned(cfg, spec)
-        return *make(build_policies.of_run(cfg), algo, seen, devices=devices, length=length), ()
+        one = build_policies.of_run(cfg)
+        return *make(one, algo, seen, devices=devices, length=length, with_data=with_data), ()
     made, sizes = [], []
     for group, own, of_one in build_policies.groups(cfg, spec, make_algo):
         if not build_policies.learns(cfg, group):
@@ -60,7 +71,9 @@ def _taught(group: several.Group, own: RunConfig, learner_of: MakeLearner) -> se
     return taught._replace(of_floats=of_floats)
 
 
-def make(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int) -> tuple[learner.Learner, str]:
+def make(
+    cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int, with_data: WithData | None = None
+) -> tuple[learner.Learner, str]:
     """The learner of one of so many devices, and the size of its replay in words ("" without).
 
     Args:
@@ -69,14 +82,17 @@ def make(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int
       spec: of the environments.
       devices: that learn.
       length: steps of a rollout.
+      with_data: puts data sets beside the replay; None: there are none.
     Raises:
       InputError: rollouts, batches or the replay do not fit the memory, or the replay not the environments.
     """
-    learner_of, size = _factory(cfg, algo, spec, devices=devices, length=length)
+    learner_of, size = _factory(cfg, algo, spec, devices=devices, length=length, with_data=with_data)
     return learner_of(cfg, algo), size
 
 
-def _factory(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int) -> tuple[MakeLearner, str]:
+def _factory(
+    cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int, with_data: WithData | None = None
+) -> tuple[MakeLearner, str]:
     """What makes learners such as `make`'s, of configs that differ from this one in floats of the algorithm alone."""
     row, envs = spaces.num_bytes(spec.observation), plan.columns(cfg)
     if not algo.on_policy:
@@ -84,51 +100,43 @@ def _factory(cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length:
         drawn = plan.sequence_length(cfg) if algo.sequences else 2  # a transition is an observation and the next
         batch = cfg.replay.batch_size * drawn
         return _replay_learner(
-            cfg, algo, spec, devices, memory.check_rows(row, envs, length, batch=batch, devices=devices)
+            cfg, algo, spec, devices, memory.check_rows(row, envs, length, batch=batch, devices=devices), with_data
         )
     memory.check_rows(row, envs, length, kept=getattr(cfg.algo, "circular_buffer_num_batches", 1), devices=devices)
     like = functools.partial(build_policies.rollout_like, cfg, spec, algo, length=length)
     of_one = like(num_envs=envs // devices)
     of_all = of_one if devices == 1 else like(num_envs=envs)
-    return lambda cfg, algo: _guarded(cfg, algo, of_all, functools.partial(learner.on_policy, like=of_one)), ""
+    return lambda cfg, algo: guarded(cfg, algo, of_all, functools.partial(learner.on_policy, like=of_one)), ""
 
 
-def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int, beside: int) -> tuple[MakeLearner, str]:
+def _replay_learner(
+    cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int, beside: int, with_data: WithData | None
+) -> tuple[MakeLearner, str]:
     """What makes learners around a replay buffer that fits the devices' memory, and its size in words.
 
     Args:
       beside: bytes that it leaves free.
+      with_data: see `make`.
     Raises:
       InputError: it does not fit.
     """
     replay = cfg.replay
     assert replay is not None
-    stack = _frame_stack(cfg, spec)
-    options: dict[str, Any] = {
-        "num_envs": plan.columns(cfg) // devices,
-        "batch_size": replay.batch_size // devices,
-        "n_step": replay.n_step,
-        "frame_stack": stack,
-        "in_step": plan.in_step(cfg),
-    }
-    if replay.prioritized:
-        options |= {"alpha": replay.priority_alpha, "beta": replay.priority_beta, "eps": replay.priority_eps}
-        options["num_devices"] = devices
-    make: Callable[..., Buffer] = prioritized.make if replay.prioritized else ring.make
-    if multi_agent.in_lockstep(cfg) and not algo.sequences:  # drawn whole, masked steps and all
-        options["redraw"] = False
-    if algo.sequences:
-        make = sequences.make
-        options |= {"length": plan.sequence_length(cfg), "burn_in": replay.burn_in}
-        options["extras"] = {"carry": _carry_of_one(algo, spec)}
+    stack = frame_stack(cfg, spec)
+    extras = {"carry": _carry_of_one(algo, spec)} if algo.sequences else {}
+    make = buffers(cfg, algo, spec, devices, num_envs=plan.columns(cfg) // devices, stack=stack, extras=extras)
+
+    batch_size = replay.batch_size // devices
+    if with_data is not None:
+        batch_size = datasets.counts(datasets.shares(cfg), batch_size)[datasets.SAMPLER]
 
     def buffer(capacity: int, gamma: Any = cfg.algo.gamma) -> Buffer:
-        return make(
-            element(spec.observation), element(spec.action), capacity=capacity // devices, gamma=gamma, **options
-        )
+        return make(capacity=capacity // devices, gamma=gamma, batch_size=batch_size)
 
     size = memory.check_fits(buffer, replay.capacity, devices=devices, beside=beside)
-    held = buffer(replay.capacity)
+    held, data = buffer(replay.capacity), None
+    if with_data is not None:
+        held, data = with_data(held)
     of_all = lambda x: jax.ShapeDtypeStruct((x.shape[0] * devices, *x.shape[1:]), x.dtype)
     like = jax.tree.map(of_all, jax.eval_shape(lambda: held.sample(held.init(), jax.random.key(0))))
     make_learner = functools.partial(
@@ -140,10 +148,50 @@ def _replay_learner(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int, bes
     )
 
     def learner_of(cfg: RunConfig, algo: Algo) -> learner.Learner:
-        own = buffer(replay.capacity, cfg.algo.gamma)
-        return _guarded(cfg, algo, like, functools.partial(make_learner, buffer=own))
+        own = held if with_data is not None else buffer(replay.capacity, cfg.algo.gamma)
+        return guarded(cfg, algo, like, functools.partial(make_learner, buffer=own))._replace(data=data)
 
     return learner_of, size
+
+
+def buffers(
+    cfg: RunConfig,
+    algo: Algo,
+    spec: EnvSpec,
+    devices: int,
+    *,
+    num_envs: int,
+    stack: ring.FrameStack | None,
+    extras: Mapping[str, PyTree],
+    to_end: bool = False,
+) -> Callable[..., Buffer]:
+    """What makes one device's buffers of a capacity, a gamma and a batch size, as the `replay` section says.
+
+    Args:
+      cfg, algo, spec: of the run.
+      devices: that hold a buffer each.
+      num_envs: columns of it.
+      stack: that observations are stored as frames of; None: whole.
+      extras: what is kept beside each row: shapes and dtypes of one environment.
+      to_end: see `ring.make`; sequences end where they end.
+    """
+    replay = cfg.replay
+    assert replay is not None
+    options: dict[str, Any] = {"num_envs": num_envs, "n_step": replay.n_step, "frame_stack": stack}
+    options |= {"in_step": plan.in_step(cfg), "extras": extras}
+    if replay.prioritized:
+        options |= {"alpha": replay.priority_alpha, "beta": replay.priority_beta, "eps": replay.priority_eps}
+        options["num_devices"] = devices
+    make: Callable[..., Buffer] = prioritized.make if replay.prioritized else ring.make
+    if multi_agent.in_lockstep(cfg) and not algo.sequences:  # drawn whole, masked steps and all
+        options["redraw"] = False
+    if algo.sequences:
+        make = sequences.make
+        length = plan.sequence_length(cfg)
+        options |= {"length": length, "burn_in": replay.burn_in, "n_step": length if to_end else replay.n_step}
+    elif to_end:
+        options["to_end"] = True
+    return functools.partial(make, element(spec.observation), element(spec.action), **options)
 
 
 def _carry_of_one(algo: Algo, spec: EnvSpec) -> PyTree:
@@ -152,7 +200,7 @@ def _carry_of_one(algo: Algo, spec: EnvSpec) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), like.extras["carry"])
 
 
-def _guarded(cfg: RunConfig, algo: Algo, like: PyTree, make: Callable[[Algo], learner.Learner]) -> learner.Learner:
+def guarded(cfg: RunConfig, algo: Algo, like: PyTree, make: Callable[[Algo], learner.Learner]) -> learner.Learner:
     """The learner of `algo`, with a guard over updates that are not finite unless the config says to ignore them."""
     if cfg.run.on_nonfinite == "ignore":
         return make(algo)
@@ -163,12 +211,12 @@ def _guarded(cfg: RunConfig, algo: Algo, like: PyTree, make: Callable[[Algo], le
 def _most_held(cfg: RunConfig, spec: EnvSpec) -> int:
     """Rows that a full buffer can be sampled from: all but the head and those whose frame stacks are incomplete."""
     assert cfg.replay is not None
-    stack = _frame_stack(cfg, spec)
+    stack = frame_stack(cfg, spec)
     columns = plan.columns(cfg)
     return (cfg.replay.capacity // columns - (stack.size if stack else 1)) * columns
 
 
-def _frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
+def frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
     """How many images of an observation are frames of a stack: what is known of EnvPool's Atari, or as told.
 
     Raises:

@@ -15,7 +15,7 @@ from jrl.run import by_episode, learner, self_play, several
 from jrl.run.learner import Learner
 from jrl.run.several import Group
 from jrl.settings import by_episode as episode_settings
-from jrl.settings import config, multi_agent, plan
+from jrl.settings import config, datasets, multi_agent, plan
 from jrl.settings import self_play as seats
 from jrl.settings.config import RunConfig
 from jrl.types import Algo, Dict, EnvSpec, Rollout
@@ -31,7 +31,7 @@ def resolved(cfg: RunConfig) -> RunConfig:
     Raises:
       InputError: agents, policies or mapping do not go together, or the environment cannot be made.
     """
-    if cfg.multi_agent is None and not envs.is_multi_agent(cfg.env):
+    if datasets.alone(cfg) or (cfg.multi_agent is None and not envs.is_multi_agent(cfg.env)):
         return cfg
     alone = dataclasses.replace(cfg.env, num_envs=1, batch_size=None, batch_wait_ms=None)
     env = envs.make(alone)

@@ -73,6 +73,7 @@ class Fused(Program):
                 self._advance = outside_compile_cache(mapped)
         placed = parallel.place_outputs(start, self.mesh, (self._specs, parallel.REPLICATED))
         state, self._roots[seed] = placed(root, source)
+        state = dataclasses.replace(state, replay=self._with_data(self._without_data(state.replay)))
         self._begun = None if pure else state.source
         return state
 
@@ -135,14 +136,15 @@ class Fused(Program):
 
     def keep(self, state: LoopState) -> LoopState:
         source = state.source if self.unroll.pure else state.source.columns
-        return LoopState(self.learner.keep(state.learner), state.replay, source)
+        return LoopState(self.learner.keep(state.learner), self._without_data(state.replay), source)
 
     def place(self, state: LoopState) -> LoopState:
         source = state.source
         if self._begun is not None:
             source = dataclasses.replace(self._begun, columns=episode_metrics.restarted(source))
         learned = parallel.replicate(self.learner.resume(state.learner), self.mesh)
-        return LoopState(learned, parallel.shard(state.replay, self.mesh), parallel.shard(source, self.mesh))
+        replay = parallel.shard(self._with_data(state.replay), self.mesh)
+        return LoopState(learned, replay, parallel.shard(source, self.mesh))
 
     def restart(self, count: int) -> None:
         """Does nothing: what is kept holds these environments."""

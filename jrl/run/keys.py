@@ -19,6 +19,7 @@ class Role(enum.IntEnum):
     COLLECT = 2
     UPDATE = 3
     EVALUATE = 4
+    VALIDATE = 5
 
 
 def role_key(seed: int | Key, role: Role, counter=0) -> Key:

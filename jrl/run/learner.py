@@ -37,8 +37,9 @@ class Learner(NamedTuple):
     init: Callable[[Key], PyTree]  # key -> state
     init_replay: Callable[[], PyTree]  # -> replay, empty
     actor: Callable[[PyTree], PyTree]  # state -> Actor
-    # (state, replay, rollout, key) -> (state, replay, metrics); with replay the key may be Keys
-    step: Callable[[PyTree, PyTree, Rollout, Any], tuple[PyTree, PyTree, Metrics]]
+    # (state, replay, Rollout, key) -> (state, replay, metrics); with replay the key may be Keys, of data sets alone
+    # there is no rollout, but None
+    step: Callable[[PyTree, PyTree, Any, Any], tuple[PyTree, PyTree, Metrics]]
     # what of the state outlives the process, and a state from it; the rest begins anew
     keep: Callable[[PyTree], PyTree] = lambda state: state
     resume: Callable[[PyTree], PyTree] = lambda kept: kept
@@ -46,6 +47,16 @@ class Learner(NamedTuple):
     update: Callable[[PyTree, PyTree, Key], tuple[PyTree, UpdateAux]] | None = None
     sample: Callable[[PyTree, Key], PyTree] | None = None  # (replay, key) -> such a batch; None without replay
     can_sample: Callable[[PyTree], Array] | None = None  # replay -> [] bool
+    data: "Data | None" = None  # sets that stand in the replay from the start on
+
+
+class Data(NamedTuple):
+    """The data sets in a replay: put there once, and never part of a checkpoint."""
+
+    buffer: Buffer  # one device's
+    fill: Callable[[], PyTree]  # -> the replay of all devices with the data in it
+    bare: Callable[[PyTree], PyTree]  # what of a replay changes, such as priorities: what a checkpoint holds
+    dressed: Callable[[PyTree, PyTree], PyTree]  # (what was bare, a replay with the data) -> that replay with it
 
 
 class Keys(NamedTuple):
@@ -206,6 +217,51 @@ def _same_shapes(transform: Callable, before: Rollout, after: Rollout) -> None:
     if kind(before) != kind(after):
         name = getattr(transform, "__qualname__", transform)
         raise TypeError(f"{name}: a transform keeps a rollout's shapes and dtypes: {kind(before)} -> {kind(after)}")
+
+
+def fixed(algo: Algo, buffer: Buffer, *, axis_name: str | None = None) -> Learner:
+    """Makes one gradient step on a sample of data sets, to which nothing is added; schedules count updates.
+
+    Args:
+      algo: replay-based, or of `Fixed` data; its State has `updates`.
+      buffer: one device's share of the data.
+      axis_name: of the mapped axis over devices; None outside of one.
+    Returns:
+      A Learner whose `step` is given no rollout, but None.
+    """
+
+    def sample(replay, key):
+        if axis_name is not None:
+            key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
+        return buffer.sample(replay, key)
+
+    def step(state: PyTree, replay: PyTree, rollout: None, key: Key):
+        sample_key, update_key = jax.random.split(key)
+        batch = sample(replay, sample_key)
+        state, aux = algo.update(state, batch, update_key)
+        if buffer.set_priority is not None and aux.priority is not None:
+            replay = buffer.set_priority(replay, batch.index, aux.priority)
+        return state, replay, {**aux.metrics, "train/updates": state.updates}
+
+    return Learner(algo.init, buffer.init, algo.actor, step, update=algo.update, sample=sample)
+
+
+def by_updates(algo: Algo, obs_stats: PyTree) -> Algo:
+    """An Algo whose schedules count updates, not environment steps, and whose statistics of observations are given.
+
+    Args:
+      algo: whose State is `jrl.algos.agent.State` or has the fields of it that are read here.
+      obs_stats: of all data; () where nothing is normalised.
+    """
+
+    def init(key: Key) -> PyTree:
+        return dataclasses.replace(algo.init(key), obs_stats=obs_stats)
+
+    def update(state: PyTree, batch: PyTree, key: Key):
+        state, aux = algo.update(state, batch, key)
+        return dataclasses.replace(state, env_steps=state.updates), aux
+
+    return algo._replace(init=init, update=update)
 
 
 def off_policy(

@@ -101,6 +101,15 @@ class Program(abc.ABC):
         """The state with the learner `kept`, as `keep` gave one; all else is as it was."""
         return dataclasses.replace(state, learner=parallel.replicate(self.learner.resume(kept), self.mesh))
 
+    def _with_data(self, replay: PyTree) -> PyTree:
+        """A replay as checkpoints hold it, with the data sets that it is to have, on the devices."""
+        data = self.learner.data
+        return replay if data is None else parallel.shard(data.dressed(replay, data.fill()), self.mesh)
+
+    def _without_data(self, replay: PyTree) -> PyTree:
+        """What of a replay a checkpoint holds."""
+        return replay if self.learner.data is None else self.learner.data.bare(replay)
+
     def _keys(self, seed: int, iteration: int, call: int) -> tuple[Key, Key]:
         """Those of collecting and of learning."""
         if seed not in self._roots:

@@ -12,7 +12,7 @@ from jrl.errors import counted
 from jrl.host import output
 from jrl.metrics import loggers, progress, report
 from jrl.run import build, build_policies, league
-from jrl.settings import config, multi_agent, plan
+from jrl.settings import config, datasets, multi_agent, plan
 
 if TYPE_CHECKING:
     from jrl.run.reporter import Sink
@@ -44,7 +44,7 @@ def opened(session: "Session", directory: Path, rows_until: int | None, **loggin
 def introduction(session: "Session") -> Iterator[str]:
     """Tells in lines of text what a run is going to do."""
     cfg, run, kind = session.config, session.run, jax.devices()[0].device_kind
-    yield f"{config.algo_name(cfg)} on {cfg.env.id} ({run.backend}), {run.learners} x {kind}"
+    yield f"{config.algo_name(cfg)} on {datasets.title(cfg)} ({run.backend}), {run.learners} x {kind}"
     yield from plan.lines(cfg)
     yield from multi_agent.lines(cfg, functools.partial(_spaces, session))
     yield run.programs
@@ -87,7 +87,7 @@ def logged(session: "Session", directory: Path) -> Iterator["Sink"]:
 def plot(session: "Session", directory: Path) -> None:
     """Draws the result rows of a run as learning_curve.png, and of self-play the league as league.png."""
     cfg = session.config
-    title = f"{config.algo_name(cfg)} on {cfg.env.id}"
+    title = f"{config.algo_name(cfg)} on {datasets.title(cfg)}"
     if session.league:
         session.league.draw(league.on_host(session.state), directory, title)
     report.plot_learning_curve(directory, directory / "learning_curve.png", stop=cfg.stop, title=title)

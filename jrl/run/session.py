@@ -111,12 +111,20 @@ class Session(Policies):
 
     # ------------------------------------------------------------ beginning and end
 
-    def start(self, saved: Path | None = None, weights: Path | None = None, *, begin: bool = True) -> list[str]:
+    def start(
+        self,
+        saved: Path | None = None,
+        weights: Path | None = None,
+        *,
+        policy_only: bool = False,
+        begin: bool = True,
+    ) -> list[str]:
         """The state to begin with: of a checkpoint, with the weights of one, or fresh.
 
         Args:
           saved: checkpoint to continue from.
           weights: checkpoint whose weights are taken over.
+          policy_only: of them those of the policy alone, not of values.
           begin: whether callbacks are told that the algorithm is made.
         Returns:
           What there is to say about it.
@@ -138,7 +146,8 @@ class Session(Policies):
             steps = meta["env_steps"]
             self.iteration, self.clock = meta["iteration"], Clock(steps, meta.get("agent_steps", steps))
         elif weights:
-            learner, lines = resume.weights(weights, jax.device_get(program.keep(state).learner))
+            kept = jax.device_get(program.keep(state).learner)
+            learner, lines = resume.weights(weights, kept, policy_only=policy_only)
             notes = [f"init-from: {line}" for line in lines]
             state = program.assign(state, learner)
         self.state = self.seats.begin(state, resumed=meta is not None) if self.seats else state

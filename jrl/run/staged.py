@@ -71,7 +71,7 @@ class Staged(Program):
         state, replay, key = parallel.place_outputs(start, self.mesh, out_specs)(jax.random.key(seed))
         self._source_key = parallel.first(key)
         self.source = self._make_source(self._source_key)
-        return LoopState(state, replay, ())
+        return LoopState(state, self._with_data(self._without_data(replay)), ())
 
     def advance(self, state: LoopState, seed: int, iteration: int, count: int = 1):
         if self.training_step is not None:
@@ -150,13 +150,13 @@ class Staged(Program):
 
     def keep(self, state: LoopState) -> LoopState:
         assert self.source is not None
-        return LoopState(self.learner.keep(state.learner), state.replay, self.source.columns)
+        return LoopState(self.learner.keep(state.learner), self._without_data(state.replay), self.source.columns)
 
     def place(self, state: LoopState) -> LoopState:
         assert self.source is not None
         self.source.columns = episode_metrics.restarted(state.source)
         learned = parallel.replicate(self.learner.resume(state.learner), self.mesh)
-        return LoopState(learned, parallel.shard(state.replay, self.mesh), ())
+        return LoopState(learned, parallel.shard(self._with_data(state.replay), self.mesh), ())
 
     def restart(self, count: int) -> None:
         if self._remake is None:

@@ -22,13 +22,13 @@ from jrl import registry
 from jrl.errors import InputError
 from jrl.fields import schema, shipped
 from jrl.fields.bounds import Count, short
-from jrl.fields.data import Replay, learns_from
+from jrl.fields.data import Fresh, learns_from
 from jrl.fields.hyper import NetworkConfig
 from jrl.fields.plain_yaml import limited
 from jrl.fields.schema import Problem, merge
 from jrl.host import files
 from jrl.settings import metric_names
-from jrl.settings.plan import STEPS_PER_REPORT, batch_plan
+from jrl.settings.plan import STEPS_PER_REPORT, batch_plan, counts_by
 from jrl.settings.plan_faults import endless, faults
 from jrl.settings.sections import (
     SYNONYMS,
@@ -318,27 +318,28 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
     if isinstance(data.get("stop"), Mapping):
         data["stop"] = {metric_names.ours(schema.text(name)) or name: value for name, value in data["stop"].items()}
         iterations = data["stop"].pop("training_iteration", None)
-    if learns_from(cls) is Replay:
+    if learns_from(cls) is not Fresh:
         data["replay"] = data.get("replay") or {}
     elif cls is not None and data.get("replay") is not None:
-        having = [n for n in known_algos.names if learns_from(known_algos.get(n)) is Replay]
+        having = [n for n in known_algos.names if learns_from(known_algos.get(n)) is not Fresh]
         mend = f"remove the section, or use {', '.join(having) or 'another algorithm'}"
         problems.append(Problem("replay", f"replay: {name} learns from each rollout once and keeps no replay: {mend}"))
     cfg = schema.build(
         RunConfig, data, problems,
         swap={"algo": cls}, synonyms=SYNONYMS, known=("algo.name", "stop.env_steps"),
     )  # fmt: skip
-    steps = cfg.stop.get("env_steps")
+    key = counts_by(cfg)
+    steps = cfg.stop.get(key)
     if isinstance(steps, float) and steps.is_integer():
-        cfg = dataclasses.replace(cfg, stop={**cfg.stop, "env_steps": int(steps)})
+        cfg = dataclasses.replace(cfg, stop={**cfg.stop, key: int(steps)})
     if iterations is not None:
         schema.build(_Iterations, {"training_iteration": iterations}, problems, prefix="stop.")
-    if iterations is not None and "env_steps" not in cfg.stop and not problems:
+    if iterations is not None and key not in cfg.stop and not problems:
         each = max(
             batch_plan(cfg).rows, cfg.run.report_every or STEPS_PER_REPORT
         )  # as long as those of Algorithm.train
         run = dataclasses.replace(cfg.run, report_every=cfg.run.report_every or each)
-        cfg = dataclasses.replace(cfg, stop={**cfg.stop, "env_steps": int(float(iterations) * each)}, run=run)
+        cfg = dataclasses.replace(cfg, stop={**cfg.stop, key: int(float(iterations) * each)}, run=run)
     # A check that reads a broken key would speak of that key's default: leave it out.
     broken = [p.key + "." for p in problems]
     for keys, message in (*faults(cfg), *(endless(cfg) if ends else ())):

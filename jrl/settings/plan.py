@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from jrl.errors import counted
-from jrl.settings import by_episode
+from jrl.settings import by_episode, datasets
 
 # rows, and updates from replay, in one call of a fused program
 _ROWS_PER_CALL = 16_384
 _UPDATES_PER_CALL = 256
+_UPDATES_FROM_DATA = 2_500  # in one call of a program that collects nothing
 _STEPS_TOLD = 256  # of a call in which a mapping is asked for each game
 LENGTH = 128  # steps per environment and iteration, unless the config says otherwise
 STEPS_PER_REPORT = 1_000  # of a run without an end
@@ -65,15 +66,24 @@ def sequence_length(cfg: Any) -> int:
     return cfg.network.max_seq_len or (rollout_length(cfg) if cfg.replay is None else SEQUENCE)
 
 
+def counts_by(cfg: Any) -> str:
+    """What a run counts by: its budget, and what lies between rows, evaluations and checkpoints."""
+    return "updates" if datasets.alone(cfg) else "env_steps"
+
+
 def total_steps(cfg: Any) -> int | None:
-    """Environment steps after which the run ends; None: it goes on as long as somebody asks for more."""
-    steps = cfg.stop.get("env_steps")
+    """Environment steps after which the run ends, updates where it learns from data alone; None: it goes on as long as
+    somebody asks for more.
+    """
+    steps = cfg.stop.get(counts_by(cfg))
     return None if steps is None else int(steps)
 
 
 def batch_plan(cfg: Any) -> BatchPlan:
     """Rows, minibatches and updates of an iteration, and the number of iterations."""
     rows, total = counted_columns(cfg) * rollout_length(cfg), total_steps(cfg)
+    if datasets.alone(cfg):  # an iteration is an update
+        return BatchPlan(1, cfg.replay.batch_size, 1, total)
     iterations = None if total is None else -(-total // rows)
     if cfg.replay is not None:
         return BatchPlan(rows, cfg.replay.batch_size, round(cfg.replay.updates_per_step * rows), iterations)
@@ -138,6 +148,8 @@ def iterations_per_call(cfg: Any) -> int:
     """Iterations of a fused program: so many that Python does not count, no more than its user wants to wait for."""
     plan = batch_plan(cfg)
     wanted = (report_every(cfg), cfg.evaluation.every, cfg.checkpoint.every, total_steps(cfg))
+    if datasets.alone(cfg):
+        return cfg.data.updates_per_iteration or min(_UPDATES_FROM_DATA, *(steps for steps in wanted if steps))
     most = min(_ROWS_PER_CALL, *(steps for steps in wanted if steps)) // plan.rows
     if cfg.replay is not None:
         most = min(most, _UPDATES_PER_CALL // (plan.updates or 1))
@@ -149,6 +161,9 @@ def iterations_per_call(cfg: Any) -> int:
 def lines(cfg: Any) -> Iterator[str]:
     """The batch plan in words."""
     plan, envs = batch_plan(cfg), cfg.env.num_envs
+    if datasets.alone(cfg):
+        yield from _lines_of_data(cfg, plan)
+        return
     rows = counted(plan.rows, "row")
     yield f"{counted(envs, 'env')} x {counted(rollout_length(cfg), 'step')} = {rows} per iteration"
     if runners := cfg.env_runners.num:
@@ -174,6 +189,13 @@ def lines(cfg: Any) -> Iterator[str]:
         yield f"{split} of {counted(plan.minibatch, 'row')} = {_updates(plan)}"
     if plan.iterations is not None:
         yield f"{counted(plan.iterations, 'iteration')} until stop.env_steps {cfg.stop['env_steps']}"
+
+
+def _lines_of_data(cfg: Any, plan: BatchPlan) -> Iterator[str]:
+    """The plan of a run that learns from data alone, in words."""
+    yield f"{counted(iterations_per_call(cfg), 'update', ',')} per call, each on {_rows(cfg, plan.minibatch or 0)}"
+    if plan.iterations is not None:
+        yield f"{counted(plan.iterations, 'update', ',')} until stop.updates {cfg.stop['updates']}"
 
 
 def _updates(plan: BatchPlan) -> str:

@@ -29,6 +29,7 @@ from jrl.fields.bounds import (
 from jrl.fields.env import EnvConfig as EnvConfig
 from jrl.fields.hyper import NetworkConfig
 from jrl.host.runtime import RuntimeConfig as RuntimeConfig
+from jrl.settings.datasets import DataConfig as DataConfig
 
 Index = Annotated[int, Interval(ge=0, le=65_535)]  # of a device
 
@@ -250,7 +251,9 @@ class RunConfig:
     """Everything that defines a run."""
 
     algo: Any  # the Config of the algorithm that `algo.name` picks
-    env: EnvConfig
+    env: EnvConfig = dataclasses.field(default_factory=EnvConfig)
+    # data sets to learn from, in the place of environments or beside them
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
     multi_agent: MultiAgentConfig | None = None  # of environments with several agents; null: as they come
     network: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)
     rollout: RolloutConfig = RolloutConfig()

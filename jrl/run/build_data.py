@@ -1,0 +1,249 @@
+"""From a RunConfig with data sets to what learns from them."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrl.data import EpisodeStore
+from jrl.errors import InputError, counted
+from jrl.host import room
+from jrl.replay import layout, memory, mixed
+from jrl.run import build_learner, data_sets, learner, parallel
+from jrl.run.build_collect import algorithm, environment
+from jrl.run.data_sets import Inputs
+from jrl.settings import datasets, plan
+from jrl.settings.config import RunConfig
+from jrl.types import Algo, Buffer, EnvSpec, PyTree
+
+_SPARE = 2  # slots of a ring beside those of rows and samples: its head, and one more
+
+
+class Made(NamedTuple):
+    """What a run from data alone has."""
+
+    learn: learner.Learner
+    held_out: learner.Learner | None  # of the episodes that are kept from learning
+    on_host: bool  # the data lie in the host's memory
+    size: str  # of the data and what they take, in words
+
+
+def inputs(cfg: RunConfig) -> Inputs:
+    """The data sets of a run without environments to collect from; where `env.id` names one, in its spaces.
+
+    Raises:
+      InputError: files cannot be read, or do not fit the environment.
+    """
+    if not cfg.env.id:
+        return data_sets.read(cfg, None)
+    env = environment(cfg, num_envs=1, role="eval")
+    try:
+        return data_sets.read(cfg, env.spec)
+    finally:
+        env.close()
+
+
+def make(cfg: RunConfig, algo: Algo, found: Inputs, devices: int) -> Made:
+    """The learner of one of so many devices from data alone.
+
+    Args:
+      cfg: of the run.
+      algo: its algorithm.
+      found: its data.
+      devices: that learn.
+    Raises:
+      InputError: the data do not fit the memory, or lack what the algorithm needs.
+    """
+    replay = cfg.replay
+    assert replay is not None
+    batch = replay.batch_size // devices
+    buffer, data = of_stores(cfg, algo, found.train, found.spec, devices, batch, online=None)
+    algo = learner.by_updates(algo, _statistics(cfg, found))
+    of_all = lambda x: jax.ShapeDtypeStruct((x.shape[0] * devices, *x.shape[1:]), x.dtype)
+    like = jax.tree.map(of_all, jax.eval_shape(lambda: buffer.sample(buffer.init(), jax.random.key(0))))
+    fixed = functools.partial(learner.fixed, buffer=buffer, axis_name=parallel.AXIS)
+    learn = build_learner.guarded(cfg, algo, like, fixed)._replace(data=data)
+    held_out = None
+    if found.validation:
+        of_rest, rest = of_stores(cfg, algo, found.validation, found.spec, devices, batch, online=None)
+        held_fixed = functools.partial(learner.fixed, buffer=of_rest, axis_name=parallel.AXIS)
+        held_out = build_learner.guarded(cfg, algo, like, held_fixed)._replace(data=rest)
+    on_host, where = _placed(cfg, buffer, devices)
+    return Made(learn, held_out, on_host, f"{_size(found)}, {where}")
+
+
+def beside(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> build_learner.WithData:
+    """What puts a run's data sets beside its replay.
+
+    Args:
+      cfg, algo: the run and its algorithm.
+      spec: of its environments.
+      devices: that learn.
+    Raises:
+      InputError: files cannot be read, or do not fit the environments.
+    """
+    found = data_sets.read(cfg, spec)
+    batch = cfg.replay.batch_size // devices if cfg.replay else 0
+    return lambda online: of_stores(cfg, algo, found.train, spec, devices, batch, online=online)
+
+
+def of_stores(
+    cfg: RunConfig,
+    algo: Algo,
+    stores: Mapping[str, EpisodeStore],
+    spec: EnvSpec,
+    devices: int,
+    batch: int,
+    *,
+    online: Buffer | None,
+) -> tuple[Buffer, learner.Data]:
+    """One device's buffer of data sets, and what puts them there.
+
+    Args:
+      cfg, algo: the run and its algorithm.
+      stores: by the names of `datasets.shares`.
+      spec: of the policy.
+      devices: that learn.
+      batch: rows of a sample on one of them.
+      online: one device's replay of the run's own experience, which stands first; None: there is none.
+    """
+    sizes = datasets.counts(datasets.shares(cfg), batch)
+    stack = build_learner.frame_stack(cfg, spec) if cfg.env.id else None
+    parts: list[Buffer] = [] if online is None else [online]
+    fills: list[Callable[[], PyTree]] = []
+    for name, store in stores.items():
+        dealt = data_sets.deal(store, devices)
+        names = wanted(cfg, algo)
+        extras = [data_sets.extras_of(part, names, float(np.asarray(cfg.algo.gamma))) for part in dealt]
+        if algo.sequences:
+            extras = [{**e, "carry": _no_memory(algo, part.num_rows)} for e, part in zip(extras, dealt, strict=True)]
+        rows = max(part.num_rows for part in dealt)
+        make = build_learner.buffers(
+            cfg, algo, spec, devices, num_envs=1, stack=stack,
+            extras={n: data_sets.element_of(column) for n, column in extras[0].items()}, to_end=to_end(cfg),
+        )  # fmt: skip
+        chunk = min(rows, data_sets.CHUNK)
+        burn_in = cfg.replay.burn_in if cfg.replay else 0
+        span = plan.sequence_length(cfg) + burn_in + (stack.size if stack else 1)
+        capacity = max(rows, chunk) + span + _SPARE * (stack.size if stack else 1)
+        part = make(capacity=capacity, gamma=cfg.algo.gamma, batch_size=sizes[name])
+        parts.append(part)
+        fills.append(functools.partial(_filled, part, dealt, extras, rows))
+    if len(parts) == 1:
+        return parts[0], learner.Data(parts[0], fills[0], _bare, _dressed)
+    joined = mixed.make(parts, [sizes[name] for name in _order(sizes, online)], online=online is not None)
+    begin = 0 if online is None else 1
+
+    def fill() -> PyTree:
+        states = [fill() for fill in fills]
+        own = [] if online is None else [_of_devices([jax.jit(online.init)()] * devices)]
+        return mixed.State((*own, *states))
+
+    def bare(replay: PyTree) -> PyTree:
+        return mixed.State((*replay.parts[:begin], *map(_bare, replay.parts[begin:])))
+
+    def dressed(kept: PyTree, full: PyTree) -> PyTree:
+        rest = map(_dressed, kept.parts[begin:], full.parts[begin:])
+        return mixed.State((*kept.parts[:begin], *rest))
+
+    return joined, learner.Data(joined, fill, bare, dressed)
+
+
+def _order(sizes: Mapping[str, int], online: Buffer | None) -> list[str]:
+    """The inputs in the order of the buffers: the environments first."""
+    rest = [name for name in sizes if name != datasets.SAMPLER]
+    return rest if online is None else [datasets.SAMPLER, *rest]
+
+
+def to_end(cfg: RunConfig) -> bool:
+    """Whether an algorithm learns from returns to the end of the episode."""
+    return bool(getattr(type(cfg.algo), "to_end", False))
+
+
+def wanted(cfg: RunConfig, algo: Algo) -> list[str]:
+    """The columns beside observations, actions and rewards that an algorithm reads."""
+    return [layout.TO_END] if to_end(cfg) and not algo.sequences else []
+
+
+def _filled(buffer: Buffer, dealt: list[EpisodeStore], extras: list[dict[str, PyTree]], rows: int) -> PyTree:
+    return _of_devices([data_sets.filled(buffer, part, e, rows) for part, e in zip(dealt, extras, strict=True)])
+
+
+def _of_devices(states: list[PyTree]) -> PyTree:
+    """The replays of all devices, one array behind the other; of scalars one for each."""
+    return jax.tree.map(lambda *x: jnp.stack(x) if x[0].ndim == 0 else jnp.concatenate(x), *states)
+
+
+def _is_rows(x: Any) -> bool:
+    return isinstance(x, layout.State)
+
+
+def _bare(replay: PyTree) -> PyTree:
+    """A replay without its rows: priorities, or nothing."""
+    return jax.tree.map(lambda x: () if _is_rows(x) else x, replay, is_leaf=_is_rows)
+
+
+def _dressed(kept: PyTree, full: PyTree) -> PyTree:
+    """A replay with the rows of one and all else of another."""
+    rows = [x for x in jax.tree.leaves(full, is_leaf=_is_rows) if _is_rows(x)]
+    if _is_rows(full):
+        return full
+    return full.replace(priorities=kept.priorities, rows=rows[0])
+
+
+def _no_memory(algo: Algo, rows: int) -> PyTree:
+    """The memory before each of so many rows, of which data know nothing: that of an episode's start."""
+    one = algo.carry(1)
+    memory = getattr(one, "memory", one)
+    return jax.tree.map(lambda x: np.broadcast_to(np.asarray(x), (rows, *x.shape[1:])), memory)
+
+
+def _statistics(cfg: RunConfig, found: Inputs) -> PyTree:
+    """The running statistics of the observations in all data, or ()."""
+    if not getattr(cfg.algo, "normalize_obs", False):
+        return ()
+    alone = algorithm(cfg, found.spec)
+    if alone.ingest is None:
+        raise InputError("algo.normalize_obs: the algorithm takes no statistics of data sets: set it to false")
+    state = jax.jit(alone.init)(jax.random.key(0))
+    return data_sets.statistics(alone.ingest, state, list(found.train.values()))
+
+
+def _placed(cfg: RunConfig, buffer: Buffer, devices: int) -> tuple[bool, str]:
+    """Whether the data lie in the host's memory, and where and how large, in words.
+
+    Raises:
+      InputError: they fit nowhere, or not where they shall be.
+    """
+    needed, given = memory.nbytes(buffer), cfg.data.placement
+    device, host = jax.local_devices()[0], room.host_available()
+    on_cpu = device.platform == "cpu"
+    free = memory.available(device)
+    fits = free is None or needed * (devices if on_cpu else 1) <= room.SHARE * free
+    in_host = host is None or needed * devices <= room.SHARE * host
+    prioritized = cfg.replay is not None and cfg.replay.prioritized
+    if given == "host" or (given == "auto" and not fits and not on_cpu and not prioritized):
+        if not in_host:
+            raise InputError(
+                f"data.input: the data take {room.words(needed * devices)}, {room.words(host or 0)} are free"
+            )
+        return True, f"in {room.words(needed * devices)} of the host's memory, batches are fetched ahead"
+    if not fits:
+        raise InputError(
+            f"data.placement: the data take {room.words(needed)} on each of {counted(devices, 'device')}, and "
+            f"{room.words(free or 0)} are free: use data.placement host, or fewer files"
+        )
+    return False, f"in {room.words(needed)} on {'the device' if devices == 1 else f'each of {devices} devices'}"
+
+
+def _size(found: Inputs) -> str:
+    """What there is to learn from, in words."""
+    episodes = sum(store.num_episodes for store in found.train.values())
+    steps = sum(store.num_steps for store in found.train.values())
+    held = sum(store.num_steps for store in found.validation.values())
+    words = f"data: {counted(episodes, 'episode', ',')} of {counted(steps, 'step', ',')}"
+    words += f", {counted(held, 'more step', ',')} held out" if held else ""
+    return words

@@ -1,0 +1,317 @@
+"""From files to full rings: what a run learns from in the place of environments, or beside them."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrl import data, registry, spaces
+from jrl.data import EpisodeStore
+from jrl.data.spaces_json import space_from_json
+from jrl.data.store import LOG_PROB
+from jrl.envs.spec import NARROW
+from jrl.envs.wrappers import action_transform
+from jrl.errors import InputError, counted
+from jrl.replay.layout import TO_END
+from jrl.settings import datasets
+from jrl.settings.config import RunConfig
+from jrl.types import Box, Buffer, EnvSpec, PyTree, Rollout, Space
+
+CHUNK = 65_536  # rows that a ring takes at a time
+
+
+class Inputs(NamedTuple):
+    """The data sets of a run, as its policy would have written them; by the names of `datasets.shares`."""
+
+    train: dict[str, EpisodeStore]
+    validation: dict[str, EpisodeStore]  # what is held out; {} for nothing
+    spec: EnvSpec  # of one environment
+
+
+def read(cfg: RunConfig, env_spec: EnvSpec | None) -> Inputs:
+    """Reads what `data.input` names, and brings it into the policy's spaces.
+
+    Args:
+      cfg: the run.
+      env_spec: of its environments; None: there are none, and the spaces are those of the data.
+    Raises:
+      InputError: files that cannot be read or do not fit, each with what to do.
+    """
+    raw = {name: _source(cfg, name) for name in datasets.shares(cfg) if name != datasets.SAMPLER}
+    spec = _spec_of(cfg, raw) if env_spec is None else env_spec._replace(num_envs=1)
+    train, validation = {}, {}
+    for name, store in raw.items():
+        store = _best(prepared(cfg, store, spec), getattr(cfg.algo, "top_fraction", None))
+        if cfg.data.validation:
+            store, validation[name] = store.split(cfg.data.validation, cfg.run.seed)
+        train[name] = store
+    return Inputs(train, validation, spec)
+
+
+def _source(cfg: RunConfig, name: str) -> EpisodeStore:
+    """The store that an input names: files, or what a user's function returns."""
+    if registry.registered(name) is not None or (":" in name and not Path(name).exists()):
+        found = registry.load(name, "data.input")()
+        if not isinstance(found, EpisodeStore):
+            raise InputError(f"data.input {name}: it should return a jrl.data.EpisodeStore, not {type(found).__name__}")
+        return found
+    return data.read(datasets.paths(cfg, name), cfg.data.format)
+
+
+def _best(store: EpisodeStore, share: float | None) -> EpisodeStore:
+    """The episodes of the highest returns, so many that they have that share of the steps; one at least."""
+    if share is None or share >= 1:
+        return store
+    order = np.argsort(-store.returns(), kind="stable")
+    count = int(np.searchsorted(np.cumsum(store.lengths()[order]), share * store.num_steps)) + 1
+    return store.take(np.sort(order[:count]))
+
+
+# ---------------------------------------------------------------- spaces
+
+
+def _spec_of(cfg: RunConfig, stores: Mapping[str, EpisodeStore]) -> EnvSpec:
+    """What a policy sees and does, by the data alone."""
+    first = next(iter(stores.values()))
+    env_action = None
+    if _is_normalized(cfg, first):
+        action = narrow(first.action_space, action=True)
+        if "env_action" in first.meta:
+            env_action = space_from_json(first.meta["env_action"])
+    else:
+        own = narrow(first.action_space, action=True)
+        action, _ = action_transform(own, normalize=cfg.env.normalize_actions, clip=cfg.env.clip_actions)
+        env_action = None if action == own else own
+    return EnvSpec(narrow(first.observation), action, 1, None, env_action)
+
+
+def narrow(space: Space, *, action: bool = False) -> Space:
+    """A space in the dtypes that jax has; of actions in those that policies choose, int32 and float32."""
+
+    def leaf(found: Any) -> Any:
+        name = NARROW.get(found.dtype, found.dtype)
+        if action:
+            name = "float32" if isinstance(found, Box) else "int8" if type(found).__name__ == "MultiBinary" else "int32"
+        return dataclasses.replace(found, dtype=name)
+
+    match type(space).__name__:
+        case "Dict":
+            parts: Any = space
+            return type(parts)(tuple((name, narrow(part, action=action)) for name, part in parts.items))
+        case "Tuple":
+            parts = space
+            return type(parts)(tuple(narrow(part, action=action) for part in parts.items))
+    return leaf(space)
+
+
+def _is_normalized(cfg: RunConfig, store: EpisodeStore) -> bool:
+    """Whether the Boxes of a store's actions are the policy's [-1, 1], and not the environment's own."""
+    given = cfg.data.actions_in_input_normalized
+    return store.meta.get("actions") == "normalized" if given is None else given
+
+
+# ---------------------------------------------------------------- columns
+
+
+def prepared(cfg: RunConfig, store: EpisodeStore, spec: EnvSpec) -> EpisodeStore:
+    """A store in a policy's spaces and dtypes, its rewards as the run wants them.
+
+    Raises:
+      InputError: observations or actions are of another shape than the spaces.
+    """
+    env_action = spec.env_action or spec.action
+    normalized = _is_normalized(cfg, store)
+    obs = _cast(store, "observations", store.observation, store.obs, spec.observation)
+    action = _cast(store, "actions", store.action_space, store.action, spec.action if normalized else env_action)
+    columns = dict(store.columns)
+    if not normalized and env_action != spec.action:
+        action, shift = _as_chosen(env_action, spec.action, action)
+        if LOG_PROB in columns:  # the density of what was chosen, not of what it stood for
+            columns[LOG_PROB] = columns[LOG_PROB] + np.float32(shift)
+    return dataclasses.replace(
+        store,
+        observation=spec.observation,
+        action_space=spec.action,
+        obs=obs,
+        action=action,
+        reward=_rewards(cfg, store),
+        columns=columns,
+    )
+
+
+def _cast(store: EpisodeStore, what: str, found: Space, tree: PyTree, wanted: Space) -> PyTree:
+    """Arrays of one space as those of another of the same shapes. Raises InputError: the shapes differ."""
+    have, want = spaces.leaves(found), spaces.leaves(wanted)
+    shapes = lambda leaves: [(path, leaf.shape) for path, leaf in leaves]
+    if shapes(have) != shapes(want):
+        raise InputError(
+            f"data.input: {store.name} has {what} {found}, where the environment has {wanted}: give the environment "
+            "that the data are of, or leave env.id out"
+        )
+    arrays = []
+    for (path, leaf), x in zip(want, jax.tree.leaves(tree), strict=True):
+        choices = getattr(leaf, "n", None) or np.asarray(getattr(leaf, "nvec", 0))
+        if x.dtype.kind in "iu" and np.any(choices) and x.size and (x.min() < 0 or (x.max(0) >= choices).any()):
+            row = int(np.argmax(((x < 0) | (x >= choices)).reshape(len(x), -1).any(1)))
+            episode = int(np.searchsorted(store.offsets, row, "right")) - 1
+            name = f"{what} {path}".strip()
+            raise InputError(
+                f"data.input: {store.name}: episode {episode}, step {row - store.offsets[episode]}: its {name} "
+                f"{x[row].tolist()} is outside {leaf}: python -m jrl.data inspect tells more"
+            )
+        arrays.append(x.astype(leaf.dtype, copy=False))
+    return spaces.of_leaves(wanted, arrays)
+
+
+def _as_chosen(env: Space, policy: Space, action: PyTree) -> tuple[PyTree, float]:
+    """The environment's own actions as the policy would have chosen them, in [-1, 1] where it is mapped to bounds, and
+    what is added to the logarithm of their density."""
+    total = 0.0
+
+    def leaf(own: Any, chosen: Any, x: np.ndarray) -> np.ndarray:
+        nonlocal total
+        if own == chosen or not isinstance(own, Box):
+            return x
+        (low, high), (least, most) = own.bounds(), chosen.bounds()
+        with np.errstate(invalid="ignore"):
+            scale = np.where(least == low, 1.0, (high - low) / (most - least))
+            middle = np.where(least == low, 0.0, (high + low) / 2)
+        total += float(np.log(scale).sum())
+        return ((x - middle) / scale).astype(np.float32)
+
+    parts = zip(spaces.leaves(env), spaces.leaves(policy), jax.tree.leaves(action), strict=True)
+    arrays = [leaf(own, chosen, x) for (_, own), (_, chosen), x in parts]
+    return spaces.of_leaves(policy, arrays), total
+
+
+def _rewards(cfg: RunConfig, store: EpisodeStore) -> np.ndarray:
+    """The rewards [R] f32 that are learned from; 0 on final observations."""
+    how, reward, steps = cfg.data.reward, store.reward.astype(np.float64), store.is_step()
+    if how.normalize == "range":
+        found = store.returns()
+        reward = reward * 1000.0 / max(float(found.max() - found.min()), 1e-8)
+    elif how.normalize == "std":
+        reward = reward / max(float(reward[steps].std()), 1e-8)
+    reward = reward * how.scale + how.shift
+    if how.clip is not None:
+        reward = reward.clip(*how.clip)
+    return np.where(steps, reward, 0.0).astype(np.float32)
+
+
+# ---------------------------------------------------------------- rings
+
+
+def to_end(store: EpisodeStore, gamma: float) -> dict[str, np.ndarray]:
+    """The extras TO_END of a store's rows [R]: see `jrl.replay.layout`."""
+    reward = np.zeros(store.num_rows)
+    steps = np.zeros(store.num_rows, np.int32)
+    last = store.offsets[1:] - 1  # the final observation of each episode
+    for back in range(1, int(store.lengths().max()) + 1):  # all episodes at once, from their ends on
+        rows = (last - back)[store.lengths() >= back]
+        reward[rows] = store.reward[rows] + gamma * reward[rows + 1]
+        steps[rows] = back
+    ends = np.repeat(store.terminated, store.lengths() + 1)
+    discount = np.where(ends, 0.0, gamma ** steps.astype(np.float64))
+    return {"reward": reward.astype(np.float32), "discount": discount.astype(np.float32), "steps": steps}
+
+
+def extras_of(store: EpisodeStore, names: Sequence[str], gamma: float) -> dict[str, PyTree]:
+    """Further columns [R, *] of a ring by name: TO_END, or those of the store.
+
+    Raises:
+      InputError: the store lacks one.
+    """
+    if missing := [name for name in names if name != TO_END and name not in store.columns]:
+        raise InputError(f"data.input: {store.name} has no column {', '.join(missing)}, which the algorithm needs")
+    return {name: to_end(store, gamma) if name == TO_END else store.columns[name] for name in names}
+
+
+def deal(store: EpisodeStore, devices: int) -> list[EpisodeStore]:
+    """The episodes of a store dealt to the devices, each about as many rows.
+
+    Raises:
+      InputError: there are fewer episodes than devices.
+    """
+    if devices == 1:
+        return [store]
+    if store.num_episodes < devices:
+        raise InputError(
+            f"data.input: {store.name} has {counted(store.num_episodes, 'episode')} for {devices} devices: use fewer"
+        )
+    which = np.searchsorted(np.linspace(0, store.num_rows, devices + 1)[1:-1], store.offsets[:-1], "right")
+    which = np.maximum.accumulate(np.maximum(which, 0))
+    parts = [np.flatnonzero(which == d) for d in range(devices)]
+    if any(len(part) == 0 for part in parts):
+        parts = [np.arange(store.num_episodes)[d::devices] for d in range(devices)]
+    return [store.take(part) for part in parts]
+
+
+def filled(buffer: Buffer, store: EpisodeStore, extras: Mapping[str, PyTree], rows: int) -> PyTree:
+    """The state of one device's buffer with all episodes of a store in it, added as rollouts of one column are.
+
+    Args:
+      buffer: whose ring has one column.
+      store: in the buffer's spaces.
+      extras: of its rows, by name.
+      rows: of the ring; what the store lacks are masked rows.
+    """
+    add = jax.jit(buffer.add, donate_argnums=0)
+    state = jax.jit(buffer.init)()
+    for chunk in chunks(store, extras, rows):
+        state = add(state, chunk)
+    return state
+
+
+def chunks(store: EpisodeStore, extras: Mapping[str, PyTree], rows: int) -> Iterator[Rollout]:
+    """A store as rollouts [T, 1] that follow upon each other, masked rows behind it up to so many."""
+    mask = store.is_step()
+    ends = np.zeros((2, store.num_rows), bool)
+    ends[0, store.offsets[1:] - 2] = store.terminated
+    ends[1, store.offsets[1:] - 2] = ~store.terminated  # a time limit, or cut: what comes next is in the data
+    for first in range(0, rows, CHUNK):
+        last = min(first + CHUNK, rows)
+
+        def cut(x: np.ndarray, first: int = first, last: int = last) -> np.ndarray:
+            found = x[first:last]
+            lacking = (last - first) - len(found)
+            if lacking:
+                found = np.concatenate([found, np.zeros((lacking, *x.shape[1:]), x.dtype)])
+            return found[:, None]
+
+        after = lambda x, last=last: x[min(last, len(x) - 1)][None]
+        yield Rollout(
+            obs=jax.tree.map(cut, store.obs),
+            last_obs=jax.tree.map(after, store.obs),
+            action=jax.tree.map(cut, store.action),
+            reward=cut(store.reward),
+            terminated=cut(ends[0]),
+            truncated=cut(ends[1]),
+            mask=cut(mask),
+            contiguous=np.array([first > 0]),
+            extras={name: jax.tree.map(cut, column) for name, column in extras.items()},
+            carry=(),
+        )
+
+
+def statistics(ingest: Callable[[PyTree, Rollout], PyTree], state: PyTree, stores: Sequence[EpisodeStore]) -> PyTree:
+    """The running statistics of observations that an algorithm's State has after all data, once.
+
+    Args:
+      ingest: of an Algo made without a mapped axis.
+      state: of it, fresh.
+      stores: the data.
+    """
+    take = jax.jit(ingest)
+    for store in stores:
+        for chunk in chunks(store, {}, store.num_rows):
+            state = take(state, chunk)
+    return state.obs_stats
+
+
+def element_of(column: PyTree) -> PyTree:
+    """Shapes and dtypes of one row of a column [R, *]."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], jnp.result_type(x)), column)

@@ -1,0 +1,161 @@
+"""The `data` section: which data sets are learned from, in the place of environments or beside them."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Interval
+
+from jrl.fields.bounds import bounded
+from jrl.fields.data import Fixed, Fresh
+
+SAMPLER = "sampler"  # among the inputs of a mix: the run's own environments
+Weight = Annotated[float, Interval(ge=0, le=1)]
+
+
+@dataclasses.dataclass(frozen=True)
+@bounded
+class DataRewardConfig:
+    """What becomes of the rewards of a data set, in this order: normalize, scale, shift, clip."""
+
+    # range: times 1000 / (largest - smallest return of an episode); std: divided by the rewards' deviation
+    normalize: Literal["none", "range", "std"] = "none"
+    scale: float = 1.0  # factor
+    shift: float = 0.0  # added
+    clip: tuple[float, float] | None = None  # [low, high]; null: none
+
+
+@dataclasses.dataclass(frozen=True)
+@bounded
+class DataConfig:
+    """Data sets to learn from. Without environments, what counts environment steps elsewhere counts updates."""
+
+    # a path, a glob, or a list of them; {sampler: 0.5, PATH: 0.5}: so much of each batch, sampler for the run's own
+    # environments; package.module:name of a function () -> EpisodeStore. null: environments alone
+    input: str | tuple[str, ...] | dict[str, Weight] | None = None
+    # of the files; null: as they show
+    format: Literal["jrl", "rllib-json", "rllib-parquet", "minari", "d4rl"] | None = None
+    # updates in one call of the program; null: chosen by how often something is reported, evaluated or saved
+    updates_per_iteration: Annotated[int, Interval(ge=1, le=1_000_000)] | None = None
+    validation: Annotated[float, Interval(ge=0, lt=1)] = 0.0  # share of the steps, in whole episodes, that is held out
+    validation_batches: Annotated[int, Interval(ge=1, le=10_000)] = 4  # of it, in each call, for metrics validation/*
+    # Boxes of actions are in [-1, 1] and stand for the bounds; false: they are the environment's own; null: as the
+    # data say, those that say nothing have the environment's own
+    actions_in_input_normalized: bool | None = None
+    reward: DataRewardConfig = DataRewardConfig()
+    # where the data lie: on the devices that learn, or in the host's memory, from where batches are fetched ahead;
+    # auto: on the devices if they fit
+    placement: Literal["auto", "device", "host"] = "auto"
+
+
+def shares(cfg: Any) -> dict[str, float]:
+    """The inputs of a run and their shares of each batch, which sum to 1; {} without data."""
+    given = cfg.data.input
+    if given is None:
+        return {}
+    if isinstance(given, dict):
+        total = sum(given.values()) or 1.0
+        return {name: share / total for name, share in given.items() if share > 0}
+    return {given if isinstance(given, str) else "\n".join(given): 1.0}
+
+
+def paths(cfg: Any, name: str) -> list[str]:
+    """The paths that an input of `shares` stands for."""
+    return name.split("\n")
+
+
+def is_mixed(cfg: Any) -> bool:
+    """Whether a run learns from its environments and from data."""
+    return len(found := shares(cfg)) > 1 and SAMPLER in found
+
+
+def alone(cfg: Any) -> bool:
+    """Whether a run learns from data alone: there are no environments to collect from."""
+    return cfg.data.input is not None and cfg.replay is not None and SAMPLER not in shares(cfg)
+
+
+def title(cfg: Any) -> str:
+    """What a run learns in: the id of its environment, or the name of its data."""
+    return cfg.env.id or next((Path(name).name for name in shares(cfg)), "data")
+
+
+def counts(shares: dict[str, float], batch_size: int) -> dict[str, int]:
+    """How many of a batch's rows each input gives: whole numbers that sum to the batch's size, 1 at least.
+
+    >>> counts({"sampler": 0.5, "a": 0.25, "b": 0.25}, 7)
+    {'sampler': 3, 'a': 2, 'b': 2}
+    """
+    exact = {name: share * batch_size for name, share in shares.items()}
+    found = {name: max(1, int(n)) for name, n in exact.items()}
+    for name in sorted(exact, key=lambda name: found[name] - exact[name])[: max(0, batch_size - sum(found.values()))]:
+        found[name] += 1
+    return found
+
+
+def faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What cannot be with data sets, or without them: the keys that were read, and the message."""
+    kind, given = getattr(type(cfg.algo), "learns_from", Fresh), cfg.data.input
+    name = type(cfg.algo).__module__.rpartition(".")[2]
+    if kind is Fixed and (given is None or SAMPLER in shares(cfg)):
+        mend = "set it, e.g. data.input=runs/data/cartpole-expert" if given is None else f"leave {SAMPLER} out"
+        yield ("data.input", "algo.name"), f"data.input: {name} learns from a data set alone: {mend}"
+        return
+    if given is None:
+        if not cfg.env.id:
+            yield ("env.id",), "env.id is missing: expected the name of an environment, such as CartPole-v1"
+        return
+    found = shares(cfg)
+    if not found or not all(found):
+        yield ("data.input",), "data.input names nothing: give a path, a list of paths, or {path: share}"
+        return
+    if set(found) == {SAMPLER}:
+        yield ("data.input",), f"data.input: {SAMPLER} alone is a run without data: leave data.input out"
+        return
+    if kind is Fresh:
+        yield (
+            ("data.input", "algo.name"),
+            f"data.input: {name} learns from its own rollouts: use bc, marwil, iql, or sac, td3 or dqn with their "
+            "flags for data sets",
+        )
+        return
+    if cfg.multi_agent is not None:
+        yield ("data.input", "multi_agent"), "data.input: a data set teaches one policy: leave multi_agent out"
+    if SAMPLER in found:
+        if not cfg.env.id:
+            yield ("env.id", "data.input"), f"env.id is missing: data.input names {SAMPLER}, which acts in environments"
+        if cfg.replay is not None and len(found) > cfg.replay.batch_size:
+            yield ("data.input", "replay.batch_size"), "data.input: more inputs than rows of a batch: raise it"
+        return
+    yield from _without_environment(cfg)
+
+
+def _without_environment(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What needs environments to collect from."""
+    for key, is_set, why in (
+        ("env_runners.num", cfg.env_runners.num, "nobody collects"),
+        ("rollout.mode", cfg.rollout.mode != "sync", "nobody collects"),
+        ("rollout.fake", cfg.rollout.fake, "nobody collects"),
+        ("rollout.batch_mode", cfg.rollout.batch_mode != "truncate_episodes", "nobody collects"),
+        ("devices.actors", cfg.devices.actors, "nobody acts"),
+        ("custom.transforms", cfg.custom.transforms, "there are no rollouts: use custom.batch"),
+        ("custom.reward", cfg.custom.reward, "there are no rollouts: use data.reward"),
+        ("custom.training_step", cfg.custom.training_step, "an iteration is an update"),
+        ("custom.env_task", cfg.custom.env_task, "there are no environments"),
+        ("network.use_prev_action", cfg.network.use_prev_action, "data have no previous actions in their observations"),
+        ("network.use_prev_reward", cfg.network.use_prev_reward, "data have no previous rewards in their observations"),
+    ):
+        if is_set:
+            yield ("data.input", key), f"{key}: the run learns from data.input alone, and {why}: leave it out"
+    if not cfg.env.id and (cfg.evaluation.every or cfg.evaluation.interval):
+        yield (
+            ("env.id", "evaluation.every", "evaluation.interval"),
+            "env.id is missing: evaluations are played in an environment: set it, or leave evaluation.every and "
+            "evaluation.interval out",
+        )
+    if cfg.data.placement == "host" and cfg.replay is not None and cfg.replay.prioritized:
+        yield (
+            ("data.placement", "replay.prioritized"),
+            "data.placement host: batches are drawn ahead, before the priorities of those under way are known: use "
+            "device, or leave replay.prioritized out",
+        )

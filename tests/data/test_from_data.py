@@ -1,0 +1,245 @@
+"""Runs that learn from data sets: what is sampled is what stands in the files, and resuming changes no bit."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl import data
+from jrl.errors import InputError
+from jrl.replay import ring
+from jrl.run import build_collect, build_data, data_sets
+from jrl.run.session import Session
+from jrl.settings import config
+from jrl.types import Box, Discrete, element
+
+GAMMA = 0.9
+
+
+def store(seed=0, *, lengths=(3, 1, 7, 4, 12, 2), action=None, low=-2.0):
+    """Episodes whose observation says which row it is: [number of the row, episode, step]."""
+    rng, episodes, row = np.random.default_rng(seed), [], 0
+    for e, steps in enumerate(lengths):
+        obs = np.array([[row + t, e, t] for t in range(steps + 1)], np.float32)
+        row += steps + 1
+        actions = rng.integers(0, 2, steps) if action is None else rng.uniform(low, 2, (steps, 1))
+        logs = {"log_prob": rng.normal(size=steps).astype(np.float32)}
+        ends = (e % 3 == 0, e % 3 == 1)  # truly ended, at a time limit, cut
+        episodes.append(data.Episode(obs, actions, rng.normal(size=steps), *ends, logs, {"number": e}))
+    return data.of_episodes(Box((3,)), action or Discrete(2, "int64"), episodes, meta={"env": "made up"})
+
+
+@pytest.fixture
+def written(tmp_path):
+    data.write(store(), tmp_path / "set")
+    return str(tmp_path / "set")
+
+
+def run_config(path, *overrides, **sections):
+    base = {
+        "algo": {"name": "dqn", "gamma": GAMMA}, "data": {"input": path}, "replay": {"batch_size": 64},
+        "network": {"hidden": [8]}, "run": {"compile_cache": False, "log": ["jsonl"]}, "stop": {"updates": 60},
+    }  # fmt: skip
+    return config.override(config.merge(base, sections), overrides)
+
+
+def buffer_of(cfg, devices=1):
+    """One device's buffer, the replay of all devices as one device sees its part, and the store."""
+    found = build_data.inputs(cfg)
+    algo = build_collect.algorithm(cfg, found.spec)
+    buffer, sets = build_data.of_stores(
+        cfg, algo, found.train, found.spec, devices, cfg.replay.batch_size // devices, online=None
+    )
+    full, like = sets.fill(), jax.eval_shape(buffer.init)
+    parts = [jax.tree.map(lambda x, own, d=d: x.reshape(devices, *own.shape)[d], full, like) for d in range(devices)]
+    return buffer, parts, next(iter(found.train.values()))
+
+
+def check_transitions(batch, held, n):
+    """Every transition of weight is that of the plain record."""
+    for i in np.flatnonzero(np.asarray(batch.weight)):
+        row = int(batch.obs[i, 0])
+        e = int(held.obs[row, 1])
+        last = held.offsets[e + 1] - 1
+        steps = min(n, last - row)
+        assert steps > 0, "a final observation was sampled"
+        assert batch.action[i] == held.action[row]
+        np.testing.assert_allclose(
+            batch.reward[i], sum(GAMMA**k * held.reward[row + k] for k in range(steps)), rtol=2e-6, atol=1e-6
+        )
+        ended = row + steps == last and held.terminated[e]
+        np.testing.assert_allclose(batch.discount[i], 0.0 if ended else GAMMA**steps, rtol=1e-6)
+        assert batch.next_obs[i, 0] == row + steps
+
+
+@pytest.mark.parametrize(("n", "devices"), [(1, 1), (3, 1), (2, 2)])
+def test_transitions_are_those_of_the_record(written, n, devices):
+    buffer, parts, held = buffer_of(run_config(written, f"replay.n_step={n}", "replay.batch_size=1024"), devices)
+    seen = set()
+    for d, part in enumerate(parts):
+        batch = jax.jit(buffer.sample)(part, jax.random.key(d))
+        check_transitions(jax.tree.map(np.asarray, batch), held, n)
+        seen |= set(np.asarray(batch.obs[:, 0])[np.asarray(batch.weight) > 0].tolist())
+        assert int(buffer.live(part)) == data_sets.deal(held, devices)[d].num_steps
+    assert len(seen) == held.num_steps  # of 1024 draws of 29 rows all come
+
+
+def test_transitions_to_the_end_are_those_of_the_record(written):
+    held = store()
+    extras = data_sets.to_end(held, GAMMA)
+    like = {"to_end": data_sets.element_of(extras)}
+    rows = ring.make(
+        element(held.observation), element(Discrete(2)), capacity=held.num_rows + 4, num_envs=1, batch_size=64,
+        gamma=GAMMA, extras=like, to_end=True,
+    )  # fmt: skip
+    spec = data_sets.read(run_config(written), None).spec
+    ready = data_sets.prepared(run_config(written), held, spec)
+    state = data_sets.filled(rows, ready, {"to_end": extras}, held.num_rows)
+    check_transitions(jax.tree.map(np.asarray, rows.sample(state, jax.random.key(0))), ready, n=100)
+
+
+def test_sequences_are_those_of_the_record(written):
+    cfg = run_config(written, "network.core.name=lstm", "network.max_seq_len=3", "replay.burn_in=2")
+    buffer, (part,), held = buffer_of(cfg)
+    batch = jax.tree.map(np.asarray, jax.jit(buffer.sample)(part, jax.random.key(0)))
+    rows = batch.window.obs[:, :, 0].astype(int)
+    follow = np.minimum(rows[:, :-1] + 1, held.num_rows - 1)  # six rows; behind the last final observation is no other
+    np.testing.assert_array_equal(rows[:, 1:], follow)
+    steps = held.is_step()
+    np.testing.assert_array_equal(batch.window.reset[:, :-1], ~steps[rows[:, :-1]])
+    live = batch.weight > 0
+    np.testing.assert_array_equal(live, steps[rows[:, 2:5]])
+    np.testing.assert_array_equal(batch.action[live], held.action[rows[:, 2:5]][live])
+    np.testing.assert_allclose(batch.reward[live], held.reward[rows[:, 2:5]][live], rtol=1e-6)
+    assert all(not np.any(x) for x in jax.tree.leaves(batch.window.carry))
+
+
+def test_a_full_ring_is_that_of_the_same_rollouts():
+    held = store()
+    make = lambda: ring.make(
+        element(held.observation), element(Discrete(2)), capacity=held.num_rows + 9, num_envs=1, batch_size=32,
+        gamma=GAMMA,
+    )  # fmt: skip
+    ready = dataclasses.replace(held, action=held.action.astype(np.int32), reward=held.reward.astype(np.float32))
+    at_once = data_sets.filled(make(), ready, {}, held.num_rows)
+    step_by_step = make().init()
+    whole = next(data_sets.chunks(ready, {}, held.num_rows))
+    for t in range(held.num_rows):  # as a run collects them
+        cut = lambda x, t=t: x[t : t + 1]
+        rows = {k: jax.tree.map(cut, getattr(whole, k)) for k in ("obs", "action", "reward", "terminated", "truncated")}
+        after = whole.obs[min(t + 1, held.num_rows - 1)]
+        one = dataclasses.replace(whole, **rows, mask=cut(whole.mask), last_obs=after, contiguous=np.array([t > 0]))
+        step_by_step = make().add(step_by_step, one)
+    jax.tree.map(np.testing.assert_array_equal, at_once, step_by_step)
+
+
+def test_actions_of_the_environment_become_those_of_the_policy(tmp_path):
+    given = store(action=Box((1,), "float64", -2.0, 4.0), low=-1.5)
+    data.write(given, tmp_path / "set")
+    cfg = run_config(str(tmp_path / "set"), algo={"name": "sac", "gamma": GAMMA})
+    found = data_sets.read(cfg, None)
+    assert found.spec.action == Box((1,), "float32", -1.0, 1.0)
+    (ready,) = found.train.values()
+    steps = given.is_step()
+    np.testing.assert_allclose(ready.action[steps] * 3 + 1, given.action[steps], rtol=1e-5, atol=1e-6)
+    # a density in [-1, 1] is three times that in [-2, 4]
+    shift = ready.columns["log_prob"][steps] - given.columns["log_prob"][steps]
+    np.testing.assert_allclose(shift, np.log(3.0), rtol=1e-5)
+    as_they_are = run_config(str(tmp_path / "set"), "data.actions_in_input_normalized=true", algo={"name": "sac"})
+    (raw,) = data_sets.read(as_they_are, None).train.values()
+    np.testing.assert_allclose(raw.action, given.action, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("normalize=range", lambda r, s: r * 1000 / (s.returns().max() - s.returns().min())),
+        ("normalize=std", lambda r, s: r / s.reward[s.is_step()].std()),
+        ("scale=2 shift=-0.5 clip=[-1,1]", lambda r, s: (2 * r - 0.5).clip(-1, 1)),
+    ],
+)
+def test_rewards(written, how, expected):
+    cfg = run_config(written, *(f"data.reward.{x}" for x in how.split()))
+    (ready,) = data_sets.read(cfg, None).train.values()
+    held, steps = store(), store().is_step()
+    np.testing.assert_allclose(ready.reward[steps], expected(held.reward[steps], held), rtol=1e-5)
+    assert not ready.reward[~steps].any()
+
+
+def trained(cfg, calls, saved=None, kept=None):
+    """(what a checkpoint would hold, the metrics of the last call) after so many calls."""
+    with Session(cfg) as session:
+        session.start()
+        if kept is not None:
+            session.replace_state(session.run.program.place(kept))
+            session.iteration = saved
+            session.clock = session.clock._replace(env_steps=saved)
+        for _ in range(calls):
+            info = session.advance()
+        found = jax.device_get(session.run.program.keep(session.state))
+        return found, {k: np.asarray(v) for k, v in info.metrics.items()}, session.iteration
+
+
+@pytest.mark.parametrize("how", ["", "replay.prioritized=true", "devices.fake=2", "data.placement=host"])
+def test_a_run_that_is_continued_is_the_same_to_the_bit(written, how):
+    overrides = ["data.updates_per_iteration=20", "data.validation=0.3", *([how] if how else [])]
+    cfg = run_config(written, *overrides)
+    whole, metrics, _ = trained(cfg, 3)
+    half, _, iteration = trained(cfg, 1)
+    resumed, again, _ = trained(cfg, 2, iteration, half)
+    jax.tree.map(np.testing.assert_array_equal, whole, resumed)
+    for name in metrics:
+        np.testing.assert_array_equal(metrics[name], again[name], name)
+    assert any(name.startswith("validation/loss") for name in metrics)
+    assert (jax.tree.leaves(half.replay) != []) == ("prioritized" in how)  # data are no part of a checkpoint
+
+
+def test_where_data_lie_changes_no_bit(written):
+    on_device = trained(run_config(written, "data.updates_per_iteration=50"), 2)[0]
+    on_host = trained(run_config(written, "data.updates_per_iteration=50", "data.placement=host"), 2)[0]
+    jax.tree.map(np.testing.assert_array_equal, on_device, on_host)
+
+
+def test_schedules_count_updates(written):
+    cfg = run_config(written, "data.updates_per_iteration=20", algo={"name": "dqn", "lr": [[0, 1.0e-3], [60, 0.0]]})
+    metrics = [trained(cfg, n)[1]["train/lr"] for n in (1, 3)]
+    np.testing.assert_allclose(
+        metrics, [np.mean(1 - np.arange(20) / 60) / 1e3, np.mean(1 - np.arange(40, 60) / 60) / 1e3], rtol=1e-4
+    )
+
+
+def test_statistics_of_observations_are_those_of_the_data(written):
+    state = trained(run_config(written, "algo.normalize_obs=true", "data.updates_per_iteration=5"), 1)[0].learner
+    held = store()
+    np.testing.assert_allclose(state.obs_stats.mean, held.obs[held.is_step()].mean(0), rtol=1e-4)
+
+
+def test_a_mix_has_its_share_of_each(written, tmp_path):
+    other = dataclasses.replace(store(1), obs=store(1).obs + 1000)
+    data.write(other, tmp_path / "other")
+    cfg = run_config({written: 0.75, str(tmp_path / "other"): 0.25})
+    found = build_data.inputs(cfg)
+    algo = build_collect.algorithm(cfg, found.spec)
+    buffer, sets = build_data.of_stores(cfg, algo, found.train, found.spec, 1, 64, online=None)
+    full = jax.tree.map(lambda x, like: x.reshape(like.shape), sets.fill(), jax.eval_shape(buffer.init))
+    batch = buffer.sample(full, jax.random.key(3))
+    np.testing.assert_array_equal(jnp.asarray(batch.obs[:, 0] >= 1000), np.arange(64) >= 48)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.input=nowhere"], "nowhere does not exist"),
+        (["env.id=Acrobot-v1", "env.backend=jax"], "leave env.id out"),
+        (["algo.name=ppo", "replay=null"], "learns from its own rollouts"),
+        (["evaluation.every=10"], "evaluations are played in an environment"),
+        (["data.placement=host", "replay.prioritized=true"], "leave replay.prioritized out"),
+        (["devices.fake=4", "replay.batch_size=63"], "not divisible by 4 devices"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(written, overrides, message):
+    with pytest.raises(InputError, match=message):
+        cfg = run_config(written, *overrides)
+        build_data.inputs(cfg)

@@ -64,8 +64,8 @@ def _episodes(path: Path, flat: dict[str, np.ndarray], labels: dict[str, np.ndar
     whole_rows = last.dtype.kind in "iu" and last.ndim == 1 and last[-1:].tolist() == [rows - 1]
     if not whole_rows or not (np.diff(last, prepend=-1) > 0).all() or {*map(len, labels.values())} - {len(last)}:
         raise InputError(
-            f"data: {path}: {_LAST} does not rise to the last of {rows:,} rows, or there is not a label for each episode: "
-            "remove the group metadata, or write the file anew"
+            f"data: {path}: {_LAST} does not rise to the last of {rows:,} rows, or there is not a label for each "
+            "episode: remove the group metadata, or write the file anew"
         )
     return np.repeat(np.arange(len(last)), np.diff(last, prepend=-1))
 

@@ -94,7 +94,7 @@ class _Machine:
             stack.append(_Mark())
         elif name in _TUPLES:
             count = _TUPLES[name]
-            self.replace(count, tuple(stack[len(stack) - count :]))
+            self.replace(count, tuple(self.last(count)))
         elif name == "TUPLE":
             stack.append(tuple(self.items()))
         elif name == "EMPTY_DICT":
@@ -104,19 +104,23 @@ class _Machine:
         elif name == "GLOBAL":
             stack.append(_name(*argument.split(" ", 1)))
         elif name == "STACK_GLOBAL":
-            self.replace(2, _name(*stack[-2:]))
+            self.replace(2, _name(*self.last(2)))
         elif name == "REDUCE":
-            self.replace(2, _applied(*stack[-2:]))
+            self.replace(2, _applied(*self.last(2)))
         elif name == "BUILD":
-            self.replace(2, _built(*stack[-2:]))
+            self.replace(2, _built(*self.last(2)))
         elif name not in ("PROTO", "FRAME"):
             raise Refused(f"the pickle has the instruction {name}: only arrays of numbers are read")
 
     def replace(self, count: int, by: Any) -> None:
         """Puts one object in the place of the last ones of the stack."""
+        self.stack[len(self.stack) - count :] = [by]
+
+    def last(self, count: int) -> list[Any]:
+        """The last ones of the stack."""
         if len(self.stack) < count:
             raise Refused("the pickle is damaged (it takes more than it has)")
-        self.stack[len(self.stack) - count :] = [by]
+        return self.stack[len(self.stack) - count :]
 
     def items(self) -> list[Any]:
         """Takes from the stack what stands behind the last mark, and the mark."""

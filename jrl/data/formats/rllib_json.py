@@ -5,6 +5,7 @@ which no pickle is executed. Lists have no dtypes: their numbers are float32 and
 """
 
 import contextlib
+import dataclasses
 import gzip
 import io
 import json
@@ -12,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,7 +30,8 @@ _LONGEST = 2**30  # characters of a line
 _DEFAULT = "default_policy"  # RLlib's name of the only one
 
 
-class _Rows(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Rows:
     """The rows that a line has of one policy."""
 
     where: str  # file and line
@@ -39,6 +41,10 @@ class _Rows(NamedTuple):
 
     def __len__(self) -> int:
         return len(self.columns[names.REWARDS])
+
+    def without(self, left_out: set[str]) -> "_Rows":
+        """The rows without some columns."""
+        return dataclasses.replace(self, columns={k: x for k, x in self.columns.items() if k not in left_out})
 
 
 def read_file(path: Path) -> EpisodeStore:
@@ -56,7 +62,7 @@ def read_files(paths: Sequence[Path]) -> EpisodeStore:
     notes = (
         [f"left out: {', '.join(sorted(left_out))}, of which not every step has a row of numbers"] if left_out else []
     )
-    columns = _joined([part._replace(columns=_without(part.columns, left_out)) for part in rows], notes)
+    columns = _joined([part.without(left_out) for part in rows], notes)
     labels = {}
     if any(part.policy is not None for part in rows):
         each = np.array([part.policy or _DEFAULT for part in rows])
@@ -131,7 +137,7 @@ def _rows(given: dict[str, Any], where: str, policy: str | None, left_out: set[s
     if missing := [name for name in names.REQUIRED if name not in given]:
         raise InputError(f"{where}: the columns {', '.join(missing)} are missing: write obs, actions and rewards")
     columns: dict[str, PyTree] = {}
-    for name in given.keys() - names.LEFT_OUT:
+    for name in (k for k in given if k not in names.LEFT_OUT):
         try:
             columns[name] = _column(given[name], texts=name in (names.EPISODE, names.AGENT_ID))
         except (ValueError, RecursionError) as e:
@@ -174,10 +180,6 @@ def _column(value: Any, *, texts: bool = False) -> PyTree:
     if found.dtype.kind not in "biuf":
         raise ValueError("it has something else than numbers in it")
     return found
-
-
-def _without(columns: dict[str, PyTree], left_out: set[str]) -> dict[str, PyTree]:
-    return {name: column for name, column in columns.items() if name not in left_out}
 
 
 def _joined(rows: Sequence[_Rows], notes: list[str]) -> dict[str, PyTree]:

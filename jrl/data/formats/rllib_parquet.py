@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jrl.data.formats import parquet_footer, rllib_episodes, whole
 from jrl.data.formats import rllib_columns as names
-from jrl.data.formats import rllib_episodes, whole
 from jrl.data.spaces_json import plain, space_from_json, space_to_json
 from jrl.data.store import EpisodeStore
 from jrl.errors import InputError, cannot_import
@@ -24,9 +24,8 @@ from jrl.types import Dict, PyTree, Space, Tuple
 SUFFIXES = (".parquet",)
 NESTED = True
 _ABOUT = b"jrl"
-_TENSOR = b"ray.data.arrow_tensor_v2"
-_TENSORS = (b"ray.data.arrow_tensor", _TENSOR)
-_NAME, _SHAPE = b"ARROW:extension:name", b"ARROW:extension:metadata"
+_TENSOR = "ray.data.arrow_tensor_v2"
+_TENSORS = ("ray.data.arrow_tensor", _TENSOR, "arrow.fixed_shape_tensor")
 _TEXTS = (names.EPISODE, names.AGENT_ID, names.MODULE_ID)
 _BLOBS = "item"  # the only column of files of whole episodes
 
@@ -70,12 +69,13 @@ def read_files(paths: Sequence[Path]) -> EpisodeStore:
 def _table(path: Path) -> Any:
     pyarrow, parquet = _arrow(), _arrow("pyarrow.parquet")
     try:
-        metadata = parquet.read_metadata(path)
+        content = pyarrow.py_buffer(parquet_footer.hidden(path))
+        metadata = parquet.read_metadata(pyarrow.BufferReader(content))
         columns = [k for k in metadata.schema.to_arrow_schema().names if k not in names.LEFT_OUT]
         coded = [k for k in columns if k in _TEXTS]
-        with parquet.ParquetFile(path, metadata=metadata, memory_map=True, read_dictionary=coded) as file:
+        with parquet.ParquetFile(pyarrow.BufferReader(content), metadata=metadata, read_dictionary=coded) as file:
             return file.read(columns)
-    except (OSError, pyarrow.ArrowException) as e:
+    except (OSError, ValueError, KeyError, IndexError, TypeError, pyarrow.ArrowException) as e:
         raise InputError(f"data: {path} is damaged ({e}): remove it, or write it anew") from e
 
 
@@ -150,44 +150,44 @@ def _texts(parts: list[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 def _array(field: Any, column: Any) -> PyTree:
     """The rows of a column [N, *]. Raises ValueError: it is no array of numbers."""
-    metadata = field.metadata or {}
-    shape = None
-    if metadata.get(_NAME) in _TENSORS:
-        try:
-            shape = tuple(map(int, json.loads(metadata[_SHAPE])))
-        except (ValueError, TypeError, KeyError) as e:
-            raise ValueError(
-                "its shape was written as a pickle, as Ray 2.49 to 2.54 do: write it with a later Ray, or with "
-                "RAY_DATA_ARROW_EXTENSION_SERIALIZATION_CLOUDPICKLE=0"
-            ) from e
-    elif metadata.get(_NAME, b"").startswith(b"ray.data."):
-        raise ValueError(f"it has the type {metadata[_NAME].decode(errors='replace')}: its rows make no array")
-    trees = [_rows(chunk) for chunk in column.chunks if len(chunk)]
-    found = _joined(trees)
-    if shape is None or not isinstance(found, np.ndarray):
-        return found
-    return found.reshape(len(found), *shape)
+    return _joined([_rows(field, chunk) for chunk in column.chunks if len(chunk)])
 
 
-def _rows(chunk: Any) -> PyTree:
+def _shape(metadata: dict[bytes, bytes]) -> tuple[int, ...] | None:
+    """The shape of the rows of a column of arrays; None: its lists say it themselves."""
+    name = metadata.get(parquet_footer.HIDDEN, b"").decode(errors="replace")
+    if not name:
+        return None
+    if name not in _TENSORS:
+        raise ValueError(f"it has the type {name}: its rows make no array")
+    try:
+        found = json.loads(metadata[parquet_footer.DESCRIPTION])
+    except (ValueError, KeyError) as e:
+        raise ValueError(
+            "its shape was written as a pickle, as Ray 2.49 to 2.54 do: write it with a later Ray, or with "
+            "RAY_DATA_ARROW_EXTENSION_SERIALIZATION_CLOUDPICKLE=0"
+        ) from e
+    shape, order = (found["shape"], found.get("permutation")) if isinstance(found, dict) else (found, None)
+    if order not in (None, list(range(len(shape)))):
+        raise ValueError("its rows are arrays whose axes are permuted")
+    return tuple(map(int, shape))
+
+
+def _rows(field: Any, chunk: Any) -> PyTree:
     """The numbers of a piece of a column, where it can be without a copy."""
-    pyarrow, types = _arrow(), _arrow("pyarrow.types")
+    types = _arrow("pyarrow.types")
+    shape = _shape(field.metadata or {})
     if chunk.null_count:
         raise ValueError("some of its rows are empty")
-    if isinstance(chunk, pyarrow.ExtensionArray):
-        shape = getattr(chunk.type, "shape", None)
-        if shape is None or getattr(chunk.type, "permutation", None) not in (None, list(range(len(shape)))):
-            raise ValueError(f"it has the type {chunk.type}: its rows make no array")
-        return _rows(chunk.storage).reshape(len(chunk), *shape)
     kind = chunk.type
     if types.is_struct(kind):
-        return {kind.field(i).name: _rows(part) for i, part in enumerate(chunk.flatten())}
+        return {kind.field(i).name: _rows(kind.field(i), part) for i, part in enumerate(chunk.flatten())}
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        inner = _rows(chunk.flatten())
+        inner = _rows(kind.value_field, chunk.flatten())
         size = len(inner) // len(chunk) if isinstance(inner, np.ndarray) else -1
         if size * len(chunk) != len(inner) or not (types.is_fixed_size_list(kind) or _even(chunk, size)):
             raise ValueError("its rows have different lengths: they make no array")
-        return inner.reshape(len(chunk), size, *inner.shape[1:])
+        return inner.reshape(len(chunk), *((size, *inner.shape[1:]) if shape is None else shape))
     if types.is_string(kind) or types.is_large_string(kind):
         return _joined_rows([names.unpacked(text) for text in chunk.to_pylist()])
     if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
@@ -278,5 +278,5 @@ def _field(name: str, tree: PyTree) -> tuple[Any, Any]:
         return pyarrow.field(name, found.type), found
     size = int(np.prod(tree.shape[1:]))
     found = pyarrow.LargeListArray.from_arrays(np.arange(len(tree) + 1) * size, pyarrow.array(tree.reshape(-1)))
-    metadata = {_NAME: _TENSOR, _SHAPE: json.dumps(tree.shape[1:])}
+    metadata = {parquet_footer.NAME: _TENSOR, parquet_footer.DESCRIPTION: json.dumps(tree.shape[1:])}
     return pyarrow.field(name, found.type, metadata=metadata), found

@@ -51,9 +51,8 @@ def store_of(
             steps, last = _rows(steps, kept), last[kept]
     lengths = np.diff(np.flatnonzero(last), prepend=-1)  # rows [E]
     terminated, truncated = steps.terminated[last], steps.truncated[last]
-    cut = (
-        np.zeros_like(terminated) if steps.next_obs is not None else ~terminated
-    )  # their last row is but an observation
+    # without next observations the last row of an episode that did not truly end is its final observation
+    cut = ~terminated if steps.next_obs is None else np.zeros_like(terminated)
     offsets = np.concatenate([[0], np.cumsum(lengths + ~cut)]).astype(np.int64)
     rows = np.arange(len(last)) + np.repeat(offsets[:-1] - (np.cumsum(lengths) - lengths), lengths)
     is_step = None if not cut.any() else ~last | steps.terminated

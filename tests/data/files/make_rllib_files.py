@@ -1,7 +1,11 @@
-"""Makes the files beside it with RLlib itself: `pip install 'ray[rllib]==2.60.0' lz4 msgpack-numpy`, then run it in this directory.
+"""Makes the files beside it with RLlib itself.
 
-What is in them follows from the number e of an episode and its step t: the observation is [e, t] f32, the action t % 2,
-the reward 10 e + t. Episodes 0 and 2 have 3 steps and a true end, episode 1 has 4 and a time limit.
+    pip install 'ray[rllib]==2.60.0' lz4 msgpack-numpy
+    python make_rllib_files.py  # in this directory
+
+What is in them follows from the number e of an episode and its step t: the observation is [e, t] f32, the reward
+10 e + t; the action is t % 2 in JSON, random in Parquet. Episodes 0 and 2 have 3 steps and a true end, episode 1 has 4
+and a time limit.
 """
 
 import glob

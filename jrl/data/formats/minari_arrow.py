@@ -43,10 +43,13 @@ def table(directory: Path, format: str) -> dict[str, Part]:
         raise InputError(f"its files are of the format {format}: {cannot_import('pyarrow', e, 'pyarrow')}") from e
     tables = []
     for path in sorted(p for p in directory.iterdir() if p.is_file() and not p.name.startswith(_NOT_ROWS)):
+        # in this thread alone: one of pyarrow's that lets go of the map while the process ends would abort it
         if format == "parquet":
-            tables.append(parquet.ParquetFile(BufferReader(py_buffer(parquet_footer.hidden(path)))).read())
+            source = BufferReader(py_buffer(parquet_footer.hidden(path)))
+            tables.append(parquet.ParquetFile(source, pre_buffer=False).read(use_threads=False))
         else:
-            tables.append(ipc.open_file(BufferReader(py_buffer(_hidden(path)))).read_all())
+            source = BufferReader(py_buffer(_hidden(path)))
+            tables.append(ipc.open_file(source, options=ipc.IpcReadOptions(use_threads=False)).read_all())
     found = concat_tables(tables)
     return {name: Part(found[name].combine_chunks()) for name in found.column_names}
 

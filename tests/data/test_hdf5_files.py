@@ -124,6 +124,57 @@ def test_what_minari_wrote_is_read(tmp_path, format):
     assert "lossy" in store.notes[0] and store.notes[1:] == ("the info body of resets was left out",)
 
 
+@pytest.mark.parametrize("format", ["arrow", "parquet"])
+def test_no_extension_type_is_asked_to_read_itself(tmp_path, format):
+    """pyarrow hands the description of a type to whoever registered its name; some unpickle it."""
+    import pyarrow
+    from pyarrow import ipc, parquet
+
+    asked = []
+
+    class Planted(pyarrow.ExtensionType):
+        def __init__(self):
+            super().__init__(pyarrow.float64(), "jrl.planted")
+
+        def __arrow_ext_serialize__(self):
+            return b"planted"
+
+        @classmethod
+        def __arrow_ext_deserialize__(cls, storage, serialized):
+            asked.append(serialized)
+            return cls()
+
+    never = pyarrow.array([False, False, False])
+    columns = {
+        "observations": pyarrow.array([[0.5], [0.25], [1.0]], pyarrow.list_(pyarrow.float64(), 1)),
+        "actions": pyarrow.array([0, 1, 0]),
+        "rewards": pyarrow.ExtensionArray.from_storage(Planted(), pyarrow.array([1.0, 2.0, 0.0])),
+        "terminations": never,
+        "truncations": never,
+    }
+    file = tmp_path / "one-v0" / "data" / "0" / f"part-0.{format}"
+    file.parent.mkdir(parents=True)
+    spaces = {"observation_space": Box((1,), "float64"), "action_space": Discrete(2, "int64")}
+    spaces = {name: json.dumps(gymnasium_json.plain(space)) for name, space in spaces.items()}
+    (file.parent / "metadata.json").write_text('{"id": 0}')
+    metadata = {"total_episodes": 1, "data_format": format, **spaces}
+    (file.parent.parent / "metadata.json").write_text(json.dumps(metadata))
+    pyarrow.register_extension_type(Planted())
+    try:
+        table = pyarrow.table(columns)
+        if format == "parquet":
+            parquet.write_table(table, file)
+        else:
+            with ipc.new_file(file, table.schema) as writer:
+                writer.write_table(table)
+        asked.clear()
+        store = data.read(tmp_path / "one-v0")
+    finally:
+        pyarrow.unregister_extension_type("jrl.planted")
+    assert store.reward.tolist() == [1, 2, 0] and store.obs.tolist() == [[0.5], [0.25], [1.0]]
+    assert asked == []
+
+
 SPACES = [
     Box((2, 2), "float64", -1.5, (1.0, 2.0, float("inf"), 4.0)),
     Box((3,), "uint8", 0.0, 255.0),
@@ -329,8 +380,9 @@ BAD_D4RL = {
     "rows": ({"terminals": np.zeros(8)}, r"terminals has the shape \(8,\), not \(9,\)"),
     "last rows": (
         {"metadata/last_rows": np.array([5, 3, 8])},
-        "metadata/last_rows does not end with the last of 9 rows",
+        "last_rows does not rise to the last of 9 rows",
     ),
+    "labels": ({"metadata/last_rows": np.array([8]), "metadata/labels/x": np.ones(2)}, "not a label for each episode"),
     "wide": ({"rewards": np.zeros((9, 2))}, r"rewards has the shape \(9, 2\), not \(9,\)"),
     "next": ({"next_observations": np.zeros((9, 3))}, r"next_observations has the shape \(9, 3\), not \(9, 2\)"),
     "nothing": (

@@ -36,10 +36,7 @@ def read_file(path: Path) -> EpisodeStore:
         known = about.read(own) if own else None
     known = known or _guessed(flat)
     _check_shapes(path, flat, known)
-    rows = len(flat["rewards"])
-    if _LAST in flat and not _are_last_rows(flat[_LAST], rows):
-        raise InputError(f"data: {path}: {_LAST} does not end with the last of {rows:,} rows, or goes back: remove it")
-    episode = np.repeat(np.arange(len(flat[_LAST])), np.diff(flat[_LAST], prepend=-1)) if _LAST in flat else None
+    episode = _episodes(path, flat, labels)
     steps = transitions.Transitions(
         obs=flat["observations"],
         action=flat["actions"],
@@ -55,8 +52,22 @@ def read_file(path: Path) -> EpisodeStore:
     return transitions.store_of(steps, known.observation, known.action_space, meta=meta, notes=known.notes)
 
 
-def _are_last_rows(last: np.ndarray, rows: int) -> bool:
-    return last.dtype.kind in "iu" and last.ndim == 1 and last[-1:].tolist() == [rows - 1] and (np.diff(last) > 0).all()
+def _episodes(path: Path, flat: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> np.ndarray | None:
+    """The number of each row's episode, [N] i64, as we wrote it; None: the file does not say.
+
+    Raises:
+      InputError: these are not episodes of all rows, or there is not a label for each.
+    """
+    if _LAST not in flat:
+        return None
+    last, rows = flat[_LAST], len(flat["rewards"])
+    whole_rows = last.dtype.kind in "iu" and last.ndim == 1 and last[-1:].tolist() == [rows - 1]
+    if not whole_rows or not (np.diff(last, prepend=-1) > 0).all() or {*map(len, labels.values())} - {len(last)}:
+        raise InputError(
+            f"data: {path}: {_LAST} does not rise to the last of {rows:,} rows, or there is not a label for each "
+            "episode: remove the group metadata, or write the file anew"
+        )
+    return np.repeat(np.arange(len(last)), np.diff(last, prepend=-1))
 
 
 def _guessed(flat: dict[str, np.ndarray]) -> about.About:

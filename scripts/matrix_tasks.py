@@ -11,7 +11,7 @@ from jrl.envs.jax_env import Definition
 from jrl.envs.make import IN_JAX
 from jrl.envs.multi_agent import MultiDefinition
 from jrl.envs.multi_toys import several as copies
-from jrl.fields.data import Replay, learns_from
+from jrl.fields.data import Fixed, Replay, learns_from
 from jrl.settings import config
 from jrl.types import Box
 
@@ -145,6 +145,11 @@ _ALL = {
     "devices": {"learners": [0]},
     "run": {"log": [], "stall_seconds": None},
 }
+
+
+def names() -> tuple[str, ...]:
+    """The algorithms that are tried: all but those that learn from data sets alone."""
+    return tuple(name for name in algos.names() if learns_from(algos.get_config_class(name)) is not Fixed)
 
 
 def agents_of(algo: str, column: str) -> dict[str, Any] | None:

@@ -79,4 +79,7 @@ CASES: dict[str, Case] = {
         {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "exploration": Gaussian(std=0.5)},
         like="sac",
     ),
+    # the probe environments are learned by acting in them: what these learn is in their own tests
+    "bc": Case({**_RATE, **_STATISTICS, "ent_coef": 0.01, "max_grad_norm": 0.5}, {}, like="marwil"),
+    "marwil": Case({**_RATE, **_STATISTICS, "weight": "softmax", "ent_coef": 0.01, "max_grad_norm": 0.5}, {}),
 }  # fmt: skip

@@ -1,6 +1,6 @@
 """Data for algorithms without an environment: random observations, ends and masks under the contract, real extras.
 
-`data` gives what an algorithm learns from: a Rollout, or a Batch for those that learn from replay.
+`data` gives what an algorithm learns from: a Rollout, or a Batch for those that learn from replay or from a data set.
 """
 
 import functools
@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jrl import algos
 from jrl.envs import team
+from jrl.fields.data import Fixed, learns_from
 from jrl.networks import NetworkConfig
 from jrl.replay import ring, sequences
 from jrl.rollout import unroll
@@ -39,6 +40,11 @@ NETWORK = NetworkConfig(hidden=(8, 8))
 def in_teams(name):
     """Whether an algorithm acts for teams alone."""
     return algos.get_config_class(name).in_teams
+
+
+def from_data(name):
+    """Whether an algorithm learns from nothing but a data set."""
+    return learns_from(algos.get_config_class(name)) is Fixed
 
 
 def acts_in(name, kind):
@@ -210,8 +216,8 @@ def drawn(algo, env_spec, actor, batch_size=8, *, burn_in=2, length=6):
     kinds = {"obs": element(env_spec.observation), "action": element(env_spec.action)}
     sizes = {"capacity": 200, "num_envs": env_spec.num_envs, "batch_size": batch_size, "gamma": 0.9, "n_step": 2}
     if algo.sequences:
-        kept = jax.eval_shape(lambda: algo.carry(1).memory)
-        extras = {"carry": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), kept)}
+        kept = {name: x for name, x in made[0].extras.items() if name == "carry"}  # a data set has none
+        extras = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), kept)
         buffer = sequences.make(**kinds, **sizes, length=length, burn_in=burn_in, extras=extras)
     else:
         buffer = ring.make(**kinds, **sizes)

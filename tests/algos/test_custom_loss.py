@@ -65,7 +65,9 @@ def from_the_network(name, net, params, batch):
         return "value/q", mean(batch, q.mean(0))
     if name == "td3":
         return "value/q", mean(batch, net.apply(params, batch.obs, batch.action).mean(0))
-    return "policy/entropy", mean(batch, net.apply(params, batch.obs)[0].entropy())
+    found = net.apply(params, batch.obs)
+    dist = found if name == "bc" else found[0]
+    return "policy/entropy", mean(batch, dist.entropy())
 
 
 @each("ppo", "td3")

@@ -1,13 +1,15 @@
 """The kinds of files that experience is read from and written to, a module each, and which of them a path is.
 
-A module of files has `SUFFIXES`, `read_file(path) -> EpisodeStore` and `write_file(store, path, compress)`; one of
-directories has `is_one(directory)`, `read(directory)` and `write(store, directory, compress)`. What reads executes
-nothing that stands in a file.
+A module of files has `SUFFIXES`, `read_file(path) -> EpisodeStore` and `write_file(store, path, compress)`; where
+episodes may go on from one file to the next `read_files(paths)`; and `NESTED` where a directory has them in directories
+of its own. A module of directories has `is_one(directory)`, `read(directory)` and `write(store, directory, compress)`.
+What reads executes nothing that stands in a file.
 """
 
 import dataclasses
 import glob
 import importlib
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,9 @@ from jrl.data.store import EpisodeStore, concatenated
 from jrl.errors import InputError
 
 # name in configs and commands -> its module here
-_MODULES = {"jrl": "shards"}
+_MODULES = {"jrl": "shards", "rllib-json": "rllib_json", "rllib-parquet": "rllib_parquet"}
 NAMES = tuple(_MODULES)
-OF_FILES = ("jrl",)  # a run can write them file by file
+OF_FILES = ("jrl", "rllib-json", "rllib-parquet")  # a run can write them file by file
 
 
 def module(name: str) -> Any:
@@ -40,7 +42,7 @@ def read(paths: str | Path | Sequence[str | Path], format: str | None = None) ->
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     if not given:
         raise InputError("data: no path is given")
-    stores = [_read_one(path, format) for name in given for path in located(name)]
+    stores = [store for name in given for store in _stores(located(name), format)]
     store = concatenated(stores)
     name = str(given[0]) if len(given) == 1 else f"{given[0]} and {len(given) - 1} more"
     return store if store.meta.get("path") == name else _named(store, name)
@@ -58,11 +60,14 @@ def located(path: str | Path) -> list[Path]:
     return found
 
 
-def files(path: Path, suffixes: Sequence[str]) -> list[Path]:
-    """The files with one of the suffixes: the path itself, or those in the directory, by name."""
+def files(path: Path, kind: Any) -> list[Path]:
+    """The files of a format, given its module: the path itself, or those in the directory, by name."""
     if path.is_file():
         return [path]
-    return sorted(p for p in path.iterdir() if p.is_file() and p.name.endswith(tuple(suffixes)))
+    found = [p for p in path.iterdir() if p.is_file() and p.name.endswith(tuple(kind.SUFFIXES))]
+    if not found and getattr(kind, "NESTED", False):
+        found = [p for p in path.rglob("*") if p.is_file() and p.name.endswith(tuple(kind.SUFFIXES))]
+    return sorted(found)
 
 
 def format_of(path: Path) -> str:
@@ -72,21 +77,28 @@ def format_of(path: Path) -> str:
             if name not in OF_FILES and module(name).is_one(path):
                 return name
     for name in OF_FILES:
-        if files(path, module(name).SUFFIXES) and (path.is_dir() or path.name.endswith(tuple(module(name).SUFFIXES))):
+        if files(path, module(name)) and (path.is_dir() or path.name.endswith(tuple(module(name).SUFFIXES))):
             return name
     endings = ", ".join(f"{name} ({', '.join(module(name).SUFFIXES)})" for name in OF_FILES)
     raise InputError(f"data: {path} is of no format that is known: expected files of {endings}, or a Minari directory")
 
 
-def _read_one(path: Path, format: str | None) -> EpisodeStore:
-    name = format or format_of(path)
-    kind = module(name)
-    if name not in OF_FILES:
-        return _named(kind.read(path), str(path))
-    found = files(path, kind.SUFFIXES)
-    if not found:
-        raise InputError(f"data: {path} holds no file of the format {name} ({', '.join(kind.SUFFIXES)})")
-    return _named(concatenated([_named(kind.read_file(p), str(p)) for p in found]), str(path))
+def _stores(paths: Sequence[Path], format: str | None) -> list[EpisodeStore]:
+    """The stores of paths; files of a kind whose episodes go on from one to the next are read together."""
+    stores: list[EpisodeStore] = []
+    for name, same in itertools.groupby(paths, lambda path: format or format_of(path)):
+        kind = module(name)
+        if name not in OF_FILES:
+            stores += [_named(kind.read(path), str(path)) for path in same]
+            continue
+        found = []
+        for path in same:
+            found += (here := files(path, kind))
+            if not here:
+                raise InputError(f"data: {path} holds no file of the format {name} ({', '.join(kind.SUFFIXES)})")
+        together = hasattr(kind, "read_files")
+        stores += [kind.read_files(found)] if together else [_named(kind.read_file(p), str(p)) for p in found]
+    return stores
 
 
 def write(store: EpisodeStore, path: str | Path, format: str = "jrl", *, compress: bool = True) -> Path:

@@ -251,8 +251,9 @@ def make_agent(
 ) -> Agent:
     """An Agent whose policy is a distribution and learns from a data set; arguments and errors as of `agent.make`."""
     records = Records(log_prob=True)
+    # one optimizer for each array: of one gradient step at a time, gathering them into a vector is work of its own
     return agents.make(
-        cfg, spec, network, networks, kind="distribution", records=records, axis_name=axis_name, loss=loss
+        cfg, spec, network, networks, kind="distribution", records=records, flat=False, axis_name=axis_name, loss=loss
     )
 
 

@@ -311,7 +311,8 @@ def test_a_gradient_in_chunks_is_that_of_the_whole(name, rows, monkeypatch):
 def test_save_restore_continue(name, loaded, tmp_path):
     m = made(name, loaded)
     straight, batches = m.state, m.batches(4)
-    run = config.load(None, algo=name, env="CartPole-v1", stop=["env_steps=1e5"])
+    given, stop = (["data.input=nowhere"], "updates=1e5") if fakes.from_data(name) else ([], "env_steps=1e5")
+    run = config.load(None, given, algo=name, env="CartPole-v1", stop=[stop])
     for i, data in enumerate(batches):
         if i == 2:
             meta = checkpoint.meta(run, m.spec, counters={"iteration": i, "env_steps": i, "time_s": 0.0})

@@ -56,6 +56,7 @@ _MODULES = {
     "td3": "jrl.algos.td3",
     "bc": "jrl.algos.bc",
     "marwil": "jrl.algos.marwil",
+    "dt": "jrl.algos.dt",
 }
 
 

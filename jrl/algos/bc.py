@@ -81,13 +81,24 @@ class Config(Cloning):
 
     def validate(self) -> list[str]:
         """What is wrong with the combination of values, each with its mend."""
-        errors: list[str] = []
-        if self.loss == "mse" and self.ent_coef != 0:
-            errors.append(
-                "ent_coef has nothing to hold it with loss mse, which does not read the policy's deviation: leave it "
-                "out, or use loss log_prob"
-            )
-        return errors + super().validate()
+        return loss_faults(self.loss, self.ent_coef) + super().validate()
+
+
+def loss_faults(loss: str, ent_coef: Any) -> list[str]:
+    """What is wrong with a loss and a weight of the entropy."""
+    if loss != "mse" or ent_coef == 0:
+        return []
+    return [
+        "ent_coef has nothing to hold it with loss mse, which does not read the policy's deviation: leave it out, or "
+        "use loss log_prob"
+    ]
+
+
+def check_loss(loss: str, spec: EnvSpec) -> None:
+    """Raises InputError: a squared error of actions that are not Boxes."""
+    other = [str(leaf) for _, leaf in spaces.leaves(spec.action) if not _is_real(leaf)]
+    if loss == "mse" and other:
+        raise InputError(f"algo.loss mse needs actions of float Boxes, not {', '.join(other)}: use loss log_prob")
 
 
 @struct.dataclass
@@ -118,12 +129,12 @@ def policy_network(cfg: Cloning, observer: Observer, network: NetworkConfig) -> 
     return critics.Policy(init, apply, net.carry, step, unroll)
 
 
-def init(cfg: Config, agent: Agent, key: Key) -> State:
+def init(cfg: Cloning, agent: Agent, key: Key) -> State:
     """The State at the start."""
     return agents.begin(cfg, agent, key, agent.net.init(key))
 
 
-def policy(cfg: Config, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool):
+def policy(cfg: Cloning, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool):
     """The distribution of actions [B]."""
     dist, memory = agent.net.step(actor.params, obs, memory)
     return dist, memory, {}
@@ -186,7 +197,7 @@ def _is_real(leaf: Leaf) -> bool:
 # ---------------------------------------------------------------- learning
 
 
-def loss(cfg: Config, agent: Agent, params: PyTree, rows: Rows, *, ent_coef: Any) -> tuple[Array, Metrics]:
+def loss(cfg: Any, agent: Agent, params: PyTree, rows: Rows, *, ent_coef: Any) -> tuple[Array, Metrics]:
     """-log pi(a | s), or |mode(s) - a|^2 in the mean over its elements, - ent_coef entropy: the mean over Rows [N]."""
     dist = agent.net.apply(params, rows.obs)
     mean = lambda x: jnp.mean(rows.weight * x)
@@ -223,7 +234,7 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
     return state, UpdateAux(metrics)
 
 
-def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
+def outputs(cfg: Cloning, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
     """The distribution of actions of observations [B, *] at an episode's start."""
     memory = agent.net.carry(spaces.batch_shape(agent.spec.observation, obs)[0])
     return {"distribution": agent.net.step(state.params, agent.observer.see(state.obs_stats, obs), memory)[0]}
@@ -267,9 +278,7 @@ def make(
     Raises:
       InputError: a space or network that BC cannot handle, or `loss: mse` of actions that are not Boxes.
     """
-    other = [str(leaf) for _, leaf in spaces.leaves(spec.action) if not _is_real(leaf)]
-    if cfg.loss == "mse" and other:
-        raise InputError(f"algo.loss mse needs actions of float Boxes, not {', '.join(other)}: use loss log_prob")
+    check_loss(cfg.loss, spec)
     agent = make_agent(cfg, spec, network, policy_network, axis_name=axis_name, loss=loss)
     return agents.algo(
         cfg,

@@ -17,6 +17,7 @@ from jrl.envs.history import History, history
 from jrl.envs.spec import NARROW
 from jrl.envs.wrappers import action_transform
 from jrl.errors import InputError, counted
+from jrl.fields.data import RETURN_TO_GO, TIMESTEP, reads
 from jrl.replay.layout import TO_END
 from jrl.settings import datasets
 from jrl.settings.config import RunConfig
@@ -136,6 +137,7 @@ def prepared(cfg: RunConfig, store: EpisodeStore, spec: EnvSpec) -> EpisodeStore
         action, shift = _as_chosen(env_action, spec.action, action)
         if LOG_PROB in columns:  # the density of what was chosen, not of what it stood for
             columns[LOG_PROB] = columns[LOG_PROB] + np.float32(shift)
+    columns |= {name: column(store) for name, column in _MADE.items() if name in reads(cfg.algo)}
     if told:
         obs = _remembered(cfg, spec._replace(observation=own), store, obs, action)
     return dataclasses.replace(
@@ -239,6 +241,21 @@ def _as_chosen(env: Space, policy: Space, action: PyTree) -> tuple[PyTree, float
     parts = zip(spaces.leaves(env), spaces.leaves(policy), jax.tree.leaves(action), strict=True)
     arrays = [leaf(own, chosen, x) for (_, own), (_, chosen), x in parts]
     return spaces.of_leaves(policy, arrays), total
+
+
+def _return_to_go(store: EpisodeStore) -> np.ndarray:
+    """The sum of rewards from each row to the end of its episode, [R] f32, without discount; 0 at its end."""
+    total = np.cumsum(store.reward, dtype=np.float64)
+    before = np.concatenate([[0.0], total[:-1]])
+    return (np.repeat(total[store.offsets[1:] - 1], store.lengths() + 1) - before).astype(np.float32)
+
+
+def _timestep(store: EpisodeStore) -> np.ndarray:
+    """The number of each row in its episode, [R] i32."""
+    return (np.arange(store.num_rows) - np.repeat(store.offsets[:-1], store.lengths() + 1)).astype(np.int32)
+
+
+_MADE = {RETURN_TO_GO: _return_to_go, TIMESTEP: _timestep}  # columns that follow from the others
 
 
 def _rewards(cfg: RunConfig, store: EpisodeStore) -> np.ndarray:
@@ -350,17 +367,23 @@ def chunks(store: EpisodeStore, extras: Mapping[str, PyTree], rows: int) -> Iter
         )
 
 
-def statistics(ingest: Callable[[PyTree, Rollout], PyTree], state: PyTree, stores: Sequence[EpisodeStore]) -> PyTree:
+def statistics(
+    ingest: Callable[[PyTree, Rollout], PyTree],
+    state: PyTree,
+    stores: Sequence[EpisodeStore],
+    names: Sequence[str] = (),
+) -> PyTree:
     """The running statistics of observations that an algorithm's State has after all data, once.
 
     Args:
       ingest: of an Algo made without a mapped axis.
       state: of it, fresh.
       stores: the data.
+      names: of columns that it reads.
     """
     take = jax.jit(ingest)
     for store in stores:
-        for chunk in chunks(store, {}, store.num_rows):
+        for chunk in chunks(store, {name: store.columns[name] for name in names}, store.num_rows):
             state = take(state, chunk)
     return state.obs_stats
 

@@ -79,4 +79,9 @@ CASES: dict[str, Case] = {
         {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "exploration": Gaussian(std=0.5)},
         like="sac",
     ),
+    "iql": Case(
+        {**_RATE, "num_critics": 3, "max_grad_norm": 0.5},
+        {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "expectile": 0.9},
+        like="sac",
+    ),
 }  # fmt: skip

@@ -30,6 +30,7 @@ from jrl import networks as nets
 from jrl.algos import agent as agents
 from jrl.algos import critics, parts
 from jrl.algos.agent import Agent, Common, State
+from jrl.algos.critics import q_taken
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.algos.observer import Observer
@@ -130,7 +131,7 @@ def under_policy(
       over: takes the values of the critics [C, ...] together along axis 0, such as jnp.min.
       burn_in: rows of a Window that only warm the memory up.
     """
-    policy, critic = agent.net
+    policy, critic = agent.net.policy, agent.net.critic
     dist = policy.apply(actor_params, critics.policy_reads(policy, actor_params, obs, burn_in))
     obs = critics.critics_read(critic, critic_params, obs, burn_in)
     if isinstance(dist, distributions.Categorical):
@@ -141,15 +142,6 @@ def under_policy(
         return jnp.sum(prob * q, -1), jnp.sum(prob * log_prob, -1)
     action, log_prob = dist.from_noise(noise)
     return over(critic.apply(critic_params, obs, action), 0), log_prob
-
-
-def q_taken(agent: Agent, critic_params: PyTree, batch: Batch) -> Array:
-    """The critics' values of the actions taken [C, N], or [C, N, L]."""
-    if isinstance(agent.spec.action, Discrete):
-        # a comparison instead of an index: its gradient is a select, that of an index is a scatter
-        taken: Any = jax.nn.one_hot(batch.action, agent.spec.action.n)
-        return jnp.sum(taken[None] * agent.net.critic.apply(critic_params, batch.obs), -1)
-    return agent.net.critic.apply(critic_params, batch.obs, batch.action)
 
 
 def target_entropy(cfg: Config, agent: Agent, batch: Batch) -> Any:
@@ -233,7 +225,7 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
 
 def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
     """What the networks say at an episode's start; `q` of actions that are not allowed, too."""
-    policy, critic = agent.net
+    policy, critic = agent.net.policy, agent.net.critic
     obs, params = agent.observer.see(state.obs_stats, obs), state.params["critic"]
     dist, _ = policy.step(state.params["actor"], obs, policy.carry(jax.tree.leaves(obs)[0].shape[0]))
     if isinstance(dist, distributions.Categorical):

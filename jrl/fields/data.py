@@ -1,6 +1,6 @@
 """What kind of data an algorithm learns from: its Config class says it, and its Algo with what belongs to it."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Fresh(NamedTuple):
@@ -28,3 +28,9 @@ class Fixed(NamedTuple):
 def learns_from(config_class: type | None) -> type:
     """Fresh, Replay or Fixed: what an algorithm's Config class names in `learns_from`; Fresh where it names none."""
     return getattr(config_class, "learns_from", Fresh)
+
+
+def reads(config: Any) -> tuple[str, ...]:
+    """What an algorithm needs in the extras of a sample beside a transition, such as `types.NEXT_ACTION`: what its
+    Config names in `reads`; nothing where it names none."""
+    return getattr(config, "reads", ())

@@ -92,7 +92,7 @@ def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critic
         )
 
     check(space, cfg)
-    module = _Critic(space, cfg)
+    module = _Critic(space, cfg.of_critics())
     image = any(is_image(leaf) for _, leaf in spaces.leaves(space))
 
     def init(key: Key) -> PyTree:

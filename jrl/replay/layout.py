@@ -49,6 +49,7 @@ class Layout:
     gamma: Any  # discount of one step; may be traced
     n_step: int | tuple[int, int]  # steps of a transition, or the fewest and the most
     in_step: bool  # the columns share one head
+    next_action: bool = False  # samples have `types.NEXT_ACTION` among their extras
 
     @property
     def slots(self) -> int:

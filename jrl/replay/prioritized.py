@@ -61,11 +61,12 @@ def make(
     frame_stack: FrameStack | None = None,
     extras: Mapping[str, PyTree] | None = None,
     in_step: bool = True,
+    next_action: bool = False,
 ) -> Buffer:
     """A ring of the latest rows, sampled by priority (arXiv:1511.05952, section 3.3, proportional variant).
 
     Args:
-      obs, action, capacity, num_envs, batch_size, gamma, n_step, frame_stack, extras, in_step: see
+      obs, action, capacity, num_envs, batch_size, gamma, n_step, frame_stack, extras, in_step, next_action: see
         `ring.make`.
       alpha, beta, eps, num_devices: see `sampler`.
     Returns:
@@ -84,6 +85,7 @@ def make(
         frame_stack=frame_stack,
         extras=extras,
         in_step=in_step,
+        next_action=next_action,
     )
     by_priority = sampler(rows.layout, batch_size, alpha=alpha, beta=beta, eps=eps, num_devices=num_devices)
     return buffer(rows, by_priority, lambda state, *drawn: rows.transitions(state, *drawn))

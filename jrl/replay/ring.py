@@ -27,6 +27,7 @@ def make(
     frame_stack: FrameStack | None = None,
     extras: Mapping[str, PyTree] | None = None,
     in_step: bool = True,
+    next_action: bool = False,
     redraw: bool = True,
 ) -> Buffer:
     """A ring of the latest rows, sampled uniformly.
@@ -43,6 +44,7 @@ def make(
       frame_stack: store one frame per row of observations that are stacks of them.
       extras: name -> of one environment; what is kept of `Rollout.extras`, for `Batch.extras`.
       in_step: every add brings each column as many rows, and `Rollout.count` is not read. Without, writes are slower.
+      next_action: samples tell what was done after each transition: `types.NEXT_ACTION` in `Batch.extras`.
       redraw: draw another row where one is masked. Without, which rows are drawn follows from the key alone, and
         buffers whose columns are masked at other times draw the same.
     Returns:
@@ -60,6 +62,7 @@ def make(
         frame_stack=frame_stack,
         extras=extras,
         in_step=in_step,
+        next_action=next_action,
     )
 
     def sample(state, key: Key):

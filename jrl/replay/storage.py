@@ -59,6 +59,7 @@ def make(
     extras: Mapping[str, PyTree] | None = None,
     length: int = 1,
     in_step: bool = True,
+    next_action: bool = False,
 ) -> Storage:
     """See `ring.make`; `length` is how many rows of a column a sample spans.
 
@@ -77,6 +78,7 @@ def make(
         gamma=gamma,
         n_step=n_step,
         in_step=in_step,
+        next_action=next_action,
     )
     if faults := list(layout.faults()):
         raise InputError(*faults)

@@ -75,7 +75,7 @@ CASES: dict[str, Case] = {
         {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "learn_ent_coef": False, "ent_coef": 0.02},
     ),
     "td3": Case(
-        {**_RATE, "num_critics": 3, "policy_every": 1, "max_grad_norm": 0.5},
+        {**_RATE, "num_critics": 3, "policy_every": 1, "max_grad_norm": 0.5, "actor_bc": 0.5, "critic_bc": 0.2},
         {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "exploration": Gaussian(std=0.5)},
         like="sac",
     ),

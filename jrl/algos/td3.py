@@ -165,6 +165,7 @@ def held_to_data(cfg: Config, agent: Agent, batch: Batch, action: Array, q: Arra
     scale = 1.0 / jnp.maximum(parts.pmean(mean, agent.axis_name), 1e-8)
     penalty = distance(batch, action, batch.action)
     if cfg.bc_alpha is None:
+        assert cfg.actor_bc is not None
         return cfg.actor_bc * penalty - scale * q
     return penalty / math.prod(action.shape[batch.reward.ndim :]) - cfg.bc_alpha * scale * q
 

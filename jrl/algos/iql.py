@@ -90,10 +90,10 @@ class Config(Common):
 class ClippedGaussian(distributions.DiagGaussian):
     """Normal variables around means in [-1, 1] whose samples are clipped to it; densities are those before clipping."""
 
-    def sample(self, key: Key) -> Array:
+    def sample(self, key) -> jax.Array:
         return jnp.clip(super().sample(key), -1.0, 1.0)
 
-    def from_noise(self, noise: Array) -> tuple[Array, Array]:
+    def from_noise(self, noise) -> tuple[jax.Array, jax.Array]:
         action, log_prob = super().from_noise(noise)
         return jnp.clip(action, -1.0, 1.0), log_prob
 

@@ -78,8 +78,13 @@ CASES: dict[str, Case] = {
         {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "learn_ent_coef": False, "ent_coef": 0.02},
     ),
     "td3": Case(
-        {**_RATE, "num_critics": 3, "policy_every": 1, "max_grad_norm": 0.5},
+        {**_RATE, "num_critics": 3, "policy_every": 1, "max_grad_norm": 0.5, "actor_bc": 0.5, "critic_bc": 0.2},
         {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "exploration": Gaussian(std=0.5)},
+        like="sac",
+    ),
+    "iql": Case(
+        {**_RATE, "num_critics": 3, "max_grad_norm": 0.5},
+        {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "expectile": 0.9},
         like="sac",
     ),
     # the probe environments are learned by acting in them: what these learn is in their own tests

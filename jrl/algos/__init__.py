@@ -19,8 +19,8 @@ scalars by name; of both, means are taken over the pieces of a batch and over de
     dqn, iqn      net: parts.QNetwork, `q(params, obs) -> [N, A]`                        batch: parts.TdBatch [N]
     vdn           net: parts.QNetwork, `q(params, obs) -> [N, agents, A]`                batch: parts.TdBatch [N]
     pqn           net: parts.QNetwork, `q(params, obs) -> [N, A]`                        batch: pqn.Rows [N]
-    sac, td3      net: networks.critics.Critics, `apply(params, obs, action) -> [C, N]`, for sac with Discrete actions
-                  `apply(params, obs) -> [C, N, A]`; it is the critics' loss, `params` are theirs
+    sac, td3,     net: networks.critics.Critics, `apply(params, obs, action) -> [C, N]`, with Discrete actions
+    iql           `apply(params, obs) -> [C, N, A]`; it is the critics' loss, `params` are theirs
                                                                                          batch: parts.TdBatch [N]
 
 With a core, rows are sequences: leaves are [N, L, *], and `obs` is a Window, which `net` reads like an observation.
@@ -54,6 +54,7 @@ _MODULES = {
     "pqn": "jrl.algos.pqn",
     "sac": "jrl.algos.sac",
     "td3": "jrl.algos.td3",
+    "iql": "jrl.algos.iql",
     "bc": "jrl.algos.bc",
     "marwil": "jrl.algos.marwil",
     "dt": "jrl.algos.dt",
@@ -112,13 +113,15 @@ def get(name: str) -> ModuleType:
 
 
 def critic_faults(cfg: Any, network: NetworkConfig) -> list[str]:
-    """Returns why nothing of an algorithm, told by its Config, can read `network.value_inputs`, one message each."""
-    if not network.value_inputs or getattr(cfg, "has_critic", False):
+    """Returns why nothing of an algorithm, told by its Config, can be what the network's options of critics alone
+    (`value_inputs`, `critic_layer_norm`) are for, one message each."""
+    asked = [name for name in ("value_inputs", "critic_layer_norm") if getattr(network, name)]
+    if not asked or getattr(cfg, "has_critic", False):
         return network.sharing_faults()
     name = type(cfg).__module__.rpartition(".")[2]
     others = [other for other in names() if getattr(get_config_class(other), "has_critic", False)]
     instead = either(alike(cfg, others))
-    return [f"network.value_inputs: {name} has no critic beside its policy: use {instead}, or leave this out"]
+    return [f"network.{key}: {name} has no critic beside its policy: use {instead}, or leave this out" for key in asked]
 
 
 def alike(cfg: Any, others: Iterable[str]) -> list[str]:

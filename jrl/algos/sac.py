@@ -32,6 +32,7 @@ from jrl import networks as nets
 from jrl.algos import agent as agents
 from jrl.algos import conservative, critics, parts
 from jrl.algos.agent import Agent, Common, State
+from jrl.algos.critics import of_taken, q_taken
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.algos.observer import Observer
@@ -161,20 +162,6 @@ def under_policy(
     return over(critic.apply(critic_params, obs, action), 0), log_prob
 
 
-def q_taken(agent: Agent, critic_params: PyTree, batch: Batch) -> Array:
-    """The critics' values of the actions taken [C, N], or [C, N, L]."""
-    if isinstance(agent.spec.action, Discrete):
-        return of_taken(agent.spec.action, agent.net.critic.apply(critic_params, batch.obs), batch)
-    return agent.net.critic.apply(critic_params, batch.obs, batch.action)
-
-
-def of_taken(space: Discrete, q: Array, batch: Batch) -> Array:
-    """Of the values [C, N, A] those of the actions taken [C, N]; [C, N, L] of Windows."""
-    # a comparison instead of an index: its gradient is a select, that of an index is a scatter
-    taken: Any = jax.nn.one_hot(batch.action, space.n)
-    return jnp.sum(taken[None] * q, -1)
-
-
 def q_taken_and_gap(cfg: Config, agent: Agent, state: State, critic_params: PyTree, batch: Batch):
     """`q_taken`, and CQL's term with its metrics: (values, penalty [], metrics)."""
     weight, space = conservative.weight_of(cfg, state.params), agent.spec.action
@@ -291,7 +278,7 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
 
 def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
     """What the networks say at an episode's start; `q` of actions that are not allowed, too."""
-    policy, critic = agent.net
+    policy, critic = agent.net.policy, agent.net.critic
     obs, params = agent.observer.see(state.obs_stats, obs), state.params["critic"]
     dist, _ = policy.step(state.params["actor"], obs, policy.carry(jax.tree.leaves(obs)[0].shape[0]))
     if isinstance(dist, distributions.Categorical):

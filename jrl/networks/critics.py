@@ -101,7 +101,7 @@ def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critic
 
     check(space, cfg)
     assert isinstance(action, Box)
-    module = _Critic(space, action, cfg)
+    module = _Critic(space, action, cfg.of_critics())
     image = any(is_image(leaf) for _, leaf in spaces.leaves(space))
 
     def init(key: Key) -> PyTree:

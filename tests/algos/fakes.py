@@ -19,6 +19,7 @@ from jrl.replay import ring, sequences
 from jrl.rollout import unroll
 from jrl.run import parallel
 from jrl.types import (
+    NEXT_ACTION,
     Batch,
     Box,
     Dict,
@@ -142,7 +143,7 @@ def rollout(algo, env_spec, actor, *, T=8, seed=0):
 
 
 def batch(algo, env_spec, actor, *, N=64, seed=0):
-    """A Batch whose actions come from `algo.act`; a quarter of its rows are void."""
+    """A Batch whose actions come from `algo.act`; a quarter of its rows are void. Behind two thirds the data go on."""
     rng = np.random.default_rng(seed)
     obs, next_obs = (jax.tree.map(jnp.asarray, observations(rng, env_spec.observation, (N,))) for _ in range(2))
     step = jax.tree.map(lambda x: np.asarray(x)[None], obs)
@@ -156,6 +157,7 @@ def batch(algo, env_spec, actor, *, N=64, seed=0):
         next_obs=next_obs,
         weight=jnp.asarray(weight / weight.mean(), jnp.float32),
         index=jnp.asarray(rng.integers(0, 1000, N), jnp.int32),
+        extras={NEXT_ACTION: {"action": jnp.roll(actions[0], 1, 0), "valid": jnp.asarray(rng.random(N) > 0.33)}},
     )
 
 
@@ -215,6 +217,7 @@ def drawn(algo, env_spec, actor, batch_size=8, *, burn_in=2, length=6):
         return made[1]
     kinds = {"obs": element(env_spec.observation), "action": element(env_spec.action)}
     sizes = {"capacity": 200, "num_envs": env_spec.num_envs, "batch_size": batch_size, "gamma": 0.9, "n_step": 2}
+    sizes["next_action"] = True
     if algo.sequences:
         kept = {name: x for name, x in made[0].extras.items() if name == "carry"}  # a data set has none
         extras = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), kept)

@@ -8,6 +8,7 @@ What a file does not set has jrl's default, not RLlib's: those that differ are l
 not have is an error, unless it is to be dropped. docs/rllib-users.md has the table of keys.
 """
 
+import copy
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -109,6 +110,7 @@ def _job(data: Mapping[str, Any], algo: str | None, env: Any, name: str | None) 
     job.put(body.algo_key if algo is None else "--algo", "algo.name", ours, note)
     for key, value in PARTS.get(source, {}).items():
         job.set(key, value, f"run: {source.upper()}")
+    job.base = copy.deepcopy(job.tree)
     job.lines += choices
     memory.begin(job)
     if not raw.get("env") and not job.from_data:

@@ -171,7 +171,10 @@ def _imitation(job: Job, key: str, value: Any) -> None:
 def _lagrangian(job: Job, key: str, value: Any) -> None:
     if not job.given.get("lagrangian"):
         return job.drop(key, "the weight is not learned: lagrangian is off")
-    gap, weight = job.given.get("lagrangian_thresh", 5.0), job.given.get("min_q_weight", 5.0)
+    gap, weight = (
+        job.given.get("lagrangian_thresh", 5.0),
+        job.given.get("min_q_weight", job.settled("algo.cql_weight") or 5.0),
+    )
     if KEYS[key].name == "lagrangian" and "lagrangian_thresh" in job.given:
         return job.drop(key, "true: see lagrangian_thresh")
     for name, number in (("lagrangian_thresh", gap), ("min_q_weight", weight)):

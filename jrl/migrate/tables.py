@@ -49,7 +49,7 @@ PARTS: dict[str, dict[str, Any]] = {
         "algo.double": True, "algo.dueling": True, "algo.value_rescaling": True, "replay.prioritized": True,
     },
     "cql": {"algo.conservative": True},
-    "dt": {"network.use_prev_action": True, "network.use_prev_reward": True},
+    "dt": {"network.core.name": "gtrxl", "network.use_prev_action": True, "network.use_prev_reward": True},
 }  # fmt: skip
 
 KEYS: dict[str, Key] = {name: key for group in GROUPS.values() for key in group for name in key.names}

@@ -118,6 +118,8 @@ class Algorithm(ByHand, Adds):
             raise InputError(
                 "run.on_nonfinite rollback needs the checkpoints of `python -m jrl.train`: use stop or ignore here"
             )
+        if datasets.alone(cfg) and (updates := cfg.data.updates_per_iteration) and not cfg.run.report_every:
+            cfg = dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, report_every=updates))
         if cfg.run.compile_cache:
             build.enable_compile_cache()
         found = checkpoint.locate(saved) if saved else None
@@ -162,7 +164,8 @@ class Algorithm(ByHand, Adds):
     # ------------------------------------------------------------ training
 
     def train(self) -> dict[str, Any]:
-        """One iteration: at least one rollout and its updates, and as many as `reporting` asks for.
+        """One iteration: at least one rollout and its updates, and as many as `reporting` asks for. From data alone
+        `updates_per_iteration` updates, if `offline_data` says so.
 
         The first one makes the run directory, `logdir`, unless `debugging(log=[])` says that nothing is written.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jrl.fields import schema
-from jrl.fields.data import Replay, learns_from
+from jrl.fields.data import Fresh, learns_from
 from jrl.settings.sections import RunConfig
 
 GROUPS: dict[str, dict[str, str]] = {
@@ -73,6 +73,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "validation_batches": "data.validation_batches",
         "data_reward": "data.reward",
         "placement": "data.placement",
+        "output": "data.output",
     },
     "multi_agent": {
         "policies": "multi_agent.policies",
@@ -161,7 +162,6 @@ DERIVED: dict[str, dict[str, tuple[Any, str]]] = {
     },
     "offline_data": {
         "dataset_num_iters_per_learner": (int, "updates of an iteration from data: sets updates_per_iteration"),
-        "output": (str, "directory that the run's own episodes are written to: sets path of output in section data"),
     },
     "learners": {"num_learners": (int, "devices that learn, the first so many: sets learners")},
     "training": {
@@ -224,7 +224,7 @@ NOT_SET = _NotSet()
 
 def arguments(algo_config: type) -> dict[str, dict[str, Argument]]:
     """Group -> keyword -> Argument, for an algorithm."""
-    replay = learns_from(algo_config) is Replay
+    replay = learns_from(algo_config) is not Fresh
     found: dict[str, dict[str, Argument]] = {}
     for group, mapping in GROUPS.items():
         own = {f.name: f"algo.{f.name}" for f in _fields(algo_config)} if group == "training" else {}

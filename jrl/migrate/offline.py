@@ -106,6 +106,8 @@ def _estimators(job: Job, key: str, value: Any) -> None:
 def _output(job: Job, key: str, value: Any) -> None:
     if job.from_data:
         return job.drop(key, NOBODY)
+    if isinstance(value, Mapping):  # as the section has it
+        return job.put(key, "data.output", value)
     config = job.given.get("output_config") or {}
     path = config.get("path") if value == "dataset" and isinstance(config, Mapping) else value
     if not isinstance(path, str) or "<" in path or "://" in path:

@@ -98,8 +98,7 @@ def _stop(job: Job, criteria: Mapping[str, Any]) -> None:
         elif name == "training_iteration":
             each = job.sizes.iteration(job)
             steps[key] = int(value) * each
-            unit = "updates" if job.from_data else "steps"
-            job.lines.append(f"{key} -> stop.{budget}: {steps[key]}  ({value:g} iterations of {each} {unit})")
+            job.lines.append(f"{key} -> stop.{budget}: {steps[key]}  ({value:g} iterations of {job.steps(each)})")
         elif ours == "env_steps" and job.from_data:
             steps[key] = job.sizes.updates_of(job, value, trained="trained" in name)
             job.lines.append(f"{key} -> stop.{budget}: {steps[key]}  (of {job.sizes.drawn} rows)")
@@ -127,8 +126,7 @@ def _checkpoints(job: Job, key: str, value: Any) -> None:
     if not isinstance(value, int):
         return job.wrong(key, "a whole number", value)
     each = job.sizes.iteration(job)
-    unit = "updates" if job.from_data else "steps"
-    return job.put(key, "checkpoint.every", value * each, f"{value} iterations of {each} {unit}")
+    return job.put(key, "checkpoint.every", value * each, f"{value} iterations of {job.steps(each)}")
 
 
 def _best(job: Job, key: str, value: Any) -> None:

@@ -13,6 +13,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
+from jrl.errors import counted
 from jrl.fields import schema
 from jrl.fields.bounds import INT64, is_number, short
 from jrl.fields.data import Fixed, Fresh, learns_from
@@ -175,6 +176,10 @@ class Job:
         else:
             self.tree = schema.merge(self.tree, nested)
         self.origins[ours] = key
+
+    def steps(self, number: int) -> str:
+        """So many of what the run counts by, in words."""
+        return counted(number, "update") if self.from_data else f"{number} steps"
 
     def drop(self, key: str, reason: str) -> None:
         self.lines.append(f"{self.prefix}{key}: dropped: {reason}")

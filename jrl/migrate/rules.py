@@ -225,8 +225,7 @@ def _interval(job: Job, key: str, value: Any) -> None:
         return job.drop(key, f"{value}: no evaluation during training")
     if not job.given.get("min_sample_timesteps_per_iteration"):
         steps = job.sizes.iteration(job)
-        unit = "updates" if job.from_data else "steps"
-        job.put(key, "run.report_every", steps, f"a result row covers an iteration of {steps} {unit}")
+        job.put(key, "run.report_every", steps, f"a result row covers an iteration of {job.steps(steps)}")
     return job.put(key, "evaluation.interval", value)
 
 

@@ -28,9 +28,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from random_data import OFFLINE, from_data
+
 from jrl.callbacks import Callbacks
 from jrl.settings.config import load
-from scripts.random_data import OFFLINE, from_data
 
 _OWN = "custom.callbacks=[scripts.bench_speed"
 _CARTPOLE = ["configs/ppo.yaml", "algo.gamma=0.99", "algo.gae_lambda=0.95", "algo.ent_coef=0.01"]

@@ -39,7 +39,7 @@ from jrl.errors import InputError
 from jrl.rollout import unroll
 from jrl.run import build, checkpoint
 from jrl.run.session import Session
-from jrl.settings import config
+from jrl.settings import config, plan
 from jrl.types import ActOut, JaxEnv, PyTree, Rollout
 
 START, END = "<!-- matrix -->", "<!-- /matrix -->"
@@ -148,7 +148,7 @@ def train_and_resume(session: Session) -> dict[str, Any]:
     assert info is not None
     session.after(info)
     each = max(1, session.counted())  # steps of a call
-    train(session, until=session.iteration * (session.config.stop["env_steps"] // (2 * each)))
+    train(session, until=session.iteration * ((plan.total_steps(session.config) or 0) // (2 * each)))
     with tempfile.TemporaryDirectory() as directory:
         saved, steps = Path(directory) / "half", session.counted()
         checkpoint.write(saved, checkpoint.on_host(session.parts()), session.description())

@@ -10,6 +10,7 @@ algorithm's pure `update` in one compiled loop over batches that were drawn befo
 import argparse
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,7 @@ def main() -> None:
     p.add_argument("--updates", type=int, default=1_500, help="in all, in four parts of which the first warms up")
     p.add_argument("--batch", type=int, default=256)
     args = p.parse_args()
+    sys.path.insert(0, str(Path(__file__).parent.parent))  # where data.input finds this module
     path, *overrides = from_data(*OFFLINE[args.name])
     cfg = config.load(path, [*overrides, f"replay.batch_size={args.batch}"])
     found = build_data.inputs(cfg)

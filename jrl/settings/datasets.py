@@ -136,18 +136,20 @@ def faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
         )
         return
     if cfg.multi_agent is not None:
-        yield ("data.input", "multi_agent"), "data.input: a data set teaches one policy: leave multi_agent out"
+        message = f"data.input: {name} learns from a data set, which teaches one policy: leave multi_agent out"
+        yield ("data.input", "multi_agent"), message
+
     if SAMPLER in found:
         if not cfg.env.id:
             yield ("env.id", "data.input"), f"env.id is missing: data.input names {SAMPLER}, which acts in environments"
         if cfg.replay is not None and len(found) > cfg.replay.batch_size:
             yield ("data.input", "replay.batch_size"), "data.input: more inputs than rows of a batch: raise it"
         return
-    yield from _without_environment(cfg)
+    yield from _without_environment(cfg, name)
 
 
-def _without_environment(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What needs environments to collect from."""
+def _without_environment(cfg: Any, name: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What needs environments to collect from; `name` is the algorithm's."""
     for key, is_set, why in (
         ("env_runners.num", cfg.env_runners.num, "nobody collects"),
         ("rollout.mode", cfg.rollout.mode != "sync", "nobody collects"),
@@ -161,7 +163,7 @@ def _without_environment(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
         ("custom.env_task", cfg.custom.env_task, "there are no environments"),
     ):
         if is_set:
-            yield ("data.input", key), f"{key}: the run learns from data.input alone, and {why}: leave it out"
+            yield ("data.input", key), f"{key}: {name} learns from data.input alone, and {why}: leave it out"
     if not cfg.env.id and (cfg.evaluation.every or cfg.evaluation.interval):
         yield (
             ("env.id", "evaluation.every", "evaluation.interval"),

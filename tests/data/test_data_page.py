@@ -6,17 +6,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jrl import data, train
+from jrl import data, evaluate, train
 from jrl.data import __main__
 from jrl.settings import config
 from jrl.settings.datasets import OutputConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-OWN, RECORD, LOOK, FORMATS = (
+OWN, RECORD, LEARN, LOOK, FORMATS = (
     PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     for title in (
         "Your own episodes, in five lines",
         "Recording",
+        "Learning from data",
         "What is in it, and what is wrong with it",
         "Other formats",
     )
@@ -44,6 +45,20 @@ def test_the_lines_of_python(made):
     assert store.lengths().tolist() == [20, 35, 50] and store.meta["env"] == "CartPole-v1"
     assert store.checksum() == made["store"].checksum() == data.read("more-data").checksum()
     assert OWN.split("```python\n")[2].partition("```")[0].count("\n") == 6  # one of them empty
+
+
+def test_learning(made, capsys):
+    (section,) = re.findall(r"```yaml\n(.*?)```", LEARN, re.S)
+    Path("cloned.yaml").write_text(section)
+    (training,) = re.findall(r"^python -m jrl\.train (.+)$", LEARN, re.M)
+    assert train.main(training.split()) == 0
+    assert "held out" in capsys.readouterr().out
+    (playing,) = re.findall(r"^python -m jrl\.evaluate (.+)$", LEARN, re.M)
+    assert evaluate.main(playing.split()) == 0
+    commands(LEARN)
+    for algo in re.findall(r"`(\{name: .*?\})`", LEARN):
+        spaces = {"algo": yaml.safe_load(algo), "data": {"input": "my-data"}, "stop": {"updates": 1}}
+        config.load(spaces)
 
 
 def test_recording(tmp_path, monkeypatch, capsys):

@@ -227,6 +227,7 @@ def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbac
         iterations=iterations,
         held_out=made.held_out,
         batches=cfg.data.validation_batches,
+        epoch=made.epoch,
     )
     return _Learning(devices, found.spec, [], algo, made.learn, 1, made.size, ()).run(
         program=program,

@@ -20,7 +20,7 @@ from jrl.settings import datasets, plan
 from jrl.settings.config import RunConfig
 from jrl.types import Algo, Buffer, EnvSpec, PyTree
 
-_SPARE = 2  # slots of a ring beside those of rows and samples: its head, and one more
+_SPARE = 2  # slots of a ring beside those of rows and samples, for each frame of a stack: its head, and one more
 
 
 class Made(NamedTuple):
@@ -29,6 +29,7 @@ class Made(NamedTuple):
     learn: learner.Learner
     held_out: learner.Learner | None  # of the episodes that are kept from learning
     on_host: bool  # the data lie in the host's memory
+    epoch: float  # updates that draw as many rows as there are steps
     size: str  # of the data and what they take, in words
 
 
@@ -73,7 +74,8 @@ def make(cfg: RunConfig, algo: Algo, found: Inputs, devices: int) -> Made:
         held_fixed = functools.partial(learner.fixed, buffer=of_rest, axis_name=parallel.AXIS)
         held_out = build_learner.guarded(cfg, algo, like, held_fixed)._replace(data=rest)
     on_host, where = _placed(cfg, buffer, devices)
-    return Made(learn, held_out, on_host, f"{_size(found)}, {where}")
+    steps = sum(store.num_steps for store in found.train.values())
+    return Made(learn, held_out, on_host, steps / replay.batch_size, f"{_size(found)}, {where}")
 
 
 def beside(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> build_learner.WithData:
@@ -126,10 +128,9 @@ def of_stores(
             cfg, algo, spec, devices, num_envs=1, stack=stack,
             extras={n: data_sets.element_of(column) for n, column in extras[0].items()}, to_end=to_end(cfg),
         )  # fmt: skip
-        chunk = min(rows, data_sets.CHUNK)
+        frames = stack.size if stack else 1
         burn_in = cfg.replay.burn_in if cfg.replay else 0
-        span = plan.sequence_length(cfg) + burn_in + (stack.size if stack else 1)
-        capacity = max(rows, chunk) + span + _SPARE * (stack.size if stack else 1)
+        capacity = rows + plan.sequence_length(cfg) + burn_in + (_SPARE + 1) * frames
         part = make(capacity=capacity, gamma=cfg.algo.gamma, batch_size=sizes[name])
         parts.append(part)
         fills.append(functools.partial(_filled, part, dealt, extras, rows))

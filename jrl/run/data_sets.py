@@ -23,7 +23,7 @@ from jrl.settings import datasets
 from jrl.settings.config import RunConfig
 from jrl.types import Box, Buffer, EnvSpec, PyTree, Rollout, Space, element
 
-CHUNK = 65_536  # rows that a ring takes at a time
+_CHUNK = 65_536  # rows that a ring takes at a time
 
 
 class Inputs(NamedTuple):
@@ -342,8 +342,8 @@ def chunks(store: EpisodeStore, extras: Mapping[str, PyTree], rows: int) -> Iter
     ends = np.zeros((2, store.num_rows), bool)
     ends[0, store.offsets[1:] - 2] = store.terminated
     ends[1, store.offsets[1:] - 2] = ~store.terminated  # a time limit, or cut: what comes next is in the data
-    for first in range(0, rows, CHUNK):
-        last = min(first + CHUNK, rows)
+    for first in range(0, rows, _CHUNK):
+        last = min(first + _CHUNK, rows)
 
         def cut(x: np.ndarray, first: int = first, last: int = last) -> np.ndarray:
             found = x[first:last]

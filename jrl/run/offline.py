@@ -29,13 +29,21 @@ class Offline(Program):
       iterations: of a call, at most.
       held_out: a Learner of the data that are held out, whose metrics are taken and whose updates are not; None: none.
       batches: of the data held out, in each call.
+      epoch: updates that draw as many rows as the data have, for the metric `data/epoch`.
     """
 
     def __init__(
-        self, learner: Learner, mesh: Mesh, *, iterations: int, held_out: Learner | None = None, batches: int = 1
+        self,
+        learner: Learner,
+        mesh: Mesh,
+        *,
+        iterations: int,
+        held_out: Learner | None = None,
+        batches: int = 1,
+        epoch: float = 1.0,
     ):
         super().__init__(learner, mesh, rows=1)
-        self.iterations, self._held_out, self._batches = iterations, held_out, batches
+        self.iterations, self._held_out, self._batches, self._epoch = iterations, held_out, batches, epoch
         self._devices, self._waits = mesh.devices.size, parallel.waits(mesh)
         same, own = parallel.REPLICATED, parallel.PER_DEVICE
         self._advance = parallel.pmap(
@@ -125,7 +133,7 @@ class Offline(Program):
         return LoopState(learned, bare, ()), self._counted(metrics, iteration + count), self._report(count)
 
     def _counted(self, metrics: Metrics, updates: int) -> Metrics:
-        return {**metrics, "train/updates": np.uint32(updates)}
+        return {**metrics, "train/updates": np.uint32(updates), "data/epoch": np.float32(updates / self._epoch)}
 
     def _report(self, count: int) -> Episodes:
         """Of a call in which no episode was played: updates are the steps that the run counts."""

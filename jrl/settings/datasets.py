@@ -138,7 +138,6 @@ def faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
     if cfg.multi_agent is not None:
         message = f"data.input: {name} learns from a data set, which teaches one policy: leave multi_agent out"
         yield ("data.input", "multi_agent"), message
-
     if SAMPLER in found:
         if not cfg.env.id:
             yield ("env.id", "data.input"), f"env.id is missing: data.input names {SAMPLER}, which acts in environments"

@@ -49,6 +49,13 @@ def test_budgets_become_updates(stop, updates):
     assert config.from_dict(found.config).stop == {"updates": updates}
 
 
+def test_iterations_of_a_run_of_ours():
+    ours = {"algo": {"name": "bc"}, "data": {"input": "data"}, "stop": {"training_iteration": 3}}
+    assert config.from_dict(ours).stop == {"updates": 3000}
+    ours["data"]["updates_per_iteration"] = 5
+    assert config.from_dict(ours).stop == {"updates": 15} and config.from_dict(ours).run.report_every == 5
+
+
 @pytest.mark.parametrize(
     ("algo", "given", "message"),
     [

@@ -118,8 +118,7 @@ class Algorithm(ByHand, Adds):
             raise InputError(
                 "run.on_nonfinite rollback needs the checkpoints of `python -m jrl.train`: use stop or ignore here"
             )
-        if datasets.alone(cfg) and (updates := cfg.data.updates_per_iteration) and not cfg.run.report_every:
-            cfg = dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, report_every=updates))
+        cfg = dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, report_every=plan.asked_iteration(cfg)))
         if cfg.run.compile_cache:
             build.enable_compile_cache()
         found = checkpoint.locate(saved) if saved else None

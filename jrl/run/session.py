@@ -29,7 +29,7 @@ from jrl.run.policies import Policies
 from jrl.run.program import LoopState
 from jrl.run.staged import Step
 from jrl.run.workers import Workers
-from jrl.settings import by_episode, multi_agent, plan
+from jrl.settings import by_episode, datasets, multi_agent, plan
 from jrl.settings.config import RunConfig
 from jrl.types import EnvSpec, PyTree, Rollout
 
@@ -301,7 +301,8 @@ class Session(Policies):
         trained = self.reporter.trained(row["env_steps"], row["updates"])
         counts = {"iteration": self.reporter.count, "trained": trained, "episodes": self.reporter.episodes}
         then = (self.result or {}).get("num_env_steps_trained_lifetime", 0)
-        self.result = results.result(row, **counts, before=self._row, trained_before=then)
+        collects = not datasets.alone(self.config)
+        self.result = results.result(row, **counts, before=self._row, trained_before=then, collects=collects)
         self._row = dict(row)
         if self.callback_list:
             before = results.flat(self.result)

@@ -144,6 +144,11 @@ def report_every(cfg: Any) -> int:
     return 1 if batch_plan(cfg).rows >= STEPS_PER_REPORT else STEPS_PER_REPORT  # a rollout, or several short ones
 
 
+def asked_iteration(cfg: Any) -> int | None:
+    """What the config says of how long an iteration of `Algorithm.train` is, in steps or updates; None: nothing."""
+    return cfg.run.report_every or (cfg.data.updates_per_iteration if datasets.alone(cfg) else None)
+
+
 def iterations_per_call(cfg: Any) -> int:
     """Iterations of a fused program: so many that Python does not count, no more than its user wants to wait for."""
     plan = batch_plan(cfg)

@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -29,8 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     command.typed_as(f"{own} ")
     package = f"jrl.{name.replace('-', '_')}"
-    module = importlib.import_module(f"{package}.__main__" if name == "export" else package)
-    return module.main(rest)
+    found = importlib.util.find_spec(package)
+    is_room = found is not None and found.submodule_search_locations is not None
+    return importlib.import_module(f"{package}.__main__" if is_room else package).main(rest)
 
 
 def script() -> int:

@@ -4,13 +4,27 @@
     store.num_episodes, store.returns().mean()
     data.write(store, "out/", format="minari")
 
-An EpisodeStore (`store`) holds whole episodes in numpy arrays; `formats` has a module for each kind of file.
+An EpisodeStore (`store`) holds whole episodes in numpy arrays; `formats` has a module for each kind of file, `writer`
+writes files of a data set that grows, `inspection` says what is in a data set and what is wrong with it.
+`python -m jrl.data` is a command: `commands` has a module for each of its own.
 """
 
-from jrl.data.formats import NAMES as NAMES
-from jrl.data.formats import read as read
-from jrl.data.formats import write as write
-from jrl.data.store import Episode as Episode
-from jrl.data.store import EpisodeStore as EpisodeStore
-from jrl.data.store import concatenated as concatenated
-from jrl.data.store import of_episodes as of_episodes
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jrl.data.formats import NAMES, read, write
+    from jrl.data.store import Episode, EpisodeStore, concatenated, of_episodes
+    from jrl.data.writer import Writer
+
+__all__ = ["NAMES", "Episode", "EpisodeStore", "Writer", "concatenated", "of_episodes", "read", "write"]
+
+_FORMATS = ("NAMES", "read", "write")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # not before it is asked for: the command answers `--help` without jax
+    where = "formats" if name in _FORMATS else "writer" if name == "Writer" else "store"
+    return getattr(importlib.import_module(f"jrl.data.{where}"), name)

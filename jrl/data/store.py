@@ -173,8 +173,8 @@ def of_episodes(
         raise InputError(f"{name}: there is no episode in it")
     errors = []
     for number, episode in enumerate(episodes):
-        if fault := _fault(episode, observation, action, episodes[0]):
-            errors.append(f"{name}: episode {number}: {fault}")
+        if found := fault(episode, observation, action, episodes[0]):
+            errors.append(f"{name}: episode {number}: {found}")
     if errors:
         raise InputError(*errors[:10], *([f"and {len(errors) - 10} more episodes"] if len(errors) > 10 else []))
     final = lambda x: np.zeros((1, *x.shape[1:]), x.dtype)
@@ -218,14 +218,14 @@ def concatenated(stores: Sequence[EpisodeStore]) -> EpisodeStore:
     for name in dict.fromkeys(k for s in stores for k in s.columns):
         if any(name not in s.columns for s in stores):
             notes[f"the column {name} is not in all of the files, and was left out"] = None
-    joined = lambda trees: jax.tree.map(lambda *x: np.concatenate(x), *trees)
+    joined = lambda trees: jax.tree.map(lambda *x: _end_to_end(x), *trees)
     starts = np.cumsum([0, *(s.num_rows for s in stores)])
     return EpisodeStore(
         observation=first.observation,
         action_space=first.action_space,
         obs=joined([s.obs for s in stores]),
         action=joined([s.action for s in stores]),
-        reward=np.concatenate([s.reward for s in stores]),
+        reward=_end_to_end([s.reward for s in stores]),
         offsets=np.concatenate([[0], *(s.offsets[1:] + start for s, start in zip(stores, starts, strict=False))]),
         terminated=np.concatenate([s.terminated for s in stores]),
         truncated=np.concatenate([s.truncated for s in stores]),
@@ -236,8 +236,23 @@ def concatenated(stores: Sequence[EpisodeStore]) -> EpisodeStore:
     )
 
 
-def _fault(episode: Episode, observation: Space, action: Space, first: Episode) -> str:
-    """What is wrong with an episode beside the others; "" for nothing."""
+def _end_to_end(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The arrays one behind the other; the array itself of which they are all the parts in their order."""
+    whole = parts[0].base
+    starts = np.cumsum([0, *(x.nbytes for x in parts)]).tolist()
+    if (
+        isinstance(whole, np.ndarray)
+        and whole.flags.c_contiguous
+        and (whole.dtype, whole.shape) == (parts[0].dtype, (sum(map(len, parts)), *parts[0].shape[1:]))
+        and all(x.base is whole for x in parts)
+        and [x.ctypes.data - whole.ctypes.data for x in parts] == starts[:-1]
+    ):
+        return whole
+    return np.concatenate(parts)
+
+
+def fault(episode: Episode, observation: Space, action: Space, first: Episode) -> str:
+    """What is wrong with an episode beside the first of its data set; "" for nothing."""
     steps = len(episode.reward)
     if steps == 0:
         return "it has no step"

@@ -19,6 +19,7 @@ COMMANDS = {
     "plot": "draw learning curves of runs",
     "export": "write a trained policy as files that run without jrl",
     "config": "list, show or check configs, or migrate RLlib's",
+    "data": "look at data sets, and write them in other formats",
     "check-env": "check an environment against what it says of itself",
     "debug": "explain an update that was not finite",
 }

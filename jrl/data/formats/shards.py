@@ -4,18 +4,20 @@ A shard holds `about.json` (spaces, meta, names) and the arrays `obs`, `action`,
 `truncated`, `column/NAME` and `label/NAME`; of trees `obs/PATH`. numpy reads it, too: `numpy.load(path)["reward"]`.
 """
 
+import contextlib
 import json
-import os
+import math
 import zipfile
 import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jrl import spaces
-from jrl.data.spaces_json import plain, space_from_json, space_to_json
+from jrl.data.formats import about, whole
 from jrl.data.store import EpisodeStore
 from jrl.errors import InputError
 from jrl.types import PyTree, Space
@@ -23,56 +25,128 @@ from jrl.types import PyTree, Space
 SUFFIXES = (".npz",)
 _FORMAT = "jrl-data-1"
 _ABOUT = "about.json"
+_OF_ROWS = ("obs", "action", "reward", "column/")  # names of arrays [R, *] begin so
+_PART = 2**18  # bytes that are read at once: they stay in the processor's cache
 
 
 def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
     """Writes a shard, which is there whole or not at all."""
-    about = {
-        "format": _FORMAT,
-        "observation": space_to_json(store.observation),
-        "action": space_to_json(store.action_space),
-        "meta": {k: v for k, v in store.meta.items() if k != "path"},
-        "notes": list(store.notes),
-        "columns": {name: _paths(tree) for name, tree in store.columns.items()},
-    }
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    columns = {name: _paths(tree) for name, tree in store.columns.items()}
+    said = {"format": _FORMAT, **about.of_store(store), "columns": columns}
     method = zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED
-    try:
-        with zipfile.ZipFile(temporary, "w", method, compresslevel=1 if compress else None) as archive:
-            archive.writestr(_ABOUT, json.dumps(plain(about), allow_nan=False))
-            for name, array in _arrays(store).items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                    np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with (
+        whole.file(path) as temporary,
+        zipfile.ZipFile(temporary, "w", method, compresslevel=1 if compress else None) as archive,
+    ):
+        archive.writestr(_ABOUT, json.dumps(said, allow_nan=False))
+        for name, array in _arrays(store).items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
 
 
 def read_file(path: Path) -> EpisodeStore:
     """Reads a shard. Raises InputError: it is damaged, or none."""
+    return read_files([path])[0]
+
+
+def read_files(paths: Sequence[Path]) -> list[EpisodeStore]:
+    """Reads shards, a store for each, whose rows are those of one array where all have it with one shape and dtype.
+
+    So `concatenated` needs no copy of them.
+
+    Raises:
+      InputError: one is damaged, or none.
+    """
+    shards = [_shard(path) for path in paths]
+    blocks: dict[str, np.ndarray] = {}  # what the rows of all shards go into
+    for name in [n for n in shards[0].heads if n.startswith(_OF_ROWS)]:
+        heads = [shard.heads.get(name) for shard in shards]
+        first, kinds = heads[0], {head and (head.shape[1:], head.dtype) for head in heads}
+        if first and first.shape and len(kinds) == 1:
+            blocks[name] = np.empty((sum(head.shape[0] for head in heads if head), *first.shape[1:]), first.dtype)
+    starts = dict.fromkeys(blocks, 0)
+    return [_read(shard, blocks, starts) for shard in shards]
+
+
+class _Head(NamedTuple):
+    """Where an array begins in its file in the archive, and what it is."""
+
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype
+    offset: int
+
+
+class _Shard(NamedTuple):
+    path: Path
+    said: dict[str, Any]  # about.json
+    heads: dict[str, _Head]  # of its arrays, by name
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """An archive; what goes wrong in the block is told as an InputError."""
     try:
         with zipfile.ZipFile(path) as archive:
-            about = json.loads(archive.read(_ABOUT)) if _ABOUT in archive.namelist() else None
-            if not isinstance(about, dict) or about.get("format") != _FORMAT:
-                raise InputError(
-                    f"data: {path} is no data set of jrl's: {_ABOUT} in it should say {_FORMAT}: "
-                    "docs/data.md tells how to make one of arrays"
-                )
-            arrays = {name.removesuffix(".npy"): _array(archive, name) for name in archive.namelist() if name != _ABOUT}
-        store = _store(about, arrays)
-        _check(store)
+            yield archive
     except InputError:
         raise
     except (OSError, KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as e:
         raise InputError(f"data: {path} is damaged ({e or type(e).__name__}): remove it, or write it anew") from e
+
+
+def _shard(path: Path) -> _Shard:
+    with _opened(path) as archive:
+        said = json.loads(archive.read(_ABOUT)) if _ABOUT in archive.namelist() else None
+        if not isinstance(said, dict) or said.get("format") != _FORMAT:
+            raise InputError(
+                f"data: {path} is no data set of jrl's: {_ABOUT} in it should say {_FORMAT}: "
+                "docs/data.md tells how to make one of arrays"
+            )
+        names = [name for name in archive.namelist() if name != _ABOUT]
+        return _Shard(path, said, {name.removesuffix(".npy"): _head(archive, name) for name in names})
+
+
+def _head(archive: zipfile.ZipFile, name: str) -> _Head:
+    with archive.open(name) as file:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+        if dtype.hasobject:
+            raise ValueError(f"{name} has objects, which are not read")
+        size, needed = archive.getinfo(name).file_size - file.tell(), math.prod(shape) * dtype.itemsize
+        if size != needed:
+            raise ValueError(f"{name} has {size} bytes of numbers, where its shape needs {needed}")
+        return _Head(shape, fortran, dtype, file.tell())
+
+
+def _read(shard: _Shard, blocks: dict[str, np.ndarray], starts: dict[str, int]) -> EpisodeStore:
+    """The store of a shard. Arrays in `blocks` go there, each from its row in `starts`, which is set behind them."""
+    arrays = {}
+    with _opened(shard.path) as archive:
+        for name, head in shard.heads.items():
+            if name in blocks:
+                first, starts[name] = starts[name], starts[name] + head.shape[0]
+                arrays[name] = blocks[name][first : starts[name]]
+            else:
+                arrays[name] = np.empty(head.shape, head.dtype)
+            with archive.open(f"{name}.npy") as file:
+                _read_into(arrays[name], file, head)
+        store = _store(shard.said, arrays)
+        _check(store)
     return store
 
 
-def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    with archive.open(name) as file:
-        return np.lib.format.read_array(file, allow_pickle=False)
+def _read_into(array: np.ndarray, file: IO[bytes], head: _Head) -> None:
+    """Reads the numbers of an array, which is contiguous."""
+    if head.fortran or not array.shape:
+        array[...] = np.lib.format.read_array(file, allow_pickle=False)
+        return
+    file.read(head.offset)
+    octets, at = array.reshape(-1).view(np.uint8), 0
+    while part := file.read(_PART):  # to the end, where the archive looks at its checksum
+        octets[at : at + len(part)] = np.frombuffer(part, np.uint8)
+        at += len(part)
 
 
 def _arrays(store: EpisodeStore) -> dict[str, np.ndarray]:
@@ -87,21 +161,21 @@ def _arrays(store: EpisodeStore) -> dict[str, np.ndarray]:
     return named | {f"label/{name}": label for name, label in store.labels.items()}
 
 
-def _store(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> EpisodeStore:
-    observation, action = space_from_json(about["observation"]), space_from_json(about["action"])
+def _store(said: dict[str, Any], arrays: dict[str, np.ndarray]) -> EpisodeStore:
+    known = about.read(said)
     return EpisodeStore(
-        observation=observation,
-        action_space=action,
-        obs=_tree(observation, "obs", arrays),
-        action=_tree(action, "action", arrays),
+        observation=known.observation,
+        action_space=known.action_space,
+        obs=_tree(known.observation, "obs", arrays),
+        action=_tree(known.action_space, "action", arrays),
         reward=arrays["reward"],
         offsets=arrays["offsets"],
         terminated=arrays["terminated"],
         truncated=arrays["truncated"],
-        columns={name: _column(name, paths, arrays) for name, paths in about["columns"].items()},
+        columns={name: _column(name, paths, arrays) for name, paths in said["columns"].items()},
         labels={name.removeprefix("label/"): x for name, x in arrays.items() if name.startswith("label/")},
-        meta=dict(about["meta"]),
-        notes=tuple(about["notes"]),
+        meta=known.meta,
+        notes=known.notes,
     )
 
 

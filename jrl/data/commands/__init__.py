@@ -1,0 +1,12 @@
+"""What `python -m jrl.data` can do: a module for each command, with `parser()` and `run(args) -> exit status`.
+
+They import nothing slow before they run; `paths` is what several of them take and write.
+"""
+
+# name -> what it does, in the order of the help
+NAMES = {
+    "inspect": "say what is in a data set, and what is wrong with it and what to do",
+    "convert": "write data sets in another format",
+    "split": "divide a data set into one to train on and one to validate with",
+    "merge": "write several data sets as one",
+}

@@ -1,0 +1,34 @@
+"""What a file says of a data set beside its arrays: spaces, meta and notes, as JSON."""
+
+from typing import Any, NamedTuple
+
+from jrl.data.spaces_json import plain, space_from_json, space_to_json
+from jrl.data.store import EpisodeStore
+from jrl.types import Space
+
+
+class About(NamedTuple):
+    """As the fields of an EpisodeStore."""
+
+    observation: Space
+    action_space: Space
+    meta: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def of_store(store: EpisodeStore) -> dict[str, Any]:
+    """What a store is, as JSON can hold it; not where it was read from."""
+    return plain(
+        {
+            "observation": space_to_json(store.observation),
+            "action": space_to_json(store.action_space),
+            "meta": {k: v for k, v in store.meta.items() if k != "path"},
+            "notes": list(store.notes),
+        }
+    )
+
+
+def read(found: Any) -> About:
+    """What `of_store` made this of. Raises KeyError, ValueError, TypeError: it is of none."""
+    spaces = space_from_json(found["observation"]), space_from_json(found["action"])
+    return About(*spaces, dict(found["meta"]), tuple(map(str, found.get("notes", ()))))

@@ -1,0 +1,206 @@
+"""D4RL's HDF5 files: flat arrays of N transitions, one episode after the other.
+
+`observations` [N, *], `actions` [N, *], `rewards` [N], `terminals` [N], and `timeouts` [N] or `next_observations`
+[N, *] or both. Arrays in the group `infos` are columns; `infos/action_log_probs` is the behaviour's log-probability.
+What is written has all of these, and under `metadata` what else there is of an EpisodeStore.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jrl import spaces
+from jrl.data.formats import about, hdf5, whole
+from jrl.data.store import LOG_PROB, EpisodeStore, guessed_action, guessed_observation
+from jrl.errors import InputError, counted
+
+SUFFIXES = (".hdf5", ".h5")
+_NEEDED = ("observations", "actions", "rewards", "terminals")
+_LOG_PROBS = "action_log_probs"
+_OWN = "jrl"  # attribute of `metadata`: spaces and meta as JSON
+_LABELS, _LAST = "metadata/labels", "metadata/last_rows"
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_file(path: Path) -> EpisodeStore:
+    """Reads a file. Raises InputError: something in it is missing or does not fit."""
+    with hdf5.opened(path) as file:
+        flat, columns = _arrays(file, path)
+        own = json.loads(file["metadata"].attrs.get(_OWN, "null")) if "metadata" in file else None
+        labels = {n: x.asstr()[()].astype(str) if x.dtype.kind == "O" else x[()] for n, x in _group(file, _LABELS)}
+        known = about.read(own) if own else None
+    known = known or _guessed(flat)
+    _check_shapes(path, flat, known)
+    notes = list(known.notes)
+    last = _last_rows(flat, notes)
+    length = _lengths(flat, last, notes)
+    kept = length > 0
+    if not kept.any():
+        raise InputError(f"data: {path}: no episode has a step whose next observation is known: add next_observations")
+    first, last, length = (np.concatenate([[0], last[:-1] + 1])[kept], last[kept], length[kept])
+    offsets = np.concatenate([[0], np.cumsum(length + 1)]).astype(np.int64)
+    step = np.arange(offsets[-1]) - np.repeat(offsets[:-1], length + 1)
+    rows = np.minimum(np.repeat(first, length + 1) + step, np.repeat(last, length + 1))  # an episode's last row: `last`
+    final = offsets[1:] - 1
+
+    def spread(x: np.ndarray) -> np.ndarray:
+        found = x[rows]
+        found[final] = 0
+        return found
+
+    obs = flat["observations"][rows]
+    if "next_observations" in flat:
+        obs[final] = flat["next_observations"][last]
+    return EpisodeStore(
+        observation=known.observation,
+        action_space=known.action_space,
+        obs=obs,
+        action=spread(flat["actions"]),
+        reward=spread(flat["rewards"]),
+        offsets=offsets,
+        terminated=flat["terminals"][last] != 0,
+        truncated=flat["timeouts"][last] != 0,
+        columns={name: spread(x) for name, x in columns.items()},
+        labels={name: x[kept] for name, x in labels.items()},
+        meta={"path": str(path), **known.meta},
+        notes=tuple(notes),
+    )
+
+
+def _guessed(flat: dict[str, np.ndarray]) -> about.About:
+    observation, action = guessed_observation(flat["observations"]), guessed_action(flat["actions"])
+    return about.About(observation, action, {"source": "D4RL's format"}, ())
+
+
+def _group(file: Any, name: str) -> Any:
+    return file[name].items() if name in file else ()
+
+
+def _arrays(file: Any, path: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The flat arrays by name, and the columns: arrays of numbers in `infos` with as many rows."""
+    missing = [name for name in _NEEDED if name not in file]
+    if missing and any(name.startswith("episode_") for name in file):
+        raise InputError(f"data: {path} is the file of a Minari data set: give the directory that holds its data/")
+    if missing:
+        raise InputError(
+            f"data: {path} has no {' and no '.join(missing)}: a D4RL file has {', '.join(_NEEDED)}, this one has "
+            f"{', '.join(file) or 'nothing'}"
+        )
+    if "timeouts" not in file and "next_observations" not in file:
+        raise InputError(
+            f"data: {path} has neither timeouts nor next_observations, so that nobody knows where an episode reached a "
+            "time limit: add one of them (timeouts: False everywhere, if none did)"
+        )
+    names = [
+        *_NEEDED,
+        *(n for n in ("timeouts", "next_observations") if n in file),
+        *([_LAST] if _LAST in file else []),
+    ]
+    flat = {name: np.asarray(file[name][()]) for name in names}
+    if empty := [name for name in _NEEDED if not flat[name].size]:
+        raise InputError(f"data: {path}: {', '.join(empty)}: there are no rows: every array needs a row for each step")
+    rows = len(flat["rewards"])
+    infos = {name: x for name, x in _group(file, "infos") if getattr(x, "dtype", None) is not None}
+    columns = {
+        LOG_PROB if name == _LOG_PROBS else name: x[()]
+        for name, x in infos.items()
+        if x.dtype.kind in "biuf" and x.shape[:1] == (rows,)
+    }
+    return flat, columns
+
+
+def _check_shapes(path: Path, flat: dict[str, np.ndarray], known: about.About) -> None:
+    rows = flat["observations"].shape[:1]
+    for name in ("rewards", "terminals", "timeouts"):
+        if name in flat:
+            flat[name] = flat[name].reshape(-1) if flat[name].shape[1:] == (1,) else flat[name]
+    flat.setdefault("timeouts", np.zeros(rows, bool))
+    shapes = dict.fromkeys(("rewards", "terminals", "timeouts"), rows)
+    ((_, seen),), ((_, taken),) = spaces.leaves(known.observation), spaces.leaves(known.action_space)
+    shapes |= {name: (*rows, *seen.shape) for name in ("observations", "next_observations") if name in flat}
+    shapes["actions"] = (*rows, *taken.shape)
+    wrong = [f"{name} has the shape {flat[name].shape}, not {s}" for name, s in shapes.items() if flat[name].shape != s]
+    if wrong:
+        raise InputError(f"data: {path}: {'; '.join(wrong)}: every array needs a row for each step")
+
+
+def _last_rows(flat: dict[str, np.ndarray], notes: list[str]) -> np.ndarray:
+    """The row [E] of each episode's last transition."""
+    if _LAST in flat:
+        return flat[_LAST].astype(np.int64)
+    ends = (flat["terminals"] != 0) | (flat["timeouts"] != 0)
+    ends[-1] = True
+    if "next_observations" in flat:
+        joins = _same(flat["observations"][1:], flat["next_observations"][:-1])
+        cut = np.flatnonzero(~joins & ~ends[:-1])
+        if len(cut):
+            notes.append(
+                f"the row behind {counted(len(cut), 'transition', ',')} is not its next observation, though nothing "
+                f"ends there (first: row {cut[0]}): an episode was taken to be cut at each"
+            )
+            ends[cut] = True
+    return np.flatnonzero(ends)
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Whether rows [N, *] are equal, [N]; NaN is equal to NaN."""
+    equal = (a == b) | ((a != a) & (b != b))
+    return equal.all(axis=tuple(range(1, a.ndim)))
+
+
+def _lengths(flat: dict[str, np.ndarray], last: np.ndarray, notes: list[str]) -> np.ndarray:
+    """The steps [E] of episodes that end at the rows `last`: all whose next observation is known or does not matter."""
+    length = np.diff(last, prepend=-1)
+    if "next_observations" in flat:
+        return length
+    cut = flat["terminals"][last] == 0
+    if not cut.all():
+        notes.append(
+            "there are no next_observations: the last observation of episodes that terminated is repeated as their "
+            "final one, which no target reads"
+        )
+    if cut.any():
+        gone = int((cut & (length == 1)).sum())
+        notes.append(
+            f"there are no next_observations: of {counted(int(cut.sum()), 'episode', ',')} that did not terminate the "
+            "last transition is dropped, and its observation is the final one"
+            + (f"; {counted(gone, 'episode', ',')} had no other, and went" if gone else "")
+        )
+    return length - cut
+
+
+# ---------------------------------------------------------------- writing
+
+
+def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
+    """Writes a file. Raises InputError: an observation, action or column is no single array."""
+    trees = {"observations": store.obs, "actions": store.action, **store.columns}
+    if several := [name for name, tree in trees.items() if not isinstance(tree, np.ndarray)]:
+        raise InputError(
+            f"data: {path}: the format d4rl has one array for all observations, and so for actions and columns: "
+            f"{', '.join(several)} of {store.name} {'is' if len(several) == 1 else 'are'} a tree: write jrl or minari"
+        )
+    step = store.is_step()
+    last = np.cumsum(store.lengths()) - 1
+    ends = {name: np.zeros(store.num_steps, bool) for name in ("terminals", "timeouts")}
+    ends["terminals"][last], ends["timeouts"][last] = store.terminated, store.truncated
+    arrays = {
+        "observations": store.obs[step],
+        "next_observations": store.obs[np.flatnonzero(step) + 1],
+        "actions": store.action[step],
+        "rewards": store.reward[step],
+        **ends,
+        **{f"infos/{_LOG_PROBS if n == LOG_PROB else n}": x[step] for n, x in store.columns.items()},
+        _LAST: last,
+    }
+    with whole.file(path) as temporary, hdf5.h5py().File(temporary, "w") as file:
+        for name, x in arrays.items():
+            hdf5.put(file, name, x, compress=compress)
+        for name, x in store.labels.items():
+            text = hdf5.h5py().string_dtype() if x.dtype.kind == "U" else x.dtype
+            file.create_dataset(f"{_LABELS}/{name}", data=x.astype(object) if x.dtype.kind == "U" else x, dtype=text)
+        file["metadata"].attrs[_OWN] = json.dumps(about.of_store(store))

@@ -1,0 +1,38 @@
+"""HDF5 files: h5py where it is needed, and what is wrong with a file as one error."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jrl.errors import InputError, cannot_import
+
+
+def h5py() -> Any:
+    """The module. Raises InputError: it is not there."""
+    try:
+        import h5py as module
+    except ImportError as e:
+        raise InputError(f"data: HDF5 files: {cannot_import('h5py', e, 'h5py')}") from e
+    return module
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """Opens a file for reading. Raises InputError: it is none, or what the block reads of it is damaged."""
+    try:
+        with h5py().File(path, "r") as file:
+            yield file
+    except InputError:
+        raise
+    except (OSError, KeyError, ValueError, TypeError, RuntimeError) as e:
+        why = str(e).strip("\"'")
+        raise InputError(f"data: {path} is damaged, or no HDF5 file ({why}): fetch it again, or write it anew") from e
+
+
+def put(group: Any, name: str, array: np.ndarray, *, compress: bool) -> None:
+    """Writes an array [n, *] that other programs can append rows to."""
+    how = {"compression": "gzip", "compression_opts": 1, "shuffle": True} if compress else {}
+    group.create_dataset(name, data=array, maxshape=(None, *array.shape[1:]), chunks=True, **how)

@@ -1,0 +1,78 @@
+"""The Arrow form of Minari's episodes: a directory each, with tables whose columns are padded to T + 1 rows."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jrl.errors import InputError, cannot_import
+from jrl.types import PyTree
+
+
+class Part:
+    """A column, or a part of it by name, of a table that was read whole."""
+
+    def __init__(self, values: Any):
+        self.values = values  # a pyarrow.Array
+
+    def __getitem__(self, name: str) -> "Part":
+        if self.values.type.get_field_index(name) < 0:
+            raise KeyError(f"there is no part {name}")
+        return Part(self.values.field(name))
+
+
+def table(directory: Path, format: str) -> dict[str, Part]:
+    """The columns of an episode by name.
+
+    Args:
+      directory: of the episode.
+      format: "arrow" or "parquet".
+    Raises:
+      InputError: pyarrow is not there.
+    """
+    try:
+        import pyarrow.dataset
+    except ImportError as e:
+        raise InputError(f"its files are of the format {format}: {cannot_import('pyarrow', e, 'pyarrow')}") from e
+    if format not in ("arrow", "parquet"):
+        raise InputError(f"its data_format is {format!r}: hdf5, arrow and parquet are read")
+    ignored = ["_", ".", "metadata.json"]
+    found = pyarrow.dataset.dataset(str(directory), format=format, ignore_prefixes=ignored).to_table()
+    return {name: Part(found[name].combine_chunks()) for name in found.column_names}
+
+
+def column(part: Part) -> np.ndarray:
+    """A column of one number for each row, [n]."""
+    return part.values.to_numpy(zero_copy_only=False)
+
+
+def array(part: Part, space: Any) -> np.ndarray:
+    """A leaf [n, *]; of pictures the bytes of each, [n] object."""
+    import pyarrow
+
+    values = part.values
+    if not pyarrow.types.is_fixed_size_list(values.type):
+        return column(part)
+    return values.flatten().to_numpy(zero_copy_only=False).reshape(len(values), *space.shape)
+
+
+def infos(part: Part) -> dict[str, PyTree]:
+    """Infos as columns: arrays, and dicts of arrays by path."""
+    found: dict[str, PyTree] = {}
+    for field in part.values.type:
+        inner = _leaves(part.values.field(field.name), field, "")
+        found[field.name] = inner.get("", inner)
+    return found
+
+
+def _leaves(values: Any, field: Any, path: str) -> dict[str, np.ndarray]:
+    import pyarrow
+
+    if pyarrow.types.is_struct(values.type):
+        parts = [(part, f"{path}/{part.name}" if path else part.name) for part in values.type]
+        return {k: v for part, at in parts for k, v in _leaves(values.field(part.name), part, at).items()}
+    if pyarrow.types.is_fixed_size_list(values.type):
+        shape = (field.metadata or {}).get(b"shape", b"-1")
+        sizes = [int(n) for n in shape.split(b",") if n]
+        return {path: values.flatten().to_numpy(zero_copy_only=False).reshape(len(values), *sizes)}
+    return {path: values.to_numpy(zero_copy_only=False)}

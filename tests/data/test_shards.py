@@ -1,0 +1,116 @@
+"""jrl's own files: round trips, several as one, and files that are damaged."""
+
+import dataclasses
+import io
+import zipfile
+
+import jax
+import numpy as np
+import pytest
+import stores
+
+from jrl import data
+from jrl.errors import InputError
+from jrl.types import Box
+
+
+@pytest.mark.parametrize("compress", [True, False])
+@pytest.mark.parametrize("spaces", [stores.FLAT, stores.CHOICES, stores.NESTED], ids=["flat", "choices", "nested"])
+def test_to_the_bit(tmp_path, spaces, compress):
+    given = dataclasses.replace(stores.store(spaces, actions="normalized"), notes=("as it was found",))
+    stores.same(given, data.read(data.write(given, tmp_path / "x.npz", compress=compress)))
+
+
+def test_several_files_are_one_array_that_is_not_copied(tmp_path):
+    given = stores.store(stores.NESTED)
+    for i in range(3):
+        data.write(given.take(np.arange(i, i + 2 + (i == 2))), tmp_path / "a" / f"{i}.npz")
+    found = data.read(tmp_path / "a")
+    stores.same(given.take(np.array([0, 1, 1, 2, 2, 3, 4])), found)
+    for x in jax.tree.leaves((found.obs, found.action, found.reward, found.columns)):
+        assert x.base is None and len(x) == found.num_rows  # np.concatenate gives such, too: see the next
+    parts = [np.arange(6.0)[:4], np.arange(6.0)[4:]]
+    whole = np.arange(6.0)
+    stores_of = lambda arrays: [
+        dataclasses.replace(given.take(np.array([1])), reward=x, offsets=np.array([0, len(x)])) for x in arrays
+    ]
+    assert data.concatenated(stores_of([whole[:4], whole[4:]])).reward is whole
+    for apart in (parts, [whole[4:], whole[:4]], [whole[:3], whole[4:]], [whole[:2], whole[2:4]]):
+        joined = data.concatenated(stores_of(apart)).reward
+        assert joined is not whole and joined.tolist() == [*apart[0], *apart[1]]
+
+
+def test_files_of_other_dtypes_and_columns_go_together(tmp_path):
+    given = stores.store()
+    data.write(given, tmp_path / "a" / "0.npz")
+    other = dataclasses.replace(stores.without_columns(given, "state"), reward=given.reward.astype(np.float64))
+    data.write(other, tmp_path / "a" / "1.npz")
+    found = data.read(tmp_path / "a")
+    assert found.num_episodes == 10 and list(found.columns) == ["log_prob"] and found.reward.dtype == np.float64
+    assert found.notes == ("the column state is not in all of the files, and was left out",)
+    assert np.array_equal(found.obs[found.num_rows // 2 :], given.obs)
+
+
+def anew(path, **changes):
+    """Writes the archive anew with other arrays, or bytes; None leaves out."""
+    with zipfile.ZipFile(path) as archive:
+        found = {name: archive.read(name) for name in archive.namelist()}
+    for name, x in changes.items():
+        buffer = io.BytesIO()
+        if isinstance(x, np.ndarray):
+            np.save(buffer, x)
+            x = buffer.getvalue()
+        found[name if "." in name else f"{name}.npy"] = x
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, x in found.items():
+            if x is not None:
+                archive.writestr(name, x)
+
+
+def lie(path):
+    """The header of the rewards says a million times as many."""
+    with zipfile.ZipFile(path) as archive:
+        raw = archive.read("reward.npy")
+    anew(path, reward=raw.replace(b"(20,), }      ", b"(20000000,), }"))
+
+
+def flip(path):
+    """One bit of the observations in the file."""
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(b"obs.npy") + 300] ^= 1
+    path.write_bytes(raw)
+
+
+BAD = {
+    "truncated": (lambda p: p.write_bytes(p.read_bytes()[:-40]), "x.npz is damaged"),
+    "a bit": (flip, "x.npz is damaged .Bad CRC-32 for file 'obs.npy'.: remove it, or write it anew"),
+    "header": (lie, "reward.npy has 80 bytes of numbers, where its shape needs 80000000"),
+    "missing": (lambda p: anew(p, reward=None), "x.npz is damaged .'reward'"),
+    "objects": (lambda p: anew(p, reward=np.array([{}])), "reward.npy has objects, which are not read"),
+    "rows": (lambda p: anew(p, reward=np.zeros(3)), "offsets of 5 episodes do not fit arrays of"),
+    "ends": (lambda p: anew(p, terminated=np.zeros(3, bool)), "not as many ends and labels"),
+    "offsets": (lambda p: anew(p, offsets=np.arange(6)), "offsets of 5 episodes do not fit"),
+    "shape": (lambda p: anew(p, obs=np.zeros((20, 9))), r"obs has the shape \(20, 9\), where the space says \(3,\)"),
+    "no JSON": (lambda p: anew(p, **{"about.json": b"{"}), "x.npz is damaged"),
+    "not ours": (lambda p: anew(p, **{"about.json": None}), "is no data set of jrl's: about.json in it should say"),
+    "no zip": (lambda p: p.write_text("x"), "x.npz is damaged .File is not a zip file"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_damaged_file_is_one_error(tmp_path, case):
+    spoil, message = BAD[case]
+    path = data.write(stores.store(), tmp_path / "x.npz", compress=False)
+    spoil(path)
+    with pytest.raises(InputError, match=message) as e:
+        data.read(tmp_path)
+    assert len(e.value.errors) == 1 and str(path) in str(e.value)
+
+
+def test_arrays_in_the_other_order_and_of_no_numbers_are_read(tmp_path):
+    path = data.write(stores.store(), tmp_path / "x.npz")
+    obs = np.asfortranarray(data.read(path).obs * 2)
+    anew(path, obs=obs)
+    assert np.array_equal(data.read(path).obs, obs)
+    empty = dataclasses.replace(stores.store(), observation=Box((0,)), obs=np.zeros((20, 0), np.float32))
+    assert data.read(data.write(empty, tmp_path / "y.npz")).obs.shape == (20, 0)

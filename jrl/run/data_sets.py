@@ -123,6 +123,7 @@ def prepared(cfg: RunConfig, store: EpisodeStore, spec: EnvSpec) -> EpisodeStore
     Raises:
       InputError: observations or actions are of another shape than the spaces.
     """
+    check_fit(store, spec)
     env_action = spec.env_action or spec.action
     normalized = _is_normalized(cfg, store)
     obs = _cast(store, "observations", store.observation, store.obs, spec.observation)
@@ -143,15 +144,25 @@ def prepared(cfg: RunConfig, store: EpisodeStore, spec: EnvSpec) -> EpisodeStore
     )
 
 
+_OTHER_ENV = "give the environment that the data are of, or leave env.id out"
+
+
+def check_fit(
+    store: EpisodeStore, spec: EnvSpec, key: str = "data.input: ", whose: str = "the environment", mend: str = _OTHER_ENV
+) -> None:
+    """Raises InputError: the store's observations or actions are of other shapes than those of `whose` spaces."""
+    shapes = lambda space: [(path, leaf.shape) for path, leaf in spaces.leaves(space)]
+    for what, found, wanted in (
+        ("observations", store.observation, spec.observation),
+        ("actions", store.action_space, spec.action),
+    ):
+        if shapes(found) != shapes(wanted):
+            raise InputError(f"{key}{store.name} has {what} {found}, where {whose} has {wanted}: {mend}")
+
+
 def _cast(store: EpisodeStore, what: str, found: Space, tree: PyTree, wanted: Space) -> PyTree:
     """Arrays of one space as those of another of the same shapes. Raises InputError: the shapes differ."""
-    have, want = spaces.leaves(found), spaces.leaves(wanted)
-    shapes = lambda leaves: [(path, leaf.shape) for path, leaf in leaves]
-    if shapes(have) != shapes(want):
-        raise InputError(
-            f"data.input: {store.name} has {what} {found}, where the environment has {wanted}: give the environment "
-            "that the data are of, or leave env.id out"
-        )
+    want = spaces.leaves(wanted)
     arrays = []
     for (path, leaf), x in zip(want, jax.tree.leaves(tree), strict=True):
         choices = getattr(leaf, "n", None) or np.asarray(getattr(leaf, "nvec", 0))

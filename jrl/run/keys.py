@@ -20,6 +20,7 @@ class Role(enum.IntEnum):
     UPDATE = 3
     EVALUATE = 4
     VALIDATE = 5
+    ESTIMATE = 7
 
 
 def role_key(seed: int | Key, role: Role, counter=0) -> Key:

@@ -18,7 +18,7 @@ from jrl.errors import InputError, counted
 from jrl.metrics.timers import Timers
 from jrl.rollout import fake, unroll
 from jrl.rollout.source import Source
-from jrl.run import build_data, build_learner, build_policies, learner, parallel, several
+from jrl.run import build_data, build_learner, build_policies, estimates, learner, parallel, several
 from jrl.run.build_collect import algorithm as algorithm
 from jrl.run.build_collect import close_all, collecting, completed, make_source, make_vectors, numbered, whole_episodes
 from jrl.run.build_collect import collector as collector
@@ -62,6 +62,7 @@ class Run(NamedTuple):
     apply_task: Callable[[LoopState, tasks.TaskFn, dict[str, Any], int], LoopState]
     programs: str  # whether one program collects and learns or two do, and why, in words
     groups: tuple[several.Group, ...]  # the policies, those that are alike together; () where there is one
+    judge: estimates.Beside | None = None  # estimates the policy would earn, by the data; None: nobody asked
 
 
 def run(
@@ -233,6 +234,7 @@ def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbac
         unroll=None,
         note="",
         apply_task=apply_task,
+        judge=estimates.beside(cfg, found, algo),
         programs="one program draws from the data, another learns"
         if made.on_host
         else "one program draws from the data and learns",

@@ -148,7 +148,11 @@ _OTHER_ENV = "give the environment that the data are of, or leave env.id out"
 
 
 def check_fit(
-    store: EpisodeStore, spec: EnvSpec, key: str = "data.input: ", whose: str = "the environment", mend: str = _OTHER_ENV
+    store: EpisodeStore,
+    spec: EnvSpec,
+    key: str = "data.input: ",
+    whose: str = "the environment",
+    mend: str = _OTHER_ENV,
 ) -> None:
     """Raises InputError: the store's observations or actions are of other shapes than those of `whose` spaces."""
     shapes = lambda space: [(path, leaf.shape) for path, leaf in spaces.leaves(space)]

@@ -17,7 +17,9 @@ def parser() -> argparse.ArgumentParser:
     """The command line. Neither jax nor an environment library is imported for it."""
     p = command.parser("data estimate", "Estimate what a trained policy would earn, by episodes that others played.")
     command.take_checkpoint(p)
-    p.add_argument("paths", nargs="+", metavar="PATH", help="of data: a file, a directory of files, or a glob of either")
+    p.add_argument(
+        "paths", nargs="+", metavar="PATH", help="of data: a file, a directory of files, or a glob of either"
+    )
     p.add_argument("--from", dest="source_format", metavar="FORMAT", help="of the data (default: as each path shows)")
     p.add_argument("--policy", help="of a run with several policies, the name of one")
     p.add_argument(
@@ -70,7 +72,7 @@ def table(report: "Report") -> list[str]:
         lines.append(f"{name:<8}{found['value']:>12.5g}{found['error']:>12.3g}   {interval}")
     lines += ["", f"mean return of the data  {report.mean_return:.5g}, {counted(report.episodes, 'episode', ',')}"]
     if report.ess is not None:
-        lines.append(f"effective sample size{report.ess:.1f} of {report.episodes:,} episodes")
+        lines.append(f"effective sample size    {report.ess:.1f} of {report.episodes:,} episodes")
     return lines + [f"warning: {text}" for text in report.warnings]
 
 

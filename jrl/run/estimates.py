@@ -1,7 +1,8 @@
 """How good a policy is, by episodes that others played: `data.estimate`, and `python -m jrl.data estimate`."""
 
 import functools
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,11 +13,14 @@ from jrl import spaces
 from jrl.algos import fqe
 from jrl.data import EpisodeStore
 from jrl.data.findings import log_probs
-from jrl.data.store import LOG_PROB
+from jrl.data.store import LOG_PROB, concatenated
 from jrl.errors import InputError, counted
 from jrl.ops import estimators
 from jrl.replay import ring
-from jrl.run import data_sets, judged
+from jrl.run import data_sets, judged, reporter
+from jrl.run.clock import StepInfo
+from jrl.run.keys import Role, role_key
+from jrl.settings import plan
 from jrl.settings.config import RunConfig
 from jrl.settings.datasets import EstimateConfig
 from jrl.types import Algo, Array, Buffer, EnvSpec, Key, PyTree, element
@@ -96,7 +100,9 @@ class Judge:
         found = judged.along(self._algo, self._spec, actor, store, self._asked, along_key)
         q = value = None
         if self._fit is not None:
-            q, value = (self._padded(x, more) for x, more in zip(self._fit(found.choices, fit_key), (0, 1), strict=True))
+            q, value = (
+                self._padded(x, more) for x, more in zip(self._fit(found.choices, fit_key), (0, 1), strict=True)
+            )
             ended = np.flatnonzero(store.terminated)
             value[ended, store.lengths()[ended]] = 0.0
         ratio = np.zeros(store.num_rows, np.float32)
@@ -196,6 +202,58 @@ class _Fit:
         return jax.lax.fori_loop(first, first + count, body, state)
 
 
+# ---------------------------------------------------------------- beside training
+
+
+class Beside:
+    """Estimates beside a run from data alone: when, and of which weights.
+
+    Args:
+      cfg: the run.
+      judge: by its data.
+    """
+
+    def __init__(self, cfg: RunConfig, judge: Judge):
+        self._seed, self._judge = cfg.run.seed, judge
+        self._every = plan.estimate_every(cfg) or 1
+        self._reached: Callable[[StepInfo], bool] = lambda info: False
+        self._told: set[str] = set()
+
+    def begin(self, updates: int, most: int) -> None:
+        """Begins to count, from so many updates on, of which a call makes `most`."""
+        self._reached = reporter.reached(self._every, most=most, env_steps=updates)
+
+    def after(self, info: StepInfo, actor: Callable[[PyTree], PyTree]) -> dict[str, float]:
+        """Columns of the row that ends with a call, where an estimate is due; else {}.
+
+        Args:
+          info: the call.
+          actor: of the learner's state, what acts.
+        """
+        if not self._reached(info):
+            return {}
+        # on one device, wherever the run learns
+        acting = jax.device_put(jax.device_get(actor(info.state.learner)), jax.local_devices()[0])
+        report = self._judge(acting, role_key(self._seed, Role.ESTIMATE, info.iteration))
+        for text in report.warnings:
+            if (kind := text.split(":")[0]) not in self._told:
+                self._told.add(kind)
+                warnings.warn(f"data.estimate: {text}", RuntimeWarning, stacklevel=2)
+        return report.metrics()
+
+
+def beside(cfg: RunConfig, found: data_sets.Inputs, algo: Algo) -> Beside | None:
+    """The estimates of a run from these data, by those held out if there are any; None: `data.estimate` is not set.
+
+    Raises:
+      InputError: the data or the policy lack what a method needs.
+    """
+    if cfg.data.estimate is None:
+        return None
+    store = concatenated(list((found.validation or found.train).values()))
+    return Beside(cfg, Judge(cfg, cfg.data.estimate, algo, found.spec, store))
+
+
 # ---------------------------------------------------------------- what cannot be, and what should be known
 
 
@@ -238,7 +296,7 @@ def _check_choice(algo: Algo, spec: EnvSpec, explore: bool, methods: Sequence[st
 
 def _warnings(
     gamma: float, methods: Sequence[str], store: EpisodeStore, ess: float, mean_ratio: float, weighs: bool
-):  # fmt: skip
+) -> Iterator[str]:
     """What should be known of estimates, in words."""
     num = store.num_episodes
     if weighs and ess < max(min(_FEW, num), _SMALL * num):
@@ -262,4 +320,4 @@ def _warnings(
             yield f"{share}: {', '.join(bootstraps)} count what comes behind, the others what was recorded"
 
 
-__all__ = ["Judge", "Report", "check_log_probs"]
+__all__ = ["Beside", "Judge", "Report", "beside", "check_log_probs"]

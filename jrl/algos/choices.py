@@ -60,14 +60,14 @@ def of(
     raise InputError(f"algo.exploration.name {cfg.name}: nobody knows the probability of its actions")
 
 
-def _chosen(logits: Array) -> Any:
+def _chosen(logits: jax.Array) -> Any:
     """Of logits [B, A] a choice, of a team's [B, agents, A] one for each agent."""
     if logits.ndim == 2:
         return Categorical(logits)
     return MultiCategorical(logits.reshape(len(logits), -1), (logits.shape[2],) * logits.shape[1])
 
 
-def _sure(action: Array, like: Array) -> Array:
+def _sure(action: Array, like: Array) -> jax.Array:
     """Logits like [..., A], by which an action [...] is always taken."""
     return jnp.where(jax.nn.one_hot(action, like.shape[-1], dtype=bool), 0.0, _NEVER)
 
@@ -93,5 +93,6 @@ def _best(dist: Any) -> Any:
             return Bernoulli(jnp.where(dist.logits > 0, -_NEVER, _NEVER), dist.event_ndim, dist.dtype)
         case Joint():
             parts = [_best(part) for part in jax.tree.leaves(dist.parts, is_leaf=is_distribution)]
-            return Joint(jax.tree.structure(dist.parts, is_leaf=is_distribution).unflatten(parts))
+            tree: Any = jax.tree.structure(dist.parts, is_leaf=is_distribution)
+            return Joint(tree.unflatten(parts))
     raise InputError("the best action of a density is one point, which has no probability")

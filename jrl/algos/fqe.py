@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jrl import spaces
 from jrl.algos import observer, parts
 from jrl.fields.hyper import NoCore
 from jrl.networks import NetworkConfig
@@ -87,11 +86,11 @@ def make(spec: EnvSpec, network: NetworkConfig, settings: Settings, *, level: fl
         return State(params, jax.tree.map(jnp.copy, params), optimizer.init(params), sees.init())
 
     def observe(state: State, obs: PyTree, mask: Array) -> State:
-        return state.replace(obs_stats=sees.observe(state.obs_stats, obs, mask))
+        return replace(state, obs_stats=sees.observe(state.obs_stats, obs, mask))
 
     def of_taken(params: PyTree, obs: PyTree, action: PyTree) -> Array:
-        if choices:
-            return jnp.sum(critic.apply(params, obs)[0] * jax.nn.one_hot(action, like.action.n), -1)
+        if isinstance(spec.action, Discrete):
+            return jnp.sum(critic.apply(params, obs)[0] * jax.nn.one_hot(action, spec.action.n), -1)
         return critic.apply(params, obs, features(spec.action, action))[0]
 
     def of_choices(params: PyTree, obs: PyTree, chosen: Array) -> Array:
@@ -114,7 +113,8 @@ def make(spec: EnvSpec, network: NetworkConfig, settings: Settings, *, level: fl
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         target_params = parts.moved(state.target_params, params, settings.tau)
-        return state.replace(params=params, target_params=target_params, opt_state=opt_state), value * scale**2
+        moved = replace(state, params=params, target_params=target_params, opt_state=opt_state)
+        return moved, value * scale**2
 
     def values(state: State, obs: PyTree, action: PyTree, chosen: Array) -> tuple[Array, Array]:
         obs = sees.see(state.obs_stats, obs)

@@ -17,9 +17,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line. Neither jax nor an environment library is imported for it."""
     p = command.parser("data estimate", "Estimate what a trained policy would earn, by episodes that others played.")
     command.take_checkpoint(p)
-    p.add_argument(
-        "paths", nargs="+", metavar="PATH", help="of data: a file, a directory of files, or a glob of either"
-    )
+    p.add_argument("paths", nargs="+", metavar="PATH", help="data: a file, a directory or a glob")
     p.add_argument("--from", dest="source_format", metavar="FORMAT", help="of the data (default: as each path shows)")
     p.add_argument("--policy", help="of a run with several policies, the name of one")
     p.add_argument(

@@ -23,7 +23,7 @@ from jrl.run.keys import Role, role_key
 from jrl.settings import plan
 from jrl.settings.config import RunConfig
 from jrl.settings.datasets import EstimateConfig
-from jrl.types import Algo, Array, Buffer, EnvSpec, Key, PyTree, element
+from jrl.types import Algo, Array, Batch, Buffer, EnvSpec, Key, PyTree, element
 
 _FITTED = ("dm", "dr", "wdr")  # methods that need values of the policy
 _UPDATES = 1000  # of fitted Q evaluation in one dispatch
@@ -99,7 +99,7 @@ class Judge:
         along_key, fit_key = jax.random.split(key)
         found = judged.along(self._algo, self._spec, actor, store, self._asked, along_key)
         q = value = None
-        if self._fit is not None:
+        if self._fit is not None and found.choices is not None:
             q, value = (
                 self._padded(x, more) for x, more in zip(self._fit(found.choices, fit_key), (0, 1), strict=True)
             )
@@ -111,7 +111,7 @@ class Judge:
         mask = np.arange(store.lengths().max())[None] < store.lengths()[:, None]
         episodes = Episodes(self._padded(store.reward), mask, self._padded(ratio), q, value)
         interval, ess, mean_ratio, mean = jax.device_get(_estimated(how.methods, self._gamma, episodes))
-        estimates = {
+        estimates: dict[str, dict[str, float]] = {
             name: {field: float(x[i]) for field, x in interval._asdict().items()} for i, name in enumerate(how.methods)
         }
         weighs = self._asked.log_prob
@@ -171,7 +171,7 @@ class _Fit:
         self._buffer: Buffer | None = None
         self._steps = jax.jit(self._updated, donate_argnums=0)
 
-    def __call__(self, choices: np.ndarray, key: Key) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, choices: Array, key: Key) -> tuple[np.ndarray, np.ndarray]:
         """Q of the actions taken and V of each row, [R] f32, of the policy with these choices."""
         store = self._store
         extras = {fqe.NEXT: np.concatenate([choices[1:], choices[:1]])}  # behind the last row there is nothing
@@ -197,7 +197,9 @@ class _Fit:
     def _updated(self, state: fqe.State, rows: PyTree, key: Key, first: Any, count: Any) -> fqe.State:
         def body(i: Any, state: fqe.State) -> fqe.State:
             assert self._buffer is not None
-            return self._fqe.update(state, self._buffer.sample(rows, jax.random.fold_in(key, i)))[0]
+            batch = self._buffer.sample(rows, jax.random.fold_in(key, i))
+            assert isinstance(batch, Batch)
+            return self._fqe.update(state, batch)[0]
 
         return jax.lax.fori_loop(first, first + count, body, state)
 
@@ -262,17 +264,15 @@ def check_log_probs(store: EpisodeStore, methods: Sequence[str], mend: str) -> N
     needing = f"{', '.join(methods)} {'needs' if len(methods) == 1 else 'need'}"
     if LOG_PROB not in store.columns:
         raise InputError(
-            f"{store.name}: there is no column {LOG_PROB}, the log-probability of each action under the policy that took "
-            f"it, which {needing}: record the data with jrl (python -m jrl.data record), or judge without: {mend}"
+            f"{store.name}: there is no column {LOG_PROB}, the log-probability of each action under the policy that "
+            f"took it, which {needing}: record the data with jrl (python -m jrl.data record), or judge without: {mend}"
         )
     given = np.asarray(store.columns[LOG_PROB])[store.is_step()]
-    if not np.isfinite(given).all():
-        row = int(np.argmax(~np.isfinite(given)))
-        episode = int(np.searchsorted(np.cumsum(store.lengths()), row, "right"))
+    if (wrong := ~np.isfinite(given)).any():
+        episode = int(np.searchsorted(np.cumsum(store.lengths()), np.argmax(wrong), "right"))
         raise InputError(
-            f"{store.name}: column {LOG_PROB} has {counted(int((~np.isfinite(given)).sum()), 'number', ',')} that "
-            f"{'is' if (~np.isfinite(given)).sum() == 1 else 'are'} not finite (first: episode {episode}), and {needing} "
-            f"it: leave these episodes out, or judge without: {mend}"
+            f"{store.name}: column {LOG_PROB}: {counted(int(wrong.sum()), 'number', ',')} not finite (first: episode "
+            f"{episode}), and {needing} them: leave these episodes out, or judge without: {mend}"
         )
     for finding in log_probs(store):
         raise InputError(f"{store.name}: {finding.what}: {finding.mend}; or judge without: {mend}")
@@ -301,14 +301,15 @@ def _warnings(
     num = store.num_episodes
     if weighs and ess < max(min(_FEW, num), _SMALL * num):
         yield (
-            f"weights explode: {counted(num, 'episode', ',')} weigh as much as {ess:.1f}: the policy does what the data "
-            "hardly have, and no interval of a weighting method can be trusted; dm is left, or data of a policy that is "
-            "more like it"
+            f"weights explode: {counted(num, 'episode', ',')} weigh as much as {ess:.1f}: the policy does what the "
+            "data hardly have, and no interval of a weighting method can be trusted; dm is left, or data of a policy "
+            "that is more like it"
         )
     if weighs and not _RATIOS[0] <= mean_ratio <= _RATIOS[1]:
         yield (
-            f"the ratio of the policy's to the data's probabilities is {mean_ratio:.3g} on average, where 1 is expected: "
-            f"the column {LOG_PROB} is of other actions or another policy, or the policy does what the data never have"
+            f"the ratio of the policy's to the data's probabilities is {mean_ratio:.3g} on average, where 1 is "
+            f"expected: the column {LOG_PROB} is of other actions or another policy, or the policy does what the data "
+            "never have"
         )
     goes_on = ~store.terminated
     if goes_on.any():

@@ -156,8 +156,8 @@ def iterations_per_call(cfg: Any) -> int:
     plan = batch_plan(cfg)
     wanted = (report_every(cfg), cfg.evaluation.every, cfg.checkpoint.every, total_steps(cfg))
     if datasets.alone(cfg):
-        wanted += (estimate_every(cfg),)
-        return cfg.data.updates_per_iteration or min(_UPDATES_FROM_DATA, *(steps for steps in wanted if steps))
+        due = (*wanted, estimate_every(cfg))
+        return cfg.data.updates_per_iteration or min(_UPDATES_FROM_DATA, *(steps for steps in due if steps))
     most = min(_ROWS_PER_CALL, *(steps for steps in wanted if steps)) // plan.rows
     if cfg.replay is not None:
         most = min(most, _UPDATES_PER_CALL // (plan.updates or 1))

@@ -23,12 +23,12 @@ from jrl.settings import config
 from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, MultiDiscrete
 
 GAMMA = 0.9
-VECTOR = Box((3,))
+VECTOR, TWO = Box((3,)), Discrete(2)
 MASKED = Dict((("action_mask", Box((3,), "bool", 0.0, 1.0)), ("obs", VECTOR)))
 PLANE = Box((2,), "float32", -1.0, 1.0)
 
 
-def store(action=Discrete(2), *, observation=VECTOR, episodes=40, seed=0, log_prob=None):
+def store(action=TWO, *, observation=VECTOR, episodes=40, seed=0, log_prob=None):
     """Episodes of one to six steps of a policy that takes each action as often, rewarded by their first observation."""
     rng, found = np.random.default_rng(seed), []
     for e in range(episodes):
@@ -104,7 +104,7 @@ def test_the_command_prints_a_table_of_all_methods(trained, capsys):
     [
         ({"columns": {}}, [], r"no column log_prob.*is, wis, pdis, dr need: record the data with jrl .*--methods dm"),
         ({"log_prob": 0.5}, [], r"above 0 in .*no probability is above 1: store the logarithm"),
-        ({"log_prob": -np.inf}, ["--methods", "wis"], r"log_prob has [\d]+ numbers that are not finite .*wis needs it"),
+        ({"log_prob": -np.inf}, ["--methods", "wis"], r"log_prob: [\d]+ numbers not finite .*wis needs them"),
         ({"action": Discrete(5)}, [], r"action.* is outside Discrete\(n=2"),
         ({"action": PLANE}, [], r"has actions Box.*where the policy has Discrete.*: give data of the policy's"),
         ({}, ["--methods", "is,magic"], r"--methods: magic: expected one of is, wis"),
@@ -233,7 +233,7 @@ def test_the_distribution_of_choices_is_that_of_acting(exploration, explore):
 
 @pytest.mark.parametrize("choices", ["of a continuum", "of two"])
 def test_fitted_values_are_those_of_the_policy(choices):
-    """r = s + a, s' = s / 2, discount 0.5: of a policy of mean action 0.4 V = (4 s + 2.4) / 3, and Q = s + a + V(s') / 2."""
+    """r = s + a, s' = s / 2, discount 0.5: of a policy of mean action 0.4 V(s) = (4 s + 2.4) / 3."""
     discrete = choices == "of two"
     action = Discrete(2) if discrete else Box((1,), "float32", -1.0, 1.0)
     spec = EnvSpec(Box((1,)), action, 1)
@@ -285,8 +285,8 @@ def rows(cfg, saved=None):
 def test_estimates_stand_in_rows_and_follow_from_the_weights_and_the_iteration(tmp_path):
     data.write(store(), tmp_path / "set")
     how = {"methods": ["wis", "dr"], "every": 30, "fqe": {"updates": 20, "hidden": [8]}}
-    given = run_config(tmp_path / "set", f"data.estimate={json.dumps(how)}", "data.validation=0.3", "run.report_every=10",
-                       "stop.updates=60")  # fmt: skip
+    every = ("run.report_every=10", "stop.updates=60")
+    given = run_config(tmp_path / "set", f"data.estimate={json.dumps(how)}", "data.validation=0.3", *every)
     with pytest.warns(RuntimeWarning, match="data.estimate: "):
         found = rows(given)
     names = {f"estimate/{name}{end}" for name in how["methods"] for end in ("", "_low", "_high")}

@@ -31,6 +31,7 @@ class _Start(NamedTuple):
 
     saved: Path | None = None  # checkpoint to continue from
     weights: Path | None = None  # checkpoint whose weights are taken over
+    policy_only: bool = False  # of them those of the policy alone
     rows_until: int | None = None  # env_steps of the last result row that counts; None: there are none yet
 
 
@@ -74,6 +75,7 @@ def parser() -> argparse.ArgumentParser:
         help="continue a run: its directory, a checkpoint, or the latest; without a config with its own",
     )
     p.add_argument("--init-from", metavar="PATH", help="begin with the weights of another run or checkpoint")
+    p.add_argument("--policy-only", action="store_true", help="of --init-from: the policy's, not those of values")
     p.add_argument("-v", "--verbose", action="count", default=0, help="tell where the time goes; -vv: all of jax's log")
     p.add_argument("--as-test", action="store_true", help="exit with 1 unless a stop criterion beside env_steps is met")
     return p
@@ -107,6 +109,8 @@ def _train(args: argparse.Namespace, transcript: output.Transcript) -> int:
     criteria = [name for name in cfg.stop if name != plan.counts_by(cfg)]
     if args.as_test and not criteria:
         raise InputError("--as-test needs a criterion beside env_steps: for example --stop episode/return=475")
+    if args.policy_only and not args.init_from:
+        raise InputError("--policy-only says what --init-from takes: give that, too")
     if args.resume and args.init_from:
         raise InputError("--resume continues a run, --init-from begins one: give one of them")
     settings = runtime.apply(cfg.runtime)
@@ -118,7 +122,7 @@ def _train(args: argparse.Namespace, transcript: output.Transcript) -> int:
 
         weights = checkpoint.locate(Path(args.init_from)) if args.init_from else None
         # a run that was killed before its first checkpoint begins anew: its rows do not count
-        start = _Start(saved, weights, 0 if args.resume else None)
+        start = _Start(saved, weights, args.policy_only, 0 if args.resume else None)
         options = _Options(directory, transcript, args.verbose)
         interrupted = stack.enter_context(faults.signals())
         stack.enter_context(faults.stacks_on_request())
@@ -294,8 +298,8 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         stack.enter_context(session)
         checkpoints = stack.enter_context(checkpoint.Checkpointer(directory / "checkpoints", cfg.checkpoint))
         print(*run_directory.introduction(session), sep="\n")
-        for note in session.start(start.saved, start.weights):
-            print(note)
+        for one in session.start(start.saved, start.weights, policy_only=start.policy_only, anew=start.rows_until == 0):
+            print(one)
         # not before the checkpoint was found to fit: nothing in the directory changes until then
         rows_until = meta["rows"]["env_steps"] if meta else start.rows_until
         sinks += _sinks(stack, session, checkpoints, options, rows_until)
@@ -407,7 +411,7 @@ class _Saving:
         return self._session.evaluated and self._checkpoints.improves(self._session.reporter.row or {})
 
     def _save(self, info: "StepInfo") -> None:
-        self._checkpoints.save(info.iteration, self._session.parts(), self._session.description())
+        self._checkpoints.save(info.iteration, *self._session.to_save())
 
     def if_due(self, info: "StepInfo") -> None:
         """Saves after an iteration where it is time to, or where its weights are the best so far."""
@@ -429,7 +433,7 @@ class _Saving:
         if any(x.is_deleted() for x in jax.tree.leaves(session.state.learner)):
             return
         self._watchdog.beat("checkpoint", grace=60.0)
-        if self._checkpoints.rescue(info.iteration, session.parts(), session.description()):
+        if self._checkpoints.rescue(info.iteration, *session.to_save()):
             print(f"saved: what was learned in {counted(session.counted(), 'step', ',')}")
 
     def last(self, info: "StepInfo", *, interrupted: bool) -> None:

@@ -295,6 +295,10 @@ LEADS = "leads"
 # in a rollout's extras where it may change from game to game who follows which policy: the number of that which acted,
 # [T, B] i32; below 0 none that there is
 PLACE = "place"
+# in a sample's extras, where the algorithm `reads` it: what the data did after each transition. {"action": [N, *], that
+# at `next_obs`, "valid": [N] bool, False where there is none: behind an episode's end and the newest row}; of sequences
+# [N, L, ...]
+NEXT_ACTION = "next_action"
 
 
 def seen_anew(before: Rollout, after: Rollout) -> Rollout:

@@ -4,12 +4,14 @@
     python scripts/bench_speed.py W1 G256 --repeat 5 --out speed.jsonl
     python scripts/bench_speed.py W1 --beside peers.txt             # a command per line that prints one JSON line
     python scripts/bench_speed.py M1 M2 M20 M20s --repeat 5 --beside peers.txt      # several agents
+    python scripts/bench_speed.py offline-iql offline-cql --beside peers.txt        # updates on data sets
 
 A work runs `python -m jrl.train` in a process of its own. Its rate is environment steps (learning included) between 30%
 and 100% of the run, so that start-up and compilation are outside it; `cold` and `warm` measure just those. Commands of
 `--beside` run in the same rounds, one after the other, and are compared by their field `steps_per_s`: on a shared
 machine only a ratio of one run counts. Ratios are printed where a peer's line says whose `work` it did. In a command,
-`{i}` is the number of the round. Of several agents an environment step is one of the game, however many they are.
+`{i}` is the number of the round. Of several agents an environment step is one of the game, however many they are;
+from data alone a step is an update, and `python scripts/random_data.py iql` beside it is the bare update in a loop.
 """
 
 import argparse
@@ -25,6 +27,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from random_data import OFFLINE, from_data
 
 from jrl.callbacks import Callbacks
 from jrl.settings.config import load
@@ -132,6 +136,7 @@ WORKS: dict[str, list[str]] = {  # name -> config and overrides; stop criteria b
     "M20": _twenty("by_agent"),
     "M20s": _twenty("shared"),
 }
+WORKS |= {f"offline-{name}": from_data(*algo) for name, algo in OFFLINE.items()}
 LABELS = {
     "W1": "CartPole\nEnvPool, 8",
     "W2": "CartPole\nEnvPool, 64",
@@ -154,6 +159,7 @@ LABELS = {
     "M2": "2 CartPoles\n2 policies, 8",
     "M20": "20 CartPoles\n20 policies, 8",
     "M20s": "20 CartPoles\n1 policy, 8",
+    **{f"offline-{name}": f"{name}\nfrom data" for name in OFFLINE},
 }
 BESIDE = {"M20": "M20s"}  # works that are compared with another of ours
 # seconds from process start: name -> (config and overrides, whether programs are in the compile cache already)
@@ -169,7 +175,8 @@ def train(config: str, overrides: Iterable[str], *, cache: Path, keep_criteria: 
     out = Path(tempfile.mkdtemp())
     settings = [f"--set={o}" for o in overrides]
     if not keep_criteria:
-        settings += [f"--set=stop.{name}=1e9" for name in load(config, overrides).stop if name != "env_steps"]
+        criteria = load(config, overrides).stop
+        settings += [f"--set=stop.{name}=1e9" for name in criteria if name not in ("env_steps", "updates")]
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache)}
     command = [sys.executable, "-m", "jrl.train", config, *settings, "--out", str(out / "run")]
     start = time.time()

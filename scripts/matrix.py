@@ -31,15 +31,15 @@ from typing import Any
 
 import jax
 import numpy as np
-from matrix_tasks import COLUMNS, Task, settings, task_of
+from matrix_tasks import COLUMNS, Task, names, settings, task_of
 
-from jrl import algos, spaces
+from jrl import spaces
 from jrl.algos import uniform
 from jrl.errors import InputError
 from jrl.rollout import unroll
 from jrl.run import build, checkpoint
 from jrl.run.session import Session
-from jrl.settings import config
+from jrl.settings import config, plan
 from jrl.types import ActOut, JaxEnv, PyTree, Rollout
 
 START, END = "<!-- matrix -->", "<!-- /matrix -->"
@@ -148,7 +148,7 @@ def train_and_resume(session: Session) -> dict[str, Any]:
     assert info is not None
     session.after(info)
     each = max(1, session.counted())  # steps of a call
-    train(session, until=session.iteration * (session.config.stop["env_steps"] // (2 * each)))
+    train(session, until=session.iteration * ((plan.total_steps(session.config) or 0) // (2 * each)))
     with tempfile.TemporaryDirectory() as directory:
         saved, steps = Path(directory) / "half", session.counted()
         checkpoint.write(saved, checkpoint.on_host(session.parts()), session.description())
@@ -290,14 +290,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    p.add_argument("--algo", nargs="+", choices=algos.names(), default=algos.names(), help="rows (all)")
+    p.add_argument("--algo", nargs="+", choices=names(), default=names(), help="rows (all)")
     p.add_argument("--column", nargs="+", choices=tuple(COLUMNS), default=tuple(COLUMNS), help="columns (all)")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--json", type=Path, help="file for one JSON line per cell")
     p.add_argument("--reuse", type=Path, nargs="+", default=[], help="files of --json, whose cells are not run again")
     p.add_argument("--write", type=Path, help=f"file with {START} and {END} for the table of all cells")
     args = p.parse_args(argv)
-    whole = len(args.algo) == len(algos.names()) and len(args.column) == len(COLUMNS)
+    whole = len(args.algo) == len(names()) and len(args.column) == len(COLUMNS)
     if args.write and not whole:
         p.error("--write is for the whole table: leave --algo and --column out")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")

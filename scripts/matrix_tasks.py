@@ -1,17 +1,19 @@
 """What scripts/matrix.py tries: small tasks in JAX, a column for each feature, settings for each algorithm."""
 
 import dataclasses
+import functools
+import tempfile
 from typing import Any
 
 import jax.numpy as jnp
 
-from jrl import algos, registry
+from jrl import algos, data, registry
 from jrl.algos import dqn
 from jrl.envs.jax_env import Definition
 from jrl.envs.make import IN_JAX
 from jrl.envs.multi_agent import MultiDefinition
 from jrl.envs.multi_toys import several as copies
-from jrl.fields.data import Replay, learns_from
+from jrl.fields.data import Fixed, Replay, learns_from
 from jrl.settings import config
 from jrl.types import Box
 
@@ -127,6 +129,11 @@ _REPLAY = {
     },
     "stop": {"env_steps": 8_000},
 }
+# from data alone: all episodes of ppo's cell of the column, from random ones to those of what it has learned
+_DATA = {
+    "replay": {"batch_size": 128, "burn_in": 0},
+    "stop": {"updates": 1_500},
+}
 _EPSILON = {"exploration": {"name": "epsilon_greedy", "epsilon": [[0, 1.0], [4_000, 0.1]]}}
 ALGOS: dict[str, dict[str, Any]] = {
     "ppo": {**_ON_POLICY, "algo": {"lr": 5e-3}},
@@ -137,6 +144,10 @@ ALGOS: dict[str, dict[str, Any]] = {
     "dqn": {**_REPLAY, "algo": {"lr": 3e-3, "target_update_every": 50, **_EPSILON}},
     "sac": {**_REPLAY, "algo": {"lr": 3e-3, "tau": 0.02}},
     "td3": {**_REPLAY, "algo": {"lr": 3e-3, "tau": 0.02, "normalize_obs": True}},
+    "iql": {**_REPLAY, "algo": {"lr": 3e-3, "tau": 0.02, "expectile": 0.9, "beta": 10.0}},
+    "bc": {**_DATA, "algo": {"lr": 3e-3, "top_fraction": 0.2}},
+    "marwil": {**_DATA, "algo": {"lr": 3e-3, "beta": 3.0}},
+    "dt": {**_DATA, "algo": {"lr": 3e-3}},
 }
 _ALL = {
     "env": {"backend": "jax"},
@@ -145,6 +156,29 @@ _ALL = {
     "devices": {"learners": [0]},
     "run": {"log": [], "stall_seconds": None},
 }
+
+
+def names() -> tuple[str, ...]:
+    """The algorithms that are tried: all."""
+    return tuple(algos.names())
+
+
+@functools.lru_cache
+def episodes(column: str) -> data.EpisodeStore:
+    """What ppo collects in its cell of a column, from the first step to the last."""
+    from jrl.run.session import Session
+
+    with tempfile.TemporaryDirectory() as directory:
+        tree = config.merge(settings("ppo", column), {"data": {"output": {"path": directory}}})
+        with Session(config.from_dict(tree)) as session:
+            session.start()
+            while session.advance():
+                pass
+        return data.read(directory)
+
+
+for _column in COLUMNS:
+    registry.register(f"matrix-data-{_column}", functools.partial(episodes, _column))
 
 
 def agents_of(algo: str, column: str) -> dict[str, Any] | None:
@@ -176,8 +210,14 @@ def settings(algo: str, column: str, seed: int = 0) -> dict[str, Any]:
     }
     for more in (_ALL, of_algorithm(algo), COLUMNS[column].config):
         tree = config.merge(tree, more)
+    if learns_from(algos.get_config_class(algo)) is Fixed:
+        tree = config.merge(tree, {"data": {"input": f"matrix-data-{column}"}})
+    if algo == "dt":
+        told = {"target_return": task.best, "return_scale": abs(task.best), "step_scale": 10.0}
+        tree = config.merge(tree, {"algo": told, "network": {"use_prev_reward": True, "use_prev_action": True}})
     if several := agents_of(algo, column):
         tree = config.merge(tree, {"multi_agent": several})
         if "group" in several and "mixer" in {field.name for field in dataclasses.fields(algos.get_config_class(algo))}:
             tree = config.merge(tree, {"algo": {"mixer": "sum"}})
-    return config.merge(tree, {"run": {"report_every": tree["stop"]["env_steps"] // 8}})
+    steps = tree["stop"].get("updates") or tree["stop"]["env_steps"]
+    return config.merge(tree, {"run": {"report_every": steps // 8}})

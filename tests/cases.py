@@ -48,13 +48,13 @@ CASES: dict[str, Case] = {
     "dqn": Case(
         {
             **_RATE, "double": True, "dueling": True, "noisy": True, "head": "c51", "num_atoms": 11, "tau": 0.1,
-            "target_update_every": 2, "max_grad_norm": 0.5,
+            "target_update_every": 2, "max_grad_norm": 0.5, "conservative": True,
         },
         {**_PROBE, **_EPSILON, "lr": 3e-3, "target_update_every": 16},
         {"loss": "mse"},  # the gradient of a Huber loss does not change with a far reward
     ),
     "iqn": Case(
-        {**_RATE, "double": True, "num_quantiles": 5, "tau": 0.1, "target_update_every": 2},
+        {**_RATE, "double": True, "num_quantiles": 5, "tau": 0.1, "target_update_every": 2, "conservative": True},
         {**_PROBE, **_EPSILON, "lr": 3e-3, "target_update_every": 16, "num_quantiles": 8, "width": 32},
         {"num_quantiles": 4, "width": 8},
         like="dqn",
@@ -71,12 +71,23 @@ CASES: dict[str, Case] = {
         {**_RATE, "normalize_reward": True, "max_leaf_norm": 1.0}, {**_PROBE_EPOCHS, **_EPSILON}, _EPOCHS, like="dqn"
     ),
     "sac": Case(
-        {**_RATE, "num_critics": 3, "target_critics": 2, "policy_every": 2, "max_grad_norm": 0.5},
+        {
+            **_RATE, "num_critics": 3, "target_critics": 2, "policy_every": 2, "max_grad_norm": 0.5, "bc_updates": 2,
+            "conservative": True, "cql_actions": 2, "cql_target_gap": 1.0,
+        },
         {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "learn_ent_coef": False, "ent_coef": 0.02},
     ),
     "td3": Case(
-        {**_RATE, "num_critics": 3, "policy_every": 1, "max_grad_norm": 0.5},
+        {**_RATE, "num_critics": 3, "policy_every": 1, "max_grad_norm": 0.5, "actor_bc": 0.5, "critic_bc": 0.2},
         {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "exploration": Gaussian(std=0.5)},
         like="sac",
     ),
+    "iql": Case(
+        {**_RATE, "num_critics": 3, "max_grad_norm": 0.5},
+        {"lr": 3e-3, "gamma": 0.9, "tau": 0.05, "expectile": 0.9},
+        like="sac",
+    ),
+    # the probe environments are learned by acting in them: what these learn is in their own tests
+    "bc": Case({**_RATE, **_STATISTICS, "ent_coef": 0.01, "max_grad_norm": 0.5}, {}, like="marwil"),
+    "marwil": Case({**_RATE, **_STATISTICS, "weight": "softmax", "ent_coef": 0.01, "max_grad_norm": 0.5}, {}),
 }  # fmt: skip

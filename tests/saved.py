@@ -4,7 +4,9 @@ from pathlib import Path
 
 import jax
 
+from jrl import algos
 from jrl.data import spaces_json
+from jrl.fields.data import Fixed, learns_from
 from jrl.run import build, build_policies, checkpoint
 from jrl.settings import config
 
@@ -16,7 +18,10 @@ def save(
 
     `own` is the environment's observation space, where `spec` has what frame stacks or previous actions make of it.
     """
-    cfg = config.load(None, ["network.hidden=[8]", *overrides], algo=algo, env=env, stop=["env_steps=100000"])
+    stop, given = "env_steps=100000", ["network.hidden=[8]", *overrides]
+    if learns_from(algos.get_config_class(algo)) is Fixed:
+        stop, given = "updates=100000", [*given, "data.input=nowhere"]
+    cfg = config.load(None, given, algo=algo, env=env, stop=[stop])
     return _written(directory, cfg, spec, change, own)
 
 

@@ -14,7 +14,7 @@ from jrl.migrate import migrate
 from jrl.rollout import unroll
 from jrl.run import build, build_learner, learner, parallel
 from jrl.settings import config, multi_agent
-from jrl.types import Box, Discrete, EnvSpec, SequenceBatch
+from jrl.types import Box, Discrete, EnvSpec, SequenceBatch, UpdateAux
 
 DRAWN = {"replay": {"batch_size": 64, "learning_starts": 32, "updates_per_step": 1 / (GAMES * STEPS), "burn_in": 2}}
 LOCKSTEP = {"replay_mode": "lockstep"}
@@ -56,7 +56,10 @@ def drawn(cfg, key, masks):
         return batch, {"drawn": jnp.concatenate([obs, jnp.stack([batch.reward, batch.weight], -1)], -1)}
 
     def make(cfg, spec):
-        return learner.batches_transformed(build.algorithm(cfg, spec, axis_name=parallel.AXIS), [seen])
+        algo = build.algorithm(cfg, spec, axis_name=parallel.AXIS)
+        # what is drawn does not depend on what is learned of it, which would be most of the program
+        algo = algo._replace(update=lambda state, batch, key: (state, UpdateAux({})))
+        return learner.batches_transformed(algo, [seen])
 
     algo = build.algorithm(cfg, SPEC)
     learn, _, groups = build_learner.of_policies(cfg, algo, SPEC, make, devices=1, length=STEPS)

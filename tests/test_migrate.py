@@ -11,6 +11,7 @@ from jrl.fields.hyper import Gtrxl, Lstm
 from jrl.fields.schema import read_mapping
 from jrl.migrate import defaults, looks_like_rllib, migrate, tables
 from jrl.settings import config, plan
+from jrl.settings.datasets import OutputConfig
 from jrl.settings.sections import RunConfig
 
 HERE = Path(__file__).parent
@@ -91,7 +92,7 @@ def test_a_config_with_a_stop_can_be_run_as_it_is(tmp_path):
 
 
 LACKING = {
-    "observation_fn": "my.fn", "input": "/data", "output": "/data", "learner_class": "my.Learner",
+    "observation_fn": "my.fn", "input": "/data", "learner_class": "my.Learner",
     "off_policy_estimation_methods": {"is": {}},
     "model": {"custom_model": "mine", "custom_action_dist": "mine"},
     "callbacks": "<lambda>", "nonsense_key": 1,
@@ -300,6 +301,27 @@ def test_the_users_own_functions():
     assert any(line.startswith("env_task_fn: lacking: '<lambda>'") for line in lines("PPO", env_task_fn="<lambda>"))
 
 
+@pytest.mark.parametrize(
+    ("given", "becomes"),
+    [
+        ({"output": "out", "output_max_file_size": 2**21}, {"path": "out", "max_file_mb": 2.0}),
+        ({"output": "logdir", "output_compress_columns": []}, {"path": None, "compress": False}),
+        (
+            {"output": "dataset", "output_config": {"path": "a/b", "format": "json"}},
+            {"path": "a/b", "format": "rllib-json"},
+        ),
+        ({"output": None, "output_max_file_size": 3}, None),
+    ],
+)
+def test_output(given, becomes):
+    assert ours("PPO", **given).get("data", {}).get("output") == becomes
+
+
+def test_output_elsewhere_is_lacking():
+    told = "output: 's3://bucket/a' is no directory of this machine, which data.output.path names"
+    assert errors({"env": "CartPole-v1", "output": "s3://bucket/a"}, algo="PPO")[0].startswith(told)
+
+
 def test_evaluation_has_environments_and_exploration_of_its_own():
     inner = {"env": "Pong-v5", "explore": True, "exploration_config": {"type": "Random"}, "lr": 1.0, "foo": 2}
     found = ours("DQN", evaluation_config=inner)["evaluation"]
@@ -375,6 +397,7 @@ def test_our_keys_exist():
     hyper = {f.name for name in algos.names() for f in dataclasses.fields(algos.get_config_class(name))}
     default = config.to_dict(config.from_dict({"algo": {"name": "dqn"}, "env": {"id": "x"}}))
     default["network"] |= dict.fromkeys(f"core.{f.name}" for core in (Lstm, Gtrxl) for f in dataclasses.fields(core))
+    default["data"] |= {f"output.{f.name}": None for f in dataclasses.fields(OutputConfig)}
     default["multi_agent"] = {f.name for f in dataclasses.fields(config.MultiAgentConfig)}
     for key in tables.KEYS.values():
         for ours_ in filter(None, key.ours.split(", ")):

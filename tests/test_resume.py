@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jrl import algos, train
-from jrl.fields.data import Replay, learns_from
+from jrl.fields.data import Fixed, Replay, learns_from
 from jrl.metrics import loggers
 from jrl.replay import prioritized, ring, sum_tree
 from jrl.replay.regroup import regroup, renewed
@@ -218,6 +218,7 @@ LIKE_ANOTHER = [name for name in algos.names() if name not in ("ppo", "dqn")]  #
 ON_IN_JAX = [
     pytest.param(algo, "jax", "bitwise", marks=[pytest.mark.slow] if algo in LIKE_ANOTHER else [])
     for algo in algos.names()
+    if learns_from(algos.get_config_class(algo)) is not Fixed  # which no environment teaches
 ]
 
 

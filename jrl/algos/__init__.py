@@ -14,11 +14,13 @@ scalars by name; of both, means are taken over the pieces of a batch and over de
     a2c           the same                                                               batch: actor_critic.Rows [N]
     impala        the same                                         batch: impala.Columns [T, b], whole sequences;
                   with a core the network reads `impala.window(batch)`, [b, T + 1]
+    marwil        the same                                                               batch: marwil.Rows [N]
+    bc            net: critics.Policy, `apply(params, obs) -> distribution`              batch: bc.Rows [N]
     dqn, iqn      net: parts.QNetwork, `q(params, obs) -> [N, A]`                        batch: parts.TdBatch [N]
     vdn           net: parts.QNetwork, `q(params, obs) -> [N, agents, A]`                batch: parts.TdBatch [N]
     pqn           net: parts.QNetwork, `q(params, obs) -> [N, A]`                        batch: pqn.Rows [N]
-    sac, td3      net: networks.critics.Critics, `apply(params, obs, action) -> [C, N]`, for sac with Discrete actions
-                  `apply(params, obs) -> [C, N, A]`; it is the critics' loss, `params` are theirs
+    sac, td3,     net: networks.critics.Critics, `apply(params, obs, action) -> [C, N]`, with Discrete actions
+    iql           `apply(params, obs) -> [C, N, A]`; it is the critics' loss, `params` are theirs
                                                                                          batch: parts.TdBatch [N]
 
 With a core, rows are sequences: leaves are [N, L, *], and `obs` is a Window, which `net` reads like an observation.
@@ -31,12 +33,14 @@ algorithm's own loss. Something else than a loss is an InputError when an update
 import dataclasses
 import importlib
 import importlib.util
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
 from jrl import registry
 from jrl.errors import InputError
 from jrl.fields.bounds import short
+from jrl.fields.data import Fixed, learns_from
 from jrl.fields.hyper import NetworkConfig
 
 _MODULES = {
@@ -50,6 +54,10 @@ _MODULES = {
     "pqn": "jrl.algos.pqn",
     "sac": "jrl.algos.sac",
     "td3": "jrl.algos.td3",
+    "iql": "jrl.algos.iql",
+    "bc": "jrl.algos.bc",
+    "marwil": "jrl.algos.marwil",
+    "dt": "jrl.algos.dt",
 }
 
 
@@ -105,15 +113,28 @@ def get(name: str) -> ModuleType:
 
 
 def critic_faults(cfg: Any, network: NetworkConfig) -> list[str]:
-    """Returns why nothing of an algorithm, told by its Config, can read `network.value_inputs`, one message each."""
-    if not network.value_inputs or getattr(cfg, "has_critic", False):
+    """Returns why nothing of an algorithm, told by its Config, can be what the network's options of critics alone
+    (`value_inputs`, `critic_layer_norm`) are for, one message each."""
+    asked = [name for name in ("value_inputs", "critic_layer_norm") if getattr(network, name)]
+    if not asked or getattr(cfg, "has_critic", False):
         return network.sharing_faults()
     name = type(cfg).__module__.rpartition(".")[2]
-    *others, last = [other for other in names() if getattr(get_config_class(other), "has_critic", False)]
-    return [
-        f"network.value_inputs: {name} has no critic beside its policy: use {', '.join(others)} or {last}, or leave "
-        "this out"
-    ]
+    others = [other for other in names() if getattr(get_config_class(other), "has_critic", False)]
+    instead = either(alike(cfg, others))
+    return [f"network.{key}: {name} has no critic beside its policy: use {instead}, or leave this out" for key in asked]
+
+
+def alike(cfg: Any, others: Iterable[str]) -> list[str]:
+    """Picks the algorithms that can stand in for that of `cfg`: as those that learn from nothing but a data set, or as
+    the others."""
+    needs_data = learns_from(type(cfg)) is Fixed
+    return [name for name in others if (learns_from(get_config_class(name)) is Fixed) == needs_data]
+
+
+def either(names: Sequence[str]) -> str:
+    """Joins names: a, b or c."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def get_config_class(name: str) -> type:

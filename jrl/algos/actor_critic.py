@@ -16,7 +16,7 @@ from jrl.algos.custom_loss import Loss
 from jrl.algos.observer import Observer
 from jrl.networks import Head, NetworkConfig
 from jrl.ops import returns
-from jrl.types import Algo, Array, EnvSpec, Key, Metrics, PyTree, Rollout, UpdateAux, Window
+from jrl.types import Algo, Array, EnvSpec, Key, Metrics, PyTree, Rollout, Space, UpdateAux, Window
 
 
 class ActorCritic(NamedTuple):
@@ -31,28 +31,35 @@ class ActorCritic(NamedTuple):
     unroll: Callable[[PyTree, Window], tuple[Array, PyTree]]
 
 
-def make(spec: EnvSpec, cfg: NetworkConfig, mask: Callable[[PyTree], Array | None] = lambda obs: None) -> ActorCritic:
-    """Policy head (gain 0.01, so that the first policy is nearly uniform) and value head (gain 1) on `cfg`'s torsos.
+class PolicyHead(NamedTuple):
+    """What a policy network puts out, and how that is read."""
+
+    outputs: int  # how many numbers
+    with_std: Callable[[PyTree], PyTree]  # params -> params with what is learned of the distribution beside the network
+    # (params, outputs [..., size], obs [..., *]) -> distribution [...]
+    distribution: Callable[[PyTree, Array, PyTree], Any]
+
+
+def policy_head(space: Space, cfg: NetworkConfig, mask: Callable[[PyTree], Array | None]) -> PolicyHead:
+    """The distribution of the actions of `space`.
 
     A Gaussian policy's log standard deviation is a parameter per action element, or an output of the network with
     `cfg.state_dependent_std`.
 
     Args:
-      spec, cfg: see `networks.build`.
+      space: of actions.
+      cfg: the policy network's.
       mask: of an observation, the actions that can be taken; None: all.
     Raises:
-      InputError: an action space without a distribution, or a torso that does not fit the observations.
+      InputError: an action space without a distribution.
     """
-    action = distributions.action_distribution(spec.action)
+    action = distributions.action_distribution(space)
     free_std = action.num_gaussian > 0 and not cfg.state_dependent_std
     predicted_std = action.num_gaussian > 0 and cfg.state_dependent_std
-    outputs = action.size + (action.num_gaussian if predicted_std else 0)
-    network = nets.build(spec, cfg, {"policy": Head(outputs, 0.01), "value": Head(1, 1.0, privileged=True)})
 
-    def init(key):
-        params = dict(network.init(key))
+    def with_std(params):
         if free_std:
-            params["log_std"] = jnp.full((action.num_gaussian,), cfg.log_std_init, jnp.float32)
+            params = {**params, "log_std": jnp.full((action.num_gaussian,), cfg.log_std_init, jnp.float32)}
         return params
 
     def distribution(params, outputs, obs):
@@ -61,6 +68,25 @@ def make(spec: EnvSpec, cfg: NetworkConfig, mask: Callable[[PyTree], Array | Non
             outputs, log_std = jnp.split(outputs, [action.size], -1)
             log_std = log_std + cfg.log_std_init
         return action.make(outputs, log_std, mask(obs))
+
+    return PolicyHead(action.size + (action.num_gaussian if predicted_std else 0), with_std, distribution)
+
+
+def make(spec: EnvSpec, cfg: NetworkConfig, mask: Callable[[PyTree], Array | None] = lambda obs: None) -> ActorCritic:
+    """Policy head (gain 0.01, so that the first policy is nearly uniform) and value head (gain 1) on `cfg`'s torsos.
+
+    Args:
+      spec, cfg: see `networks.build`.
+      mask: of an observation, the actions that can be taken; None: all.
+    Raises:
+      InputError: an action space without a distribution, or a torso that does not fit the observations.
+    """
+    head = policy_head(spec.action, cfg, mask)
+    network = nets.build(spec, cfg, {"policy": Head(head.outputs, 0.01), "value": Head(1, 1.0, privileged=True)})
+    distribution = head.distribution
+
+    def init(key):
+        return head.with_std(dict(network.init(key)))
 
     def apply(params, obs):
         outputs, value = network.apply(params, obs, "policy", "value")

@@ -145,6 +145,7 @@ def make(
     Returns:
       An on-policy Algo, whose rollouts may be of older policies. `ingest` takes the statistics from a new rollout.
     """
+    ppo.check_policy_after(cfg, network)
     agent = actor_critic.make_agent(cfg, spec, network, axis_name=axis_name, loss=loss)
     return actor_critic.make_algo(
         cfg,

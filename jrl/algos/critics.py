@@ -1,4 +1,4 @@
-"""What the algorithms with critics of (obs, action) share: SAC, TD3 and DDPG.
+"""What the algorithms with critics of (obs, action) share: SAC, TD3 and DDPG, IQL.
 
 Their parameters are a dict by part, `actor`, `critic` [C, ...] and what else learns, each with an optimizer.
 """
@@ -13,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from jrl import networks as nets
 from jrl.algos import agent as agents
 from jrl.algos import custom_loss, parts, sequences
 from jrl.algos.agent import Actor, Agent, Common, Records, State
 from jrl.algos.custom_loss import Loss
 from jrl.algos.observer import Observer
-from jrl.networks import Network, NetworkConfig
+from jrl.networks import Head, Network, NetworkConfig
 from jrl.networks.critics import Critics, build_critics
 from jrl.ops import random, schedules
 from jrl.types import (
@@ -26,6 +27,7 @@ from jrl.types import (
     Array,
     Batch,
     Box,
+    Discrete,
     EnvSpec,
     InputError,
     Key,
@@ -38,7 +40,7 @@ from jrl.types import (
 
 
 class Policy(NamedTuple):
-    """A network whose output is a distribution, or actions [N, *]; of a Window [N, L, *]."""
+    """A network whose output is a distribution, actions [N, *] or values [N]; of a Window [N, L, *]."""
 
     init: Callable[[Key], PyTree]  # key -> params
     apply: Callable[[PyTree, PyTree], Any]  # (params, obs [N, *] or Window) -> output
@@ -47,17 +49,17 @@ class Policy(NamedTuple):
     unroll: Callable[[PyTree, Window], tuple[Any, PyTree]]  # (params, Window) -> (anything, the memory after it)
 
 
-def policy_of(network: Network, output: Callable[[Array, PyTree], Any]) -> Policy:
-    """`network`, whose head is `policy`, and what its outputs [..., size] for observations [..., *] stand for."""
+def policy_of(network: Network, output: Callable[[Array, PyTree], Any], head: str = "policy") -> Policy:
+    """`network`, of one `head`, and what its outputs [..., size] for observations [..., *] stand for."""
 
     def apply(params, obs):
-        return output(network.apply(params, obs, "policy")[0], obs)
+        return output(network.apply(params, obs, head)[0], obs)
 
     def step(params, obs, carry):
-        (outputs,), carry = network.step(params, obs, carry, "policy")
+        (outputs,), carry = network.step(params, obs, carry, head)
         return output(outputs, obs), carry
 
-    unroll = lambda params, window: network.unroll(params, window, "policy")
+    unroll = lambda params, window: network.unroll(params, window, head)
     return Policy(network.init, apply, network.carry, step, unroll)
 
 
@@ -81,6 +83,13 @@ class Networks(NamedTuple):
 
     policy: Policy
     critic: Critics
+    value: Policy | None = None  # V(obs) [N], of those that learn one beside the critics
+
+
+def state_value(observer: Observer, network: NetworkConfig) -> Policy:
+    """A network of observations alone, V(obs); it reads `network.value_inputs`, as critics do."""
+    net = nets.build(observer.spec, network, {"value": Head(1, privileged=True)})
+    return policy_of(net, lambda outputs, obs: outputs[..., 0], "value")
 
 
 def make_agent(
@@ -91,13 +100,16 @@ def make_agent(
     *,
     kind: agents.Kind,
     num_critics: int,
+    value: Callable[[Observer, NetworkConfig], Policy] | None = None,
     axis_name: str | None,
     loss: Loss | None,
 ) -> Agent:
-    """An Agent with a policy and critics; arguments and errors as of `agent.make`."""
+    """An Agent with a policy and critics, and with a `value` network where one is given; arguments and errors as of
+    `agent.make`."""
 
     def networks(cfg: Common, observer: Observer, network: NetworkConfig) -> Networks:
-        return Networks(policy(observer, network), build_critics(observer.spec, network, num_critics))
+        of_actions = build_critics(observer.spec, network, num_critics)
+        return Networks(policy(observer, network), of_actions, None if value is None else value(observer, network))
 
     parts.check_action(cfg, spec.action)
     check(cfg, spec.action, network)
@@ -113,9 +125,12 @@ def make_algo(cfg: Common, agent: Agent, **functions: Any) -> Algo:
 
 
 def initial_params(agent: Agent, key: Key) -> dict[str, PyTree]:
-    """Parameters of the policy and of the critics."""
+    """Parameters of the policy, of the critics and of the value network, where there is one."""
     actor_key, critic_key = jax.random.split(key)
-    return {"actor": agent.net.policy.init(actor_key), "critic": agent.net.critic.init(critic_key)}
+    params = {"actor": agent.net.policy.init(actor_key), "critic": agent.net.critic.init(critic_key)}
+    if agent.net.value is not None:
+        params["value"] = agent.net.value.init(jax.random.fold_in(key, 2))
+    return params
 
 
 def step_policy(cfg: Common, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool):
@@ -132,11 +147,14 @@ def descend(cfg: Common, agent: Agent, state: State, name: str, lr: Any, gradien
     return replace(state, params={**state.params, name: params}, opt_state={**state.opt_state, name: opt_state})
 
 
-def noise(key: Key, num_rows: int, shape: tuple[int, ...], axis_name: str | None) -> Array:
-    """Standard normal numbers [num_rows, *shape]: this device's rows of what one device would draw for all of them."""
+def noise(
+    key: Key, num_rows: int, shape: tuple[int, ...], axis_name: str | None, draw: Callable[..., Array] = random.normal
+) -> Array:
+    """Standard normal numbers [num_rows, *shape], or others of `jrl.ops.random`: this device's rows of what one device
+    would draw for all of them."""
     if axis_name is None:
-        return random.normal(key, (num_rows, *shape))
-    rows = random.normal(key, (jax.lax.axis_size(axis_name) * num_rows, *shape))
+        return draw(key, (num_rows, *shape))
+    rows = draw(key, (jax.lax.axis_size(axis_name) * num_rows, *shape))
     return jax.lax.dynamic_slice_in_dim(rows, jax.lax.axis_index(axis_name) * num_rows, num_rows)
 
 
@@ -208,6 +226,27 @@ def critics_read(critic: Critics, params: PyTree, obs: PyTree, steps: int) -> Py
     return sequences.warmed(critic.unroll, params, fresh, steps)
 
 
+def values_read(value: Policy, params: PyTree, obs: PyTree, steps: int) -> PyTree:
+    """As `critics_read`, for a network of V(obs)."""
+    if not isinstance(obs, Window):
+        return obs
+    return policy_reads(value, params, replace(obs, carry=value.carry(obs.reset.shape[0])), steps)
+
+
+def q_taken(agent: Agent, critic_params: PyTree, batch: Batch) -> Array:
+    """The critics' values of the actions taken [C, N], or [C, N, L]."""
+    if isinstance(agent.spec.action, Discrete):
+        return of_taken(agent.spec.action, agent.net.critic.apply(critic_params, batch.obs), batch)
+    return agent.net.critic.apply(critic_params, batch.obs, batch.action)
+
+
+def of_taken(space: Discrete, q: Array, batch: Batch) -> Array:
+    """Of the values [C, N, A] those of the actions taken [C, N]; [C, N, L] of Windows."""
+    # a comparison instead of an index: its gradient is a select, that of an index is a scatter
+    taken: Any = jax.nn.one_hot(batch.action, space.n)
+    return jnp.sum(taken[None] * q, -1)
+
+
 def at_start(critic: Critics, params: PyTree, obs: PyTree, action: Array | None = None) -> Array:
     """`Critics.apply` of observations [B, *] and actions [B, *] (None: of Discrete ones all) at an episode's start."""
     batch_size = jax.tree.leaves(obs)[0].shape[0]
@@ -231,7 +270,7 @@ def two_noises(key: Key, batch: Batch, shape: tuple[int, ...], axis_name: str | 
 
 
 def td_gradient(
-    q: Callable[[PyTree, parts.TdBatch], Array],
+    q: Callable[[PyTree, parts.TdBatch], Any],
     params: PyTree,
     batch: Batch,
     target: Array,
@@ -243,7 +282,8 @@ def td_gradient(
     """The gradient of half the squared TD error, summed over critics that have the same target.
 
     Args:
-      q: (params, batch) -> [C, N] f32, each critic's value of the action taken; [C, N, L] of Sequences.
+      q: (params, batch) -> [C, N] f32, each critic's value of the action taken; [C, N, L] of Sequences. Or these and
+        what is added to the loss, (values, scalar, metrics).
       params: of the critics.
       batch: of weight 0 on masked rows; of Sequences, `obs` as `critics_read` gives it.
       target: [N] f32, or [N, L]; without gradient.
@@ -258,14 +298,15 @@ def td_gradient(
         weight, target = batch.weight, batch.target
         mean = lambda x: jnp.mean(weight * x)
         values = q(params, batch)
+        values, penalty, own = values if isinstance(values, tuple) else (values, None, {})
         error = values - target[None]
         losses = 0.5 * jnp.mean(weight[None] * jnp.square(error), tuple(range(1, error.ndim)))
         metrics = {"loss/value": losses.mean(), "value/q": mean(values.mean(0)), "value/target": mean(target)}
-        total = losses.sum()
+        total = losses.sum() if penalty is None else losses.sum() + penalty
         priority: Array = jnp.where(weight > 0, jnp.abs(error).mean(0), 0.0)
         if isinstance(batch.obs, Window):
             priority = sequences.sequence_priority(priority, weight)
-        return total, (metrics, priority)
+        return total, (metrics | own, priority)
 
     fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(Batch)}
     if isinstance(batch, Sequences):

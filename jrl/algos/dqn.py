@@ -7,6 +7,7 @@
     head         arXiv:1707.06887    c51: a categorical distribution of the return on fixed atoms
                  arXiv:1710.10044    qr: quantiles of the return
     value_rescaling  arXiv:1805.11593  Q on a scale that takes rewards of any size
+    conservative arXiv:2006.04779    CQL: values of actions that the data do not have come down
 
 n-step returns and prioritised replay (arXiv:1511.05952) are the buffer's; all six together are Rainbow
 (arXiv:1710.02298, configs/rainbow.yaml). With memory (`network.core`) it is R2D2 (Kapturowski et al., "Recurrent
@@ -36,12 +37,12 @@ from annotated_types import Interval, Lt
 from jrl import networks as nets
 from jrl import spaces
 from jrl.algos import agent as agents
-from jrl.algos import custom_loss, parameter_noise, parts, q_heads, sequences
+from jrl.algos import conservative, custom_loss, parameter_noise, parts, q_heads, sequences
 from jrl.algos.agent import Actor, Agent, Common, Records, State
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import EpsilonGreedy, OverQ, SoftQ
 from jrl.algos.observer import Observer
-from jrl.fields.bounds import Count, NonNegativeSchedule, Positive, Share, Unit
+from jrl.fields.bounds import Count, NonNegative, NonNegativeSchedule, Positive, Share, Unit
 from jrl.fields.data import Replay
 from jrl.networks import Head, Network, NetworkConfig
 from jrl.ops import exploration as ops
@@ -85,6 +86,8 @@ class QLearning(Common):
     munchausen_clip: Annotated[float, Lt(0)] = -1.0  # least of the clipped term; the paper has -1
     target_update_every: Count = 500  # gradient steps between moves of the target network
     tau: Share = 1.0  # share of the way to the online network that it moves; 1: a copy
+    conservative: bool = False  # CQL: adds cql_weight (log sum exp Q over the actions - Q of the data's) to the loss
+    cql_weight: NonNegative = 1.0
     exploration: OverQ = EpsilonGreedy()
     max_grad_norm: Positive | None = 10.0
 
@@ -330,7 +333,8 @@ def loss(
     action = batch.action.reshape(weight.size, *batch.action.shape[weight.ndim :])
     target = batch.target.reshape(weight.size, -1)
     by_row = lambda x: x.reshape(weight.shape)
-    outputs = cfg.reading().taken(cfg, agent, network_outputs(cfg, agent, params, batch.obs, key), action)
+    every = network_outputs(cfg, agent, params, batch.obs, key)
+    outputs = cfg.reading().taken(cfg, agent, every, action)
     distance = by_row(head.loss(outputs, target))
     mean = lambda x: jnp.mean(weight * x)
     q, target_q = by_row(head.mean(outputs)), by_row(head.target_mean(target))
@@ -339,7 +343,12 @@ def loss(
     priority = jnp.where(weight > 0, priority, 0.0)
     if agent.network.recurrent:
         priority = sequences.sequence_priority(priority, weight)
-    return metrics["loss/value"], (metrics, priority)
+    if not cfg.conservative:
+        return metrics["loss/value"], (metrics, priority)
+    mask = agent.observer.mask(batch.obs)
+    soft = conservative.of_all(head.mean(every), None if mask is None else mask.reshape(-1, every.shape[1]))
+    penalty, own = conservative.penalty(cfg.cql_weight, mean(by_row(soft)), q[None], weight)
+    return metrics["loss/value"] + penalty, (metrics | own, priority)
 
 
 def update(
@@ -430,21 +439,6 @@ def assembled(
 
 
 __all__ = [
-    "Around",
-    "Config",
-    "QLearning",
-    "Reading",
-    "act",
-    "assembled",
-    "backup",
-    "init",
-    "loss",
-    "make",
-    "networks",
-    "of_sequences",
-    "of_transitions",
-    "policy",
-    "q_values",
-    "taken",
-    "update",
-]
+    "Around", "Config", "QLearning", "Reading", "act", "assembled", "backup", "init", "loss", "make", "networks",
+    "of_sequences", "of_transitions", "policy", "q_values", "taken", "update",
+]  # fmt: skip

@@ -145,7 +145,7 @@ def check_action(cfg: Any, space: Space) -> None:
         return
     known: dict[str, Any] = {name: algos.get_config_class(name) for name in algos.names()}
     others = [name for name, config in known.items() if isinstance(space, config.acts_in) and not config.in_teams]
-    mend = f"use {', '.join(others[:-1])} or {others[-1]}"
+    mend = f"use {algos.either(algos.alike(cfg, others))}"
     if isinstance(space, Box) and not np.issubdtype(np.dtype(space.dtype), np.floating):
         mend = "no algorithm handles a Box of integers"
     elif isinstance(space, kinds):

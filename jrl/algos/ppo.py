@@ -23,10 +23,10 @@ from jrl.algos import agent as agents
 from jrl.algos.agent import Agent, Common, State
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import OverDistributions, Stochastic
-from jrl.fields.bounds import Count, NonNegative, NonNegativeSchedule, Positive, Unit
+from jrl.fields.bounds import Amount, Count, NonNegative, NonNegativeSchedule, Positive, Unit
 from jrl.networks import NetworkConfig
 from jrl.ops import losses, minibatch, schedules
-from jrl.types import Algo, Array, EnvSpec, Key, Metrics, PyTree, Rollout, UpdateAux, hyperparams
+from jrl.types import Algo, Array, EnvSpec, InputError, Key, Metrics, PyTree, Rollout, UpdateAux, hyperparams
 
 DEFAULT_NETWORK = NetworkConfig()
 _KL_COEF_RANGE = 1_000.0  # how far an adaptive weight goes from the one that it starts with, either way
@@ -54,6 +54,8 @@ class ClippedSteps(Common):
     # adapts the weight: x 1.5 above twice this KL, x 0.5 below half of it, to a thousandth and a thousand times at most
     kl_target: Positive | None = None
     microbatch_size: Count | None = None  # rows whose gradient is computed at once; null: chosen for the device
+    # updates in which the value alone learns, before a policy that was trained elsewhere follows a value that was not
+    policy_after: Amount = 0
     exploration: OverDistributions = Stochastic()
 
     def validate(self) -> list[str]:
@@ -106,7 +108,15 @@ def targets(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> tuple[
 
 
 def loss(
-    cfg: ClippedSteps, agent: Agent, params: PyTree, rows: Rows, *, clip_eps: Any, ent_coef: Any, kl_coef: Any
+    cfg: ClippedSteps,
+    agent: Agent,
+    params: PyTree,
+    rows: Rows,
+    *,
+    clip_eps: Any,
+    ent_coef: Any,
+    kl_coef: Any,
+    policy_coef: Any = None,
 ) -> tuple[Array, Metrics]:
     """Clipped surrogate + vf_coef value loss - ent_coef entropy + kl_coef KL, the mean over Rows [N] (eq. 7 and 9).
 
@@ -114,6 +124,7 @@ def loss(
       params: of the network that learns.
       rows: what `targets` and `measured` gave.
       clip_eps, ent_coef, kl_coef: scalars, the present values.
+      policy_coef: weight of all but the value loss, 0 while the policy does not learn; None: 1.
     """
     dist, value = agent.net.apply(params, rows.obs)
     # on a masked row the ratio is 1 before it is exponentiated: weight 0 alone would not undo an overflow
@@ -136,6 +147,9 @@ def loss(
     if cfg.kl_coef is not None:
         metrics["policy/kl"] = mean(rows.dist.kl(dist))
         total = total + kl_coef * metrics["policy/kl"]
+    if policy_coef is not None:
+        of_value = cfg.vf_coef * value_loss
+        total = of_value + policy_coef * (total - of_value)
     return total, metrics
 
 
@@ -178,6 +192,10 @@ def improve(
     lr, clip_eps, ent_coef = (schedules.value(x, state.env_steps) for x in (cfg.lr, cfg.clip_eps, cfg.ent_coef))
     kl_coef = state.own["kl_coef"]
     own = functools.partial(loss, cfg, agent, clip_eps=clip_eps, ent_coef=ent_coef, kl_coef=kl_coef)
+    start_opt_state = state.opt_state
+    if cfg.policy_after:
+        own = functools.partial(own, policy_coef=(state.updates >= cfg.policy_after).astype(jnp.float32))
+        start_opt_state = begun_anew(cfg, agent, state)
     # metrics that decide something
     deciding = [("policy/approx_kl", cfg.target_kl), ("policy/kl", cfg.kl_target)]
     rows_loss = custom_loss.over_rows(
@@ -194,7 +212,7 @@ def improve(
             new_params, new_opt_state = keep(params, new_params), keep(opt_state, new_opt_state)
         return (new_params, new_opt_state, stopped), metrics
 
-    start = (state.params, state.opt_state, jnp.zeros((), bool))
+    start = (state.params, start_opt_state, jnp.zeros((), bool))
     (params, opt_state, stopped), metrics = agents.epochs(cfg, agent, step, start, take, grid, key)
     last = jax.tree.map(lambda x: x[-1].mean(), metrics)  # KL and clipping after the last pass, not on average
     metrics = jax.tree.map(jnp.mean, metrics) | {k: last[k] for k in last if "kl" in k or "clip" in k}
@@ -205,6 +223,26 @@ def improve(
     own_state = {**state.own, "kl_coef": kl_coef}
     state = replace(state, params=params, opt_state=opt_state, own=own_state, updates=state.updates + 1)
     return state, metrics | {"train/lr": lr}
+
+
+def begun_anew(cfg: ClippedSteps, agent: Agent, state: State) -> PyTree:
+    """The optimizer's state, fresh at the update from which the policy learns.
+
+    Adam divides by the root of a mean over a thousand gradients, by whose count it is corrected. Those of a policy that
+    did not learn were 0: with the count of the value's, its first steps would be several times too long.
+    """
+    fresh = agent.optimizer(cfg).init(state.params)
+    begins = state.updates == cfg.policy_after
+    return jax.tree.map(lambda new, old: jnp.where(begins, new, old), fresh, state.opt_state)
+
+
+def check_policy_after(cfg: ClippedSteps, network: NetworkConfig) -> None:
+    """Raises InputError: what the value learns would move the policy."""
+    if cfg.policy_after and network.shared:
+        raise InputError(
+            "algo.policy_after: with network.shared the value's updates move the torso that the policy reads: set "
+            "network.shared to false, or leave policy_after out"
+        )
 
 
 def adapted_kl_coef(cfg: ClippedSteps, kl_coef: Array, kl: Array) -> Array:
@@ -245,6 +283,7 @@ def make(
     Raises:
       InputError: a space or torso that PPO cannot handle.
     """
+    check_policy_after(cfg, network)
     agent = actor_critic.make_agent(cfg, spec, network, axis_name=axis_name, loss=loss)
     # a value recorded while acting costs no more than its head where the torso is shared; otherwise later is cheaper
     return actor_critic.make_algo(cfg, agent, update, init=init, record_value=network.shared)
@@ -255,6 +294,8 @@ __all__ = [
     "Config",
     "Rows",
     "adapted_kl_coef",
+    "begun_anew",
+    "check_policy_after",
     "improve",
     "init",
     "loss",

@@ -8,7 +8,8 @@
 The action space decides: in a Box of [-1, 1] the policy is a squashed Gaussian, of Discrete actions a categorical
 distribution, whose expectations are sums instead of samples (arXiv:1910.07207), over those actions that an action mask
 allows. Many critics of which each target takes a random few, the policy their mean, and many updates per step make it
-REDQ (arXiv:2101.05982).
+REDQ (arXiv:2101.05982). `conservative` makes it CQL (arXiv:2006.04779), for data that other policies left; see
+`jrl.algos.conservative`.
 
 With memory (`network.core`) it learns from a SequenceBatch: the policy's memory before it is the one that acted, the
 critics' that of an episode's start, and both run over the K rows of the burn-in before anything is learned.
@@ -17,6 +18,7 @@ Gradients and metrics are reduced over `make(..., axis_name="d")`. If `key` is t
 one device learns from all their rows.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,12 +30,13 @@ import jax.numpy as jnp
 from jrl import distributions
 from jrl import networks as nets
 from jrl.algos import agent as agents
-from jrl.algos import critics, parts
+from jrl.algos import conservative, critics, parts
 from jrl.algos.agent import Agent, Common, State
+from jrl.algos.critics import of_taken, q_taken
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import OverDistributions, Stochastic
 from jrl.algos.observer import Observer
-from jrl.fields.bounds import Count, Few, NonNegativeSchedule, Share
+from jrl.fields.bounds import Amount, Count, Few, NonNegative, NonNegativeSchedule, Positive, Share
 from jrl.fields.data import Replay
 from jrl.networks import Head, NetworkConfig
 from jrl.ops import random, schedules
@@ -76,6 +79,14 @@ class Config(Common):
     ent_coef: NonNegativeSchedule = 1.0  # temperature, the weight of the entropy; where it is learned, its start
     # null: minus the action's elements; Discrete: 0.98 of the greatest entropy that the allowed actions can have
     target_entropy: float | None = None
+    deterministic_backup: bool = False  # targets without the entropy of the next action
+    bc_updates: Amount = 0  # so many first updates the policy learns the data's actions, by their log-likelihood
+    conservative: bool = False  # CQL: brings the values of actions down that the data do not have
+    cql_weight: NonNegative = 5.0  # of CQL's term in the critics' loss; with cql_target_gap where it starts
+    cql_actions: Few = 10  # sampled of each: the Box, the policy at an observation, the policy at the next one
+    cql_temperature: Positive = 1.0  # of the soft maximum over actions
+    cql_target_gap: float | None = None  # soft maximum minus value that a learned cql_weight brings about; null: none
+    cql_max_q_backup: bool = False  # targets take the best of cql_actions next actions
     exploration: OverDistributions = Stochastic()
 
     def validate(self) -> list[str]:
@@ -85,7 +96,7 @@ class Config(Common):
             errors.append(f"target_critics {self.target_critics} must be at most num_critics {self.num_critics}")
         if self.learn_ent_coef and (isinstance(self.ent_coef, tuple) or self.ent_coef <= 0):
             errors.append("learn_ent_coef starts from ent_coef, one number above 0: or set learn_ent_coef=false")
-        return errors + super().validate()
+        return errors + conservative.faults(self) + super().validate()
 
 
 def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy:
@@ -109,6 +120,8 @@ def init(cfg: Config, agent: Agent, key: Key) -> State:
     params = critics.initial_params(agent, key)
     if cfg.learn_ent_coef:
         params["log_ent_coef"] = jnp.log(schedules.value(cfg.ent_coef, 0))
+    if cfg.conservative:
+        params |= conservative.initial_params(cfg)
     target, metrics = {"critic": params["critic"]}, {"loss/policy": jnp.zeros(()), "policy/entropy": jnp.zeros(())}
     return agents.begin(cfg, agent, key, params, target_params=target, by_part=True, policy_metrics=metrics)
 
@@ -120,18 +133,24 @@ def ent_coef_at(cfg: Config, state: State) -> Array:
     return schedules.value(cfg.ent_coef, state.env_steps)
 
 
+def chosen(agent: Agent, actor_params: PyTree, obs: PyTree, burn_in: int) -> Any:
+    """The policy's distributions [N, *] of observations; of a Window [N, L, *], behind its first `burn_in` rows."""
+    policy = agent.net.policy
+    return policy.apply(actor_params, critics.policy_reads(policy, actor_params, obs, burn_in))
+
+
 def under_policy(
-    agent: Agent, actor_params: PyTree, critic_params: PyTree, obs: PyTree, noise: Any, over: Callable, burn_in: int
+    agent: Agent, dist: Any, critic_params: PyTree, obs: PyTree, noise: Any, over: Callable, burn_in: int
 ) -> tuple[Any, Any]:
     """Q and log pi of the policy's next action [N]: of a sample, or their exact expectations; [N, L] of Windows.
 
     Args:
+      dist: of the policy at `obs`, see `chosen`.
       noise: standard normal numbers of which a sample is made; None for Discrete actions.
       over: takes the values of the critics [C, ...] together along axis 0, such as jnp.min.
       burn_in: rows of a Window that only warm the memory up.
     """
-    policy, critic = agent.net
-    dist = policy.apply(actor_params, critics.policy_reads(policy, actor_params, obs, burn_in))
+    critic = agent.net.critic
     obs = critics.critics_read(critic, critic_params, obs, burn_in)
     if isinstance(dist, distributions.Categorical):
         # of actions that are not allowed the probability is exactly 0, the rest finite
@@ -143,13 +162,19 @@ def under_policy(
     return over(critic.apply(critic_params, obs, action), 0), log_prob
 
 
-def q_taken(agent: Agent, critic_params: PyTree, batch: Batch) -> Array:
-    """The critics' values of the actions taken [C, N], or [C, N, L]."""
-    if isinstance(agent.spec.action, Discrete):
-        # a comparison instead of an index: its gradient is a select, that of an index is a scatter
-        taken: Any = jax.nn.one_hot(batch.action, agent.spec.action.n)
-        return jnp.sum(taken[None] * agent.net.critic.apply(critic_params, batch.obs), -1)
-    return agent.net.critic.apply(critic_params, batch.obs, batch.action)
+def q_taken_and_gap(cfg: Config, agent: Agent, state: State, critic_params: PyTree, batch: Batch):
+    """`q_taken`, and CQL's term with its metrics: (values, penalty [], metrics)."""
+    weight, space = conservative.weight_of(cfg, state.params), agent.spec.action
+    if isinstance(space, Discrete):
+        q = agent.net.critic.apply(critic_params, batch.obs)
+        values = of_taken(space, q, batch)
+        mask = agent.observer.mask(batch.obs)
+        each = conservative.of_all(q, mask, cfg.cql_temperature)
+        soft: Array = jnp.mean(batch.weight * each.sum(0))
+    else:
+        values = q_taken(agent, critic_params, batch)
+        soft = conservative.soft_maximum(agent, critic_params, batch, cfg.cql_temperature)
+    return values, *conservative.penalty(weight, soft, values, batch.weight)
 
 
 def target_entropy(cfg: Config, agent: Agent, batch: Batch) -> Any:
@@ -174,33 +199,53 @@ def critic_step(
 
     Args:
       noise: of the next actions, see `under_policy`.
-      key: draws the critics that give the target.
+      key: draws the critics that give the target, and what CQL samples.
     Returns:
       State, metrics, and priority [N].
     """
+    space, there = agent.spec.action, None
+    taken = functools.partial(q_taken, agent)
     target_critic = state.target_params["critic"]
     if cfg.target_critics is not None:
-        chosen = random.permutation(key, cfg.num_critics)[: cfg.target_critics]
-        target_critic = jax.tree.map(lambda x: x[chosen], target_critic)
+        some = random.permutation(key, cfg.num_critics)[: cfg.target_critics]
+        target_critic = jax.tree.map(lambda x: x[some], target_critic)
     params, burn_in = state.params["critic"], critics.burn_in(batch)
-    q, log_prob = under_policy(agent, state.params["actor"], target_critic, batch.next_obs, noise, jnp.min, burn_in)
-    target = batch.reward + batch.discount * critics.following(batch, q - ent_coef_at(cfg, state) * log_prob)
+    dist = chosen(agent, state.params["actor"], batch.next_obs, burn_in)
+    if cfg.conservative:
+        taken = functools.partial(q_taken_and_gap, cfg, agent, state)
+        if isinstance(space, Box):
+            there_key, here_key = jax.random.split(key)
+            there = conservative.sampled(dist, cfg.cql_actions, there_key, agent.axis_name)
+            here = conservative.before(batch, dist) or chosen(agent, state.params["actor"], batch.obs, burn_in)
+            batch = conservative.with_samples(cfg, agent, batch, here, there, here_key)
+    if cfg.cql_max_q_backup and there is not None:
+        q, log_prob = conservative.best(agent, target_critic, batch.next_obs, there, burn_in)
+    else:
+        q, log_prob = under_policy(agent, dist, target_critic, batch.next_obs, noise, jnp.min, burn_in)
+    soft = q if cfg.deterministic_backup else q - ent_coef_at(cfg, state) * log_prob
+    target = batch.reward + batch.discount * critics.following(batch, soft)
     batch = replace(batch, obs=critics.critics_read(agent.net.critic, params, batch.obs, burn_in))
-    taken = lambda params, batch: q_taken(agent, params, batch)
     gradient, metrics, priority = critics.td_gradient(
         taken, params, batch, target, agent.axis_name, loss=agent.loss, net=agent.net.critic
     )
-    return critics.descend(cfg, agent, state, "critic", cfg.lr, gradient), metrics, priority
+    state = critics.descend(cfg, agent, state, "critic", cfg.lr, gradient)
+    if cfg.conservative:
+        state, metrics = conservative.weight_step(cfg, agent, state, metrics)
+    return state, metrics, priority
 
 
 def policy_step(cfg: Config, agent: Agent, state: State, batch: Batch, noise: Any) -> State:
-    """Of the policy (eq. 9) and of the temperature (eq. 18)."""
+    """Of the policy (eq. 9; while `bc_updates` last up the likelihood of the data's actions) and of the temperature
+    (eq. 18)."""
     ent_coef, burn_in = ent_coef_at(cfg, state), critics.burn_in(batch)
     over = jnp.mean if cfg.actor_q == "mean" else jnp.min
     mean = lambda x: jnp.mean(batch.weight * x)
 
     def policy_loss(actor_params):
-        q, log_prob = under_policy(agent, actor_params, state.params["critic"], batch.obs, noise, over, burn_in)
+        dist = chosen(agent, actor_params, batch.obs, burn_in)
+        q, log_prob = under_policy(agent, dist, state.params["critic"], batch.obs, noise, over, burn_in)
+        if cfg.bc_updates:
+            q = jnp.where(state.updates <= cfg.bc_updates, dist.log_prob(batch.action), q)
         return mean(ent_coef * log_prob - q), (mean(log_prob), mean(log_prob + target_entropy(cfg, agent, batch)))
 
     (value, (log_prob, excess)), gradient = jax.value_and_grad(policy_loss, has_aux=True)(state.params["actor"])
@@ -233,7 +278,7 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
 
 def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
     """What the networks say at an episode's start; `q` of actions that are not allowed, too."""
-    policy, critic = agent.net
+    policy, critic = agent.net.policy, agent.net.critic
     obs, params = agent.observer.see(state.obs_stats, obs), state.params["critic"]
     dist, _ = policy.step(state.params["actor"], obs, policy.carry(jax.tree.leaves(obs)[0].shape[0]))
     if isinstance(dist, distributions.Categorical):
@@ -264,6 +309,7 @@ def make(
       InputError: a space or network that SAC cannot handle.
     """
     network = parts.initialised(network, DEFAULT_NETWORK)
+    conservative.check(cfg, spec.action)
     agent = critics.make_agent(
         cfg,
         spec,
@@ -279,13 +325,16 @@ def make(
 
 __all__ = [
     "Config",
+    "chosen",
     "critic_step",
     "ent_coef_at",
     "init",
     "make",
+    "of_taken",
     "policy_network",
     "policy_step",
     "q_taken",
+    "q_taken_and_gap",
     "target_entropy",
     "under_policy",
     "update",

@@ -37,6 +37,16 @@ def log_prob(space: Space, mask: Array | None = None) -> Array | float:
     return sum(terms[1:], start=terms[0])
 
 
+def covers(space: Space, action: PyTree) -> Array | bool:
+    """Whether `sample` can draw each action [*batch, *] where no mask forbids it: bool [*batch], or for all at once."""
+    found: Array | bool = True
+    for (_, leaf), x in zip(spaces.leaves(space), jax.tree.leaves(action), strict=True):
+        if isinstance(leaf, Box):
+            low, high = _finite_bounds(leaf)
+            found &= jnp.all((x >= low) & (x <= high), tuple(range(x.ndim - len(leaf.shape), x.ndim)))
+    return found
+
+
 def _masks(parts: list[Leaf], mask: Array | None) -> list[Array | None]:
     """The mask of each part, None for what has no choices."""
     if mask is None:
@@ -91,4 +101,4 @@ def _finite_bounds(space: Box) -> tuple[np.ndarray, np.ndarray]:
     return np.where(finite, low, -1.0), np.where(finite, high, 1.0)
 
 
-__all__ = ["log_prob", "sample"]
+__all__ = ["covers", "log_prob", "sample"]

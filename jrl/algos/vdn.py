@@ -45,6 +45,9 @@ class Config(teams.Mixing, dqn.QLearning):
     def validate(self) -> list[str]:
         """What is wrong with the combination of values, each with its mend."""
         errors: list[str] = []
+        if self.conservative:
+            errors.append("conservative compares all of one agent's actions, a team has too many: leave it out")
+            return errors + replace(self, conservative=False).validate()
         if self.munchausen:
             errors.append("munchausen is for one agent's policy, not for a team's: leave it out")
             return errors + replace(self, munchausen=False).validate()

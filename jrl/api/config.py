@@ -14,6 +14,7 @@ from jrl import algos, envs, registry
 from jrl.api import groups, translation
 from jrl.errors import InputError
 from jrl.fields import schema
+from jrl.fields.data import Fixed, learns_from
 from jrl.host import elsewhere
 from jrl.migrate import exploration_names
 from jrl.migrate.job import Job
@@ -293,8 +294,10 @@ class AlgorithmConfig:
 
     @classmethod
     def _defaults(cls) -> dict[str, Any]:
-        made: dict[str, Any] = config.to_dict(config.from_dict({"algo": {"name": cls.algo_name}, "env": {"id": "-"}}))
-        del made["env"]["id"]
+        data = {"input": "-"} if learns_from(algos.get_config_class(cls.algo_name)) is Fixed else {}
+        needed = {"algo": {"name": cls.algo_name}, "env": {"id": "-"}, "data": data}
+        made: dict[str, Any] = config.to_dict(config.from_dict(needed))
+        del made["env"]["id"], made["data"]["input"]
         return made
 
     def to_run_config(self) -> RunConfig:

@@ -148,7 +148,7 @@ class Records:
         if self._checkpoints is None:
             keeper = checkpoint.Checkpointer(self.directory / "checkpoints", session.config.checkpoint)
             self._checkpoints = self._files.enter_context(keeper)
-        self._checkpoints.save(session.iteration, session.parts(), session.description())
+        self._checkpoints.save(session.iteration, *session.to_save())
         self._saved = session.iteration
         if session.config.checkpoint.exact:
             session.run.program.restart(session.iteration)
@@ -162,7 +162,8 @@ class Records:
             target, again = target.with_name(f"{session.iteration}-{again + 1}"), again + 1
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise InputError(f"save: {target} exists already: name another, or leave the path out")
-        checkpoint.write(target, checkpoint.on_host(session.parts()), {**session.description(), "keep": True})
+        parts, description = session.to_save()
+        checkpoint.write(target, checkpoint.on_host(parts), {**description, "keep": True})
         if path is None:
             self._saved = session.iteration
         return Saved(str(target), session.result)

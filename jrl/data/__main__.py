@@ -1,4 +1,4 @@
-"""python -m jrl.data COMMAND PATH ...: looks at data sets, writes them in other formats, divides and joins them."""
+"""python -m jrl.data COMMAND PATH ...: records data sets, looks at them, writes them in other formats, joins them."""
 
 import difflib
 import importlib

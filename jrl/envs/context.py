@@ -22,7 +22,7 @@ _KEPT_AS = "_jrl_context"  # attribute of an environment
 class Place:
     """Which of a run's environments a vector has, and in which process it is."""
 
-    role: str = "train"  # or eval: one role has no environment in common with the other
+    role: str = "train"  # or eval, or data: one role has no environment in common with the other
     index: int = 0  # nor have vectors of one role with different indices
     offset: int = 0  # environments of the same seed, role and index that other vectors have before this one
     worker_index: int = 0  # 0 in the process that learns, from 1 on in env runners

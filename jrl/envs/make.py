@@ -61,7 +61,7 @@ IN_JAX: dict[str, Callable[..., Definition | MultiDefinition]] = {
     "TicTacToe-v0": board_games.tic_tac_toe,
     "ConnectFour-v0": board_games.connect_four,
 }
-ROLES = ("train", "eval")
+ROLES = ("train", "eval", "data")
 _KEYS = tuple(f.name for f in dataclasses.fields(EnvConfig))
 _BLOCKS = 8_192  # per role, of 65,536 seeds each: int32 holds those of four roles
 

@@ -1,6 +1,10 @@
 """What kind of data an algorithm learns from: its Config class says it, and its Algo with what belongs to it."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+# columns of a data set that algorithms may read beside its own, [R] each
+RETURN_TO_GO = "return_to_go"  # f32, the sum of rewards to the end of the episode, as the environment gave them
+TIMESTEP = "timestep"  # i32, the number of the step in its episode
 
 
 class Fresh(NamedTuple):
@@ -28,3 +32,9 @@ class Fixed(NamedTuple):
 def learns_from(config_class: type | None) -> type:
     """Fresh, Replay or Fixed: what an algorithm's Config class names in `learns_from`; Fresh where it names none."""
     return getattr(config_class, "learns_from", Fresh)
+
+
+def reads(config: Any) -> tuple[str, ...]:
+    """What an algorithm needs in the extras of a sample beside a transition, such as `types.NEXT_ACTION`: what its
+    Config names in `reads`; nothing where it names none."""
+    return getattr(config, "reads", ())

@@ -105,6 +105,7 @@ class NetworkConfig:
     # biases too, torch's default; null: the algorithm's own, of which docs/networks.md has a table
     init: Literal["orthogonal", "lecun", "uniform"] | None = None
     layer_norm: bool = False  # normalise each dense layer's output
+    critic_layer_norm: bool = False  # the same in critics and value networks alone, not in what acts
     log_std_init: Annotated[float, Interval(ge=-20, le=20)] = 0.0  # initial log standard deviation of a Gaussian policy
     state_dependent_std: bool = False  # the network predicts log_std; false: one free parameter per action element
     # path of an array of the observation, such as camera or goal/0 -> its encoder: flat (as it is, integers one-hot),
@@ -127,11 +128,23 @@ class NetworkConfig:
     def recurrent(self) -> bool:
         return not isinstance(self.core, NoCore)
 
+    def of_critics(self) -> "NetworkConfig":
+        """Returns what critics and value networks are built by."""
+        return dataclasses.replace(self, layer_norm=True) if self.critic_layer_norm else self
+
     def sharing_faults(self) -> list[str]:
-        """Returns why the value cannot read what the policy does not, one message each."""
-        if not (self.value_inputs and self.shared):
+        """Returns why the value cannot have what the policy has not, one message each."""
+        if not self.shared:
             return []
-        return [
-            "network.value_inputs: expected a torso for the value alone, got network.shared true, by which the policy "
-            "reads what the value reads: set network.shared: false, or leave this out"
-        ]
+        errors = []
+        if self.value_inputs:
+            errors.append(
+                "network.value_inputs: expected a torso for the value alone, got network.shared true, by which the "
+                "policy reads what the value reads: set network.shared: false, or leave this out"
+            )
+        if self.critic_layer_norm:
+            errors.append(
+                "network.critic_layer_norm: expected a torso for the value alone, got network.shared true: set "
+                "network.shared: false, or network.layer_norm: true for both"
+            )
+        return errors

@@ -37,7 +37,7 @@ def _models(name: str) -> str:
 
 _AUTO = "jrl does so by itself"
 _FRAMEWORK = "JAX is the only framework"
-_OFFLINE = "jrl does not read or write offline data yet"
+_OFFLINE = "jrl does not read offline data by RLlib's keys yet"
 _ESTIMATORS = "jrl has no off-policy estimators yet"
 _OWN_LOSS = "a loss of your own is custom.loss, a step of your own custom.training_step"
 _STACKED = "policies that are alike in all but their weights are stacked in one program, and none is swapped out"
@@ -358,11 +358,16 @@ GROUPS: dict[str, list[Key]] = {
     ],
     "Offline data": [
         _key("input input_", "", "sampler, the default, is what jrl does; " + _OFFLINE)._replace(lacking=True),
-        *_lacking(_OFFLINE, "output"),
+        _key("output", "data.output.path", "a directory; logdir: data in the run directory"),
+        _key("output_config", "data.output.path, data.output.format", "its path and format, json or parquet"),
+        _key("output_max_file_size", "data.output.max_file_mb", "bytes become MB"),
+        _key("output_compress_columns", "data.output.compress", "all arrays of a file are compressed, or none"),
+        *_none("episodes are written whole, in files of data.output.max_file_mb: docs/data.md",
+               "output_max_rows_per_file", "output_write_remaining_data", "output_write_episodes"),
+        *_none("data.output.format says how, data.output.path where on this machine",
+               "output_write_method", "output_write_method_kwargs", "output_filesystem", "output_filesystem_kwargs"),
         *_none(_OFFLINE, "input_config", "actions_in_input_normalized", "shuffle_buffer_size", "offline_sampling",
-               "output_config", "output_compress_columns", "output_max_file_size", "output_max_rows_per_file",
-               "output_write_remaining_data", "output_write_method", "output_write_method_kwargs", "output_filesystem",
-               "output_filesystem_kwargs", "output_write_episodes", "offline_data_class", "input_read_method",
+               "offline_data_class", "input_read_method",
                "input_read_method_kwargs", "input_read_schema", "input_read_episodes", "input_read_sample_batches",
                "input_read_batch_size", "input_filesystem", "input_filesystem_kwargs", "input_compress_columns",
                "input_spaces_jsonable", "materialize_data", "materialize_mapped_data", "map_batches_kwargs",

@@ -281,7 +281,42 @@ def _least(job: Job, key: str, value: Any) -> None:
 def _input(job: Job, key: str, value: Any) -> None:
     if value == "sampler":
         return job.drop(key, "sampler: what jrl does")
-    return job.lack(key, KEYS["output"].note)
+    return job.lack(key, KEYS["input_config"].note)
+
+
+@rule("output")
+def _output(job: Job, key: str, value: Any) -> None:
+    if value is None:
+        return job.drop(key, "nothing is written")
+    config = job.given.get("output_config") or {}
+    path = config.get("path") if value == "dataset" and isinstance(config, Mapping) else value
+    if not isinstance(path, str) or "<" in path or "://" in path:
+        return job.lack(key, f"{str(path)[:60]!r} is no directory of this machine, which data.output.path names")
+    if path == "logdir":
+        return job.put(key, "data.output.path", None, "logdir: data in the run directory")
+    return job.put(key, "data.output.path", path)
+
+
+_FORMATS = {"json": "rllib-json", "parquet": "rllib-parquet"}
+
+
+@rule("output_config", "output_max_file_size", "output_compress_columns")
+def _output_files(job: Job, key: str, value: Any) -> None:
+    name = KEYS[key].name
+    if job.given.get("output") is None:
+        return job.drop(key, "nothing is written: output is not set")
+    if name == "output_max_file_size":
+        size = job.number(key, least=1, whole=False)
+        return None if size is None else job.put(key, "data.output.max_file_mb", size / 2**20)
+    if name == "output_compress_columns":
+        return job.put(key, "data.output.compress", bool(value), KEYS[key].note)
+    if not isinstance(value, Mapping):
+        return job.wrong(key, "a mapping", value)
+    if found := _FORMATS.get(str(value.get("format"))):
+        job.put(key, "data.output.format", found)
+    if unknown := value.keys() - {"format", "path"}:
+        job.drop(f"{key}.{', '.join(sorted(unknown))}", "files are cut by data.output.max_file_mb alone")
+    return None
 
 
 @rule("input_evaluation")

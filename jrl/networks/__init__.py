@@ -147,6 +147,7 @@ class _Towers(nn.Module):
                 if everything not in views:
                     views[everything] = self._view(obs, everything)
                 cfg, space, x = views[everything]
+                cfg = cfg.of_critics() if head.privileged else cfg
                 made[tower] = features(self, cfg, space, x, tower)
                 if carry is not None:
                     core = f"{tower}_core"
@@ -157,7 +158,7 @@ class _Towers(nn.Module):
             for layer, width in enumerate(self.cfg.head_hidden):
                 dense = self._dense(head, width, math.sqrt(2), f"{name}_hidden_{layer}", self.cfg.dtype)
                 y = dense(y, None if keys is None else keys[i, layer])
-                if self.cfg.layer_norm:
+                if self.cfg.layer_norm or (head.privileged and self.cfg.critic_layer_norm):
                     y = nn.LayerNorm(dtype=self.cfg.dtype, name=f"{name}_norm_{layer}")(y)
                 y = ACTIVATIONS[self.cfg.activation](y)
             # logits and values are sums of float32: bfloat16 would round a value of 300 to steps of 2

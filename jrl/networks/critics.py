@@ -1,5 +1,6 @@
 """Action values by several networks of one shape, stacked: every leaf of the parameters has an axis of critics."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from jrl import spaces
 from jrl.networks import Head, NetworkConfig, build, check, cores, encoded, read, with_core
 from jrl.networks.dense import Dense
 from jrl.networks.torsos import Mlp, is_image
-from jrl.types import Array, Discrete, EnvSpec, Key, PyTree, Space, Window, element
+from jrl.types import Array, Box, Discrete, EnvSpec, Key, PyTree, Space, Window, element
 
 
 class Critics(NamedTuple):
@@ -21,6 +22,9 @@ class Critics(NamedTuple):
     # (params, obs [N, *], action [N, *]) -> f32 [C, N]; for Discrete actions (params, obs [N, *]) -> f32 [C, N, A].
     # With a core (params, Window [N, L] of carry [C, N, ...], action [N, L, *]) -> [C, N, L], or [C, N, L, A]
     apply: Callable[..., Array]
+    # the same of K actions for each observation [N, K, *], or [N, L, K, *]: [C, N, K], or [C, N, L, K]; what of the
+    # network reads the observation alone runs once for them. For Discrete actions it is `apply`
+    apply_each: Callable[..., Array]
     carry: Callable[[PyTree, int], PyTree]  # (params, N) -> memory at an episode's start [C, N, ...]; () without a core
     # with a core: (params, Window of carry [C, N, ...]) -> (nothing, the memory after it)
     unroll: Callable[[PyTree, Window], tuple[None, PyTree]]
@@ -30,20 +34,22 @@ class _Critic(nn.Module):
     """Dense layers over features and action; the features are the observation, or what encoders make of it."""
 
     space: Space
+    action: Box
     cfg: NetworkConfig
 
     @nn.compact
-    def __call__(self, obs, action, carry=None, reset=None):
-        """(value [rows, 1], memory); without an action the memory alone."""
+    def __call__(self, obs, action, carry=None, reset=None, each=False):
+        """(value [rows, 1], memory); without an action the memory alone; of `each` of K actions [rows * K, 1]."""
         x = encoded(self, self.cfg, self.space, read(self.cfg, self.space, obs), "torso")
         if carry is not None:
             x, carry = with_core(self.cfg, self, x, "core", carry, reset)
         if action is None:
             return None, carry
-        rows = x.shape[0]
-        x = jnp.concatenate([x, action.reshape(rows, -1)], -1)
-        x = Mlp(self.cfg, name="layers")(x)
-        return Dense(1, weights=self.cfg.init, name="head")(x), carry
+        rows, layers, head = x.shape[0], Mlp(self.cfg, name="layers"), Dense(1, weights=self.cfg.init, name="head")
+        if not each:
+            return head(layers(jnp.concatenate([x, action.reshape(rows, -1)], -1))), carry
+        action = action.reshape(rows, -1, math.prod(self.action.shape))
+        return head(layers(x, action)) if self.cfg.hidden else head(x, action), carry
 
 
 def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critics:
@@ -84,15 +90,18 @@ def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critic
             axes: Any = Window(None, 0, None)  # type: ignore[arg-type]  # axes, where types say arrays
             return jax.vmap(fn, (0, axes if isinstance(obs, Window) else None))(params, obs)
 
+        apply_all = lambda params, obs: each(lambda p, obs: network.apply(p, obs, "value")[0], params, obs)
         return Critics(
             init=stacked(network.init),
-            apply=lambda params, obs: each(lambda p, obs: network.apply(p, obs, "value")[0], params, obs),
+            apply=apply_all,
+            apply_each=apply_all,
             carry=lambda params, batch_size: repeated(params, network.carry(batch_size)),
             unroll=lambda params, window: (None, each(lambda p, w: network.unroll(p, w, "value")[1], params, window)),
         )
 
     check(space, cfg)
-    module = _Critic(space, cfg)
+    assert isinstance(action, Box)
+    module = _Critic(space, action, cfg.of_critics())
     image = any(is_image(leaf) for _, leaf in spaces.leaves(space))
 
     def init(key: Key) -> PyTree:
@@ -100,21 +109,26 @@ def build_critics(spec: EnvSpec, cfg: NetworkConfig, num_critics: int) -> Critic
         memory = None if start is None else start(1)
         return jax.jit(module.init)(key, zeros(space), zeros(action), memory)["params"]
 
-    def run(params: PyTree, obs, action) -> tuple[Any, PyTree]:
+    def run(params: PyTree, obs, action, each: bool = False) -> tuple[Any, PyTree]:
         rows, carry, reset = (obs.obs, obs.carry, obs.reset) if isinstance(obs, Window) else (obs, None, None)
         seen = spaces.split_mask(spec.observation, rows)[0]
         # vectors are repeated: the product of one input for all and a kernel for each would be transposed afterwards
         seen, axis = (seen, None) if image else (repeated(params, seen), 0)
-        one = lambda params, obs, action, carry: module.apply({"params": params}, obs, action, carry, reset)
+        one = lambda params, obs, action, carry: module.apply({"params": params}, obs, action, carry, reset, each)
         return jax.vmap(one, (0, axis, 0, 0))(params, seen, repeated(params, action), carry)
 
     def apply(params: PyTree, obs, action) -> Array:
         q = run(params, obs, action)[0][..., 0]
         return q.reshape(q.shape[0], *obs.reset.shape) if isinstance(obs, Window) else q
 
+    def apply_each(params: PyTree, obs, actions) -> Array:
+        q = run(params, obs, actions, True)[0]
+        return q.reshape(q.shape[0], *actions.shape[: actions.ndim - len(action.shape)])
+
     return Critics(
         init=stacked(init),
         apply=apply,
+        apply_each=apply_each,
         carry=lambda params, batch_size: () if start is None else repeated(params, start(batch_size)),
         unroll=lambda params, window: run(params, window, None),
     )

@@ -44,12 +44,17 @@ class Dense(nn.Module):
     scale: float = 1.0  # gain of orthogonal kernels
 
     @nn.compact
-    def __call__(self, x):
-        shape = x.shape[-1], self.features
+    def __call__(self, x, beside=None):
+        """[N, features]; with `beside` [N, K, G] of each [x, beside] [N * K, features], with one product of x for K."""
+        shape = x.shape[-1] + (0 if beside is None else beside.shape[-1]), self.features
         kernel: Any = initial.parameter(self, "kernel", initial.kernel(self.weights, self.scale, shape), shape)
         bias: Any = initial.parameter(self, "bias", initial.bias(self.weights, shape), shape[-1:])
         x, kernel, bias = (a.astype(self.dtype) for a in (x, kernel, bias))
-        return linear(x, kernel) + bias[None]
+        if beside is None:
+            return linear(x, kernel) + bias[None]
+        of_x, beside = linear(x, kernel[: x.shape[-1]]) + bias[None], beside.astype(self.dtype)
+        of_each = linear(beside.reshape(-1, beside.shape[-1]), kernel[x.shape[-1] :])
+        return (of_x[:, None] + of_each.reshape(*beside.shape[:2], -1)).reshape(-1, self.features)
 
 
 def layer(key: Key, inputs: int, outputs: int) -> dict[str, Array]:

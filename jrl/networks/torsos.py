@@ -63,15 +63,18 @@ def to_float(space: Leaf, obs: Array, image_max: float = 255.0) -> Array:
 
 
 class Mlp(nn.Module):
-    """Dense layers of the widths `hidden`, those of `cfg` if None, each followed by the activation."""
+    """Dense layers of the widths `hidden`, those of `cfg` if None, each followed by the activation.
+
+    `beside` stands beside x, as of Dense.
+    """
 
     cfg: NetworkConfig
     hidden: tuple[int, ...] | None = None
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x, beside=None):
         for width in self.cfg.hidden if self.hidden is None else self.hidden:
-            x = Dense(width, **_how(self.cfg))(x)
+            x, beside = Dense(width, **_how(self.cfg))(x, beside), None
             if self.cfg.layer_norm:
                 x = nn.LayerNorm(dtype=self.cfg.dtype)(x)
             x = ACTIVATIONS[self.cfg.activation](x)

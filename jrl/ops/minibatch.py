@@ -1,5 +1,6 @@
 """From a rollout to minibatches: a cheap shuffle, one gather for all leaves, gradients in chunks that fit the cache."""
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -144,3 +145,34 @@ def mean_gradient(loss, params, batch, chunk: int):
         lambda total, rows: (jax.tree.map(jnp.add, total, gradient(params, rows)), None), zeros, chunks
     )
     return jax.tree.map(lambda x: x / num_chunks, total)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
+def mean(loss, params, batch, chunk: int):
+    """A loss that is a mean over rows, computed chunk by chunk; so is its gradient, at the same time as its value.
+
+    Args:
+      loss: (params, rows) -> scalar mean over the rows; static, so whatever may be traced is in the arguments.
+      params: tree of arrays, of which it can be differentiated.
+      batch: leaves [N, ...], constants.
+      chunk: rows at once, a divisor of N.
+    Returns:
+      [] f32.
+    """
+    return _mean_and_gradient(loss, params, batch, chunk)[0]
+
+
+def _mean_and_gradient(loss, params, batch, chunk: int):
+    def with_value(params, rows):
+        value = loss(params, rows)
+        return value, value
+
+    gradient, value = mean_gradient(with_value, params, batch, chunk)
+    return value, gradient
+
+
+def _mean_backward(loss, chunk: int, gradient, cotangent):
+    return jax.tree.map(lambda g: cotangent * g, gradient), None
+
+
+mean.defvjp(_mean_and_gradient, _mean_backward)

@@ -53,6 +53,7 @@ class Layout:
     n_step: int | tuple[int, int]  # steps of a transition, or the fewest and the most
     in_step: bool  # the columns share one head
     to_end: bool = False  # transitions go to the end of their episode, as the extras TO_END say
+    next_action: bool = False  # samples have `types.NEXT_ACTION` among their extras
 
     @property
     def slots(self) -> int:

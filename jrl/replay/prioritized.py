@@ -62,11 +62,12 @@ def make(
     extras: Mapping[str, PyTree] | None = None,
     in_step: bool = True,
     to_end: bool = False,
+    next_action: bool = False,
 ) -> Buffer:
     """A ring of the latest rows, sampled by priority (arXiv:1511.05952, section 3.3, proportional variant).
 
     Args:
-      obs, action, capacity, num_envs, batch_size, gamma, n_step, frame_stack, extras, in_step, to_end:
+      obs, action, capacity, num_envs, batch_size, gamma, n_step, frame_stack, extras, in_step, next_action, to_end:
         see `ring.make`.
       alpha, beta, eps, num_devices: see `sampler`.
     Returns:
@@ -86,6 +87,7 @@ def make(
         extras=extras,
         in_step=in_step,
         to_end=to_end,
+        next_action=next_action,
     )
     by_priority = sampler(rows.layout, batch_size, alpha=alpha, beta=beta, eps=eps, num_devices=num_devices)
     return buffer(rows, by_priority, lambda state, *drawn: rows.transitions(state, *drawn))

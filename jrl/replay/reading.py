@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jrl.ops import random
 from jrl.replay import frames
 from jrl.replay.layout import AGE, MASK, TERMINATED, TO_END, TRUNCATED, Layout, State, is_seam, take, take_all
-from jrl.types import Array, Batch, Key, PyTree, SequenceBatch, Window
+from jrl.types import NEXT_ACTION, Array, Batch, Key, PyTree, SequenceBatch, Window
 
 
 def valid(layout: Layout, state: State, slot: Array, column: Array) -> Array:
@@ -57,7 +57,7 @@ def transitions(layout: Layout, state: State, slot: Array, column: Array, weight
         next_obs=_observation(layout, state, (slot + count) % layout.slots, column),
         weight=weight,
         index=slot * layout.columns + column,
-        extras=_extras(state, slot, column),
+        extras=_extras(layout, state, slot, column, count),
     )
 
 
@@ -89,7 +89,7 @@ def sequences(
         ahead=place + count,
         weight=jnp.where(live, weight[:, None], 0.0) / share,
         index=first * layout.columns + of_first,
-        extras=_extras(state, rows, columns),
+        extras=_extras(layout, state, rows, columns, count),
     )
 
 
@@ -108,9 +108,15 @@ def _observation(layout: Layout, state: State, slot: Array, column: Array) -> Py
     return jax.tree.map(read, state.obs, layout.obs)
 
 
-def _extras(state: State, slot: Array, column: Array) -> dict[str, PyTree]:
+def _extras(layout: Layout, state: State, slot: Array, column: Array, count: Array) -> dict[str, PyTree]:
+    """Reads what is kept of transitions of so many rows that begin in these slots, all [...], beside what all have."""
     kept = {name: x for name, x in state.extras.items() if name not in ("carry", TO_END)}
-    return take_all(kept, slot, column)
+    found = take_all(kept, slot, column)
+    if not layout.next_action:
+        return found
+    after = (slot + count) % layout.slots
+    acted = (after != layout.of_column(state.head, column)) & valid(layout, state, after, column)
+    return {**found, NEXT_ACTION: {"action": take_all(state.action, after, column), "valid": acted}}
 
 
 def _drawn_steps(layout: Layout, key: Key, shape: tuple[int, ...]) -> Array:

@@ -27,6 +27,7 @@ def make(
     frame_stack: FrameStack | None = None,
     extras: Mapping[str, PyTree] | None = None,
     in_step: bool = True,
+    next_action: bool = False,
     redraw: bool = True,
     to_end: bool = False,
 ) -> Buffer:
@@ -44,6 +45,7 @@ def make(
       frame_stack: store one frame per row of observations that are stacks of them.
       extras: name -> of one environment; what is kept of `Rollout.extras`, for `Batch.extras`.
       in_step: every add brings each column as many rows, and `Rollout.count` is not read. Without, writes are slower.
+      next_action: samples tell what was done after each transition: `types.NEXT_ACTION` in `Batch.extras`.
       redraw: draw another row where one is masked. Without, which rows are drawn follows from the key alone, and
         buffers whose columns are masked at other times draw the same.
       to_end: transitions go to the end of their episode instead; the extras TO_END say where that is, see `layout`.
@@ -63,6 +65,7 @@ def make(
         extras=extras,
         in_step=in_step,
         to_end=to_end,
+        next_action=next_action,
     )
 
     def sample(state, key: Key):

@@ -33,11 +33,12 @@ def make(
     eps=1e-6,
     num_devices: int = 1,
     in_step: bool = True,
+    next_action: bool = False,
 ) -> Buffer:
     """A ring of the latest rows, sampled as sequences that may begin at any row and overlap.
 
     Args:
-      obs, action, capacity, num_envs, gamma, frame_stack, in_step: see `ring.make`.
+      obs, action, capacity, num_envs, gamma, frame_stack, in_step, next_action: see `ring.make`.
       batch_size: N, sequences per sample on this device.
       length: L, rows to learn from.
       burn_in: K, rows before them, from which the memory is recovered.
@@ -64,6 +65,7 @@ def make(
         extras=extras,
         length=burn_in + length,
         in_step=in_step,
+        next_action=next_action,
     )
 
     def read(state: State, slot, column, weight, key: Key) -> SequenceBatch:

@@ -60,6 +60,7 @@ def make(
     length: int = 1,
     in_step: bool = True,
     to_end: bool = False,
+    next_action: bool = False,
 ) -> Storage:
     """See `ring.make`; `length` is how many rows of a column a sample spans.
 
@@ -79,6 +80,7 @@ def make(
         n_step=n_step,
         in_step=in_step,
         to_end=to_end,
+        next_action=next_action,
     )
     if faults := list(layout.faults()):
         raise InputError(*faults)

@@ -7,7 +7,7 @@ an end, and so is one whose beginning was not seen.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -221,30 +221,43 @@ class Replay:
         return {**found, "failed": failed}
 
 
+class Shown(Protocol):
+    """What takes the rollouts of some columns, one after the other; arguments as of `Replay`."""
+
+    def __call__(
+        self, rollout: Rollout, infos: Any = None, *, reset_infos: Any = None, goes_on: bool | None = None
+    ) -> None: ...
+
+    def reset(self) -> None: ...
+
+
 class Watch(Wrapper):
     """A source whose rollouts are shown to callbacks before they are learned from.
 
     Args:
       source: of the rollouts.
-      replay: (watch, num_envs, worker_index, env_index) -> Replay; None: nobody looks at episodes.
+      replay: (watch, num_envs, worker_index, env_index) -> who is shown them, such as a Replay; None: nobody looks at
+        episodes.
       batches: functions of watch and rollout; what one returns that is not None takes the rollout's place.
       num_envs: columns of the source.
       keep_record: whether who learns asks for `RECORD`, too.
+      extras: whether `replay` asks for all that acting recorded, and not for `RECORD` alone.
     """
 
     def __init__(
         self,
         source: Any,
-        replay: Callable[["Watch", int, int, int], Replay] | None,
+        replay: Callable[["Watch", int, int, int], Shown] | None,
         batches: Sequence[Callable[["Watch", Rollout], Rollout | None]],
         num_envs: int,
         *,
         keep_record: bool = False,
+        extras: bool = False,
     ):
         super().__init__(source)
-        self._keep_record = keep_record
+        self._keep_record, self._extras = keep_record, extras
         self._make, self._batches, self._num_envs = replay, list(batches), num_envs
-        self._replays: dict[int, Replay] = {}  # by environment runner; 0 where there is none
+        self._replays: dict[int, Shown] = {}  # by environment runner; 0 where there is none
         self._numbers: dict[int, tuple[int, int]] = {}  # of a runner's latest rollout: restarts and number
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
@@ -259,7 +272,7 @@ class Watch(Wrapper):
             rollout = rollout if changed is None else changed
         return rollout, report
 
-    def _replay(self, rollout: Rollout, make: Callable[..., Replay]) -> None:
+    def _replay(self, rollout: Rollout, make: Callable[..., Shown]) -> None:
         blocks = self._source.blocks
         if blocks is None:
             if not self._replays:
@@ -269,7 +282,7 @@ class Watch(Wrapper):
             return
         # a runner's rollout may stand among the columns of another: its episodes are its own
         share = self._num_envs // len(blocks)
-        extras = {RECORD: rollout.extras[RECORD]} if RECORD in rollout.extras else {}
+        extras = {name: x for name, x in rollout.extras.items() if self._extras or name == RECORD}
         host = jax.device_get(dataclasses.replace(rollout, carry=(), extras=extras))
         for block, place in sorted((x, i) for i, x in enumerate(blocks) if x is not None):
             runner, restarts, number = block
@@ -307,7 +320,7 @@ def _columns(rollout: Rollout, place: int, blocks: int) -> Rollout:
     part = lambda size: slice(place * (size // blocks), (place + 1) * (size // blocks))
     rows = lambda tree: jax.tree.map(lambda x: x[:, part(x.shape[1])], tree)
     last = lambda tree: jax.tree.map(lambda x: x[part(len(x))], tree)
-    flat = {name: last(getattr(rollout, name)) for name in ("last_obs", "contiguous")}
+    flat = {name: last(getattr(rollout, name)) for name in ("last_obs", "contiguous", "count")}
     others = ("obs", "action", "reward", "terminated", "truncated", "mask", "extras", "over")
     return Rollout(**flat, **{name: rows(getattr(rollout, name)) for name in others}, carry=())
 

@@ -17,8 +17,10 @@ from jrl.envs.context import EnvContext
 from jrl.errors import InputError, counted
 from jrl.metrics.timers import Timers
 from jrl.rollout import fake, unroll
+from jrl.rollout.replay_episodes import Watch
 from jrl.rollout.source import Source
 from jrl.run import build_data, build_learner, build_policies, estimates, learner, parallel, several
+from jrl.run import recorder as recorders
 from jrl.run.build_collect import algorithm as algorithm
 from jrl.run.build_collect import close_all, collecting, completed, make_source, make_vectors, numbered, whole_episodes
 from jrl.run.build_collect import collector as collector
@@ -62,7 +64,8 @@ class Run(NamedTuple):
     apply_task: Callable[[LoopState, tasks.TaskFn, dict[str, Any], int], LoopState]
     programs: str  # whether one program collects and learns or two do, and why, in words
     groups: tuple[several.Group, ...]  # the policies, those that are alike together; () where there is one
-    judge: estimates.Beside | None = None  # estimates the policy would earn, by the data; None: nobody asked
+    recorder: recorders.Recorder | None = None  # of `data.output`
+    judge: estimates.Beside | None = None  # of `data.estimate`
 
 
 def run(
@@ -254,6 +257,7 @@ def _in_two_programs(
     devices, vectors, algo = learning.devices, learning.vectors, learning.algo
     env, pools = vectors[0], plan.num_pools(cfg, devices.learners.devices.size)
     backend = envs.resolve(cfg.env.id, cfg.env.backend)
+    recorder = recorders.Recorder(cfg, env.spec, algo) if cfg.data.output else None
     latest = [cfg]  # a task of EnvPool is other options of the environment
     given: list[Any] = []  # the task of the others
 
@@ -261,6 +265,9 @@ def _in_two_programs(
         made = make_source(latest[0], algo, devices, timers, key, vectors, count, callback_list)
         watched = callback_list is not None and callback_list.needs_rollouts
         whole = cfg.rollout.batch_mode == "complete_episodes" and not cfg.env_runners.num
+        if recorder is not None:
+            asked = build_policies.watches_games(cfg) or (callback_list is not None and callback_list.needs_episodes)
+            made = Watch(made, recorder.columns, [], plan.columns(cfg), keep_record=asked, extras=True)
         if callback_list and watched:  # episodes as they were collected, rollouts as they are learned from
             made = callback_list.watch(made, plan.columns(cfg), batches=not whole)
         if whole:
@@ -277,7 +284,8 @@ def _in_two_programs(
 
     staged = Staged(
         learning.learn,
-        lambda key: source(key, vectors, restarts),
+        # as `Staged.restart` does: environments written in JAX are those of their key
+        lambda key: source(jax.random.fold_in(key, restarts) if restarts else key, vectors, restarts),
         devices.learners,
         rows=plan.counted_columns(cfg) * learning.length,
         timers=timers,
@@ -310,6 +318,7 @@ def _in_two_programs(
         in_program=in_program,
         guarantee="refilled" if _refilled(cfg) else "restarted" if cfg.checkpoint.exact else "learner",
         unroll=None,
+        recorder=recorder,
         note=callback_list.collecting(env, env_runners=cfg.env_runners.num > 0)[1] if callback_list else "",
         apply_task=apply_task,
         programs=f"one program collects, another learns: {why}",
@@ -340,6 +349,8 @@ def _why_two_programs(
         return "custom.training_step decides what to learn from"
     if callback_list and callback_list.needs_rollouts:
         return "callbacks look at rollouts"
+    if cfg.data.output:
+        return "data.output writes what is collected"
     if cfg.rollout.fake:
         return "rollout.fake"
     if cfg.rollout.batch_mode != "truncate_episodes":

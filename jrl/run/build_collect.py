@@ -188,13 +188,13 @@ def make_source(
     callback_list: callbacks.CallbackList | None = None,
 ) -> Source:
     """Where the rollouts of a staged program come from; those of the whole batch, on the devices that learn."""
+    record = cfg.data.output is not None or (callback_list is not None and callback_list.needs_episodes)
     lag = plan.policy_lag(cfg)
     join = functools.partial(parallel.deal, mesh=devices.learners)
     if cfg.env_runners.num:
         close_all(vectors)
-        record = callback_list is not None and callback_list.needs_episodes
         return _env_runners(cfg, algo, vectors[0].spec, timers, count, join, record=record)
-    how = collecting(cfg, algo, vectors[0].spec, len(vectors))
+    how = collecting(cfg, algo, vectors[0].spec, len(vectors)) | ({"record": True} if record else {})
     if callback_list:
         how |= callback_list.collecting(vectors[0])[0]
     parts = [

@@ -10,6 +10,7 @@ import numpy as np
 
 from jrl.data import EpisodeStore
 from jrl.errors import InputError, counted
+from jrl.fields.data import RETURN_TO_GO, TIMESTEP, reads
 from jrl.host import room
 from jrl.replay import layout, memory, mixed
 from jrl.run import build_learner, data_sets, learner, parallel
@@ -165,7 +166,8 @@ def to_end(cfg: RunConfig) -> bool:
 
 def wanted(cfg: RunConfig, algo: Algo) -> list[str]:
     """The columns beside observations, actions and rewards that an algorithm reads."""
-    return [layout.TO_END] if to_end(cfg) and not algo.sequences else []
+    own = [name for name in reads(cfg.algo) if name in (RETURN_TO_GO, TIMESTEP)]
+    return [*own, *([layout.TO_END] if to_end(cfg) and not algo.sequences else [])]
 
 
 def _filled(buffer: Buffer, dealt: list[EpisodeStore], extras: list[dict[str, PyTree]], rows: int) -> PyTree:
@@ -209,7 +211,8 @@ def _statistics(cfg: RunConfig, found: Inputs) -> PyTree:
     if alone.ingest is None:
         raise InputError("algo.normalize_obs: the algorithm takes no statistics of data sets: set it to false")
     state = jax.jit(alone.init)(jax.random.key(0))
-    return data_sets.statistics(alone.ingest, state, list(found.train.values()))
+    own = [name for name in wanted(cfg, alone) if name != layout.TO_END]
+    return data_sets.statistics(alone.ingest, state, list(found.train.values()), own)
 
 
 def _placed(cfg: RunConfig, buffer: Buffer, devices: int) -> tuple[bool, str]:

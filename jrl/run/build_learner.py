@@ -9,13 +9,14 @@ import jax
 from jrl import envs, spaces
 from jrl.envs import envpool_env
 from jrl.errors import InputError
+from jrl.fields.data import reads
 from jrl.replay import frames, memory, prioritized, ring, sequences
 from jrl.rollout import unroll
 from jrl.run import build_policies, guard, learner, parallel, several
 from jrl.run.build_policies import MakeAlgo
 from jrl.settings import datasets, multi_agent, plan, plan_faults
 from jrl.settings.config import RunConfig
-from jrl.types import Algo, Buffer, EnvSpec, PyTree, element
+from jrl.types import NEXT_ACTION, Algo, Buffer, EnvSpec, PyTree, element
 
 # (the run as one policy's agents would have it alone, its algorithm) -> what teaches it
 MakeLearner = Callable[[RunConfig, Algo], learner.Learner]
@@ -178,7 +179,7 @@ def buffers(
     replay = cfg.replay
     assert replay is not None
     options: dict[str, Any] = {"num_envs": num_envs, "n_step": replay.n_step, "frame_stack": stack}
-    options |= {"in_step": plan.in_step(cfg), "extras": extras}
+    options |= {"in_step": plan.in_step(cfg), "extras": extras, "next_action": NEXT_ACTION in reads(cfg.algo)}
     if replay.prioritized:
         options |= {"alpha": replay.priority_alpha, "beta": replay.priority_beta, "eps": replay.priority_eps}
         options["num_devices"] = devices

@@ -13,15 +13,18 @@ from jrl import data, registry, spaces
 from jrl.data import EpisodeStore
 from jrl.data.spaces_json import space_from_json
 from jrl.data.store import LOG_PROB
+from jrl.envs.history import History, history
 from jrl.envs.spec import NARROW
 from jrl.envs.wrappers import action_transform
 from jrl.errors import InputError, counted
+from jrl.fields.data import RETURN_TO_GO, TIMESTEP, reads
 from jrl.replay.layout import TO_END
 from jrl.settings import datasets
 from jrl.settings.config import RunConfig
-from jrl.types import Box, Buffer, EnvSpec, PyTree, Rollout, Space
+from jrl.types import Box, Buffer, EnvSpec, PyTree, Rollout, Space, element
 
 CHUNK = 65_536  # rows that a ring takes at a time
+OTHER_ENV = "give the environment that the data are of, or leave env.id out"
 
 
 class Inputs(NamedTuple):
@@ -42,10 +45,11 @@ def read(cfg: RunConfig, env_spec: EnvSpec | None) -> Inputs:
       InputError: files that cannot be read or do not fit, each with what to do.
     """
     raw = {name: _source(cfg, name) for name in datasets.shares(cfg) if name != datasets.SAMPLER}
-    spec = _spec_of(cfg, raw) if env_spec is None else env_spec._replace(num_envs=1)
+    spec = with_history(cfg, _spec_of(cfg, raw)) if env_spec is None else env_spec._replace(num_envs=1)
     train, validation = {}, {}
     for name, store in raw.items():
-        store = _best(prepared(cfg, store, spec), getattr(cfg.algo, "top_fraction", None))
+        store = _best(store, getattr(cfg.algo, "top_fraction", None))
+        store = prepared(cfg, store, spec)
         if cfg.data.validation:
             store, validation[name] = store.split(cfg.data.validation, cfg.run.seed)
         train[name] = store
@@ -123,16 +127,20 @@ def prepared(cfg: RunConfig, store: EpisodeStore, spec: EnvSpec) -> EpisodeStore
     Raises:
       InputError: observations or actions are of another shape than the spaces.
     """
-    check_fit(store, spec)
     env_action = spec.env_action or spec.action
     normalized = _is_normalized(cfg, store)
-    obs = _cast(store, "observations", store.observation, store.obs, spec.observation)
+    told = _tells_of_the_past(cfg) and not _same_shapes(store.observation, spec.observation)
+    own = spec.env_observation if told and spec.env_observation is not None else spec.observation
+    obs = _cast(store, "observations", store.observation, store.obs, own)
     action = _cast(store, "actions", store.action_space, store.action, spec.action if normalized else env_action)
     columns = dict(store.columns)
     if not normalized and env_action != spec.action:
         action, shift = _as_chosen(env_action, spec.action, action)
         if LOG_PROB in columns:  # the density of what was chosen, not of what it stood for
             columns[LOG_PROB] = columns[LOG_PROB] + np.float32(shift)
+    columns |= {name: column(store) for name, column in _MADE.items() if name in reads(cfg.algo)}
+    if told:
+        obs = _remembered(cfg, spec._replace(observation=own), store, obs, action)
     return dataclasses.replace(
         store,
         observation=spec.observation,
@@ -144,29 +152,13 @@ def prepared(cfg: RunConfig, store: EpisodeStore, spec: EnvSpec) -> EpisodeStore
     )
 
 
-_OTHER_ENV = "give the environment that the data are of, or leave env.id out"
-
-
-def check_fit(
-    store: EpisodeStore,
-    spec: EnvSpec,
-    key: str = "data.input: ",
-    whose: str = "the environment",
-    mend: str = _OTHER_ENV,
-) -> None:
-    """Raises InputError: the store's observations or actions are of other shapes than those of `whose` spaces."""
-    shapes = lambda space: [(path, leaf.shape) for path, leaf in spaces.leaves(space)]
-    for what, found, wanted in (
-        ("observations", store.observation, spec.observation),
-        ("actions", store.action_space, spec.action),
-    ):
-        if shapes(found) != shapes(wanted):
-            raise InputError(f"{key}{store.name} has {what} {found}, where {whose} has {wanted}: {mend}")
-
-
 def _cast(store: EpisodeStore, what: str, found: Space, tree: PyTree, wanted: Space) -> PyTree:
     """Arrays of one space as those of another of the same shapes. Raises InputError: the shapes differ."""
     want = spaces.leaves(wanted)
+    if not _same_shapes(found, wanted):
+        raise InputError(
+            f"data.input: {store.name} has {what} {found}, where the environment has {wanted}: {OTHER_ENV}"
+        )
     arrays = []
     for (path, leaf), x in zip(want, jax.tree.leaves(tree), strict=True):
         choices = getattr(leaf, "n", None) or np.asarray(getattr(leaf, "nvec", 0))
@@ -180,6 +172,54 @@ def _cast(store: EpisodeStore, what: str, found: Space, tree: PyTree, wanted: Sp
             )
         arrays.append(x.astype(leaf.dtype, copy=False))
     return spaces.of_leaves(wanted, arrays)
+
+
+def _same_shapes(a: Space, b: Space) -> bool:
+    """Whether elements of two spaces are trees of arrays of the same shapes."""
+    shapes = lambda space: [(path, leaf.shape) for path, leaf in spaces.leaves(space)]
+    return shapes(a) == shapes(b)
+
+
+def _tells_of_the_past(cfg: RunConfig) -> bool:
+    """Whether observations have parts that the run makes of earlier steps."""
+    return cfg.env.frame_stack > 1 or cfg.network.use_prev_action or cfg.network.use_prev_reward
+
+
+def _history(cfg: RunConfig, spec: EnvSpec) -> History | None:
+    past = {"prev_action": cfg.network.use_prev_action, "prev_reward": cfg.network.use_prev_reward}
+    return history(spec, frame_stack=cfg.env.frame_stack, **past)
+
+
+def with_history(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
+    """What a policy sees of data without environments, earlier steps included, where the run says so."""
+    found = _history(cfg, spec)
+    return spec if found is None else found.spec
+
+
+def _remembered(cfg: RunConfig, spec: EnvSpec, store: EpisodeStore, obs: PyTree, action: PyTree) -> PyTree:
+    """Observations [R, *] with what environments of the run would tell in them of earlier steps.
+
+    Args:
+      spec: without that.
+      store: whose rewards are those of the environment.
+      obs, action: [R, *], of the spec.
+    """
+    found = _history(cfg, spec)
+    assert found is not None
+    at = lambda tree, index: jax.tree.map(lambda x: x[index], tree)
+    out = jax.tree.map(lambda x: np.zeros((store.num_rows, *x.shape), x.dtype), element(found.spec.observation))
+    order = np.argsort(-store.lengths(), kind="stable")
+    starts, lengths = store.offsets[:-1][order], store.lengths()[order]
+    memory, reward = found.empty(len(order)), store.reward.astype(np.float32)
+    for step in range(int(lengths[0]) + 1):  # of all episodes that are so long at once
+        rows = starts[: np.searchsorted(-lengths, -step, "right")] + step
+        before = np.maximum(rows - 1, 0)
+        memory = at(memory, slice(len(rows)))
+        begins = np.full(len(rows), step == 0)
+        memory, seen = found.see(memory, at(obs, rows), at(action, before), reward[before], begins)
+        for held, x in zip(jax.tree.leaves(out), jax.tree.leaves(seen), strict=True):
+            held[rows] = x
+    return out
 
 
 def _as_chosen(env: Space, policy: Space, action: PyTree) -> tuple[PyTree, float]:
@@ -201,6 +241,21 @@ def _as_chosen(env: Space, policy: Space, action: PyTree) -> tuple[PyTree, float
     parts = zip(spaces.leaves(env), spaces.leaves(policy), jax.tree.leaves(action), strict=True)
     arrays = [leaf(own, chosen, x) for (_, own), (_, chosen), x in parts]
     return spaces.of_leaves(policy, arrays), total
+
+
+def _return_to_go(store: EpisodeStore) -> np.ndarray:
+    """The sum of rewards from each row to the end of its episode, [R] f32, without discount; 0 at its end."""
+    total = np.cumsum(store.reward, dtype=np.float64)
+    before = np.concatenate([[0.0], total[:-1]])
+    return (np.repeat(total[store.offsets[1:] - 1], store.lengths() + 1) - before).astype(np.float32)
+
+
+def _timestep(store: EpisodeStore) -> np.ndarray:
+    """The number of each row in its episode, [R] i32."""
+    return (np.arange(store.num_rows) - np.repeat(store.offsets[:-1], store.lengths() + 1)).astype(np.int32)
+
+
+_MADE = {RETURN_TO_GO: _return_to_go, TIMESTEP: _timestep}  # columns that follow from the others
 
 
 def _rewards(cfg: RunConfig, store: EpisodeStore) -> np.ndarray:
@@ -312,17 +367,23 @@ def chunks(store: EpisodeStore, extras: Mapping[str, PyTree], rows: int) -> Iter
         )
 
 
-def statistics(ingest: Callable[[PyTree, Rollout], PyTree], state: PyTree, stores: Sequence[EpisodeStore]) -> PyTree:
+def statistics(
+    ingest: Callable[[PyTree, Rollout], PyTree],
+    state: PyTree,
+    stores: Sequence[EpisodeStore],
+    names: Sequence[str] = (),
+) -> PyTree:
     """The running statistics of observations that an algorithm's State has after all data, once.
 
     Args:
       ingest: of an Algo made without a mapped axis.
       state: of it, fresh.
       stores: the data.
+      names: of columns that it reads.
     """
     take = jax.jit(ingest)
     for store in stores:
-        for chunk in chunks(store, {}, store.num_rows):
+        for chunk in chunks(store, {name: store.columns[name] for name in names}, store.num_rows):
             state = take(state, chunk)
     return state.obs_stats
 

@@ -17,7 +17,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line. Neither jax nor an environment library is imported for it."""
     p = command.parser("data estimate", "Estimate what a trained policy would earn, by episodes that others played.")
     command.take_checkpoint(p)
-    p.add_argument("paths", nargs="+", metavar="PATH", help="data: a file, a directory or a glob")
+    p.add_argument("paths", nargs="+", metavar="PATH", help="a file, a directory or a glob")
     p.add_argument("--from", dest="source_format", metavar="FORMAT", help="of the data (default: as each path shows)")
     p.add_argument("--policy", help="of a run with several policies, the name of one")
     p.add_argument(
@@ -90,11 +90,12 @@ def _report(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple["Report
         cfg = dataclasses.replace(cfg, algo=dataclasses.replace(cfg.algo, gamma=args.gamma))
     cfg = dataclasses.replace(cfg, data=datasets.DataConfig(actions_in_input_normalized=_as_recorded(cfg)))
     store = data.read(args.paths, args.source_format)
-    data_sets.check_fit(store, spec, "", "the policy", "give data of the policy's environment, as it sees it")
     try:
         store = data_sets.prepared(cfg, store, spec)
-    except InputError as e:
-        raise InputError(*(text.removeprefix("data.input: ") for text in e.errors)) from e
+    except InputError as e:  # of a run that names its data
+        mend = "give data of the environment that the policy was trained in"
+        told = (text.removeprefix("data.input: ").replace(data_sets.OTHER_ENV, mend) for text in e.errors)
+        raise InputError(*told) from e
     how = datasets.EstimateConfig(methods=methods, episodes=args.episodes, explore=args.explore)  # type: ignore[arg-type]  # they were looked at
     if args.updates is not None:
         how = dataclasses.replace(how, fqe=dataclasses.replace(how.fqe, updates=args.updates))

@@ -20,6 +20,7 @@ class Role(enum.IntEnum):
     UPDATE = 3
     EVALUATE = 4
     VALIDATE = 5
+    DATA = 6
     ESTIMATE = 7
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from jrl.types import PyTree
 
 _log = logging.getLogger(__name__)
 
+_OF_VALUES = re.compile(r"(^|[._])(value|critic|q)([._]|$)|^return_stats")  # names of their arrays
 NOT_WEIGHTS = ("opt_state", "env_steps", "updates")  # of an algorithm's State
 
 
@@ -242,19 +244,24 @@ def _regroup_windows(columns: Columns, wanted: Columns) -> dict[str, np.ndarray]
     return {"window_return": shaped[0], "window_length": shaped[1], "window_next": starts}
 
 
-def weights(saved: Path, state: PyTree) -> tuple[PyTree, list[str]]:
+def weights(saved: Path, state: PyTree, *, policy_only: bool = False) -> tuple[PyTree, list[str]]:
     """Takes over parameters and statistics, for fine-tuning: what has the same name and shape in a checkpoint.
 
     Args:
       saved: from `checkpoint.locate`.
       state: of the algorithm, fresh; optimizer and counters stay as they are.
+      policy_only: critics and values stay as they are, too.
     Returns:
       The state, and what was done in words.
     Raises:
       InputError: nothing in it fits.
     """
     found = _named(checkpoint.read(saved, "learner"))
-    mine = {name: x for name, x in _named(state).items() if _is_weight(name)}
+    for name, x in list(found.items()):  # slow copies that the checkpoint does not have are those of its parameters
+        if name.startswith("params."):
+            found.setdefault(f"target_{name}", x)
+    taken = lambda name: _is_weight(name) and not (policy_only and _OF_VALUES.search(name))
+    mine = {name: x for name, x in _named(state).items() if taken(name)}
     fits = {n for n, x in mine.items() if n in found and (found[n].shape, found[n].dtype) == (x.shape, x.dtype)}
     if not any(mine[name].ndim > 1 for name in fits):  # a bias of an output is no likeness
         raise InputError(f"--init-from: {saved} holds no weights that fit: the network must have the same layers")
@@ -263,7 +270,7 @@ def weights(saved: Path, state: PyTree) -> tuple[PyTree, list[str]]:
         if name not in fits:
             there = f"{list(found[name].shape)} there" if name in found else "not there"
             lines.append(f"not taken: {name} ({list(x.shape)} here, {there})")
-    unused = [n for n in found if n not in mine and _is_weight(n)]
+    unused = [n for n in found if n not in mine and taken(n) and not n.startswith("target_params.")]
     lines += [f"not used: {name} ({list(found[name].shape)})" for name in unused]
 
     def take(path: Any, x):

@@ -111,13 +111,23 @@ class Session(Policies):
 
     # ------------------------------------------------------------ beginning and end
 
-    def start(self, saved: Path | None = None, weights: Path | None = None, *, begin: bool = True) -> list[str]:
+    def start(
+        self,
+        saved: Path | None = None,
+        weights: Path | None = None,
+        *,
+        policy_only: bool = False,
+        begin: bool = True,
+        anew: bool = False,
+    ) -> list[str]:
         """The state to begin with: of a checkpoint, with the weights of one, or fresh.
 
         Args:
           saved: checkpoint to continue from.
           weights: checkpoint whose weights are taken over.
+          policy_only: of them those of the policy alone, not of values.
           begin: whether callbacks are told that the algorithm is made.
+          anew: whether the run was begun before, without a checkpoint: what that wrote does not count.
         Returns:
           What there is to say about it.
         Raises:
@@ -138,10 +148,13 @@ class Session(Policies):
             steps = meta["env_steps"]
             self.iteration, self.clock = meta["iteration"], Clock(steps, meta.get("agent_steps", steps))
         elif weights:
-            learner, lines = resume.weights(weights, jax.device_get(program.keep(state).learner))
+            kept = jax.device_get(program.keep(state).learner)
+            learner, lines = resume.weights(weights, kept, policy_only=policy_only)
             notes = [f"init-from: {line}" for line in lines]
             state = program.assign(state, learner)
         self.state = self.seats.begin(state, resumed=meta is not None) if self.seats else state
+        if self.run.recorder:
+            notes += self.run.recorder.begin(self._directory, self.iteration, anew=anew)
         updates = plan.batch_plan(cfg).updates or 1
         self.reporter = reporter.Reporter(
             [self._finish_row, self._to_sinks],
@@ -180,6 +193,8 @@ class Session(Policies):
         self._recompiles.close()
         self.schedule.close()
         self.run.program.close()
+        if self.run.recorder:
+            self.run.recorder.close()
 
     def __enter__(self) -> "Session":
         return self
@@ -208,6 +223,8 @@ class Session(Policies):
                 timers=self.timers,
                 prepare=self.seats.ahead if self.seats else None,
             )
+        if self.run.recorder:
+            self.run.recorder.iteration = self.iteration
         with self._recompiles.iteration(self.reporter.count):
             info = next(self._infos, None)
         if info is None:
@@ -374,6 +391,12 @@ class Session(Policies):
         checkpoint.write(path, arrays, {**self.description(cfg, spec), "nonfinite": note})
         print(f"not finite: {' and '.join(found)}, before iteration {info.iteration}: the last good state is in {path}")
         return path
+
+    def to_save(self) -> tuple[dict[str, PyTree], dict[str, Any]]:
+        """Returns what a checkpoint of now has, arrays and description; `data.output` writes what goes with it."""
+        if self.run.recorder:
+            self.run.recorder.mark(self.iteration)
+        return self.parts(), self.description()
 
     def parts(self) -> dict[str, PyTree]:
         """The arrays of a checkpoint."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
-from jrl.fields.bounds import Count, Few, Positive, Share, Steps, Widths, bounded
+from jrl.fields.bounds import Count, Few, Name, Positive, Share, Steps, Widths, bounded
 from jrl.fields.data import Fixed, Fresh
 
 SAMPLER = "sampler"  # among the inputs of a mix: the run's own environments
@@ -24,6 +24,20 @@ class DataRewardConfig:
     scale: float = 1.0  # factor
     shift: float = 0.0  # added
     clip: tuple[float, float] | None = None  # [low, high]; null: none
+
+
+@dataclasses.dataclass(frozen=True)
+@bounded
+class OutputConfig:
+    """Where a run writes the episodes that it collects. Each file is there whole or not at all."""
+
+    path: str | None = None  # directory; null: data in the run directory
+    # of the files; others can be made of them by `python -m jrl.data convert`
+    format: Literal["jrl", "d4rl", "rllib-json", "rllib-parquet"] = "jrl"
+    max_file_mb: Annotated[float, Interval(gt=0, le=2**20)] = 64.0  # of arrays; then the next file begins
+    # what acting records beside the action, such as [log_prob, value]; null: all, but memories
+    columns: tuple[Name, ...] | None = None
+    compress: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +94,8 @@ class DataConfig:
     placement: Literal["auto", "device", "host"] = "auto"
     # how good the policy is, by what the data say; null: it is not estimated
     estimate: EstimateConfig | None = None
+    # the run's own episodes, written as they are collected; null: they are not
+    output: OutputConfig | None = None
 
 
 def shares(cfg: Any) -> dict[str, float]:
@@ -154,14 +170,16 @@ def faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
         )
         return
     if cfg.multi_agent is not None:
-        yield ("data.input", "multi_agent"), "data.input: a data set teaches one policy: leave multi_agent out"
+        message = f"data.input: {name} learns from a data set, which teaches one policy: leave multi_agent out"
+        yield ("data.input", "multi_agent"), message
+
     if SAMPLER in found:
         if not cfg.env.id:
             yield ("env.id", "data.input"), f"env.id is missing: data.input names {SAMPLER}, which acts in environments"
         if cfg.replay is not None and len(found) > cfg.replay.batch_size:
             yield ("data.input", "replay.batch_size"), "data.input: more inputs than rows of a batch: raise it"
         return
-    yield from _without_environment(cfg)
+    yield from _without_environment(cfg, name)
 
 
 def estimate_faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -180,23 +198,22 @@ def estimate_faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
         )
 
 
-def _without_environment(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What needs environments to collect from."""
+def _without_environment(cfg: Any, name: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What needs environments to collect from; `name` is the algorithm's."""
     for key, is_set, why in (
         ("env_runners.num", cfg.env_runners.num, "nobody collects"),
         ("rollout.mode", cfg.rollout.mode != "sync", "nobody collects"),
         ("rollout.fake", cfg.rollout.fake, "nobody collects"),
         ("rollout.batch_mode", cfg.rollout.batch_mode != "truncate_episodes", "nobody collects"),
         ("devices.actors", cfg.devices.actors, "nobody acts"),
+        ("data.output", cfg.data.output, "nobody collects"),
         ("custom.transforms", cfg.custom.transforms, "there are no rollouts: use custom.batch"),
         ("custom.reward", cfg.custom.reward, "there are no rollouts: use data.reward"),
         ("custom.training_step", cfg.custom.training_step, "an iteration is an update"),
         ("custom.env_task", cfg.custom.env_task, "there are no environments"),
-        ("network.use_prev_action", cfg.network.use_prev_action, "data have no previous actions in their observations"),
-        ("network.use_prev_reward", cfg.network.use_prev_reward, "data have no previous rewards in their observations"),
     ):
         if is_set:
-            yield ("data.input", key), f"{key}: the run learns from data.input alone, and {why}: leave it out"
+            yield ("data.input", key), f"{key}: {name} learns from data.input alone, and {why}: leave it out"
     if not cfg.env.id and (cfg.evaluation.every or cfg.evaluation.interval):
         yield (
             ("env.id", "evaluation.every", "evaluation.interval"),

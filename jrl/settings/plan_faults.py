@@ -163,11 +163,12 @@ def _network_faults(cfg: Any) -> Iterator[Fault]:
             ("network.encoders", "network.flatten"),
             "network.flatten puts all of an observation into one vector, without encoders: leave one of them out",
         )
-    if network.value_inputs:
+    if network.value_inputs or network.critic_layer_norm:
         from jrl import algos
 
+        asked = "network.value_inputs", "network.critic_layer_norm"
         for message in algos.critic_faults(cfg.algo, network):
-            yield ("network.value_inputs", "network.shared", "algo.name"), message
+            yield (*asked, "network.shared", "algo.name"), message
     if network.max_seq_len is not None and not network.recurrent:
         yield (
             ("network.max_seq_len", "network.core.name"),

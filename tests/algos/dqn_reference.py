@@ -97,6 +97,15 @@ def row_loss(cfg, outputs, target):
     return huber(target[0] - outputs[0]) if cfg.loss == "huber" else 0.5 * (target[0] - outputs[0]) ** 2
 
 
+def gap_of(cfg, outputs, action, weight):
+    """CQL's mean log sum exp Q minus Q of the action taken, of the outputs' mean values."""
+    q = outputs.mean(-1)
+    if cfg.head == "c51":
+        q = jax.nn.softmax(outputs) @ jnp.linspace(cfg.v_min, cfg.v_max, cfg.num_atoms)
+    gaps = [jnp.log(sum(jnp.exp(row[a]) for a in range(A))) - row[b] for row, b in zip(q, action, strict=True)]
+    return sum(w * gap for w, gap in zip(weight, gaps, strict=True) if w) / len(weight)
+
+
 def reference_step(cfg, network, state, batch):
     """(gradient, metrics, |TD error| or loss of each row): void rows are absent."""
     target = reference_targets(cfg, network, state, batch)
@@ -108,12 +117,16 @@ def reference_step(cfg, network, state, batch):
         outputs = outputs_of(cfg, network, params, batch.obs)
         taken = outputs[counts, action[counts]]
         rows = jax.vmap(functools.partial(row_loss, cfg))(taken, jnp.float32(target[counts]))
-        return jnp.sum(weight[counts] * rows) / len(weight), rows
+        value = jnp.sum(weight[counts] * rows) / len(weight)
+        return value + cfg.cql_weight * cfg.conservative * gap_of(cfg, outputs, action, weight), (value, rows)
 
-    (value, rows), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)
+    (_, (value, rows)), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)
     q = mean_of(cfg, outputs_of(cfg, network, state.params, batch.obs))[np.arange(len(action)), action]
     target_q = target @ np.linspace(cfg.v_min, cfg.v_max, cfg.num_atoms) if cfg.head == "c51" else target.mean(-1)
     metrics = {"loss/value": value, "value/q": (weight * q).mean(), "value/target": (weight * target_q).mean()}
+    if cfg.conservative:
+        outputs = outputs_of(cfg, network, state.params, batch.obs)
+        metrics["value/gap"] = gap_of(cfg, outputs, action, weight)
     priority = np.zeros(len(weight))
     priority[counts] = rows if cfg.head == "c51" else np.abs(target_q - q)[counts]
     return gradient, metrics, priority

@@ -1,6 +1,6 @@
 """Data for algorithms without an environment: random observations, ends and masks under the contract, real extras.
 
-`data` gives what an algorithm learns from: a Rollout, or a Batch for those that learn from replay.
+`data` gives what an algorithm learns from: a Rollout, or a Batch for those that learn from replay or from a data set.
 """
 
 import functools
@@ -13,11 +13,13 @@ from jax.sharding import PartitionSpec as P
 
 from jrl import algos
 from jrl.envs import team
+from jrl.fields.data import Fixed, learns_from
 from jrl.networks import NetworkConfig
 from jrl.replay import ring, sequences
 from jrl.rollout import unroll
 from jrl.run import parallel
 from jrl.types import (
+    NEXT_ACTION,
     Batch,
     Box,
     Dict,
@@ -39,6 +41,11 @@ NETWORK = NetworkConfig(hidden=(8, 8))
 def in_teams(name):
     """Whether an algorithm acts for teams alone."""
     return algos.get_config_class(name).in_teams
+
+
+def from_data(name):
+    """Whether an algorithm learns from nothing but a data set."""
+    return learns_from(algos.get_config_class(name)) is Fixed
 
 
 def acts_in(name, kind):
@@ -101,12 +108,12 @@ def _unroll_act(act):
     """Jitted once per algorithm: the steps of a rollout as a batch axis of `lax.map`."""
 
     @jax.jit
-    def run(actor, obs, keys, carry):
+    def run(actor, obs, key, carry):
         def step(carry, row):
             out = act(actor, row[0], carry, row[1])
             return out.carry, (out.action, out.extras)
 
-        return jax.lax.scan(step, carry, (obs, keys))[1]
+        return jax.lax.scan(step, carry, (obs, jax.random.split(key, len(jax.tree.leaves(obs)[0]))))[1]
 
     return run
 
@@ -114,9 +121,9 @@ def _unroll_act(act):
 def rollout(algo, env_spec, actor, *, T=8, seed=0):
     """A Rollout whose actions and extras come from `algo.act`."""
     rng, B = np.random.default_rng(seed), env_spec.num_envs
-    obs = jax.tree.map(jnp.asarray, observations(rng, env_spec.observation, (T + 1, B)))
-    last_obs, obs = part(obs, -1), jax.tree.map(lambda x: x[:-1], obs)
-    action, extras = _unroll_act(algo.act)(actor, obs, jax.random.split(jax.random.key(seed), T), algo.carry(B))
+    seen = observations(rng, env_spec.observation, (T + 1, B))
+    last_obs, obs = part(seen, -1), jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[:-1]), seen)
+    action, extras = _unroll_act(algo.act)(actor, obs, jax.random.key(seed), algo.carry(B))
     terminated, truncated, mask = flags(rng, T, B)
     reward = np.where(mask, rng.normal(size=(T, B)), 0).astype(np.float32)
     if algo.running_return_gamma is not None:
@@ -129,27 +136,28 @@ def rollout(algo, env_spec, actor, *, T=8, seed=0):
         terminated=jnp.asarray(terminated),
         truncated=jnp.asarray(truncated),
         mask=jnp.asarray(mask),
-        contiguous=jnp.full((B,), seed > 0),
+        contiguous=jnp.asarray(np.full(B, seed > 0)),
         extras=extras,
         carry=algo.carry(B),
     )
 
 
 def batch(algo, env_spec, actor, *, N=64, seed=0):
-    """A Batch whose actions come from `algo.act`; a quarter of its rows are void."""
+    """A Batch whose actions come from `algo.act`; a quarter of its rows are void. Behind two thirds the data go on."""
     rng = np.random.default_rng(seed)
     obs, next_obs = (jax.tree.map(jnp.asarray, observations(rng, env_spec.observation, (N,))) for _ in range(2))
-    step = jax.tree.map(lambda x: x[None], obs)
-    actions, _ = _unroll_act(algo.act)(actor, step, jax.random.split(jax.random.key(seed), 1), algo.carry(N))
+    step = jax.tree.map(lambda x: np.asarray(x)[None], obs)
+    actions, _ = _unroll_act(algo.act)(actor, step, jax.random.key(seed), algo.carry(N))
     weight = rng.uniform(0.5, 1.5, N) * (rng.random(N) > 0.25)
     return Batch(
         obs=obs,
-        action=actions[0],
+        action=jnp.asarray(np.asarray(actions)[0]),
         reward=jnp.asarray(rng.normal(size=N), jnp.float32),
         discount=jnp.asarray(0.97 * (rng.random(N) > 0.2), jnp.float32),
         next_obs=next_obs,
         weight=jnp.asarray(weight / weight.mean(), jnp.float32),
         index=jnp.asarray(rng.integers(0, 1000, N), jnp.int32),
+        extras={NEXT_ACTION: {"action": jnp.roll(actions[0], 1, 0), "valid": jnp.asarray(rng.random(N) > 0.33)}},
     )
 
 
@@ -193,7 +201,7 @@ def rollouts(algo, env_spec, actor, count=2, explore=True, seed=3):
     """Consecutive ones of `world`; the same environments and keys for every algorithm."""
     key = jax.random.key(seed)
     source = unroll.make(world(env_spec), algo.act, length=STEPS, carry=algo.carry, explore=explore)
-    state, made = source.init(key), []
+    state, made = jax.jit(source.init)(key), []
     step = jax.jit(source.step)
     for i in range(count):
         state, rollout, _ = step(state, actor, jax.random.fold_in(key, i))
@@ -209,16 +217,22 @@ def drawn(algo, env_spec, actor, batch_size=8, *, burn_in=2, length=6):
         return made[1]
     kinds = {"obs": element(env_spec.observation), "action": element(env_spec.action)}
     sizes = {"capacity": 200, "num_envs": env_spec.num_envs, "batch_size": batch_size, "gamma": 0.9, "n_step": 2}
+    sizes["next_action"] = True
     if algo.sequences:
-        kept = jax.eval_shape(lambda: algo.carry(1).memory)
-        extras = {"carry": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), kept)}
+        kept = {name: x for name, x in made[0].extras.items() if name == "carry"}  # a data set has none
+        extras = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), kept)
         buffer = sequences.make(**kinds, **sizes, length=length, burn_in=burn_in, extras=extras)
     else:
         buffer = ring.make(**kinds, **sizes)
-    state = buffer.init()
-    for rollout in made:
-        state = buffer.add(state, rollout)
-    return buffer.sample(state, jax.random.key(9))
+
+    @jax.jit
+    def sample(made, key):
+        state = buffer.init()
+        for rollout in made:
+            state = buffer.add(state, rollout)
+        return buffer.sample(state, key)
+
+    return sample(made, jax.random.key(9))
 
 
 def per_device(data, devices, axis=0):
@@ -227,7 +241,7 @@ def per_device(data, devices, axis=0):
     def split(spec, leaf):
         at = axis + (1 if spec == parallel.ROLLOUT.obs else 0)
         shape = (*leaf.shape[:at], devices, -1, *leaf.shape[at + 1 :])
-        return jnp.moveaxis(leaf.reshape(shape), at, 0)
+        return jnp.asarray(np.moveaxis(np.asarray(leaf).reshape(shape), at, 0))
 
     return jax.tree.map(
         lambda spec, part: jax.tree.map(functools.partial(split, spec), part),
@@ -241,7 +255,7 @@ def perturbed(state, scale=0.3):
     """The state with noise on its parameters: away from the nearly uniform first policy."""
     leaves, treedef = jax.tree.flatten(state.params)
     rng = np.random.default_rng(0)
-    noisy = [x + jnp.asarray(scale * rng.normal(size=x.shape), x.dtype) for x in leaves]
+    noisy = [jnp.asarray(np.asarray(x) + (scale * rng.normal(size=x.shape)).astype(x.dtype)) for x in leaves]
     return state.replace(params=jax.tree.unflatten(treedef, noisy))
 
 

@@ -14,7 +14,7 @@ from fakes import assert_close, assert_same, differ
 from jax.sharding import PartitionSpec as P
 
 from jrl import algos
-from jrl.fields.data import Replay, learns_from
+from jrl.fields.data import Fresh, learns_from
 from jrl.ops import minibatch
 from jrl.run import checkpoint, parallel
 from jrl.settings import config
@@ -95,7 +95,7 @@ def test_another_key_gives_another(name):
     m = made(name, True)  # DQN's gradient step reads its key for noisy layers only
     other = jax.random.key(12)
     assert differ(m.init(KEY), m.init(other))
-    if name not in ("a2c", "vdn"):  # whose one step on all that there is draws nothing
+    if name not in ("a2c", "vdn", "iql", "bc", "marwil", "dt"):  # whose one step on all that there is draws nothing
         assert differ(m.update(m.state, m.data, KEY)[0], m.update(m.state, m.data, other)[0])
     assert differ(m.act(m.actor, m.obs, m.carry, KEY), m.act(m.actor, m.obs, m.carry, other))
     assert differ(m.state.params, m.update(m.state, m.data, KEY)[0].params)  # and it learns at all
@@ -146,7 +146,7 @@ def test_vmapped_initialisation_has_no_batched_decomposition(name):
 
 
 # values at which an algorithm might take another path in Python
-EDGES = {"tau": 1.0, "target_noise": 0.0, "kl_coef": 0.0, "ent_coef": 0.0, "gamma": 0.0, "gae_lambda": 0.0}
+EDGES = {"tau": 1.0, "target_noise": 0.0, "kl_coef": 0.0, "ent_coef": 0.0, "gamma": 0.0, "gae_lambda": 0.0, "beta": 0.0}
 # of floats that are null by default and in LOADED, so that there is something to trace
 FLOATS = {"max_leaf_norm": 0.7, "max_grad_value": 0.02, "max_grad_norm": 0.5, "actor_lr": 1e-3, "ent_coef_lr": 2e-3}
 FLOATS |= {"target_entropy": 0.5, "target_kl": 0.5, "kl_target": 0.01, "kl_coef": 0.2, "value_clip_eps": 0.2}
@@ -289,6 +289,8 @@ def test_void_rows_change_nothing(name, loaded):
     row = tuple(np.argwhere(counts)[0])
     # a Huber loss has one slope for all far rewards of a side
     changed = [m.data.replace(reward=m.data.reward.at[row].add(change)) for change in (1.0, -1e3)]
+    if name == "bc":  # reads no rewards
+        changed = [m.data.replace(action=m.data.action.at[row].set((m.data.action[row] + 1) % 3))]
     assert any(differ(before.params, m.update(m.state, data, KEY)[0].params) for data in changed)
 
 
@@ -309,7 +311,8 @@ def test_a_gradient_in_chunks_is_that_of_the_whole(name, rows, monkeypatch):
 def test_save_restore_continue(name, loaded, tmp_path):
     m = made(name, loaded)
     straight, batches = m.state, m.batches(4)
-    run = config.load(None, algo=name, env="CartPole-v1", stop=["env_steps=1e5"])
+    given, stop = (["data.input=nowhere"], "updates=1e5") if fakes.from_data(name) else ([], "env_steps=1e5")
+    run = config.load(None, given, algo=name, env="CartPole-v1", stop=[stop])
     for i, data in enumerate(batches):
         if i == 2:
             meta = checkpoint.meta(run, m.spec, counters={"iteration": i, "env_steps": i, "time_s": 0.0})
@@ -368,5 +371,7 @@ def test_steps_are_counted_when_they_come_and_updates_when_they_are_made(name):
 
 
 @each
-def test_the_config_says_whether_there_is_a_replay(name):
-    assert (learns_from(algos.get(name).Config) is Replay) == (not fakes.make(name).on_policy)
+def test_the_config_says_what_it_learns_from(name):
+    algo = fakes.make(name)
+    assert learns_from(algos.get(name).Config) is type(algo.data)
+    assert algo.on_policy == isinstance(algo.data, Fresh)

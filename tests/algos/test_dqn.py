@@ -44,8 +44,8 @@ def setting(cfg, network=fakes.NETWORK, seed=0):
     """(algo, state, batch): target and online parameters differ, a quarter of the rows is void."""
     env_spec = fakes.spec(Discrete(A))
     algo = dqn.make(cfg, env_spec, network)
-    state = fakes.perturbed(algo.init(jax.random.key(seed)))
-    state = state.replace(target_params=fakes.perturbed(algo.init(jax.random.key(seed + 1))).params)
+    state = fakes.perturbed(jax.jit(algo.init)(jax.random.key(seed)))
+    state = state.replace(target_params=fakes.perturbed(jax.jit(algo.init)(jax.random.key(seed + 1))).params)
     return algo, state, fakes.batch(algo, env_spec, algo.actor(state), N=N, seed=seed)
 
 
@@ -59,6 +59,9 @@ OPTIONS = {
     "c51 all": {"head": "c51", "double": True, "dueling": True},
     "c51 munchausen": {"head": "c51", "munchausen": True, "munchausen_temperature": 0.3},
     "qr": {"head": "qr", "double": True},
+    "conservative": {"conservative": True, "cql_weight": 0.7, "dueling": True},
+    "conservative c51": {"head": "c51", "conservative": True, "munchausen": True, "munchausen_temperature": 0.3},
+    "conservative qr": {"head": "qr", "conservative": True},
     "qr munchausen": {"head": "qr", "munchausen": True, "dueling": True, "munchausen_temperature": 0.3},
 }
 
@@ -157,7 +160,7 @@ def test_no_gradient_flows_into_targets(name):
     algo, state, batch = setting(cfg)
 
     def value_loss(target_params, next_obs):
-        _, aux = algo.update(state.replace(target_params=target_params), batch.replace(next_obs=next_obs), KEY)
+        _, aux = jax.jit(algo.update)(state.replace(target_params=target_params), batch.replace(next_obs=next_obs), KEY)
         return aux.metrics["loss/value"]
 
     gradient = jax.jit(jax.grad(value_loss, (0, 1)))(state.target_params, batch.next_obs)

@@ -49,8 +49,8 @@ def setting(cfg=BASE, network=NETWORK, loss=None):
     """(algo, state, rollouts, batch): two rollouts in a ring, and sequences of it across their border and ends."""
     env = world()
     algo = dqn.make(cfg, env.spec, network, loss=loss)
-    state = fakes.perturbed(algo.init(KEY))
-    state = state.replace(target_params=fakes.perturbed(algo.init(jax.random.key(4)), 0.4).params)
+    state = fakes.perturbed(jax.jit(algo.init)(KEY))
+    state = state.replace(target_params=fakes.perturbed(jax.jit(algo.init)(jax.random.key(4)), 0.4).params)
     collect = unroll.make(env, algo.act, length=T, carry=algo.carry)
     step = jax.jit(collect.step)
     kept = jax.eval_shape(lambda: algo.carry(1))
@@ -59,12 +59,13 @@ def setting(cfg=BASE, network=NETWORK, loss=None):
         element(env.spec.observation), element(env.spec.action), capacity=100, num_envs=B, batch_size=4, gamma=GAMMA,
         length=L, burn_in=K, n_step=2, extras={"carry": kept},
     )  # fmt: skip
-    where, replay, rollouts = collect.init(KEY), buffer.init(), []
+    where, replay, rollouts = jax.jit(collect.init)(KEY), buffer.init(), []
     for i in range(2):
         where, rollout, _ = step(where, algo.actor(state), jax.random.fold_in(KEY, i))
         rollouts.append(rollout)
-        replay = buffer.add(replay, rollout)
-    return algo, state, jax.tree.map(lambda *x: jnp.concatenate(x), *rollouts), buffer.sample(replay, jax.random.key(9))
+        replay = jax.jit(buffer.add)(replay, rollout)
+    rollout = jax.tree.map(lambda *x: np.concatenate(x), *rollouts)
+    return algo, state, rollout, jax.jit(buffer.sample)(replay, jax.random.key(9))
 
 
 def net_of(network=NETWORK):

@@ -41,7 +41,7 @@ def setting(cfg, action=None, network=fakes.NETWORK, observation=fakes.VECTOR, s
     """(spec, state, rollout): a policy away from its start, whose rollout was made by slightly different parameters."""
     env_spec = fakes.spec(action, observation, B)
     algo = ppo.make(cfg, env_spec, network)
-    state = fakes.perturbed(algo.init(jax.random.key(0)))
+    state = fakes.perturbed(jax.jit(algo.init)(jax.random.key(0)))
     return env_spec, state, fakes.rollout(algo, env_spec, algo.actor(state), T=T, seed=seed)
 
 
@@ -229,7 +229,7 @@ def test_initial_standard_deviation():
         NetworkConfig(hidden=(8,), log_std_init=-1.0, state_dependent_std=True),
     ):
         net = actor_critic.make(fakes.spec(Box((2,))), network)
-        dist, _ = net.apply(net.init(KEY), jnp.ones((3, 4)))
+        dist, _ = net.apply(jax.jit(net.init)(KEY), jnp.ones((3, 4)))
         np.testing.assert_allclose(jnp.broadcast_to(dist.log_std, (3, 2)), -1.0, atol=0.05)
         np.testing.assert_allclose(dist.mean, 0.0, atol=0.05)
 
@@ -282,9 +282,9 @@ def test_reward_normalisation():
     cfg = dataclasses.replace(BASE, normalize_reward=True, gamma=0.9)
     env = build(classic.cartpole(), B)
     algo = ppo.make(cfg, env.spec, SEPARATE)
-    state = fakes.perturbed(algo.init(KEY))
+    state = fakes.perturbed(jax.jit(algo.init)(KEY))
     collect = unroll.make(env, algo.act, length=T, running_return_gamma=algo.running_return_gamma)
-    step, source = jax.jit(collect.step), collect.init(KEY)
+    step, source = jax.jit(collect.step), jax.jit(collect.init)(KEY)
     running, seen = np.zeros(B), []
     for i in range(4):
         source, rollout, _ = step(source, algo.actor(state), jax.random.fold_in(KEY, i))

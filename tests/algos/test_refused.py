@@ -20,20 +20,21 @@ SPACES = [
     *(("dqn", space, r"dqn needs a Discrete action space.*: use .*ppo") for space in (Box((2,)), CHOICES)),
     ("pqn", Box((2,)), r"pqn needs a Discrete action space, not .*: use ppo"),
     ("sac", CHOICES, "sac needs a Discrete or float Box action space, not .*: use ppo"),
+    ("iql", CHOICES, "iql needs a Discrete or float Box action space, not .*: use ppo"),
     ("td3", CHOICES, "td3 needs a float Box action space, not .*: use ppo"),
-    ("td3", Discrete(3), "td3 needs a float Box action space, not .*: use ppo, a2c, impala, appo, dqn, .* or sac"),
-    *((name, space, "use ppo, a2c, impala or appo") for name in ("sac", "td3") for space in TREES),
-    *((name, INTEGERS, "no algorithm handles a Box of integers") for name in ("sac", "td3")),
+    ("td3", Discrete(3), "td3 needs a float Box action space, not .*: use ppo, a2c, impala, appo, dqn, .* or iql"),
+    *((name, space, "use ppo, a2c, impala or appo") for name in ("sac", "td3", "iql") for space in TREES),
+    *((name, INTEGERS, "no algorithm handles a Box of integers") for name in ("sac", "td3", "iql")),
     *((name, Box((2,), low=low, high=high), r"env\.normalize_actions=true")
-      for name in ("sac", "td3") for low, high in ((-2.0, 2.0), ((-1.0, -2.0), 1.0))),
-    *((name, Box((2,)), "finite bounds") for name in ("sac", "td3")),
+      for name in ("sac", "td3", "iql") for low, high in ((-2.0, 2.0), ((-1.0, -2.0), 1.0))),
+    *((name, Box((2,)), "finite bounds") for name in ("sac", "td3", "iql")),
     # and every kind of actions that is not an algorithm's own
     *((name, space, "for a team of agents, not for one" if name == "vdn" else "action space")
       for name in algos.names() for space in (Discrete(3), CHOICES, BOX, INTEGERS, *TREES)
       if space is INTEGERS or not fakes.acts_in(name, type(space))),
 ]  # fmt: skip
 SETTINGS = [
-    *((name, BOX, {"network": SHARED}, r"network\.shared") for name in ("sac", "td3")),
+    *((name, BOX, {"network": SHARED}, r"network\.shared") for name in ("sac", "td3", "iql")),
     ("sac", BOX, {"observation": MASKED}, "no choices to mask"),
     ("pqn", Discrete(3), {"exploration": Gaussian()},
      r"gaussian does not fit .* choose one of epsilon_greedy, soft_q, .*custom"),

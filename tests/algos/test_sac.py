@@ -55,6 +55,9 @@ CASES = {
     "default": {},
     "goal": {"target_entropy": -0.5, "actor_q": "mean", "num_critics": 3},
     "fixed temperature": {"learn_ent_coef": False, "num_critics": 1},
+    "conservative": {"conservative": True, "cql_actions": 3, "cql_temperature": 0.5, "cql_weight": 2.0},
+    "learned weight": {"conservative": True, "cql_target_gap": 1.5, "deterministic_backup": True, "bc_updates": 1},
+    "highest backup": {"conservative": True, "cql_actions": 2, "cql_max_q_backup": True, "num_critics": 1},
 }
 
 
@@ -62,6 +65,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_one_update_by_hand(case, action):
     """Targets are constants there, so that a gradient through them would be seen."""
+    if case == "highest backup" and action != BOX:
+        pytest.skip("refused: nothing is sampled")
     cfg = dataclasses.replace(BASE, **CASES[case])
     _, state, batch = setting(cfg, action)
     assert 4 < int((batch.weight == 0).sum()) < N / 2

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fakes import assert_same
+from fakes import assert_same, perturbed
 
 from jrl.algos import ppo, teams, vdn
 from jrl.algos.exploration import EpsilonGreedy, Random
@@ -81,13 +81,13 @@ def test_targets_and_errors_are_of_the_joint_value(mixer):
     """One update's loss by hand: the chooser's best action of each agent among those allowed, valued by the target."""
     cfg = vdn.Config(mixer=mixer, gamma=0.9)
     algo = vdn.make(cfg, SPEC, SMALL)
-    state = algo.init(KEY)
-    other = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(KEY, x.shape), state.params)
+    state = jax.jit(algo.init)(KEY)
+    other = perturbed(state).params
     state = state.replace(target_params=other)
     allowed = np.ones((16, 12), np.int8)
     allowed[:, 5:8] = 0  # of the second agent action 0 alone
     data = batch(next_obs={**observations(16, 1), "action_mask": jnp.asarray(allowed)})
-    _, aux = algo.update(state, data, KEY)
+    _, aux = jax.jit(algo.update)(state, data, KEY)
 
     def q(params, obs):
         return np.asarray(algo.outputs(state.replace(params=params), obs)["q"])
@@ -120,7 +120,7 @@ def test_targets_and_errors_are_of_the_joint_value(mixer):
 def test_an_absent_agent_changes_nothing(mixer):
     """Neither what it sees nor what it did matters to the update; of one that is present both do."""
     algo = vdn.make(vdn.Config(mixer=mixer), SPEC, SMALL)
-    state, update = algo.init(KEY), jax.jit(algo.update)
+    state, update = jax.jit(algo.init)(KEY), jax.jit(algo.update)
     gone = lambda obs: {**obs, "present": obs["present"].at[:, 1].set(0)}
     data = batch()
     absent = dataclasses.replace(data, obs=gone(data.obs), next_obs=gone(data.next_obs))
@@ -142,7 +142,7 @@ def test_each_agent_explores_on_its_own():
     """Of two agents, with epsilon 1/2 and two actions, each takes its best in 3/4 of all steps, independently."""
     spec = EnvSpec(observation(Box((3,)), 2), MultiDiscrete((2, 2)), 1)
     algo = vdn.make(vdn.Config(exploration=EpsilonGreedy(epsilon=0.5)), spec, SMALL)
-    state = algo.init(KEY)
+    state = jax.jit(algo.init)(KEY)
     obs = jax.tree.map(lambda x: x[:1, :2], {k: v for k, v in observations(1).items() if k in ("agents", "present")})
     obs = jax.tree.map(lambda x: jnp.repeat(x, 20_000, 0), obs)
     best = algo.act(algo.actor(state), obs, (), KEY, explore=False).action
@@ -158,7 +158,7 @@ def test_the_ladder_has_a_rung_for_each_agent():
     algo = vdn.make(vdn.Config(exploration=EpsilonGreedy(ladder=True)), SPEC, SMALL)
     np.testing.assert_allclose(algo.carry(2), np.arange(6).reshape(2, 3) / 5)
     np.testing.assert_allclose(algo.carry(2, 1, 4), np.arange(3, 9).reshape(2, 3) / 11, rtol=1e-6)
-    out = algo.act(algo.actor(algo.init(KEY)), observations(2), algo.carry(2), KEY)
+    out = algo.act(algo.actor(jax.jit(algo.init)(KEY)), observations(2), algo.carry(2), KEY)
     assert out.action.shape == (2, 3)
 
 
@@ -168,7 +168,7 @@ def test_only_allowed_actions_are_taken(explore):
     mask = np.random.default_rng(0).random((64, 3, 4)) < 0.4
     mask[..., 2] |= ~mask.any(-1)
     obs = {**observations(64), "action_mask": jnp.asarray(mask.reshape(64, 12), jnp.int8)}
-    action = np.asarray(algo.act(algo.actor(algo.init(KEY)), obs, (), KEY, explore=explore).action)
+    action = np.asarray(algo.act(algo.actor(jax.jit(algo.init)(KEY)), obs, (), KEY, explore=explore).action)
     assert np.take_along_axis(mask, action[..., None], 2).all()
 
 
@@ -176,7 +176,7 @@ def test_without_ids_equal_observations_have_equal_values():
     same = {**observations(1), "agents": jnp.ones((1, 3, 3))}
     for agent_id in (False, True):
         algo = vdn.make(vdn.Config(agent_id=agent_id), SPEC, SMALL)
-        q = np.asarray(algo.outputs(algo.init(KEY), same)["q"])[0]
+        q = np.asarray(algo.outputs(jax.jit(algo.init)(KEY), same)["q"])[0]
         assert np.array_equal(q[0], q[1]) != agent_id
 
 
@@ -238,7 +238,7 @@ def by_rollouts(algo, env, *, iterations, length=16):
 def greedy_return(algo, env, state):
     """The mean return of whole games without exploration; a game of two steps and its reset row is three rows."""
     source = unroll.make(env, algo.act, length=60, carry=algo.carry, explore=False)
-    _, rollout, _ = source.step(source.init(KEY), algo.actor(state), KEY)
+    _, rollout, _ = source.step(jax.jit(source.init)(KEY), algo.actor(state), KEY)
     return rollout.reward.sum() / (20 * env.spec.num_envs)
 
 

@@ -11,6 +11,7 @@ from jrl.api import Algorithm, AlgorithmConfig, DQNConfig, PPOConfig, SACConfig
 from jrl.api.groups import GROUPS
 from jrl.errors import InputError
 from jrl.fields import schema
+from jrl.fields.data import Fixed, learns_from
 from jrl.migrate import KEYS, migrate
 from jrl.settings import config
 
@@ -41,6 +42,8 @@ stop: {env_steps: 1000}
 @pytest.mark.parametrize("name", algos.names())
 def test_there_and_back(name, tmp_path):
     made = api.config_class(name)().environment("Pendulum-v1").training(gamma=0.9).debugging(seed=3)
+    if learns_from(algos.get_config_class(name)) is Fixed:
+        made.update_from_dict({"data": {"input": "cartpole-expert"}})
     path = tmp_path / "c.yaml"
     made.to_yaml(path)
     for back in (AlgorithmConfig.from_dict(made.to_dict()), AlgorithmConfig.from_yaml(path)):

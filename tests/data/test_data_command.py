@@ -221,7 +221,7 @@ def test_what_a_reader_noted_is_told_and_kept(tmp_path, capsys):
             file[name] = x
         file["terminals"], file["timeouts"] = np.zeros(4), np.zeros(4)
     assert run("convert", tmp_path / "x.hdf5", "--to", "jrl", "--out", tmp_path / "a") == 0
-    assert "note: " in (err := capsys.readouterr().err) and "of 1 episode that did not terminate the last" in err
+    assert "note: " in (err := capsys.readouterr().err) and "of 1 episode without a true end the last" in err
     assert len(data.read(tmp_path / "a").notes) == 1
 
 

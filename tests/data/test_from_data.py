@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import data
+from jrl import data, spaces
 from jrl.errors import InputError
 from jrl.replay import ring
 from jrl.run import build_collect, build_data, data_sets
@@ -150,6 +150,19 @@ def test_actions_of_the_environment_become_those_of_the_policy(tmp_path):
     as_they_are = run_config(str(tmp_path / "set"), "data.actions_in_input_normalized=true", algo={"name": "sac"})
     (raw,) = data_sets.read(as_they_are, None).train.values()
     np.testing.assert_allclose(raw.action, given.action, rtol=1e-6)
+
+
+def test_what_observations_tell_of_earlier_steps(written):
+    past = ("network.use_prev_action=true", "network.use_prev_reward=true", "env.frame_stack=2")
+    found = data_sets.read(run_config(written, *past), None)
+    (ready,), held = found.train.values(), store()
+    assert [path for path, _ in spaces.leaves(found.spec.observation)] == ["obs", "prev_action", "prev_reward"]
+    begins = np.isin(np.arange(held.num_rows), held.offsets[:-1])
+    before = np.maximum(np.arange(held.num_rows) - 1, 0)
+    np.testing.assert_array_equal(ready.obs["prev_action"], np.where(begins, 0, held.action[before]))
+    np.testing.assert_allclose(ready.obs["prev_reward"], np.where(begins, 0, held.reward[before]), rtol=1e-6)
+    stacked = np.stack([np.where(begins[:, None], held.obs, held.obs[before]), held.obs], 1)
+    np.testing.assert_array_equal(ready.obs["obs"], stacked)
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,57 @@ def test_what_minari_wrote_is_read(tmp_path, format):
     assert "lossy" in store.notes[0] and store.notes[1:] == ("the info body of resets was left out",)
 
 
+@pytest.mark.parametrize("format", ["arrow", "parquet"])
+def test_no_extension_type_is_asked_to_read_itself(tmp_path, format):
+    """pyarrow hands the description of a type to whoever registered its name; some unpickle it."""
+    import pyarrow
+    from pyarrow import ipc, parquet
+
+    asked = []
+
+    class Planted(pyarrow.ExtensionType):
+        def __init__(self):
+            super().__init__(pyarrow.float64(), "jrl.planted")
+
+        def __arrow_ext_serialize__(self):
+            return b"planted"
+
+        @classmethod
+        def __arrow_ext_deserialize__(cls, storage, serialized):
+            asked.append(serialized)
+            return cls()
+
+    never = pyarrow.array([False, False, False])
+    columns = {
+        "observations": pyarrow.array([[0.5], [0.25], [1.0]], pyarrow.list_(pyarrow.float64(), 1)),
+        "actions": pyarrow.array([0, 1, 0]),
+        "rewards": pyarrow.ExtensionArray.from_storage(Planted(), pyarrow.array([1.0, 2.0, 0.0])),
+        "terminations": never,
+        "truncations": never,
+    }
+    file = tmp_path / "one-v0" / "data" / "0" / f"part-0.{format}"
+    file.parent.mkdir(parents=True)
+    spaces = {"observation_space": Box((1,), "float64"), "action_space": Discrete(2, "int64")}
+    spaces = {name: json.dumps(gymnasium_json.plain(space)) for name, space in spaces.items()}
+    (file.parent / "metadata.json").write_text('{"id": 0}')
+    metadata = {"total_episodes": 1, "data_format": format, **spaces}
+    (file.parent.parent / "metadata.json").write_text(json.dumps(metadata))
+    pyarrow.register_extension_type(Planted())
+    try:
+        table = pyarrow.table(columns)
+        if format == "parquet":
+            parquet.write_table(table, file)
+        else:
+            with ipc.new_file(file, table.schema) as writer:
+                writer.write_table(table)
+        asked.clear()
+        store = data.read(tmp_path / "one-v0")
+    finally:
+        pyarrow.unregister_extension_type("jrl.planted")
+    assert store.reward.tolist() == [1, 2, 0] and store.obs.tolist() == [[0.5], [0.25], [1.0]]
+    assert asked == []
+
+
 SPACES = [
     Box((2, 2), "float64", -1.5, (1.0, 2.0, float("inf"), 4.0)),
     Box((3,), "uint8", 0.0, 255.0),
@@ -292,7 +343,7 @@ def test_without_next_observations_what_is_unknown_is_dropped_or_repeated(tmp_pa
     assert store.columns["log_prob"].tolist() == [-9, -8, -7, 0, -6, -5, -4, 0, -2, 0]
     assert store.terminated.tolist() == [True, False, False] and store.truncated.tolist() == [False, True, False]
     assert store.observation == Box((2,)) and store.action_space == Box((1,), "float32", -1.0, 1.0)
-    assert len(store.notes) == 2 and "of 2 episodes that did not terminate the last transition" in store.notes[1]
+    assert len(store.notes) == 2 and "of 2 episodes without a true end the last transition" in store.notes[0]
 
 
 def test_with_next_observations_all_is_kept(tmp_path):
@@ -310,8 +361,8 @@ def test_rows_that_do_not_join_are_cuts(tmp_path):
     path = flat_file(tmp_path / "x.h5", next_observations=following, timeouts=None)
     store = data.read(path)
     assert store.lengths().tolist() == [3, 4, 2] and not store.truncated.any()
-    assert store.notes[0].startswith("the row behind 1 transition is not its next observation")
-    assert "first: row 6" in store.notes[0]
+    (note,) = store.notes
+    assert note.startswith("at 1 place the next observation is not that of the following step: the episode was cut")
 
 
 def test_an_episode_of_a_single_cut_row_goes(tmp_path):
@@ -320,13 +371,18 @@ def test_an_episode_of_a_single_cut_row_goes(tmp_path):
     store = data.read(flat_file(tmp_path / "x.h5", timeouts=(step == 3) | (step == 4) | (step == 7)))
     assert store.lengths().tolist() == [3, 2]  # of rows 0-2, 3, 4, 5-7, 8
     assert store.obs[:, 0].tolist() == [0, 1, 2, 2, 5, 6, 7]
-    assert "3 episodes had no other, and went" in store.notes[1]
+    assert "of 4 episodes without a true end" in store.notes[0]
 
 
 BAD_D4RL = {
     "missing": ({"rewards": None, "actions": None}, "has no actions and no rewards: .*this one has observations"),
     "no ends": ({"timeouts": None}, "has neither timeouts nor next_observations"),
     "rows": ({"terminals": np.zeros(8)}, r"terminals has the shape \(8,\), not \(9,\)"),
+    "last rows": (
+        {"metadata/last_rows": np.array([5, 3, 8])},
+        "last_rows does not rise to the last of 9 rows",
+    ),
+    "labels": ({"metadata/last_rows": np.array([8]), "metadata/labels/x": np.ones(2)}, "not a label for each episode"),
     "wide": ({"rewards": np.zeros((9, 2))}, r"rewards has the shape \(9, 2\), not \(9,\)"),
     "next": ({"next_observations": np.zeros((9, 3))}, r"next_observations has the shape \(9, 3\), not \(9, 2\)"),
     "nothing": (
@@ -334,7 +390,7 @@ BAD_D4RL = {
         | {n: np.zeros(0, bool) for n in ("terminals", "timeouts")},
         "observations, actions, rewards, terminals: there are no rows",
     ),
-    "all cut": ({"terminals": np.zeros(9), "timeouts": np.ones(9)}, "no episode has a step whose next observation"),
+    "all cut": ({"terminals": np.zeros(9), "timeouts": np.ones(9)}, "there is no whole transition in it"),
     "minari": (
         dict.fromkeys(("observations", "actions", "rewards", "terminals")) | {"episode_0/rewards": np.zeros(2)},
         "is the file of a Minari data set: give the directory",

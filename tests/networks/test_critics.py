@@ -40,7 +40,7 @@ def by_hand(params, i, x):
 @pytest.mark.parametrize("num_critics", [1, 2, 5])
 def test_each_critic_is_a_network_of_observation_and_action(num_critics):
     critics = build_critics(spec(), CFG, num_critics)
-    params = jax.tree.map(lambda x: x + 0.1 * some(x.shape), critics.init(KEY))
+    params = jax.tree.map(lambda x: x + 0.1 * some(x.shape), jax.jit(critics.init)(KEY))
     obs, action = some((7, 4), 1), some((7, 2), 2)
     q = critics.apply(params, obs, action)
     assert (q.shape, q.dtype) == ((num_critics, 7), jnp.float32)
@@ -52,16 +52,16 @@ def test_each_critic_is_a_network_of_observation_and_action(num_critics):
 
 def test_critics_start_apart():
     q = build_critics(spec(), CFG, 3)
-    values = q.apply(q.init(KEY), some((5, 4)), some((5, 2)))
+    values = q.apply(jax.jit(q.init)(KEY), some((5, 4)), some((5, 2)))
     for i, j in ((0, 1), (0, 2), (1, 2)):
         assert np.abs(values[i] - values[j]).min() > 1e-3
-    assert np.abs(values - q.apply(q.init(jax.random.key(4)), some((5, 4)), some((5, 2)))).min() > 1e-4
+    assert np.abs(values - q.apply(jax.jit(q.init)(jax.random.key(4)), some((5, 4)), some((5, 2)))).min() > 1e-4
 
 
 def test_a_gradient_reaches_its_own_critic_only():
     critics = build_critics(spec(), CFG, 3)
     obs, action = some((5, 4)), some((5, 2))
-    gradient = jax.grad(lambda params: critics.apply(params, obs, action)[1].sum())(critics.init(KEY))
+    gradient = jax.grad(lambda params: critics.apply(params, obs, action)[1].sum())(jax.jit(critics.init)(KEY))
     for leaf in jax.tree.leaves(gradient):
         assert np.abs(leaf[1]).max() > 0
         assert (np.asarray(leaf)[[0, 2]] == 0).all()
@@ -71,7 +71,7 @@ def test_a_gradient_reaches_its_own_critic_only():
 def test_discrete_actions_have_a_value_each(num_critics):
     env_spec = spec(action=Discrete(3))
     critics = build_critics(env_spec, CFG, num_critics)
-    params, obs = critics.init(KEY), some((7, 4))
+    params, obs = jax.jit(critics.init)(KEY), some((7, 4))
     q = critics.apply(params, obs)
     assert (q.shape, q.dtype) == ((num_critics, 7, 3), jnp.float32)
     network = networks.build(env_spec, CFG, {"value": Head(3)})
@@ -103,7 +103,7 @@ def test_observation_and_action_both_count(observation, cfg, action):
     obs = jnp.asarray(draw() if integers else rng.normal(size=(6, *observation.shape)), observation.dtype)
     if isinstance(observation, Discrete):
         obs = jnp.arange(6, dtype=jnp.int32) % 5
-    params, actions = critics.init(KEY), some((6, *action.shape))
+    params, actions = jax.jit(critics.init)(KEY), some((6, *action.shape))
     apply = jax.jit(critics.apply)
     q = np.asarray(apply(params, obs, actions))
     assert q.shape == (2, 6)
@@ -116,7 +116,7 @@ def test_observation_and_action_both_count(observation, cfg, action):
 def test_bytes_are_scaled():
     critics = build_critics(spec(Box((6,), "uint8", 0, 255)), CFG, 2)
     floats = build_critics(spec(Box((6,))), CFG, 2)
-    params, obs, action = critics.init(KEY), np.arange(0, 240, 10).reshape(4, 6), some((4, 2))
+    params, obs, action = jax.jit(critics.init)(KEY), np.arange(0, 240, 10).reshape(4, 6), some((4, 2))
     want = floats.apply(params, jnp.asarray(obs / 255, jnp.float32), action)
     np.testing.assert_allclose(critics.apply(params, jnp.asarray(obs, jnp.uint8), action), want, rtol=1e-5, atol=1e-6)
 
@@ -124,7 +124,7 @@ def test_bytes_are_scaled():
 def test_layer_norm_and_dtype():
     cfg = NetworkConfig(hidden=(8, 6), layer_norm=True, dtype="bfloat16")
     critics = build_critics(spec(), cfg, 2)
-    params = critics.init(KEY)
+    params = jax.jit(critics.init)(KEY)
     assert sorted(params["layers"]) == ["Dense_0", "Dense_1", "LayerNorm_0", "LayerNorm_1"]
     assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
     q = critics.apply(params, some((5, 4)), some((5, 2)))
@@ -158,7 +158,7 @@ def test_a_torso_that_does_not_fit(action):
 def test_memory_runs_over_windows(action):
     """Row by row is all at once; a row knows of those before it, but of none before a reset."""
     critics = build_critics(spec(action=action), NetworkConfig(hidden=(8,), core=hyper.Gru(size=5)), 2)
-    params, obs = critics.init(KEY), some((3, 6, 4), 1)
+    params, obs = jax.jit(critics.init)(KEY), some((3, 6, 4), 1)
     reset = jnp.zeros((3, 6), bool).at[1, 2].set(True)
     actions = () if isinstance(action, Discrete) else (some((3, 6, 2), 2),)
     start = critics.carry(params, 3)

@@ -5,6 +5,7 @@ They import nothing slow before they run; `paths` is what several of them take a
 
 # name -> what it does, in the order of the help
 NAMES = {
+    "record": "play trained policies, random actions or a mix of them into a data set",
     "inspect": "say what is in a data set, and what is wrong with it and what to do",
     "convert": "write data sets in another format",
     "split": "divide a data set into one to train on and one to validate with",
@@ -12,4 +13,4 @@ NAMES = {
     "estimate": "estimate what a trained policy would earn, by episodes that others played",
 }
 # those whose modules stand above this room, which names them and does not import them
-ABOVE = {"estimate": "jrl.run.estimate_data"}
+ABOVE = {"record": "jrl.run.record_data", "estimate": "jrl.run.estimate_data"}

@@ -1,9 +1,9 @@
 """The kinds of files that experience is read from and written to, a module each, and which of them a path is.
 
-A module of files has `SUFFIXES`, `read_file(path) -> EpisodeStore`, `write_file(store, path, compress)` and may have
-`read_files(paths) -> [EpisodeStore]`, which reads several with fewer copies. One of directories has
-`is_one(directory)`, `read(directory)` and `write(store, directory, compress)`. What reads executes nothing that stands
-in a file.
+A module of files has `SUFFIXES`, `read_file(path) -> EpisodeStore` and `write_file(store, path, compress)`; where
+files are better read together, as their episodes go on from one to the next, `read_files(paths) -> EpisodeStore`; and
+`NESTED` where a directory has them in directories of its own. A module of directories has `is_one(directory)`,
+`read(directory)` and `write(store, directory, compress)`. What reads executes nothing that stands in a file.
 """
 
 import dataclasses
@@ -18,9 +18,15 @@ from jrl.data.store import EpisodeStore, concatenated
 from jrl.errors import InputError
 
 # name in configs and commands -> its module here
-_MODULES = {"jrl": "shards", "minari": "minari", "d4rl": "d4rl"}
+_MODULES = {
+    "jrl": "shards",
+    "minari": "minari",
+    "d4rl": "d4rl",
+    "rllib-json": "rllib_json",
+    "rllib-parquet": "rllib_parquet",
+}
 NAMES = tuple(_MODULES)
-OF_FILES = ("jrl", "d4rl")  # a run can write them file by file
+OF_FILES = ("jrl", "d4rl", "rllib-json", "rllib-parquet")  # a run can write them file by file
 
 
 def module(name: str) -> Any:
@@ -42,11 +48,10 @@ def read(paths: str | Path | Sequence[str | Path], format: str | None = None) ->
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     if not given:
         raise InputError("data: no path is given")
-    found = [(format or format_of(path), path) for name in given for path in located(name)]
-    groups = itertools.groupby(found, lambda pair: pair[0])
-    stores = [store for kind, group in groups for store in _read_all(kind, [path for _, path in group])]
+    stores = [store for name in given for store in _stores(located(name), format)]
+    store = concatenated(stores)
     name = str(given[0]) if len(given) == 1 else f"{given[0]} and {len(given) - 1} more"
-    return _named(concatenated(stores), name)
+    return store if store.meta.get("path") == name else _named(store, name)
 
 
 def _named(store: EpisodeStore, name: str) -> EpisodeStore:
@@ -61,11 +66,14 @@ def located(path: str | Path) -> list[Path]:
     return found
 
 
-def files(path: Path, suffixes: Sequence[str]) -> list[Path]:
-    """The files with one of the suffixes: the path itself, or those in the directory, by name."""
+def files(path: Path, kind: Any) -> list[Path]:
+    """The files of a format, given its module: the path itself, or those in the directory, by name."""
     if path.is_file():
         return [path]
-    return sorted(p for p in path.iterdir() if p.is_file() and p.name.endswith(tuple(suffixes)))
+    found = [p for p in path.iterdir() if p.is_file() and p.name.endswith(tuple(kind.SUFFIXES))]
+    if not found and getattr(kind, "NESTED", False):
+        found = [p for p in path.rglob("*") if p.is_file() and p.name.endswith(tuple(kind.SUFFIXES))]
+    return sorted(found)
 
 
 def format_of(path: Path) -> str:
@@ -75,24 +83,28 @@ def format_of(path: Path) -> str:
             if name not in OF_FILES and module(name).is_one(path):
                 return name
     for name in OF_FILES:
-        if files(path, module(name).SUFFIXES) and (path.is_dir() or path.name.endswith(tuple(module(name).SUFFIXES))):
+        if files(path, module(name)) and (path.is_dir() or path.name.endswith(tuple(module(name).SUFFIXES))):
             return name
     endings = ", ".join(f"{name} ({', '.join(module(name).SUFFIXES)})" for name in OF_FILES)
     raise InputError(f"data: {path} is of no format that is known: expected files of {endings}, or a Minari directory")
 
 
-def _read_all(format: str, paths: list[Path]) -> list[EpisodeStore]:
-    """A store for each file or directory of one format."""
-    kind = module(format)
-    if format not in OF_FILES:
-        return [_named(kind.read(path), str(path)) for path in paths]
-    found = []
-    for path in paths:
-        found += (here := files(path, kind.SUFFIXES))
-        if not here:
-            raise InputError(f"data: {path} holds no file of the format {format} ({', '.join(kind.SUFFIXES)})")
-    stores = kind.read_files(found) if hasattr(kind, "read_files") else [kind.read_file(path) for path in found]
-    return [_named(store, str(path)) for store, path in zip(stores, found, strict=True)]
+def _stores(paths: Sequence[Path], format: str | None) -> list[EpisodeStore]:
+    """The stores of paths; files of a kind whose episodes go on from one to the next are read together."""
+    stores: list[EpisodeStore] = []
+    for name, same in itertools.groupby(paths, lambda path: format or format_of(path)):
+        kind = module(name)
+        if name not in OF_FILES:
+            stores += [_named(kind.read(path), str(path)) for path in same]
+            continue
+        found = []
+        for path in same:
+            found += (here := files(path, kind))
+            if not here:
+                raise InputError(f"data: {path} holds no file of the format {name} ({', '.join(kind.SUFFIXES)})")
+        together = hasattr(kind, "read_files")
+        stores += [kind.read_files(found)] if together else [_named(kind.read_file(p), str(p)) for p in found]
+    return stores
 
 
 def write(store: EpisodeStore, path: str | Path, format: str = "jrl", *, compress: bool = True) -> Path:

@@ -1,8 +1,9 @@
 """D4RL's HDF5 files: flat arrays of N transitions, one episode after the other.
 
 `observations` [N, *], `actions` [N, *], `rewards` [N], `terminals` [N], and `timeouts` [N] or `next_observations`
-[N, *] or both. Arrays in the group `infos` are columns; `infos/action_log_probs` is the behaviour's log-probability.
-What is written has all of these, and under `metadata` what else there is of an EpisodeStore.
+[N, *] or both; without the latter see `transitions.store_of`. Arrays in the group `infos` are columns;
+`infos/action_log_probs` is the behaviour's log-probability. What is written has all of these, and under `metadata` what
+else there is of an EpisodeStore.
 """
 
 import json
@@ -12,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from jrl import spaces
-from jrl.data.formats import about, hdf5, whole
+from jrl.data.formats import about, hdf5, transitions, whole
 from jrl.data.store import LOG_PROB, EpisodeStore, guessed_action, guessed_observation
-from jrl.errors import InputError, counted
+from jrl.errors import InputError
 
 SUFFIXES = (".hdf5", ".h5")
 _NEEDED = ("observations", "actions", "rewards", "terminals")
@@ -35,40 +36,38 @@ def read_file(path: Path) -> EpisodeStore:
         known = about.read(own) if own else None
     known = known or _guessed(flat)
     _check_shapes(path, flat, known)
-    notes = list(known.notes)
-    last = _last_rows(flat, notes)
-    length = _lengths(flat, last, notes)
-    kept = length > 0
-    if not kept.any():
-        raise InputError(f"data: {path}: no episode has a step whose next observation is known: add next_observations")
-    first, last, length = (np.concatenate([[0], last[:-1] + 1])[kept], last[kept], length[kept])
-    offsets = np.concatenate([[0], np.cumsum(length + 1)]).astype(np.int64)
-    step = np.arange(offsets[-1]) - np.repeat(offsets[:-1], length + 1)
-    rows = np.minimum(np.repeat(first, length + 1) + step, np.repeat(last, length + 1))  # an episode's last row: `last`
-    final = offsets[1:] - 1
-
-    def spread(x: np.ndarray) -> np.ndarray:
-        found = x[rows]
-        found[final] = 0
-        return found
-
-    obs = flat["observations"][rows]
-    if "next_observations" in flat:
-        obs[final] = flat["next_observations"][last]
-    return EpisodeStore(
-        observation=known.observation,
-        action_space=known.action_space,
-        obs=obs,
-        action=spread(flat["actions"]),
-        reward=spread(flat["rewards"]),
-        offsets=offsets,
-        terminated=flat["terminals"][last] != 0,
-        truncated=flat["timeouts"][last] != 0,
-        columns={name: spread(x) for name, x in columns.items()},
-        labels={name: x[kept] for name, x in labels.items()},
-        meta={"path": str(path), **known.meta},
-        notes=tuple(notes),
+    episode = _episodes(path, flat, labels)
+    steps = transitions.Transitions(
+        obs=flat["observations"],
+        action=flat["actions"],
+        reward=flat["rewards"],
+        terminated=flat["terminals"] != 0,
+        truncated=flat["timeouts"] != 0,
+        next_obs=flat.get("next_observations"),
+        episode=episode,
+        columns=columns,
+        labels={name: label[episode] for name, label in labels.items()} if episode is not None else {},
     )
+    meta = {"path": str(path), **known.meta}
+    return transitions.store_of(steps, known.observation, known.action_space, meta=meta, notes=known.notes)
+
+
+def _episodes(path: Path, flat: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> np.ndarray | None:
+    """The number of each row's episode, [N] i64, as we wrote it; None: the file does not say.
+
+    Raises:
+      InputError: these are not episodes of all rows, or there is not a label for each.
+    """
+    if _LAST not in flat:
+        return None
+    last, rows = flat[_LAST], len(flat["rewards"])
+    whole_rows = last.dtype.kind in "iu" and last.ndim == 1 and last[-1:].tolist() == [rows - 1]
+    if not whole_rows or not (np.diff(last, prepend=-1) > 0).all() or {*map(len, labels.values())} - {len(last)}:
+        raise InputError(
+            f"data: {path}: {_LAST} does not rise to the last of {rows:,} rows, or there is not a label for each "
+            "episode: remove the group metadata, or write the file anew"
+        )
+    return np.repeat(np.arange(len(last)), np.diff(last, prepend=-1))
 
 
 def _guessed(flat: dict[str, np.ndarray]) -> about.About:
@@ -126,51 +125,6 @@ def _check_shapes(path: Path, flat: dict[str, np.ndarray], known: about.About) -
     wrong = [f"{name} has the shape {flat[name].shape}, not {s}" for name, s in shapes.items() if flat[name].shape != s]
     if wrong:
         raise InputError(f"data: {path}: {'; '.join(wrong)}: every array needs a row for each step")
-
-
-def _last_rows(flat: dict[str, np.ndarray], notes: list[str]) -> np.ndarray:
-    """The row [E] of each episode's last transition."""
-    if _LAST in flat:
-        return flat[_LAST].astype(np.int64)
-    ends = (flat["terminals"] != 0) | (flat["timeouts"] != 0)
-    ends[-1] = True
-    if "next_observations" in flat:
-        joins = _same(flat["observations"][1:], flat["next_observations"][:-1])
-        cut = np.flatnonzero(~joins & ~ends[:-1])
-        if len(cut):
-            notes.append(
-                f"the row behind {counted(len(cut), 'transition', ',')} is not its next observation, though nothing "
-                f"ends there (first: row {cut[0]}): an episode was taken to be cut at each"
-            )
-            ends[cut] = True
-    return np.flatnonzero(ends)
-
-
-def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Whether rows [N, *] are equal, [N]; NaN is equal to NaN."""
-    equal = (a == b) | ((a != a) & (b != b))
-    return equal.all(axis=tuple(range(1, a.ndim)))
-
-
-def _lengths(flat: dict[str, np.ndarray], last: np.ndarray, notes: list[str]) -> np.ndarray:
-    """The steps [E] of episodes that end at the rows `last`: all whose next observation is known or does not matter."""
-    length = np.diff(last, prepend=-1)
-    if "next_observations" in flat:
-        return length
-    cut = flat["terminals"][last] == 0
-    if not cut.all():
-        notes.append(
-            "there are no next_observations: the last observation of episodes that terminated is repeated as their "
-            "final one, which no target reads"
-        )
-    if cut.any():
-        gone = int((cut & (length == 1)).sum())
-        notes.append(
-            f"there are no next_observations: of {counted(int(cut.sum()), 'episode', ',')} that did not terminate the "
-            "last transition is dropped, and its observation is the final one"
-            + (f"; {counted(gone, 'episode', ',')} had no other, and went" if gone else "")
-        )
-    return length - cut
 
 
 # ---------------------------------------------------------------- writing

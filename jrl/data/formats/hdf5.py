@@ -9,6 +9,8 @@ import numpy as np
 
 from jrl.errors import InputError, cannot_import
 
+_CHUNK_BYTES = 2**20  # what HDF5 keeps of a data set in memory
+
 
 def h5py() -> Any:
     """The module. Raises InputError: it is not there."""
@@ -35,4 +37,6 @@ def opened(path: Path) -> Iterator[Any]:
 def put(group: Any, name: str, array: np.ndarray, *, compress: bool) -> None:
     """Writes an array [n, *] that other programs can append rows to."""
     how = {"compression": "gzip", "compression_opts": 1, "shuffle": True} if compress else {}
-    group.create_dataset(name, data=array, maxshape=(None, *array.shape[1:]), chunks=True, **how)
+    rows = min(len(array), _CHUNK_BYTES // max(1, array[:1].nbytes))
+    chunks = tuple(max(1, n) for n in (rows, *array.shape[1:]))
+    group.create_dataset(name, data=array, maxshape=(None, *array.shape[1:]), chunks=chunks, **how)

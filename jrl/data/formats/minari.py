@@ -1,4 +1,4 @@
-"""Minari's data sets (0.4 to 0.5.4): a directory NAME-vN with data/metadata.json and the episodes, read without Minari.
+"""Minari's data sets (as of 0.5.4): a directory NAME-vN with data/metadata.json and the episodes, read without Minari.
 
 The episodes are in data/main_data.hdf5, or in the Arrow form in a directory each (`minari_arrow`). Observations have
 T + 1 rows. An info with T + 1 rows, the first of which is that of the reset, is a column here without that row.

@@ -1,12 +1,16 @@
 """The Arrow form of Minari's episodes: a directory each, with tables whose columns are padded to T + 1 rows."""
 
+import mmap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jrl.data.formats import parquet_footer
 from jrl.errors import InputError, cannot_import
 from jrl.types import PyTree
+
+_NOT_ROWS = ("_", ".", "metadata.json")  # names of files that begin so
 
 
 class Part:
@@ -30,15 +34,34 @@ def table(directory: Path, format: str) -> dict[str, Part]:
     Raises:
       InputError: pyarrow is not there.
     """
-    try:
-        import pyarrow.dataset
-    except ImportError as e:
-        raise InputError(f"its files are of the format {format}: {cannot_import('pyarrow', e, 'pyarrow')}") from e
     if format not in ("arrow", "parquet"):
         raise InputError(f"its data_format is {format!r}: hdf5, arrow and parquet are read")
-    ignored = ["_", ".", "metadata.json"]
-    found = pyarrow.dataset.dataset(str(directory), format=format, ignore_prefixes=ignored).to_table()
+    try:
+        import pyarrow.parquet as parquet
+        from pyarrow import BufferReader, concat_tables, ipc, py_buffer
+    except ImportError as e:
+        raise InputError(f"its files are of the format {format}: {cannot_import('pyarrow', e, 'pyarrow')}") from e
+    tables = []
+    for path in sorted(p for p in directory.iterdir() if p.is_file() and not p.name.startswith(_NOT_ROWS)):
+        # in this thread alone: one of pyarrow's that lets go of the map while the process ends would abort it
+        if format == "parquet":
+            source = BufferReader(py_buffer(parquet_footer.hidden(path)))
+            tables.append(parquet.ParquetFile(source, pre_buffer=False).read(use_threads=False))
+        else:
+            source = BufferReader(py_buffer(_hidden(path)))
+            tables.append(ipc.open_file(source, options=ipc.IpcReadOptions(use_threads=False)).read_all())
+    found = concat_tables(tables)
     return {name: Part(found[name].combine_chunks()) for name in found.column_names}
+
+
+def _hidden(path: Path) -> mmap.mmap:
+    """The content of an Arrow file without its extension types: see `parquet_footer`, whose reasons are the same."""
+    with open(path, "rb") as file:
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    at = 0
+    while (at := content.find(parquet_footer.NAME, at)) >= 0:
+        content[at : at + len(parquet_footer.NAME)] = parquet_footer.HIDDEN
+    return content
 
 
 def column(part: Part) -> np.ndarray:

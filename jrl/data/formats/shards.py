@@ -18,7 +18,7 @@ import numpy as np
 
 from jrl import spaces
 from jrl.data.formats import about, whole
-from jrl.data.store import EpisodeStore
+from jrl.data.store import EpisodeStore, concatenated
 from jrl.errors import InputError
 from jrl.types import PyTree, Space
 
@@ -46,16 +46,14 @@ def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
 
 def read_file(path: Path) -> EpisodeStore:
     """Reads a shard. Raises InputError: it is damaged, or none."""
-    return read_files([path])[0]
+    return read_files([path])
 
 
-def read_files(paths: Sequence[Path]) -> list[EpisodeStore]:
-    """Reads shards, a store for each, whose rows are those of one array where all have it with one shape and dtype.
-
-    So `concatenated` needs no copy of them.
+def read_files(paths: Sequence[Path]) -> EpisodeStore:
+    """Reads shards as one, the rows of all straight into one array where they have one shape and dtype.
 
     Raises:
-      InputError: one is damaged, or none.
+      InputError: one is damaged, or none; their spaces differ.
     """
     shards = [_shard(path) for path in paths]
     blocks: dict[str, np.ndarray] = {}  # what the rows of all shards go into
@@ -65,7 +63,7 @@ def read_files(paths: Sequence[Path]) -> list[EpisodeStore]:
         if first and first.shape and len(kinds) == 1:
             blocks[name] = np.empty((sum(head.shape[0] for head in heads if head), *first.shape[1:]), first.dtype)
     starts = dict.fromkeys(blocks, 0)
-    return [_read(shard, blocks, starts) for shard in shards]
+    return concatenated([_read(shard, blocks, starts) for shard in shards])
 
 
 class _Head(NamedTuple):
@@ -132,7 +130,7 @@ def _read(shard: _Shard, blocks: dict[str, np.ndarray], starts: dict[str, int]) 
                 arrays[name] = np.empty(head.shape, head.dtype)
             with archive.open(f"{name}.npy") as file:
                 _read_into(arrays[name], file, head)
-        store = _store(shard.said, arrays)
+        store = _store(shard.path, shard.said, arrays)
         _check(store)
     return store
 
@@ -161,7 +159,7 @@ def _arrays(store: EpisodeStore) -> dict[str, np.ndarray]:
     return named | {f"label/{name}": label for name, label in store.labels.items()}
 
 
-def _store(said: dict[str, Any], arrays: dict[str, np.ndarray]) -> EpisodeStore:
+def _store(path: Path, said: dict[str, Any], arrays: dict[str, np.ndarray]) -> EpisodeStore:
     known = about.read(said)
     return EpisodeStore(
         observation=known.observation,
@@ -174,7 +172,7 @@ def _store(said: dict[str, Any], arrays: dict[str, np.ndarray]) -> EpisodeStore:
         truncated=arrays["truncated"],
         columns={name: _column(name, paths, arrays) for name, paths in said["columns"].items()},
         labels={name.removeprefix("label/"): x for name, x in arrays.items() if name.startswith("label/")},
-        meta=known.meta,
+        meta={**known.meta, "path": str(path)},
         notes=known.notes,
     )
 

@@ -1,0 +1,311 @@
+"""Behaviour cloning: the policy of a data set, by maximum likelihood (Pomerleau, 1991).
+
+    algo = bc.make(bc.Config(), spec)
+    state = algo.init(key)
+    state, aux = jax.jit(algo.update)(state, batch, key)        # batch: jrl.types.Batch; one gradient step
+    out = algo.act(algo.actor(state), obs, algo.carry(batch_size), key, explore=False)    # out.action [B, *]
+
+The loss is -log pi(a | s), or with `loss: mse` the squared error of the policy's mode, in the mean over the rows of a
+batch. Rewards are not read, but for `top_fraction`, which is about the data: the data set keeps the best episodes by
+their return, as many as hold that share of its steps (10%BC of arXiv:2106.01345 is 0.1).
+
+The network is that of the policy of PPO and its relatives: its parameters have the same names, so that a run of theirs
+can begin from it. With memory (`network.core`) it learns from a SequenceBatch: a data set knows of no memory, so it is
+that of an episode's start before a sequence, and runs over the K rows of the burn-in before anything is learned.
+
+Gradients and metrics are reduced over `make(..., axis_name="d")`; float hyper-parameters are leaves of Config.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jrl import networks as nets
+from jrl import spaces
+from jrl.algos import actor_critic, critics, custom_loss, parts, sequences
+from jrl.algos import agent as agents
+from jrl.algos.agent import Actor, Agent, Common, Records, State
+from jrl.algos.custom_loss import Loss, RowsLoss
+from jrl.algos.exploration import OverDistributions, Stochastic
+from jrl.algos.observer import Observer
+from jrl.errors import InputError
+from jrl.fields.bounds import NonNegativeSchedule, Share
+from jrl.fields.data import Fixed
+from jrl.networks import Head, NetworkConfig
+from jrl.ops import schedules
+from jrl.types import (
+    Algo,
+    Array,
+    Batch,
+    Box,
+    EnvSpec,
+    Key,
+    Leaf,
+    Metrics,
+    PyTree,
+    SequenceBatch,
+    Space,
+    UpdateAux,
+    Window,
+    hyperparams,
+)
+
+DEFAULT_NETWORK = NetworkConfig()
+
+
+@hyperparams
+class Cloning(Common):
+    """Hyper-parameters of learning from a data set's actions; a Schedule is a number or `[[env_steps, value], ...]`."""
+
+    learns_from: ClassVar[type] = Fixed
+
+    lr: NonNegativeSchedule = 1e-3
+    ent_coef: NonNegativeSchedule = 0.0  # weight of the entropy bonus
+    exploration: OverDistributions = Stochastic()
+
+
+@hyperparams
+class Config(Cloning):
+    """Hyper-parameters of BC; a Schedule is a number or `[[env_steps, value], ...]`."""
+
+    # log_prob: -log pi(a | s); mse: squared error of the mode, of Box actions alone, which leaves the deviation alone
+    loss: Literal["log_prob", "mse"] = "log_prob"
+    top_fraction: Share | None = None  # learns from the best episodes that hold this share of the steps; null: from all
+
+    def validate(self) -> list[str]:
+        """What is wrong with the combination of values, each with its mend."""
+        return loss_faults(self.loss, self.ent_coef) + super().validate()
+
+
+def loss_faults(loss: str, ent_coef: Any) -> list[str]:
+    """What is wrong with a loss and a weight of the entropy."""
+    if loss != "mse" or ent_coef == 0:
+        return []
+    return [
+        "ent_coef has nothing to hold it with loss mse, which does not read the policy's deviation: leave it out, or "
+        "use loss log_prob"
+    ]
+
+
+def check_loss(loss: str, spec: EnvSpec) -> None:
+    """Raises InputError: a squared error of actions that are not Boxes."""
+    other = [str(leaf) for _, leaf in spaces.leaves(spec.action) if not _is_real(leaf)]
+    if loss == "mse" and other:
+        raise InputError(f"algo.loss mse needs actions of float Boxes, not {', '.join(other)}: use loss log_prob")
+
+
+@struct.dataclass
+class Rows:
+    """What the loss reads: rows [N, *]; with a core sequences [N, L, *]."""
+
+    obs: PyTree  # as the network reads it: normalised, and of sequences a Window
+    action: PyTree
+    weight: Array  # f32, 0 on masked rows, 1 on average
+
+
+def policy_network(cfg: Cloning, observer: Observer, network: NetworkConfig) -> critics.Policy:
+    """The policy's part of `actor_critic.make`, with the same parameters."""
+    head = actor_critic.policy_head(observer.spec.action, network, observer.mask)
+    net = nets.build(observer.spec, network, {"policy": Head(head.outputs, 0.01)})
+
+    def init(key):
+        return head.with_std(dict(net.init(key)))
+
+    def apply(params, obs):
+        return head.distribution(params, net.apply(params, obs, "policy")[0], obs)
+
+    def step(params, obs, carry):
+        (outputs,), carry = net.step(params, obs, carry, "policy")
+        return head.distribution(params, outputs, obs), carry
+
+    unroll = lambda params, window: net.unroll(params, window, "policy")
+    return critics.Policy(init, apply, net.carry, step, unroll)
+
+
+def init(cfg: Cloning, agent: Agent, key: Key) -> State:
+    """The State at the start."""
+    return agents.begin(cfg, agent, key, agent.net.init(key))
+
+
+def policy(cfg: Cloning, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool):
+    """The distribution of actions [B]."""
+    dist, memory = agent.net.step(actor.params, obs, memory)
+    return dist, memory, {}
+
+
+# ---------------------------------------------------------------- what is learned from
+
+
+def from_start(net: Any, params: PyTree, obs: PyTree, steps: int) -> PyTree:
+    """Observations as they are; of a Window the rows behind its first `steps`, over which the memory of an episode's
+    start has run, without gradient.
+
+    Args:
+      net: has `carry` and `unroll`, such as `critics.Policy`.
+      params: its parameters.
+      obs: [N, *], or a Window [N, K + L].
+      steps: K.
+    """
+    if not isinstance(obs, Window):
+        return obs
+    window = replace(obs, carry=net.carry(obs.reset.shape[0]))
+    return sequences.warmed(net.unroll, jax.lax.stop_gradient(params), window, steps)
+
+
+def read(cfg: Cloning, agent: Agent, state: State, batch: Batch | SequenceBatch) -> Batch:
+    """A sample of a data set as networks and losses read it; see `critics.read`."""
+    return critics.read(cfg, batch, lambda obs: agent.observer.see(state.obs_stats, obs), state.return_stats)
+
+
+def agreement(space: Space, dist: Any, action: PyTree, weight: Array) -> Metrics:
+    """How near the policy's mode comes to the actions that were taken.
+
+    Args:
+      space: of actions.
+      dist: [N] or [N, L].
+      action: [N, *] or [N, L, *].
+      weight: [N] or [N, L].
+    Returns:
+      `policy/accuracy`, the share of rows on which all choices are the same, where there are choices; `policy/mse`, the
+      squared error in the mean over the elements, where there are Boxes.
+    """
+    mean = lambda x: jnp.mean(weight * x)
+    same, squared, elements = [], [], 0
+    pairs = zip(spaces.leaves(space), jax.tree.leaves(dist.mode()), jax.tree.leaves(action), strict=True)
+    for (_, leaf), best, taken in pairs:
+        inner = tuple(range(weight.ndim, best.ndim))
+        if _is_real(leaf):
+            squared.append(jnp.sum(jnp.square(best - taken), inner))
+            elements += math.prod(leaf.shape)
+        else:
+            same.append(jnp.all(best == taken, inner))
+    metrics = {"policy/accuracy": mean(functools.reduce(jnp.logical_and, same).astype(jnp.float32))} if same else {}
+    return metrics | ({"policy/mse": mean(sum(squared) / elements)} if squared else {})
+
+
+def _is_real(leaf: Leaf) -> bool:
+    return isinstance(leaf, Box) and np.issubdtype(np.dtype(leaf.dtype), np.floating)
+
+
+# ---------------------------------------------------------------- learning
+
+
+def loss(cfg: Any, agent: Agent, params: PyTree, rows: Rows, *, ent_coef: Any) -> tuple[Array, Metrics]:
+    """-log pi(a | s), or |mode(s) - a|^2 in the mean over its elements, - ent_coef entropy: the mean over Rows [N]."""
+    dist = agent.net.apply(params, rows.obs)
+    mean = lambda x: jnp.mean(rows.weight * x)
+    metrics = agreement(agent.spec.action, dist, rows.action, rows.weight)
+    error = metrics["policy/mse"] if cfg.loss == "mse" else -mean(dist.log_prob(rows.action))
+    entropy = mean(dist.entropy())
+    return error - ent_coef * entropy, {"loss/policy": error, "policy/entropy": entropy, **metrics}
+
+
+def descend(cfg: Cloning, agent: Agent, state: State, own: Callable[..., Any], rows: Any) -> tuple[State, Metrics]:
+    """One gradient step on rows, and its metrics.
+
+    Args:
+      own: the algorithm's loss, (params, rows, ent_coef=) -> (scalar, metrics).
+      rows: what it reads, and a user's in its place.
+    """
+    lr, ent_coef = (schedules.value(schedule, state.env_steps) for schedule in (cfg.lr, cfg.ent_coef))
+    own_loss: RowsLoss = functools.partial(own, ent_coef=ent_coef)
+    gradient, metrics = jax.grad(custom_loss.over_rows(agent.loss, own_loss, agent.net), has_aux=True)(
+        state.params, rows
+    )
+    gradient, metrics = parts.pmean((gradient, metrics), agent.axis_name)
+    params, opt_state = agents.descend(cfg, agent, lr, gradient, state.opt_state, state.params)
+    state = replace(state, params=params, opt_state=opt_state, updates=state.updates + 1)
+    return state, metrics | {"train/lr": lr}
+
+
+def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
+    """One gradient step."""
+    batch = read(cfg, agent, state, batch)
+    obs = from_start(agent.net, state.params, batch.obs, critics.burn_in(batch))
+    rows = Rows(obs, batch.action, batch.weight)
+    state, metrics = descend(cfg, agent, state, functools.partial(loss, cfg, agent), rows)
+    return state, UpdateAux(metrics)
+
+
+def outputs(cfg: Cloning, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
+    """The distribution of actions of observations [B, *] at an episode's start."""
+    memory = agent.net.carry(spaces.batch_shape(agent.spec.observation, obs)[0])
+    return {"distribution": agent.net.step(state.params, agent.observer.see(state.obs_stats, obs), memory)[0]}
+
+
+def make_agent(
+    cfg: Cloning,
+    spec: EnvSpec,
+    network: NetworkConfig,
+    networks: Callable[[Any, Observer, NetworkConfig], Any],
+    *,
+    axis_name: str | None,
+    loss: Loss | None,
+) -> Agent:
+    """An Agent whose policy is a distribution and learns from a data set; arguments and errors as of `agent.make`."""
+    records = Records(log_prob=True)
+    # one optimizer for each array: of one gradient step at a time, gathering them into a vector is work of its own
+    return agents.make(
+        cfg, spec, network, networks, kind="distribution", records=records, flat=False, axis_name=axis_name, loss=loss
+    )
+
+
+def make(
+    cfg: Config,
+    spec: EnvSpec,
+    network: NetworkConfig = DEFAULT_NETWORK,
+    *,
+    axis_name: str | None = None,
+    loss: Loss | None = None,
+) -> Algo:
+    """BC as pure functions.
+
+    Args:
+      cfg: hyper-parameters; floats may be traced.
+      spec: spaces of the environment that the data are of.
+      network: shape of the policy network.
+      axis_name: of the mapped axis over devices; None outside of one.
+      loss: takes the place of the algorithm's own, of Rows [N] (`jrl.algos`); None: none does.
+    Returns:
+      An Algo that learns from a data set.
+    Raises:
+      InputError: a space or network that BC cannot handle, or `loss: mse` of actions that are not Boxes.
+    """
+    check_loss(cfg.loss, spec)
+    agent = make_agent(cfg, spec, network, policy_network, axis_name=axis_name, loss=loss)
+    return agents.algo(
+        cfg,
+        agent,
+        init=init,
+        policy=policy,
+        update=update,
+        outputs=outputs,
+        memory=agent.net.carry,
+        ingest=agents.ingest,
+    )
+
+
+__all__ = [
+    "Cloning",
+    "Config",
+    "Rows",
+    "agreement",
+    "descend",
+    "from_start",
+    "init",
+    "loss",
+    "make",
+    "make_agent",
+    "outputs",
+    "policy",
+    "policy_network",
+    "read",
+    "update",
+]

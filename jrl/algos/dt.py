@@ -1,0 +1,191 @@
+"""Decision Transformer: the policy of a data set, told what return shall follow (arXiv:2106.01345).
+
+    algo = dt.make(dt.Config(target_return=500.0), spec, network)       # a network with a core, such as gtrxl
+    state, aux = jax.jit(algo.update)(state, batch, key)                # batch: jrl.types.SequenceBatch
+    out = algo.act(algo.actor(state), obs, carry, key, explore=False)   # out.action [B, *]
+
+It is behaviour cloning (`jrl.algos.bc`) of observations that say two things more: the return to go, the sum of rewards
+from there to the end of the episode as the data have it, and the number of the step. When it acts, the return to go
+begins as `target_return`, and what was received is taken off: so it plays as those who received that much.
+
+In the paper return, observation and action are three tokens of a transformer; here they are one, of the observation
+with the action before it (`network.use_prev_action`), and the core attends to those of the latest steps: the same is
+known at each step. `network.use_prev_reward` tells what was received. Without a core it is return-conditioned cloning
+(RvS-R, arXiv:2112.10751).
+
+Gradients and metrics are reduced over `make(..., axis_name="d")`; float hyper-parameters are leaves of Config.
+"""
+
+import functools
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jrl.algos import agent as agents
+from jrl.algos import bc, critics
+from jrl.algos.agent import Actor, Agent, State
+from jrl.algos.custom_loss import Loss
+from jrl.errors import InputError
+from jrl.fields.bounds import Positive
+from jrl.fields.data import RETURN_TO_GO, TIMESTEP
+from jrl.networks import NetworkConfig
+from jrl.types import (
+    ActOut,
+    Algo,
+    Array,
+    Batch,
+    Box,
+    Dict,
+    EnvSpec,
+    Key,
+    PyTree,
+    Rollout,
+    SequenceBatch,
+    UpdateAux,
+    hyperparams,
+)
+
+DEFAULT_NETWORK = NetworkConfig()
+_PREV_REWARD = "prev_reward"  # of the observation, see jrl.envs.history
+
+
+@hyperparams
+class Config(bc.Cloning):
+    """Hyper-parameters of DT; a Schedule is a number or `[[env_steps, value], ...]`."""
+
+    reads: ClassVar[tuple[str, ...]] = (RETURN_TO_GO, TIMESTEP)
+
+    # log_prob: -log pi(a | s); mse: squared error of the mode, of Box actions alone, which leaves the deviation alone
+    loss: Literal["log_prob", "mse"] = "log_prob"
+    target_return: float = 0.0  # the return of an episode that it plays for
+    return_scale: Positive = 1_000.0  # by which returns are divided before the network reads them
+    step_scale: Positive = 1_000.0  # by which numbers of steps are
+
+    def validate(self) -> list[str]:
+        """What is wrong with the combination of values, each with its mend."""
+        return bc.loss_faults(self.loss, self.ent_coef) + super().validate()
+
+
+@struct.dataclass
+class Carry:
+    """What acting hands on from step to step."""
+
+    inner: PyTree  # the network's memory and the exploration's state
+    to_go: Array  # [B] f32, the return that was to follow at the latest step
+    steps: Array  # [B] i32, of the episode so far
+
+
+def conditioned(cfg: Config, obs: dict[str, PyTree], to_go: Array, step: Array) -> dict[str, PyTree]:
+    """Observations that say what return shall follow and which step it is.
+
+    Args:
+      obs: [..., *], by the names of a Dict.
+      to_go: [...] f32.
+      step: [...] i32.
+    """
+    return {**obs, RETURN_TO_GO: to_go / cfg.return_scale, TIMESTEP: step.astype(jnp.float32) / cfg.step_scale}
+
+
+def conditioned_spec(spec: EnvSpec) -> EnvSpec:
+    """The spaces of what the network reads.
+
+    Raises:
+      InputError: observations do not tell of the reward before them.
+    """
+    found = spec.observation
+    if not isinstance(found, Dict) or _PREV_REWARD not in dict(found.items):
+        raise InputError(
+            "dt takes what it received off the return that it plays for: set network.use_prev_reward (and for its "
+            "memory network.use_prev_action) to true"
+        )
+    numbers = ((RETURN_TO_GO, Box((), "float32")), (TIMESTEP, Box((), "float32")))
+    return spec._replace(observation=Dict((*found.items, *numbers)))
+
+
+def with_columns(cfg: Config, obs: PyTree, extras: Any) -> PyTree:
+    """`conditioned` of what a data set tells beside its rows. Raises InputError: it does not."""
+    if missing := [name for name in Config.reads if name not in extras]:
+        raise InputError(f"dt: the batch has no {' and '.join(missing)}: it learns from data sets, not from rollouts")
+    return conditioned(cfg, obs, extras[RETURN_TO_GO], extras[TIMESTEP])
+
+
+def read(cfg: Config, batch: Batch | SequenceBatch) -> Batch | SequenceBatch:
+    """A sample of a data set with conditioned observations.
+
+    Raises:
+      InputError: it has rows to warm the memory up, of which the data do not tell the returns.
+    """
+    if isinstance(batch, Batch):
+        obs = with_columns(cfg, batch.obs, batch.extras)
+        return replace(batch, obs=obs, next_obs=obs)  # which nothing reads
+    if batch.window.reset.shape[1] != batch.weight.shape[1] + 1:
+        raise InputError("replay.burn_in: dt reads sequences from their first row on: set it to 0")
+    one_more = jax.tree.map(lambda x: jnp.concatenate([x, x[:, -1:]], 1), dict(batch.extras))  # of what follows
+    window = replace(batch.window, obs=with_columns(cfg, batch.window.obs, one_more))
+    return replace(batch, window=window)
+
+
+def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
+    """One gradient step."""
+    batch = bc.read(cfg, agent, state, read(cfg, batch))
+    obs = bc.from_start(agent.net, state.params, batch.obs, critics.burn_in(batch))
+    rows = bc.Rows(obs, batch.action, batch.weight)
+    state, metrics = bc.descend(cfg, agent, state, functools.partial(bc.loss, cfg, agent), rows)
+    return state, UpdateAux(metrics)
+
+
+def ingest(cfg: Config, agent: Agent, state: State, rollout: Rollout) -> State:
+    """The State with a data set's statistics of observations."""
+    extras = jax.tree.map(lambda x: x[-1], {name: rollout.extras[name] for name in Config.reads})
+    rollout = replace(
+        rollout,
+        obs=with_columns(cfg, rollout.obs, rollout.extras),
+        last_obs=with_columns(cfg, rollout.last_obs, extras),
+    )
+    return agents.ingest(cfg, agent, state, rollout)
+
+
+def act(cfg: Config, agent: Agent, actor: Actor, obs: PyTree, carry: Carry, key: Key, explore: bool = True) -> ActOut:
+    """Actions for observations [B, *]: those of who received what is still to come."""
+    to_go = jnp.where(carry.steps == 0, cfg.target_return, carry.to_go - obs[_PREV_REWARD])
+    seen = conditioned(cfg, obs, to_go, carry.steps)
+    out = agents.act(cfg, agent, bc.policy, actor, seen, carry.inner, key, explore)
+    return out._replace(carry=Carry(out.carry, to_go, carry.steps + 1))
+
+
+def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
+    """The distribution of actions of observations [B, *] at an episode's start."""
+    num = jax.tree.leaves(obs)[0].shape[0]
+    to_go = jnp.full((num,), jnp.asarray(cfg.target_return, jnp.float32))
+    return bc.outputs(cfg, agent, state, conditioned(cfg, obs, to_go, jnp.zeros((num,), jnp.int32)))
+
+
+def make(
+    cfg: Config,
+    spec: EnvSpec,
+    network: NetworkConfig = DEFAULT_NETWORK,
+    *,
+    axis_name: str | None = None,
+    loss: Loss | None = None,
+) -> Algo:
+    """DT as pure functions, an Algo that learns from a data set; arguments and errors as of `bc.make`."""
+    bc.check_loss(cfg.loss, spec)
+    agent = bc.make_agent(cfg, conditioned_spec(spec), network, bc.policy_network, axis_name=axis_name, loss=loss)
+    algo = agents.algo(
+        cfg, agent, init=bc.init, act=act, update=update, outputs=outputs, memory=agent.net.carry, ingest=ingest
+    )
+
+    def carry(batch_size: int, first: Any = 0, total: int | None = None) -> Carry:
+        inner = algo.carry(batch_size, first, total)
+        return Carry(inner, jnp.zeros((batch_size,), jnp.float32), jnp.zeros((batch_size,), jnp.int32))
+
+    return algo._replace(carry=carry)
+
+
+__all__ = [
+    "Carry", "Config", "act", "conditioned", "conditioned_spec", "ingest", "make", "outputs", "read", "update",
+    "with_columns",
+]  # fmt: skip

@@ -1,0 +1,281 @@
+"""Implicit Q-learning, IQL (arXiv:2110.06169): it never asks what an action is worth that the data do not have.
+
+    algo = iql.make(iql.Config(), spec)
+    state = algo.init(key)
+    out = algo.act(algo.actor(state), obs, algo.carry(batch_size), key)    # out.action [B, *]
+    state, aux = jax.jit(algo.update)(state, batch, key)                   # batch: jrl.types.Batch; one gradient step
+
+With u = min Q'(s, a) - V(s), of the critics' slow copies Q' and the actions of the data, one update descends
+
+    V:   |expectile - 1(u < 0)| u^2                       an expectile of Q over the data's actions (eq. 5)
+    Q:   (r + discount V(s') - Q(s, a))^2 / 2             no action is drawn for the target (eq. 6)
+    pi:  -min(exp(beta u), weight_clip) log pi(a | s)     the better of the data's actions weigh more (eq. 7)
+
+An expectile of 0.5 is the mean, towards 1 it comes to the best that the data have; a beta of 0 is behaviour cloning.
+u and V(s') are computed once, from the parameters before the update, and serve all three.
+
+In a Box of [-1, 1] the policy is a Gaussian around tanh of a network, with a deviation that no observation changes
+unless `network.state_dependent_std` (appendix B of the paper). A squashed Gaussian gives actions on the bounds,
+of which data are full, log-probabilities without bound; this one has a density there as anywhere, and its samples are
+clipped. Of Discrete actions the policy is a categorical distribution over those that an action mask allows.
+
+It learns from data sets and from replay, so that it goes on online as it is. With memory (`network.core`) it learns
+from a SequenceBatch: the policy's memory before it is the one that acted, those of critics and value that of an
+episode's start, and all run over the K rows of the burn-in. Gradients and metrics are reduced over
+`make(..., axis_name="d")`. An update draws nothing.
+"""
+
+import math
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from annotated_types import Interval
+from flax import struct
+
+from jrl import distributions, spaces
+from jrl import networks as nets
+from jrl.algos import agent as agents
+from jrl.algos import critics, parts
+from jrl.algos.agent import Agent, Common, State
+from jrl.algos.custom_loss import Loss
+from jrl.algos.exploration import OverDistributions, Stochastic
+from jrl.algos.observer import Observer
+from jrl.fields.bounds import Few, NonNegative, NonNegativeSchedule, Positive, Share
+from jrl.fields.data import Replay
+from jrl.networks import Head, NetworkConfig
+from jrl.ops import schedules
+from jrl.types import (
+    Algo,
+    Array,
+    Batch,
+    Box,
+    Discrete,
+    EnvSpec,
+    Key,
+    Metrics,
+    PyTree,
+    SequenceBatch,
+    UpdateAux,
+    hyperparams,
+)
+
+DEFAULT_NETWORK = NetworkConfig(hidden=(256, 256), activation="relu")
+_LOG_STD_RANGE = (-5.0, 2.0)  # below it one action that is not the mean's outweighs all others
+
+
+@hyperparams
+class Config(Common):
+    """Hyper-parameters of IQL; a Schedule is a number or `[[env_steps, value], ...]`."""
+
+    learns_from: ClassVar[type] = Replay
+    acts_in: ClassVar[Any] = Discrete | Box
+    has_critic: ClassVar[bool] = True
+
+    actor_lr: NonNegativeSchedule | None = None  # of the policy; null: lr
+    value_lr: NonNegativeSchedule | None = None  # of V; null: lr
+    tau: Share = 0.005  # share of the way to the critics that their targets move with each step
+    num_critics: Few = 2  # networks that value actions; the least of their values counts
+    expectile: Annotated[float, Interval(ge=0.01, le=0.99)] = 0.7  # 0.5: V is the mean over the data's actions
+    beta: NonNegative = 3.0  # how much more an action weighs that is better than V; 0: behaviour cloning
+    weight_clip: Positive = 100.0  # greatest weight of an action
+    exploration: OverDistributions = Stochastic()
+
+
+# ---------------------------------------------------------------- networks
+
+
+@struct.dataclass
+class ClippedGaussian(distributions.DiagGaussian):
+    """Normal variables around means in [-1, 1] whose samples are clipped to it; densities are those before clipping."""
+
+    def sample(self, key) -> jax.Array:
+        return jnp.clip(super().sample(key), -1.0, 1.0)
+
+    def from_noise(self, noise) -> tuple[jax.Array, jax.Array]:
+        action, log_prob = super().from_noise(noise)
+        return jnp.clip(action, -1.0, 1.0), log_prob
+
+
+def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy:
+    """Clipped Gaussian or Categorical; the first one is nearly the same for all observations."""
+    spec = observer.spec
+    if isinstance(spec.action, Box):
+        return _gaussian(spec, spec.action, network)
+    action = distributions.action_distribution(spec.action)
+    net = nets.build(spec, network, {"policy": Head(action.size, 0.01)})
+    return critics.policy_of(net, lambda outputs, obs: action.make(outputs, None, observer.mask(obs)))
+
+
+def _gaussian(spec: EnvSpec, space: Box, network: NetworkConfig) -> critics.Policy:
+    """The network's parameters have `log_std` [elements of an action] beside them unless the network predicts it."""
+    size, free = math.prod(space.shape), not network.state_dependent_std
+    net = nets.build(spec, network, {"policy": Head(size if free else 2 * size, 0.01)})
+    plain = critics.policy_of(net, lambda outputs, obs: outputs)
+
+    def init(key):
+        params = plain.init(key)
+        return {**params, "log_std": jnp.full((size,), network.log_std_init, jnp.float32)} if free else params
+
+    def distribution(params, outputs):
+        mean, log_std = (outputs, params["log_std"]) if free else jnp.split(outputs, 2, -1)
+        log_std = log_std if free else log_std + network.log_std_init
+        shaped = lambda x: x.reshape(*x.shape[:-1], *space.shape)
+        return ClippedGaussian(jnp.tanh(shaped(mean)), shaped(jnp.clip(log_std, *_LOG_STD_RANGE)), len(space.shape))
+
+    def step(params, obs, carry):
+        outputs, carry = plain.step(params, obs, carry)
+        return distribution(params, outputs), carry
+
+    return plain._replace(
+        init=init, apply=lambda params, obs: distribution(params, plain.apply(params, obs)), step=step
+    )
+
+
+def init(cfg: Config, agent: Agent, key: Key) -> State:
+    """The State at the start: a copy of the critics as targets."""
+    params = critics.initial_params(agent, key)
+    return agents.begin(cfg, agent, key, params, target_params={"critic": params["critic"]}, by_part=True)
+
+
+# ---------------------------------------------------------------- learning
+
+
+def target_q(agent: Agent, state: State, batch: Batch) -> Array:
+    """min Q'(obs, action) of the critics' slow copies [N]; of Sequences [N, L]."""
+    params = state.target_params["critic"]
+    obs = critics.critics_read(agent.net.critic, params, batch.obs, critics.burn_in(batch))
+    return critics.q_taken(agent, params, replace(batch, obs=obs)).min(0)
+
+
+def value_gradient(
+    cfg: Config, agent: Agent, params: PyTree, batch: Batch, q: Array
+) -> tuple[tuple[Array, Array], PyTree]:
+    """The expectile loss of V and V(obs) [N], and the gradient (eq. 5); `params` are those of V, q is [N]."""
+    obs = critics.values_read(agent.net.value, params, batch.obs, critics.burn_in(batch))
+
+    def loss(params):
+        v = agent.net.value.apply(params, obs)
+        u = q - v
+        return jnp.mean(batch.weight * jnp.abs(cfg.expectile - (u < 0)) * jnp.square(u)), v
+
+    return jax.value_and_grad(loss, has_aux=True)(params)
+
+
+def policy_gradient(
+    agent: Agent, params: PyTree, batch: Batch, advantage_weight: Array
+) -> tuple[tuple[Array, Array], PyTree]:
+    """The weighted negative log-likelihood of the data's actions and the entropy, and the gradient (eq. 7).
+
+    Args:
+      params: of the policy.
+      advantage_weight: of each action [N] f32, beside the `weight` of the batch.
+    """
+    obs = critics.policy_reads(agent.net.policy, params, batch.obs, critics.burn_in(batch))
+
+    def loss(params):
+        dist = agent.net.policy.apply(params, obs)
+        log_prob = dist.log_prob(batch.action)
+        return -jnp.mean(batch.weight * advantage_weight * log_prob), jnp.mean(batch.weight * dist.entropy())
+
+    return jax.value_and_grad(loss, has_aux=True)(params)
+
+
+def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
+    """One gradient step of V, of the policy and of the critics, and a move of the targets."""
+    batch = critics.read(cfg, batch, lambda obs: agent.observer.see(state.obs_stats, obs), state.return_stats)
+    params, burn_in, mean = state.params, critics.burn_in(batch), lambda x: jnp.mean(batch.weight * x)
+    q = target_q(agent, state, batch)
+    (value_loss, v), of_value = value_gradient(cfg, agent, params["value"], batch, q)
+    weight = jnp.minimum(jnp.exp(cfg.beta * (q - v)), cfg.weight_clip)
+    (policy_loss, entropy), of_policy = policy_gradient(agent, params["actor"], batch, weight)
+    metrics: Metrics = {
+        "loss/expectile": value_loss,
+        "loss/policy": policy_loss,
+        "policy/entropy": entropy,
+        "policy/weight": mean(weight),
+        "value/v": mean(v),
+    }
+    of_value, of_policy, metrics = parts.pmean((of_value, of_policy, metrics), agent.axis_name)
+    ahead = critics.values_read(agent.net.value, params["value"], batch.next_obs, burn_in)
+    next_v = critics.following(batch, agent.net.value.apply(params["value"], ahead))
+    obs = critics.critics_read(agent.net.critic, params["critic"], batch.obs, burn_in)
+    of_critics, own, priority = critics.td_gradient(
+        lambda params, batch: critics.q_taken(agent, params, batch),
+        params["critic"],
+        replace(batch, obs=obs),
+        batch.reward + batch.discount * next_v,
+        agent.axis_name,
+        loss=agent.loss,
+        net=agent.net.critic,
+    )
+    lr = lambda own: cfg.lr if own is None else own
+    state = critics.descend(cfg, agent, state, "value", lr(cfg.value_lr), of_value)
+    state = critics.descend(cfg, agent, state, "actor", lr(cfg.actor_lr), of_policy)
+    state = critics.descend(cfg, agent, state, "critic", cfg.lr, of_critics)
+    target = parts.moved(state.target_params["critic"], state.params["critic"], cfg.tau)
+    state = replace(state, target_params={"critic": target}, updates=state.updates + 1)
+    return state, UpdateAux(own | metrics | {"train/lr": schedules.value(cfg.lr, state.env_steps)}, priority)
+
+
+def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
+    """What the networks say at an episode's start; `q` of Discrete actions, those that are not allowed, too."""
+    batch_size = spaces.batch_shape(agent.spec.observation, obs)[0]
+    obs, net, params = agent.observer.see(state.obs_stats, obs), agent.net, state.params
+    dist, _ = net.policy.step(params["actor"], obs, net.policy.carry(batch_size))
+    value, _ = net.value.step(params["value"], obs, net.value.carry(batch_size))
+    found = {"distribution": dist, "value": value}
+    if isinstance(agent.spec.action, Discrete):
+        found["q"] = jnp.min(critics.at_start(net.critic, params["critic"], obs), 0)
+    return found
+
+
+def make(
+    cfg: Config,
+    spec: EnvSpec,
+    network: NetworkConfig = DEFAULT_NETWORK,
+    *,
+    axis_name: str | None = None,
+    loss: Loss | None = None,
+) -> Algo:
+    """IQL as pure functions.
+
+    Args:
+      cfg: hyper-parameters; floats may be traced.
+      spec: spaces of the environment; actions Discrete or a Box of [-1, 1]. With images every network has a torso.
+      network: shape of policy, critics and value, each with a core of its own where there is one; `log_std_init` is
+        where the policy's log_std begins.
+      axis_name: of the mapped axis over devices; None outside of one.
+      loss: takes the place of the critics', of TdBatch [N] (`jrl.algos`); None: none does.
+    Returns:
+      A replay-based Algo.
+    Raises:
+      InputError: a space or network that IQL cannot handle.
+    """
+    network = parts.initialised(network, DEFAULT_NETWORK)
+    agent = critics.make_agent(
+        cfg,
+        spec,
+        network,
+        policy_network,
+        kind="distribution",
+        num_critics=cfg.num_critics,
+        value=critics.state_value,
+        axis_name=axis_name,
+        loss=loss,
+    )
+    return critics.make_algo(cfg, agent, init=init, update=update, ingest=agents.ingest, outputs=outputs)
+
+
+__all__ = [
+    "ClippedGaussian",
+    "Config",
+    "init",
+    "make",
+    "policy_gradient",
+    "policy_network",
+    "target_q",
+    "update",
+    "value_gradient",
+]

@@ -1,0 +1,160 @@
+"""Monotonic advantage re-weighted imitation learning, MARWIL (Wang et al., NeurIPS 2018).
+
+    algo = marwil.make(marwil.Config(), spec)
+    state = algo.init(key)
+    state, aux = jax.jit(algo.update)(state, batch, key)        # batch: jrl.types.Batch; one gradient step
+    out = algo.act(algo.actor(state), obs, algo.carry(batch_size), key, explore=False)    # out.action [B, *]
+
+It imitates the actions of a data set, the more the better they turned out:
+
+    y = reward + discount V(next_obs)          the return to the end of the episode; bootstrapped where it was cut
+    A = y - V(obs)
+    c^2 <- c^2 + adv_norm_rate (mean A^2 - c^2)
+    loss = -w(A) log pi(a | s) + vf_coef (V(obs) - y)^2 / 2 - ent_coef entropy
+
+of which y, A, c and w carry no gradient. A data set gives it batches whose `reward` is the discounted return to the
+episode's end and whose `next_obs` is what was seen there (`Config.to_end`); of other batches y is the n-step target.
+
+    weight: exp        w = min(exp(beta A / c), weight_clip)              at beta = 0: bc, with a value beside it
+    weight: softmax    w = the same exponentials over their mean in the batch, bounded likewise     at beta = 0: bc, too
+    weight: binary     w = 1 where A > 0, else 0, whatever beta
+
+With `adv_norm_start: 1, adv_norm_rate: 0` c is 1 and beta the inverse of a temperature. Of other algorithms it has the
+weights, not the advantages:
+
+    AWR (arXiv:1910.00177)     `weight: exp`, with a bound as there. Its values are of TD(lambda) returns; here lambda
+                               is 1.
+    AWAC (arXiv:2006.09359)    `weight: softmax`: exp(A / temperature), normalised over the batch as implementations do.
+    CRR (arXiv:2006.15134)     `weight: binary`, or `exp`: its two filters.
+
+AWAC and CRR take A of a critic Q of the policy that learns, which TD teaches; here A is of returns and of V of the
+policies that acted, so that nothing is stitched together of several episodes.
+
+With memory (`network.core`) it learns from a SequenceBatch as BC does (`jrl.algos.bc`); targets bootstrap inside of the
+sequence. Gradients, metrics, c and the softmax are over all devices of `make(..., axis_name="d")`.
+"""
+
+import functools
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jrl.algos import actor_critic, bc, critics, parts
+from jrl.algos import agent as agents
+from jrl.algos.agent import Agent, State
+from jrl.algos.custom_loss import Loss
+from jrl.fields.bounds import Clip, NonNegative, Positive, Unit
+from jrl.networks import NetworkConfig
+from jrl.types import Algo, Array, Batch, EnvSpec, Key, Metrics, PyTree, SequenceBatch, UpdateAux, hyperparams
+
+DEFAULT_NETWORK = NetworkConfig()
+
+
+@hyperparams
+class Config(bc.Cloning):
+    """Hyper-parameters of MARWIL; a Schedule is a number or `[[env_steps, value], ...]`."""
+
+    has_critic: ClassVar[bool] = True
+    to_end: ClassVar[bool] = True  # the rewards of its batches are returns to the end of the episode
+
+    beta: NonNegative = 1.0  # how much more a better action counts; 0: as much as any other, which is bc
+    weight: Literal["exp", "binary", "softmax"] = "exp"  # of a row, by its advantage
+    weight_clip: Clip = 20.0  # bound of that weight
+    vf_coef: NonNegative = 1.0  # weight of the value loss
+    adv_norm_start: Positive = 100.0  # c^2, the mean square of advantages by which they are scaled, before the first
+    adv_norm_rate: Unit = 1e-2  # share of the way to a batch's mean square that it moves with each update
+
+
+@struct.dataclass
+class Rows(actor_critic.Rows):
+    imitation: Array  # f32, w(A): how much the row's action is imitated
+
+
+def init(cfg: Config, agent: Agent, key: Key) -> State:
+    """The State at the start; `own` has c^2."""
+    adv_norm = jnp.asarray(cfg.adv_norm_start, jnp.float32)
+    return agents.begin(cfg, agent, key, agent.net.init(key), adv_norm=adv_norm)
+
+
+def values(agent: Agent, params: PyTree, batch: Batch) -> tuple[Array, Array]:
+    """V(obs) and V(next_obs), both [N]; of Sequences [N, L]."""
+    net, steps = agent.net, critics.burn_in(batch)
+    after = net.value(params, bc.from_start(net, params, batch.next_obs, steps))
+    # the Window of next_obs has that of obs in it
+    value = after[:, :-1] if isinstance(batch, critics.Sequences) else net.value(params, batch.obs)
+    return value, critics.following(batch, after)
+
+
+def imitation_weight(cfg: Config, advantage: Array, weight: Array, adv_norm: Array, axis_name: str | None) -> Array:
+    """w(A) of each row, like `advantage`; any finite number where `weight` is 0.
+
+    Args:
+      advantage, weight: [N] or [N, L] f32.
+      adv_norm: [] f32, c^2.
+      axis_name: of the mapped axis over devices; None outside of one.
+    """
+    if cfg.weight == "binary":
+        return (advantage > 0).astype(jnp.float32)
+    scaled = jnp.where(weight > 0, cfg.beta * advantage / (jnp.sqrt(adv_norm) + 1e-8), 0.0)
+    if cfg.weight == "exp":
+        return jnp.exp(jnp.minimum(scaled, jnp.log(cfg.weight_clip)))
+    highest = jnp.max(jnp.where(weight > 0, scaled, -jnp.inf))
+    highest = highest if axis_name is None else jax.lax.pmax(highest, axis_name)
+    exponential = jnp.where(weight > 0, jnp.exp(scaled - highest), 0.0)
+    mean = parts.pmean(jnp.mean(weight * exponential), axis_name)
+    return jnp.minimum(exponential / jnp.maximum(mean, 1e-8), cfg.weight_clip)
+
+
+def targets(cfg: Config, agent: Agent, state: State, batch: Batch) -> tuple[Rows, Array, Metrics]:
+    """Rows, c^2 after them, and metrics; nothing has a gradient."""
+    value, after = values(agent, state.params, batch)
+    target = batch.reward + batch.discount * after
+    advantage, mean = target - value, lambda x: parts.pmean(jnp.mean(batch.weight * x), agent.axis_name)
+    adv_norm = state.own["adv_norm"]
+    adv_norm = adv_norm + cfg.adv_norm_rate * (mean(jnp.square(advantage)) - adv_norm)
+    imitation = imitation_weight(cfg, advantage, batch.weight, adv_norm, agent.axis_name)
+    metrics = parts.value_metrics(target, value, batch.weight, agent.axis_name)
+    metrics |= {"policy/imitation": mean(imitation), "policy/adv_norm": jnp.sqrt(adv_norm)}
+    obs = bc.from_start(agent.net, state.params, batch.obs, critics.burn_in(batch))
+    return Rows(obs, batch.action, advantage, target, batch.weight, imitation), adv_norm, metrics
+
+
+def loss(cfg: Config, agent: Agent, params: PyTree, rows: Rows, *, ent_coef: Any) -> tuple[Array, Metrics]:
+    """-w(A) log pi(a | s) + vf_coef (V(s) - y)^2 / 2 - ent_coef entropy, the mean over Rows [N]."""
+    dist, value = agent.net.apply(params, rows.obs)
+    weighted = replace(rows, advantage=rows.imitation)
+    total, metrics = actor_critic.policy_gradient(
+        dist, dist.log_prob(rows.action), value, weighted, vf_coef=cfg.vf_coef, ent_coef=ent_coef
+    )
+    return total, metrics | bc.agreement(agent.spec.action, dist, rows.action, rows.weight)
+
+
+def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
+    """One gradient step."""
+    rows, adv_norm, value_metrics = targets(cfg, agent, state, bc.read(cfg, agent, state, batch))
+    state, metrics = bc.descend(cfg, agent, state, functools.partial(loss, cfg, agent), rows)
+    return replace(state, own={**state.own, "adv_norm": adv_norm}), UpdateAux(metrics | value_metrics)
+
+
+def make(
+    cfg: Config,
+    spec: EnvSpec,
+    network: NetworkConfig = DEFAULT_NETWORK,
+    *,
+    axis_name: str | None = None,
+    loss: Loss | None = None,
+) -> Algo:
+    """MARWIL as pure functions, an Algo that learns from a data set; arguments as of `bc.make`. With `network.shared`
+    the value network shares the policy's torso. A user's loss gets Rows [N] (`jrl.algos`).
+
+    Raises:
+      InputError: a space or network that MARWIL cannot handle.
+    """
+    agent = bc.make_agent(cfg, spec, network, actor_critic.networks, axis_name=axis_name, loss=loss)
+    return actor_critic.make_algo(cfg, agent, update, init=init, ingest=agents.ingest)
+
+
+__all__ = ["Config", "Rows", "imitation_weight", "init", "loss", "make", "targets", "update", "values"]

@@ -1,0 +1,153 @@
+"""Columns of RLlib's files, JSON and Parquet alike: their names, how they are packed, what the store has of them."""
+
+import base64
+import binascii
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jrl import spaces
+from jrl.data.formats import lz4, numpy_pickles
+from jrl.data.formats.transitions import Transitions, guessed, numbered, store_of
+from jrl.data.store import LOG_PROB, EpisodeStore, guessed_action, guessed_observation
+from jrl.errors import InputError
+from jrl.types import PyTree, Space
+
+OBS, NEXT_OBS, ACTIONS, REWARDS = "obs", "new_obs", "actions", "rewards"
+TERMINATED, TRUNCATED, DONE = "terminateds", "truncateds", "dones"
+EPISODE, T, AGENT, UNROLL = "eps_id", "t", "agent_index", "unroll_id"
+AGENT_ID, MODULE_ID, INFOS = "agent_id", "module_id", "infos"
+LOGP, PROB = "action_logp", "action_prob"
+POLICY, AGENT_LABEL = "policy", "agent"  # labels of the store
+REQUIRED = (OBS, ACTIONS, REWARDS)
+KEYS = {EPISODE, T, AGENT, AGENT_ID, MODULE_ID, UNROLL}  # whose step a row is
+NEEDED = {
+    *REQUIRED,
+    NEXT_OBS,
+    TERMINATED,
+    TRUNCATED,
+    DONE,
+    EPISODE,
+    T,
+    AGENT,
+    LOGP,
+    PROB,
+}  # wrong is worse than missing
+# what follows from other columns, or says nothing of a step
+LEFT_OUT = {"prev_actions", "prev_rewards", "prev_obs", "seq_lens", "batch_indexes", UNROLL, INFOS}
+_OWN = NEEDED | KEYS | LEFT_OUT
+
+
+def packed(tree: PyTree) -> str:
+    """A tree of arrays as RLlib packs it: base64 of an LZ4 frame of a pickle."""
+    return base64.b64encode(lz4.compress(numpy_pickles.dumps(tree))).decode("ascii")
+
+
+def unpacked(text: str) -> PyTree:
+    """The array, or tree of arrays, that RLlib packed. Raises ValueError: it is damaged, or holds something else."""
+    try:
+        frame = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as e:
+        raise ValueError("it is a text, and none that RLlib packs arrays in (base64)") from e
+    return numpy_pickles.loads(lz4.decompress(frame))
+
+
+def shapes(tree: PyTree, first: int = 1) -> Any:
+    """The shapes of a tree of arrays, from axis `first` on, in a tree that can be compared."""
+    if isinstance(tree, dict):
+        return {name: shapes(part, first) for name, part in tree.items()}
+    return tuple(shapes(part, first) for part in tree) if isinstance(tree, tuple) else [*tree.shape[first:]]
+
+
+def store_of_columns(
+    columns: Mapping[str, PyTree], labels: Mapping[str, np.ndarray], path: str, notes: list[str], *,
+    texts: Mapping[str, np.ndarray] = {}, known: tuple[Space, Space] | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> EpisodeStore:  # fmt: skip
+    """The episodes of RLlib's columns [N, *].
+
+    Args:
+      columns: by RLlib's names.
+      labels: of the store, [N], which tell episodes apart.
+      path: for messages.
+      notes: what was left out so far.
+      texts: what the numbers of labels stand for.
+      known: the spaces, if the file says them; None: they are guessed.
+      meta: of the store.
+    """
+    count = columns[REWARDS].size
+    flags = {k: np.asarray(columns[k], bool).reshape(count) for k in (TERMINATED, TRUNCATED, DONE) if k in columns}
+    if not flags:
+        notes.append("no column says where episodes end (terminateds, truncateds): all of them count as cut")
+    steps = Transitions(
+        obs=columns[OBS],
+        action=columns[ACTIONS],
+        reward=_numbers(columns[REWARDS].reshape(count)),
+        terminated=flags.get(TERMINATED, flags.get(DONE, np.zeros(count, bool))),
+        truncated=flags.get(TRUNCATED, np.zeros(count, bool)),
+        next_obs=columns.get(NEXT_OBS),
+        episode=numbered(*labels.values()) if labels else None,
+        t=columns[T].reshape(count) if T in columns else None,
+        columns=_further(columns),
+        labels=labels,
+    )
+    space = known or (guessed(guessed_observation, steps.obs), guessed(guessed_action, steps.action))
+    store = store_of(steps, *space, meta={**({"source": "RLlib"} if meta is None else meta), "path": path}, notes=notes)
+    return dataclasses.replace(store, labels=store.labels | {k: of[store.labels[k]] for k, of in texts.items()})
+
+
+def _numbers(x: np.ndarray) -> np.ndarray:
+    return x if x.dtype.kind == "f" else x.astype(np.float32)
+
+
+def _further(columns: Mapping[str, PyTree]) -> dict[str, PyTree]:
+    """The store's further columns."""
+    found = {k: x for k, x in columns.items() if k not in _OWN}
+    if LOGP in columns:
+        found[LOG_PROB] = columns[LOGP].reshape(-1).astype(np.float32)
+    elif PROB in columns:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found[LOG_PROB] = np.log(columns[PROB].reshape(-1)).astype(np.float32)
+    return found
+
+
+def columns_of(store: EpisodeStore) -> dict[str, PyTree]:
+    """RLlib's columns [N, *] of a store, for all of its steps, one episode after the other.
+
+    Raises:
+      InputError: a column has the name of one of RLlib's that means something else.
+    """
+    is_step = store.is_step()
+    steps = store.map_rows(lambda x: x[is_step])
+    follows = np.flatnonzero(is_step) + 1
+    lengths = store.lengths()
+    clash = sorted(_OWN & {*store.columns})
+    if clash:
+        raise InputError(f"{store.name}: the columns {', '.join(clash)} are RLlib's own, and mean something else there")
+    last = np.cumsum(lengths) - 1
+    ends = {TERMINATED: np.zeros(len(steps.reward), bool), TRUNCATED: np.zeros(len(steps.reward), bool)}
+    ends[TERMINATED][last], ends[TRUNCATED][last] = store.terminated, store.truncated
+    found = {
+        OBS: steps.obs,
+        ACTIONS: steps.action,
+        REWARDS: steps.reward,
+        NEXT_OBS: spaces.map_leaves(lambda leaf, x: x[follows], store.observation, store.obs),
+        **ends,
+        T: np.arange(len(follows)) - np.repeat(np.cumsum(lengths) - lengths, lengths),
+        EPISODE: np.repeat(episode_ids(store), lengths),
+    }
+    for name, column in steps.columns.items():
+        found[LOGP if name == LOG_PROB else name] = column
+    return found
+
+
+def episode_ids(store: EpisodeStore) -> np.ndarray:
+    """What RLlib tells episodes apart by, [E]: the label of that name, else numbers that other files hardly have."""
+    if EPISODE in store.labels:
+        given = store.labels[EPISODE]
+        keys = numbered(given, *(store.labels[k] for k in (POLICY, AGENT_LABEL) if k in store.labels))
+        if len(np.unique(keys)) == len(keys):
+            return given
+    return int(store.checksum()[:8], 16) * 2**20 + np.arange(store.num_episodes)

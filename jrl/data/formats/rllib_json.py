@@ -1,0 +1,299 @@
+"""RLlib's JSON files: a line for each SampleBatch or MultiAgentBatch, plain, gzipped or in a zip archive.
+
+`ray/rllib/offline/json_writer.py` of ray 2.60 writes them. Columns are lists, or packed arrays (`rllib_columns`), in
+which no pickle is executed. Lists have no dtypes: their numbers are float32 and int32 where that loses nothing.
+"""
+
+import contextlib
+import dataclasses
+import gzip
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrl.data.formats import rllib_columns as names
+from jrl.data.formats import whole
+from jrl.data.formats.transitions import numbered
+from jrl.data.store import EpisodeStore
+from jrl.errors import InputError
+from jrl.types import Dict, PyTree, Space, Tuple
+
+SUFFIXES = (".json", ".json.gz", ".zip")
+_LONGEST = 2**30  # characters of a line
+_DEFAULT = "default_policy"  # RLlib's name of the only one
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """The rows that a line has of one policy."""
+
+    where: str  # file and line
+    policy: str | None  # None: a SampleBatch
+    columns: dict[str, PyTree]  # [n, *] each
+    texts: frozenset[str]  # columns that were lists: they have no dtypes
+
+    def __len__(self) -> int:
+        return len(self.columns[names.REWARDS])
+
+    def without(self, left_out: set[str]) -> "_Rows":
+        """The rows without some columns."""
+        return dataclasses.replace(self, columns={k: x for k, x in self.columns.items() if k not in left_out})
+
+
+def read_file(path: Path) -> EpisodeStore:
+    """Reads one file. Raises InputError: its line and what is wrong."""
+    return read_files([path])
+
+
+def read_files(paths: Sequence[Path]) -> EpisodeStore:
+    """Reads files whose episodes may go on from one to the next. Raises InputError: file, line and what is wrong."""
+    left_out: set[str] = set()
+    rows = [part for path in paths for part in _file(path, left_out) if len(part)]
+    name = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+    if not rows:
+        raise InputError(f"data: {name}: there is no transition in it")
+    notes = (
+        [f"left out: {', '.join(sorted(left_out))}, of which not every step has a row of numbers"] if left_out else []
+    )
+    columns = _joined([part.without(left_out) for part in rows], notes)
+    labels = {}
+    if any(part.policy is not None for part in rows):
+        each = np.array([part.policy or _DEFAULT for part in rows])
+        labels[names.POLICY] = np.repeat(each, [len(part) for part in rows])
+    agents = columns.get(names.AGENT_ID, columns.get(names.AGENT))
+    if agents is not None and (labels or (agents != agents[0]).any()):
+        labels[names.AGENT_LABEL] = agents.reshape(-1)
+    if names.EPISODE in columns:
+        labels[names.EPISODE] = columns[names.EPISODE].reshape(-1)
+    return names.store_of_columns(columns, labels, name, notes)
+
+
+def _file(path: Path, left_out: set[str]) -> Iterator[_Rows]:
+    try:
+        with _opened(path) as members:
+            for name, lines in members:
+                number = 0
+                while line := lines.readline(_LONGEST):
+                    number += 1
+                    if line.strip():
+                        yield from _line(line, f"{name}, line {number}", left_out)
+    except InputError:
+        raise
+    except (
+        OSError,
+        EOFError,
+        UnicodeDecodeError,
+        zipfile.BadZipFile,
+        zlib.error,
+        NotImplementedError,
+        RuntimeError,
+    ) as e:
+        raise InputError(f"data: {path} is damaged ({e or type(e).__name__}): remove it, or write it anew") from e
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Iterator[tuple[str, io.TextIOBase]]]:
+    """The texts of a file, each with its name: one, or those of an archive."""
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            found = [name for name in sorted(archive.namelist()) if name.endswith(".json")]
+            if not found:
+                raise InputError(f"data: {path} has no member NAME.json: it is no archive of RLlib's")
+            yield ((f"data: {path}, {name}", io.TextIOWrapper(archive.open(name), "utf-8")) for name in found)
+    else:
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rt", encoding="utf-8") as file:
+            yield iter([(f"data: {path}", file)])
+
+
+def _line(line: str, where: str, left_out: set[str]) -> Iterator[_Rows]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as e:
+        whose = "the line is damaged or cut off" if line.lstrip().startswith("{") else "this is no line of RLlib's"
+        raise InputError(f"{where}: {whose} ({e}): remove the line, or write the file anew") from e
+    kind = found.pop("type", None) if isinstance(found, dict) else None
+    if kind == "SampleBatch":
+        yield _rows(found, where, None, left_out)
+    elif kind == "MultiAgentBatch" and isinstance(batches := found.get("policy_batches"), dict):
+        for policy, columns in batches.items():
+            if not isinstance(columns, dict):
+                raise InputError(f"{where}: policy {policy} has no columns: write the file anew")
+            yield _rows(columns, where, policy, left_out)
+    else:
+        raise InputError(
+            f"{where}: this is no line of RLlib's: expected an object whose type is SampleBatch or MultiAgentBatch"
+        )
+
+
+def _rows(given: dict[str, Any], where: str, policy: str | None, left_out: set[str]) -> _Rows:
+    if missing := [name for name in names.REQUIRED if name not in given]:
+        raise InputError(f"{where}: the columns {', '.join(missing)} are missing: write obs, actions and rewards")
+    columns: dict[str, PyTree] = {}
+    for name in (k for k in given if k not in names.LEFT_OUT):
+        try:
+            columns[name] = _column(given[name], texts=name in (names.EPISODE, names.AGENT_ID))
+        except (ValueError, RecursionError) as e:
+            if name in names.NEEDED or isinstance(given[name], str):
+                raise InputError(f"{where}: column {name}: {e}") from e
+            left_out.add(name)
+    left_out |= given.keys() & {names.INFOS}
+    rewards = columns[names.REWARDS]
+    if not isinstance(rewards, np.ndarray):
+        raise InputError(f"{where}: column {names.REWARDS}: it is no array: write a number for each step")
+    rows = rewards.size
+    for name in list(columns):
+        leaves = jax.tree.leaves(columns[name])
+        if any(np.ndim(x) == 0 or len(x) != rows for x in leaves) or not leaves:
+            if name in names.NEEDED:
+                raise InputError(f"{where}: column {name}: it has not {rows} rows, as rewards has: give each step one")
+            left_out.add(name)
+            del columns[name]
+    if (
+        rows > 0
+        and names.NEXT_OBS in columns
+        and names.shapes(columns[names.OBS]) != names.shapes(columns[names.NEXT_OBS])
+    ):
+        raise InputError(f"{where}: obs and new_obs have different shapes: write both alike")
+    return _Rows(where, policy, columns, frozenset(k for k in columns if not isinstance(given[k], str)))
+
+
+def _column(value: Any, *, texts: bool = False) -> PyTree:
+    """The array of a column, or the tree of arrays, of numbers or of `texts`. Raises ValueError: it is none."""
+    if isinstance(value, str):
+        return names.unpacked(value)
+    if isinstance(value, dict):
+        return {name: _column(part) for name, part in value.items()}
+    if texts and isinstance(value, list) and value and all(isinstance(x, str) for x in value):
+        return np.array(value)
+    try:
+        found = np.array(value)
+    except ValueError as e:
+        raise ValueError("its rows have different shapes: they make no array") from e
+    if found.dtype.kind not in "biuf":
+        raise ValueError("it has something else than numbers in it")
+    return found
+
+
+def _joined(rows: Sequence[_Rows], notes: list[str]) -> dict[str, PyTree]:
+    """The columns of all lines, and notes on those that were left out."""
+    first = rows[0]
+    everywhere = [name for name in first.columns if all(name in part.columns for part in rows)]
+    for name in dict.fromkeys(name for part in rows for name in part.columns):
+        if name not in everywhere:
+            if name in (names.NEXT_OBS, names.EPISODE, names.T):
+                lacking = next(part for part in rows if name not in part.columns)
+                raise InputError(
+                    f"{lacking.where}: the column {name} is missing, which other lines have: write it, too"
+                )
+            notes.append(f"the column {name} is not in all of the lines, and was left out")
+    for part in rows:
+        for name in everywhere:
+            if (found := names.shapes(part.columns[name])) != (expected := names.shapes(first.columns[name])):
+                raise InputError(
+                    f"{part.where}: column {name} has rows of the shape {found}, where the first line has {expected}: "
+                    "policies with spaces of their own go into files of their own"
+                )
+    found = {}
+    for name in everywhere:
+        column = jax.tree.map(lambda *x: np.concatenate(x), *(part.columns[name] for part in rows))
+        texts = name not in names.KEYS and all(name in part.texts for part in rows)
+        found[name] = jax.tree.map(_narrow, column) if texts else column
+    return found
+
+
+def _narrow(x: np.ndarray) -> np.ndarray:
+    """Numbers of a list as float32 or int32, if they are the same then."""
+    if x.dtype.kind not in "iuf":
+        return x
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = x.astype(np.float32 if x.dtype.kind == "f" else np.int32)
+    return found if np.array_equal(found, x, equal_nan=x.dtype.kind == "f") else x
+
+
+# ---------------------------------------------------------------- writing
+
+
+def write_file(store: EpisodeStore, path: Path, *, compress: bool) -> None:
+    """Writes a file that RLlib reads: a line for each episode, or of several agents for each game.
+
+    Args:
+      store: of its labels only `policy`, `agent` and `eps_id` have a place in the file, and its spaces have none.
+      path: NAME.json, NAME.json.gz, or NAME.zip, which holds NAME.json.
+      compress: obs and new_obs are packed, and columns whose dtypes lists would lose.
+    Raises:
+      InputError: RLlib's files cannot hold it.
+    """
+    for what, space in (("observations", store.observation), ("actions", store.action_space)):
+        if not compress and _has_tuple(space):
+            raise InputError(f"{store.name}: the {what} have a Tuple, which lists cannot tell: write with compression")
+    with whole.file(path) as temporary, contextlib.ExitStack() as stack:
+        raw: Any = stack.enter_context(open(temporary, "wb"))
+        if path.suffix == ".zip":
+            archive = stack.enter_context(zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED, compresslevel=1))
+            raw = stack.enter_context(archive.open(f"{path.stem}.json", "w", force_zip64=True))
+        elif path.suffix == ".gz":
+            raw = stack.enter_context(gzip.GzipFile("", "wb", 1, raw, mtime=0))
+        for line in _lines(store, compress):
+            raw.write(json.dumps(line).encode() + b"\n")
+
+
+def _has_tuple(space: Space) -> bool:
+    return isinstance(space, Tuple) or (isinstance(space, Dict) and any(_has_tuple(part) for _, part in space.items))
+
+
+def _lines(store: EpisodeStore, compress: bool) -> Iterator[dict[str, Any]]:
+    columns = names.columns_of(store)
+    packs = {name for name, column in columns.items() if compress and _is_packed(name, column)}
+    several = names.POLICY in store.labels or names.AGENT_LABEL in store.labels
+    policies = store.labels.get(names.POLICY, np.full(store.num_episodes, _DEFAULT)).astype(str)
+    agents = store.labels.get(names.AGENT_LABEL, np.zeros(store.num_episodes, np.int64))
+    if agents.dtype.kind not in "iu":
+        columns[names.AGENT_ID], agents = np.repeat(agents, store.lengths()), numbered(agents)
+    columns[names.AGENT] = np.repeat(agents, store.lengths())
+    columns[names.UNROLL] = np.repeat(np.arange(store.num_episodes), store.lengths())
+    ends = np.cumsum(store.lengths())
+    starts = ends - store.lengths()
+    for game in _groups(numbered(names.episode_ids(store))):
+        batches = {}
+        for group in _groups(numbered(policies[game])):
+            rows = np.concatenate([np.arange(starts[e], ends[e]) for e in game[group]])
+            part = {name: jax.tree.map(lambda x, rows=rows: x[rows], column) for name, column in columns.items()}
+            batches[str(policies[game[group[0]]])] = {
+                name: names.packed(x) if name in packs else _lists(x) for name, x in part.items()
+            }
+        if several:
+            yield {
+                "type": "MultiAgentBatch",
+                "count": int(store.lengths()[game].max()),
+                "policy_batches": batches,
+            }
+        else:
+            yield {"type": "SampleBatch", **batches[str(policies[game[0]])]}
+
+
+def _groups(numbers: np.ndarray) -> list[np.ndarray]:
+    """The places of each number [N], in the order of the numbers."""
+    order = np.argsort(numbers, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+
+
+def _is_packed(name: str, column: PyTree) -> bool:
+    """Whether a column is packed where columns may be: lists would not do for it, or would take more room."""
+    if name in (names.OBS, names.NEXT_OBS) or not isinstance(column, np.ndarray):
+        return True
+    as_read = (
+        column.astype(np.float64 if column.dtype.kind == "f" else np.int64) if column.dtype.kind in "iuf" else column
+    )
+    return name not in names.KEYS and _narrow(as_read).dtype != column.dtype
+
+
+def _lists(tree: PyTree) -> Any:
+    return {name: _lists(part) for name, part in tree.items()} if isinstance(tree, dict) else tree.tolist()

@@ -1,0 +1,188 @@
+"""Episodes out of tables of steps: what files say that have a row for each transition, in whatever order."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jrl.data.store import EpisodeStore
+from jrl.errors import InputError, counted
+from jrl.types import Dict, PyTree, Space, Tuple
+
+
+class Transitions(NamedTuple):
+    """N steps."""
+
+    obs: PyTree  # [N, *]
+    action: PyTree  # [N, *]
+    reward: np.ndarray  # [N]
+    terminated: np.ndarray  # [N] bool
+    truncated: np.ndarray  # [N] bool
+    next_obs: PyTree | None = None  # [N, *]
+    episode: np.ndarray | None = None  # [N] i64: steps of one episode have one number; None: an end begins the next
+    t: np.ndarray | None = None  # [N] i64: the step in its episode; None: as the rows stand
+    columns: Mapping[str, PyTree] = {}  # [N, *] each
+    labels: Mapping[str, np.ndarray] = {}  # [N] each, the same for all steps of an episode
+
+
+def store_of(
+    steps: Transitions, observation: Space, action: Space, *, meta: Mapping[str, Any], notes: Sequence[str] = ()
+) -> EpisodeStore:
+    """The episodes of a table.
+
+    The rows of an episode may stand apart. It ends where they say so, where a step is missing, and where the next
+    observation of a row is not the observation of the following one: no transition becomes another one. Without next
+    observations a true end repeats the last observation, and of any other end the last transition is left out.
+
+    Raises:
+      InputError: there is no transition in it.
+    """
+    name, told = meta.get("path", "the data set"), list(notes)
+    order = _order(steps.episode, steps.t)
+    if order is not None:
+        steps = _rows(steps, order)
+    last = _ends(steps, told)
+    if steps.next_obs is None:
+        kept = _known(steps, last, told)
+        if not kept.any():
+            raise InputError(f"{name}: there is no whole transition in it: write new_obs, too")
+        if not kept.all():
+            steps, last = _rows(steps, kept), last[kept]
+    lengths = np.diff(np.flatnonzero(last), prepend=-1)  # rows [E]
+    terminated, truncated = steps.terminated[last], steps.truncated[last]
+    # without next observations the last row of an episode that did not truly end is its final observation
+    cut = ~terminated if steps.next_obs is None else np.zeros_like(terminated)
+    offsets = np.concatenate([[0], np.cumsum(lengths + ~cut)]).astype(np.int64)
+    rows = np.arange(len(last)) + np.repeat(offsets[:-1] - (np.cumsum(lengths) - lengths), lengths)
+    is_step = None if not cut.any() else ~last | steps.terminated
+    of_steps = rows if is_step is None else rows[is_step]
+    final, total = offsets[1:] - 1, int(offsets[-1])
+
+    def observations(x: np.ndarray, following: np.ndarray) -> np.ndarray:
+        found = np.empty((total, *x.shape[1:]), x.dtype)
+        found[rows] = x
+        found[final] = following[last]
+        return found
+
+    def padded(x: np.ndarray) -> np.ndarray:
+        found = np.zeros((total, *x.shape[1:]), x.dtype)
+        found[of_steps] = x if is_step is None else x[is_step]
+        return found
+
+    firsts = np.cumsum(lengths) - lengths
+    return EpisodeStore(
+        observation=observation,
+        action_space=action,
+        obs=jax.tree.map(observations, steps.obs, steps.obs if steps.next_obs is None else steps.next_obs),
+        action=jax.tree.map(padded, steps.action),
+        reward=padded(steps.reward),
+        offsets=offsets,
+        terminated=terminated,
+        truncated=truncated,
+        columns={k: jax.tree.map(padded, column) for k, column in steps.columns.items()},
+        labels={k: label[firsts] for k, label in steps.labels.items()},
+        meta=dict(meta),
+        notes=tuple(told),
+    )
+
+
+def numbered(*keys: np.ndarray) -> np.ndarray:
+    """Numbers [N] i64 that are the same where all keys [N] are, in the order in which they first appear."""
+    size = len(keys[0])
+    begins = np.zeros(size, bool)
+    begins[:1] = True
+    for key in keys:
+        begins[1:] |= key[1:] != key[:-1]
+    runs = np.flatnonzero(begins)  # few beside the rows: what is sorted are they
+    found = np.zeros(len(runs), np.int64)
+    for key in keys:
+        _, inverse = np.unique(key[runs], return_inverse=True)
+        found = found * (int(inverse.max(initial=0)) + 1) + inverse
+        _, first, found = np.unique(found, return_index=True, return_inverse=True)
+        rank = np.empty(len(first), np.int64)
+        rank[np.argsort(first)] = np.arange(len(first))
+        found = rank[found]
+    return np.repeat(found, np.diff(runs, append=size))
+
+
+def guessed(fn: Callable[[np.ndarray], Space], tree: PyTree) -> Space:
+    """The space of the elements of a tree of arrays [N, *], by `fn` of each."""
+    if isinstance(tree, dict):
+        return Dict(tuple((name, guessed(fn, part)) for name, part in tree.items()))
+    if isinstance(tree, tuple):
+        return Tuple(tuple(guessed(fn, part) for part in tree))
+    return fn(tree)
+
+
+def _rows(steps: Transitions, index: np.ndarray) -> Transitions:
+    return Transitions(*(jax.tree.map(lambda x: x[index], part) for part in steps))
+
+
+def _order(episode: np.ndarray | None, t: np.ndarray | None) -> np.ndarray | None:
+    """The order of the rows by episode and step; None: as they stand. Numbers of steps that repeat say nothing."""
+    if episode is None or not len(episode):
+        return None
+    runs = episode[np.concatenate([[True], episode[1:] != episode[:-1]])]
+    together = len(np.unique(runs)) == len(runs)
+    if together and (t is None or ((t[1:] > t[:-1]) | (episode[1:] != episode[:-1])).all()):
+        return None
+    if t is not None:
+        order = np.lexsort((t, episode))
+        same = (episode[order][1:] == episode[order][:-1]) & (t[order][1:] == t[order][:-1])
+        repeated = np.unique(episode[order][1:][same])
+        return np.lexsort((np.where(np.isin(episode, repeated), 0, t), episode))
+    return None if together else np.argsort(episode, kind="stable")
+
+
+def _ends(steps: Transitions, notes: list[str]) -> np.ndarray:
+    """Which rows are the last of an episode, [N] bool."""
+    last = steps.terminated | steps.truncated
+    last[-1] = True
+    if steps.episode is not None:
+        last[:-1] |= steps.episode[1:] != steps.episode[:-1]
+    if steps.t is not None:
+        gaps = ~last[:-1] & (steps.t[1:] != steps.t[:-1] + 1)
+        _tell(notes, gaps, "steps of an episode do not follow each other: it was cut there")
+        last[:-1] |= gaps
+    if steps.next_obs is not None:
+        differs = np.zeros(len(last) - 1, bool)
+        for x, following in zip(jax.tree.leaves(steps.obs), jax.tree.leaves(steps.next_obs), strict=True):
+            differs |= _differs(following[:-1], x[1:])
+        differs &= ~last[:-1]
+        _tell(notes, differs, "the next observation is not that of the following step: the episode was cut there")
+        last[:-1] |= differs
+    return last
+
+
+def _tell(notes: list[str], where: np.ndarray, what: str) -> None:
+    if count := int(where.sum()):
+        notes.append(f"at {counted(count, 'place')} {what}")
+
+
+def _differs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Where rows [N, *] of two arrays are not the same numbers, [N] bool; NaN is itself."""
+    found = np.zeros(len(a), bool)
+    for start in range(0, len(a), 2**14):  # so many that they stay in the cache
+        x, y = a[start : start + 2**14], b[start : start + 2**14]
+        unlike = x != y
+        if unlike.any():
+            unlike &= (x == x) | (y == y)
+            found[start : start + 2**14] = unlike.reshape(len(x), -1).any(1)
+    return found
+
+
+def _known(steps: Transitions, last: np.ndarray, notes: list[str]) -> np.ndarray:
+    """Which rows are of use without next observations: not those that are all of an episode without a true end."""
+    unknown = last & ~steps.terminated
+    if count := int(unknown.sum()):
+        notes.append(
+            f"new_obs is missing: of {counted(count, 'episode')} without a true end the last transition was left out, "
+            "whose next observation is not known"
+        )
+    if (last & steps.terminated).any():
+        notes.append(
+            "new_obs is missing: the final observation of true ends, which nothing reads, is the last one again"
+        )
+    first = np.concatenate([[True], last[:-1]])
+    return ~(unknown & first)

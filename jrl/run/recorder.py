@@ -1,0 +1,228 @@
+"""`data.output`: a run writes the episodes that it collects, and a resumed one none of them twice.
+
+Files are numbered and whole. A checkpoint has a mark beside them, in `marks/`: which files there were, and the steps of
+the episodes that were under way. A run that goes on from a checkpoint takes away what was written after its mark, and
+writes those steps as episodes that were cut, since its environments begin anew.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jrl import spaces
+from jrl.data.formats import shards
+from jrl.data.spaces_json import space_to_json
+from jrl.data.store import Episode, of_episodes
+from jrl.data.writer import PREFIX, Writer
+from jrl.errors import InputError, counted
+from jrl.host import files
+from jrl.run import build_policies
+from jrl.run.recorded import Columns, Who, kept
+from jrl.settings import by_episode, multi_agent
+from jrl.settings.config import RunConfig, algo_name
+from jrl.settings.datasets import OutputConfig
+from jrl.types import Algo, EnvSpec
+
+_MARKS = "marks"
+_LATEST = 2  # marks that stay whatever checkpoints there are: the latest checkpoint may not be whole yet
+
+
+def who(cfg: RunConfig, spec: EnvSpec) -> Who | None:
+    """Whose the columns of a run's rollouts are; None with one agent."""
+    if not spec.agents:
+        return None
+    agents, names = build_policies.agents_of(cfg, spec), list(multi_agent.followers(cfg))
+    return Who(spec.agents, tuple(names[i] for i in agents.policies), agents)
+
+
+def directories(root: Path, spec: EnvSpec) -> list[Path]:
+    """Where the data sets are: agents of another kind have one of their own, named after the first of them."""
+    return [root / one.agents[0] for one in spaces.by_kind(spec)] if spec.kinds else [root]
+
+
+def writers(root: Path, spec: EnvSpec, meta: Mapping[str, Any], output: OutputConfig) -> list[Writer]:
+    """A writer for each kind of agents, which says in its files what is special about their actions."""
+    options: dict[str, Any] = {"max_file_mb": output.max_file_mb, "compress": output.compress}
+    return [
+        Writer(where, one.observation, one.action, format=output.format, meta={**meta, **actions(one)}, **options)
+        for where, one in zip(directories(root, spec), spaces.by_kind(spec), strict=True)
+    ]
+
+
+def actions(spec: EnvSpec) -> dict[str, Any]:
+    """What a data set says of actions that are not the environment's own; {} where they are."""
+    if spec.env_action is None or spec.env_action == spec.action:
+        return {}
+    return {"actions": "normalized", "env_action": space_to_json(spec.env_action)}
+
+
+class Recorder:
+    """Writes the episodes of a run's rollouts.
+
+    Args:
+      cfg: of the run, with `data.output`.
+      spec: of its environments.
+      algo: that acts.
+    Attributes:
+      iteration: of the run, under way.
+    Raises:
+      InputError: columns that acting does not record, or policies that change from game to game.
+    """
+
+    def __init__(self, cfg: RunConfig, spec: EnvSpec, algo: Algo):
+        assert cfg.data.output is not None
+        self._output, self._spec, self._who = cfg.data.output, spec, who(cfg, spec)
+        self._meta = {"env": cfg.env.id, "source": "jrl", "algo": algo_name(cfg)}
+        self.iteration = 0
+        self._columns: dict[int, Columns] = {}  # by the number of the first column
+        self._writers: list[Writer] = []
+        self._directories: list[Path] = []
+        self._checkpoints: Path | None = None
+        if by_episode.per_episode(cfg) or (cfg.multi_agent is not None and cfg.multi_agent.self_play is not None):
+            raise InputError(
+                "data.output: who follows which policy differs from game to game here, which episodes would not tell: "
+                "use a table in multi_agent.mapping, without capacity and self_play, or leave data.output out"
+            )
+        self._check_columns(cfg, algo)
+
+    def _check_columns(self, cfg: RunConfig, algo: Algo) -> None:
+        wanted = self._output.columns
+        if not wanted:
+            return
+        sizes = {"length": 1, "num_envs": self._spec.num_envs}
+        like = build_policies.rollout_like(cfg, self._spec, algo, **sizes)
+        known = list(kept(like.extras, None)) if self._who is None else self._recorded(like)
+        if missing := [name for name in wanted if name not in known]:
+            there = f"there are {', '.join(known)}" if known else "it records none: leave data.output.columns out"
+            raise InputError(f"data.output.columns: acting records no {', '.join(missing)}: {there}")
+
+    def _recorded(self, like: Any) -> list[str]:
+        """The names that all policies record."""
+        assert self._who is not None
+        if not self._who.agents.extras:
+            return list(kept(like.extras, None))
+        groups = [kept(like.extras[label], None) for label in self._who.agents.extras]
+        return [name for name in groups[0] if all(name in group for group in groups)]
+
+    # ------------------------------------------------------------ beginning and end
+
+    def begin(self, directory: Path | None, iteration: int, *, anew: bool = False) -> list[str]:
+        """Opens the files.
+
+        Args:
+          directory: of the run.
+          iteration: of the checkpoint that the run goes on from; 0 at its start.
+          anew: at the start of a run that was begun before: what that wrote does not count.
+        Returns:
+          What there is to say about it.
+        Raises:
+          InputError: nobody says where, or there are files of another run.
+        """
+        path = self._output.path or (directory and directory / "data")
+        if path is None:
+            raise InputError("data.output.path is missing: expected a directory: this run has none of its own")
+        self._checkpoints = directory and directory / "checkpoints"
+        root = files.absolute(Path(path))
+        self._directories = directories(root, self._spec)
+        gone = [self._go_back(one, iteration, anew=anew) for one in self._directories]
+        self._writers = writers(root, self._spec, self._meta, self._output)
+        for kind, where in enumerate(self._directories):
+            pending = where / _MARKS / f"{iteration}.npz"
+            if pending.exists():
+                for episode in shards.read_file(pending).episodes():
+                    self._writers[kind].add(_copied(episode))
+        if not all((where / _MARKS / f"{iteration}.json").exists() for where in self._directories):
+            self.mark(iteration)
+        told = [f"data: episodes are written to {root}"]
+        return [*told, *(f"data: {line}" for line in gone if line)]
+
+    def _go_back(self, where: Path, iteration: int, *, anew: bool) -> str:
+        """Takes away the files that a checkpoint does not know of; what there is to say."""
+        there = {path.name: path for path in where.glob(f"{PREFIX}-*")} if where.is_dir() else {}
+        mark = where / _MARKS / f"{iteration}.json"
+        if iteration == 0 and not anew and there:
+            raise InputError(
+                f"data.output.path: {where} holds a data set already, of {counted(len(there), 'file')}: choose another "
+                "path, or remove it"
+            )
+        if not mark.exists():
+            if there and iteration:
+                return f"{where} has no mark of this checkpoint: its files stay, with steps that may come twice"
+            return ""
+        known = set(json.loads(mark.read_text())["files"])
+        later = [path for name, path in there.items() if name not in known]
+        for path in later:
+            path.unlink()
+        for number in _numbers(where / _MARKS):
+            if number > iteration:
+                _remove(where / _MARKS, number)
+        return f"{counted(len(later), 'file')} of steps after the checkpoint were removed from {where}" if later else ""
+
+    def close(self) -> None:
+        """Writes what is left; the episodes under way are cut."""
+        for columns in self._columns.values():
+            columns.reset()
+        for writer in self._writers:
+            writer.close()
+
+    # ------------------------------------------------------------ rollouts
+
+    def columns(self, source: Any, num_envs: int, worker_index: int, first: int) -> Columns:
+        """What takes the rollouts of `num_envs` columns from `first` on; for `replay_episodes.Watch`."""
+        before = self._columns.get(first)
+        if before is not None:  # of environments that are gone
+            before.reset()
+        made = Columns(
+            self._take,
+            num_envs,
+            who=self._who,
+            wanted=self._output.columns,
+            first=first,
+            iteration=lambda: self.iteration,
+        )
+        self._columns[first] = made
+        return made
+
+    def _take(self, kind: int, episode: Episode) -> None:
+        self._writers[kind].add(episode)
+
+    # ------------------------------------------------------------ checkpoints
+
+    def mark(self, iteration: int) -> None:
+        """Makes it known to a run that goes on from here what is written: closes the files, and keeps what is not."""
+        under_way = [found for _, columns in sorted(self._columns.items()) for found in columns.under_way()]
+        for kind, (where, writer) in enumerate(zip(self._directories, self._writers, strict=True)):
+            writer.close()
+            marks = where / _MARKS
+            marks.mkdir(exist_ok=True)
+            pending = marks / f"{iteration}.npz"
+            pending.unlink(missing_ok=True)
+            if episodes := [episode for of, episode in under_way if of == kind]:
+                one = spaces.by_kind(self._spec)[kind]
+                shards.write_file(of_episodes(one.observation, one.action, episodes), pending, compress=False)
+            names = sorted(path.name for path in where.glob(f"{PREFIX}-*"))
+            files.replace(marks / f"{iteration}.json", json.dumps({"files": names}))
+            self._forget(marks)
+
+    def _forget(self, marks: Path) -> None:
+        """Removes the marks of checkpoints that are gone."""
+        numbers = _numbers(marks)
+        there = self._checkpoints
+        kept = {int(p.name) for p in there.iterdir() if p.name.isdigit()} if there and there.is_dir() else set()
+        for number in numbers[:-_LATEST]:
+            if number and number not in kept:
+                _remove(marks, number)
+
+
+def _numbers(marks: Path) -> list[int]:
+    return sorted({int(path.stem) for path in marks.iterdir() if path.stem.isdigit()})
+
+
+def _remove(marks: Path, number: int) -> None:
+    for suffix in (".json", ".npz"):
+        (marks / f"{number}{suffix}").unlink(missing_ok=True)
+
+
+def _copied(episode: Episode) -> Episode:
+    return episode._replace(labels={name: label.item() for name, label in episode.labels.items()})

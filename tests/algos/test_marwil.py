@@ -1,0 +1,172 @@
+"""MARWIL: against the equations spelled out; without its advantages it is BC, with them it takes the better action."""
+
+import dataclasses
+
+import fakes
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_sac_memory
+from fakes import assert_close, assert_same, differ
+from sac_reference import forward
+from test_bc import adam, log_prob_and_entropy
+
+from jrl.algos import bc, marwil
+from jrl.networks import NetworkConfig
+from jrl.types import Batch, Box, Discrete, EnvSpec
+
+KEY = jax.random.key(6)
+BOX = Box((2,), low=-1.0, high=1.0)
+BASE = marwil.Config(
+    lr=0.1, adam_eps=1.0, ent_coef=0.3, vf_coef=0.7, beta=1.5, adv_norm_start=4.0, adv_norm_rate=0.25, weight_clip=2.0
+)
+
+
+def setting(cfg=BASE, action=Discrete(3), network=fakes.NETWORK):  # noqa: B008
+    spec = EnvSpec(fakes.VECTOR, action, 8)
+    algo = marwil.make(cfg, spec, network)
+    state = fakes.perturbed(jax.jit(algo.init)(KEY))
+    return algo, state, fakes.batch(algo, spec, algo.actor(state))
+
+
+@pytest.mark.parametrize("action", [Discrete(3), BOX], ids=["discrete", "box"])
+@pytest.mark.parametrize("kind", ["exp", "softmax", "binary"])
+def test_one_update_is_that_of_the_equations(kind, action):
+    cfg = dataclasses.replace(BASE, weight=kind)
+    algo, state, batch = setting(cfg, action)
+    counts, mean = np.asarray(batch.weight) > 0, lambda x: jnp.sum(batch.weight * x) / 64
+
+    def value(params, x):
+        return forward({"value_torso": params["value_torso"], "value_head": params["value_head"]}, x)[:, 0]
+
+    target = batch.reward + batch.discount * value(state.params, batch.next_obs)
+    advantage = np.asarray(target - value(state.params, batch.obs))
+    square = 4.0 + 0.25 * (float(mean(jnp.asarray(advantage) ** 2)) - 4.0)
+    odds = np.exp(1.5 * advantage / np.sqrt(square))
+    weight = {
+        "exp": np.minimum(odds, 2.0),
+        "softmax": np.minimum(odds / float(mean(jnp.asarray(odds))), 2.0),
+        "binary": 1.0 * (advantage > 0),
+    }[kind]
+    assert len(set(weight[counts].round(5))) > 1 and (kind == "binary" or (weight[counts] == 2.0).any())
+
+    def loss(params):
+        log_prob, entropy, best = log_prob_and_entropy(params, batch.obs, batch.action)
+        off = best - batch.action
+        near = {"policy/accuracy": mean(off == 0)} if off.ndim == 1 else {"policy/mse": mean((off**2).mean(-1))}
+        policy, error = -mean(weight * log_prob), mean(0.5 * (value(params, batch.obs) - target) ** 2)
+        total = policy + 0.7 * error - 0.3 * mean(entropy)
+        return total, {"loss/policy": policy, "loss/value": error, "policy/entropy": mean(entropy), **near}
+
+    gradient, metrics = jax.jit(jax.grad(loss, has_aux=True))(state.params)
+    after, aux = jax.jit(algo.update)(state, batch, KEY)
+    assert_close(after.params, adam(cfg, state.params, gradient), atol=3e-6)
+    np.testing.assert_allclose(after.own["adv_norm"], square, rtol=1e-5)
+    metrics |= {"policy/imitation": mean(weight), "policy/adv_norm": np.sqrt(square), "value/target": mean(target)}
+    for name, wanted in metrics.items():
+        np.testing.assert_allclose(aux.metrics[name], wanted, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_weights_by_hand():
+    """Of advantages 2, -1 and 0, c = 2 and beta = 2, of which the last row does not count."""
+    advantage, counts, square = jnp.array([2.0, -1.0, 0.0, 1e30]), jnp.array([1.0, 1.0, 2.0, 0.0]), jnp.array(4.0)
+    weight = lambda **options: np.asarray(
+        marwil.imitation_weight(marwil.Config(beta=2.0, **options), advantage, counts, square, None)
+    )
+    e = np.e
+    np.testing.assert_allclose(weight()[:3], [e**2, 1 / e, 1.0], rtol=1e-5)
+    np.testing.assert_allclose(weight(weight_clip=3.0)[:3], [3.0, 1 / e, 1.0], rtol=1e-5)
+    np.testing.assert_allclose(weight(weight="binary")[:3], [1.0, 0.0, 0.0])
+    mean = (e**2 + 1 / e + 2.0) / 4
+    np.testing.assert_allclose(weight(weight="softmax")[:3], np.array([e**2, 1 / e, 1.0]) / mean, rtol=1e-5)
+    for kind in ("exp", "binary", "softmax"):
+        assert np.isfinite(weight(weight=kind, weight_clip=np.inf)).all()
+    # far beyond what exp holds
+    far = marwil.Config(beta=1e4, weight="softmax", weight_clip=np.inf)
+    np.testing.assert_allclose(
+        marwil.imitation_weight(far, advantage, counts, square, None), [4.0, 0.0, 0.0, 0.0], atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("kind", ["exp", "softmax"])
+@pytest.mark.parametrize("network", [fakes.NETWORK, test_sac_memory.NETWORK], ids=["vector", "memory"])
+def test_without_its_advantages_it_is_bc(kind, network):
+    """The policy is that of BC after any number of updates, whatever the rewards; the value learns beside it."""
+    spec = test_sac_memory.MASKED
+    common = {"lr": 1e-2, "ent_coef": 0.02}
+    own = marwil.make(marwil.Config(beta=0.0, weight=kind, **common), spec, network)
+    other = bc.make(bc.Config(**common), spec, network)
+    state, plain = jax.jit(own.init)(KEY), jax.jit(other.init)(KEY)
+    data = fakes.drawn(own, spec, own.actor(state))
+    start, update, clone = state, jax.jit(own.update), jax.jit(other.update)
+    for _ in range(5):
+        (state, aux), (plain, plain_aux) = update(state, data, KEY), clone(plain, data, KEY)
+    assert_close({name: state.params[name] for name in plain.params}, plain.params, atol=1e-6)
+    assert_close({name: aux.metrics[name] for name in plain_aux.metrics}, dict(plain_aux.metrics), atol=1e-6)
+    for name in start.params:
+        assert differ(start.params[name], state.params[name]), name
+
+
+def bandit():
+    """Four times of five action 0, which is worth 0; else action 1, which is worth 1."""
+    action = jnp.array([0, 0, 0, 0, 1])
+    obs, nothing = jnp.ones((5, 1)), jnp.zeros(5)
+    return Batch(obs, action, 1.0 * action, nothing, obs, jnp.ones(5), jnp.arange(5))
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "odds"),
+    [
+        (bc, {}, 1 / 4),
+        # V = 1/5 and c = sqrt(4/5 (1/5)^2 + 1/5 (4/5)^2) = 2/5: A / c is 2, and -1/2
+        (marwil, {"beta": 1.0}, np.exp(2.5) / 4),
+        (marwil, {"beta": 1.0, "weight": "softmax"}, np.exp(2.5) / 4),
+        (marwil, {"beta": 1.0, "weight_clip": 2.0}, 2.0 / np.exp(-0.5) / 4),
+        (marwil, {"weight": "binary"}, np.inf),
+    ],
+    ids=["bc", "exp", "softmax", "clipped", "binary"],
+)
+def test_it_takes_the_better_action_where_bc_takes_the_usual_one(module, options, odds):
+    if module is marwil:
+        options = {**options, "adv_norm_start": 1.0, "adv_norm_rate": 0.1}
+    algo = module.make(module.Config(lr=1e-2, **options), EnvSpec(Box((1,)), Discrete(2), 1), fakes.NETWORK)
+    step = lambda state, key: (algo.update(state, bandit(), key)[0], None)
+    state = jax.jit(lambda s: jax.lax.scan(step, s, jax.random.split(KEY, 2000))[0])(algo.init(KEY))
+    said = algo.outputs(state, jnp.ones((1, 1)))
+    better = float(jax.nn.softmax(said["distribution"].logits)[0, 1])
+    np.testing.assert_allclose(better, 1.0 if np.isinf(odds) else odds / (1 + odds), atol=0.01)
+    action = algo.act(algo.actor(state), jnp.ones((1, 1)), algo.carry(1), KEY, explore=False).action
+    assert int(action[0]) == (odds > 1)
+    if module is marwil:
+        np.testing.assert_allclose(said["value"], [0.2], atol=0.01)
+
+
+def test_of_sequences_a_target_bootstraps_where_the_sequence_says():
+    """`ahead` names the row whose value follows; a row's own value is that of the same pass."""
+    spec, network = test_sac_memory.MASKED, test_sac_memory.NETWORK
+    algo = marwil.make(marwil.Config(adv_norm_rate=0.0), spec, network)
+    state = fakes.perturbed(jax.jit(algo.init)(KEY))
+    data = fakes.drawn(algo, spec, algo.actor(state))
+    rows, length = data.weight.shape
+    net = marwil.actor_critic.make(spec, network, lambda obs: obs["action_mask"])
+    window = data.window.replace(carry=net.carry(rows))
+    value = np.asarray(net.value(state.params, window))[:, -length - 1 :]
+    assert int((data.ahead != jnp.arange(1, length + 1)[None]).sum()) > 3
+    target = np.asarray(data.reward) + np.asarray(data.discount) * np.take_along_axis(value, np.asarray(data.ahead), 1)
+    weight = np.asarray(data.weight)
+    _, aux = jax.jit(algo.update)(state, data, KEY)
+    valid = weight > 0
+    np.testing.assert_allclose(aux.metrics["value/target"], (weight * target)[valid].sum() / weight.size, rtol=1e-4)
+    error = 0.5 * (value[:, :-1] - target) ** 2
+    np.testing.assert_allclose(aux.metrics["loss/value"], (weight * error)[valid].sum() / weight.size, rtol=1e-4)
+
+
+def test_a_shared_torso_learns_from_both_losses():
+    network = NetworkConfig(hidden=(8,), shared=True)
+    changed = []
+    for options in ({}, {"vf_coef": 0.0}):
+        algo, state, batch = setting(dataclasses.replace(BASE, **options), network=network)
+        changed.append(jax.jit(algo.update)(state, batch, KEY)[0].params)
+    assert_same(changed[0]["policy_head"], changed[1]["policy_head"])
+    assert differ(changed[0]["torso"], changed[1]["torso"])

@@ -1,0 +1,94 @@
+"""docs/data.md: its lines of Python and its commands of files, as written, one after the other."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jrl import data, evaluate, train
+from jrl.data import __main__
+from jrl.settings import config
+from jrl.settings.datasets import OutputConfig
+
+PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+OWN, RECORD, LEARN, LOOK, FORMATS = (
+    PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    for title in (
+        "Your own episodes, in five lines",
+        "Recording",
+        "Learning from data",
+        "What is in it, and what is wrong with it",
+        "Other formats",
+    )
+)
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """Runs the lines of Python in an empty directory; their names."""
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", OWN, re.S):
+        exec(block, names)
+    return names
+
+
+def commands(section):
+    """Runs the commands of a section; all are right."""
+    lines = re.findall(r"^python -m jrl\.data (.+)$", section, re.M)
+    assert lines and [__main__.main(line.split()) for line in lines] == [0] * len(lines)
+
+
+def test_the_lines_of_python(made):
+    store = data.read("my-data")
+    assert store.lengths().tolist() == [20, 35, 50] and store.meta["env"] == "CartPole-v1"
+    assert store.checksum() == made["store"].checksum() == data.read("more-data").checksum()
+    assert OWN.split("```python\n")[2].partition("```")[0].count("\n") == 6  # one of them empty
+
+
+def test_learning(made, capsys):
+    (section,) = re.findall(r"```yaml\n(.*?)```", LEARN, re.S)
+    Path("cloned.yaml").write_text(section)
+    (training,) = re.findall(r"^python -m jrl\.train (.+)$", LEARN, re.M)
+    assert train.main(training.split()) == 0
+    assert "held out" in capsys.readouterr().out
+    (playing,) = re.findall(r"^python -m jrl\.evaluate (.+)$", LEARN, re.M)
+    assert evaluate.main(playing.split()) == 0
+    commands(LEARN)
+    for algo in re.findall(r"`(\{name: .*?\})`", LEARN):
+        spaces = {"algo": yaml.safe_load(algo), "data": {"input": "my-data"}, "stop": {"updates": 1}}
+        config.load(spaces)
+
+
+def test_recording(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (training,) = re.findall(r"^python -m jrl\.train (.+)$", RECORD, re.M)
+    assert train.main(training.split()) == 0
+    commands(RECORD)
+    assert capsys.readouterr().out.count("checksum ") == 4
+    assert all(2000 <= data.read(path).num_steps < 2032 for path in Path("sets").iterdir())
+    (section,) = re.findall(r"```yaml\n(.*?)```", RECORD, re.S)
+    given = config.load(
+        {"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1"}, "stop": {"env_steps": 1}, **yaml.safe_load(section)}
+    )
+    assert given.data.output == OutputConfig("sets/replay", columns=("log_prob",))
+
+
+def test_looking_at_them(made, capsys):
+    commands(LOOK)
+    out = capsys.readouterr().out
+    assert "every reward is 1" in out and '"episodes": 3' in out and "are copies of earlier ones" in out
+    assert Path("returns.png").is_file()
+
+
+def test_other_formats(made, capsys):
+    pytest.importorskip("h5py")
+    commands(FORMATS)
+    assert capsys.readouterr().out.count("wrote ") == 5
+    assert data.read("parts/*").num_episodes == 6 and data.read("both").num_steps == 210
+    assert data.read("mine.hdf5").checksum() == made["store"].checksum()
+
+
+def test_the_table_of_formats_is_whole():
+    assert re.findall(r"^\| `([\w-]+)` \|", FORMATS, re.M) == ["--to", *data.NAMES]

@@ -23,8 +23,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--methods",
         default="is,wis,pdis,dm,dr",
-        help="importance sampling: is, weighted wis, per decision pdis, both wpdis; dm: by fitted values; doubly robust: "
-        "dr, weighted wdr (default is,wis,pdis,dm,dr)",
+        help="importance sampling: is, weighted wis, per decision pdis, both wpdis; by fitted values: dm; doubly "
+        "robust: dr, weighted wdr (default is,wis,pdis,dm,dr)",
     )
     p.add_argument("--episodes", type=int, help="at most so many, drawn from all (default: all)")
     p.add_argument("--gamma", type=float, help="discount (default: the run's algo.gamma)")

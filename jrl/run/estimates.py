@@ -23,7 +23,7 @@ from jrl.run.keys import Role, role_key
 from jrl.settings import plan
 from jrl.settings.config import RunConfig
 from jrl.settings.datasets import EstimateConfig
-from jrl.types import Algo, Array, Batch, Buffer, EnvSpec, Key, PyTree, element
+from jrl.types import Algo, Array, Batch, Buffer, Discrete, EnvSpec, Key, PyTree, element
 
 _FITTED = ("dm", "dr", "wdr")  # methods that need values of the policy
 _UPDATES = 1000  # of fitted Q evaluation in one dispatch
@@ -87,7 +87,8 @@ class Judge:
         weighing = [name for name in how.methods if name != "dm"]
         if weighing:
             check_log_probs(store, weighing, mend[0])
-            _check_choice(algo, spec, explore, weighing, mend)
+        if weighing or isinstance(spec.action, Discrete):  # of a set of choices the values ask for probabilities, too
+            _check_choice(algo, spec, explore, weighing or how.methods, mend)
         fits = any(name in _FITTED for name in how.methods)
         self._asked = judged.Asked(explore, bool(weighing), how.fqe.actions if fits else 0)
         self._fit = _Fit(cfg, how, spec, store, self._gamma) if fits else None

@@ -255,13 +255,7 @@ def greedy(kind: Kind, output: Any, mask: Array | None) -> PyTree:
 
 
 def choice(
-    cfg: Common,
-    agent: Agent,
-    policy: Callable[..., tuple[Any, PyTree, dict[str, PyTree]]],
-    actor: Actor,
-    obs: PyTree,
-    carry: PyTree,
-    explore: bool,
+    cfg: Common, agent: Agent, policy: Callable[..., Any], actor: Actor, obs: PyTree, carry: PyTree, explore: bool
 ) -> tuple[Any, PyTree]:
     """The distribution [B] that `act` draws actions from, and the carry after it; see `choices.of`."""
     before, own = split_carry(carry)

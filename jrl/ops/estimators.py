@@ -19,6 +19,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jrl.ops import shapes
+
 __all__ = [
     "Interval",
     "bootstrap",
@@ -242,14 +244,4 @@ def _over(x, y):
 
 def _check_shapes(reward, **others):
     """`value` is [E, T + 1], everything else [E, T] like `reward`."""
-    shape = jnp.shape(reward)
-    if len(shape) != 2:
-        raise ValueError(f"reward must be [E, T], got shape {shape}")
-    expected = {"value": (shape[0], shape[1] + 1)}
-    wrong = [
-        f"{name} must be {expected.get(name, shape)}, got {jnp.shape(x)}"
-        for name, x in others.items()
-        if jnp.shape(x) != expected.get(name, shape)
-    ]
-    if wrong:
-        raise ValueError(f"reward is {shape}: " + "; ".join(wrong))
+    shapes.check("[E, T]", reward, others, value=lambda episodes, steps: (episodes, steps + 1))

@@ -19,7 +19,7 @@ from jrl.metrics.timers import Timers
 from jrl.rollout import fake, unroll
 from jrl.rollout.replay_episodes import Watch
 from jrl.rollout.source import Source
-from jrl.run import build_data, build_learner, build_policies, learner, parallel, several
+from jrl.run import build_data, build_learner, build_policies, estimates, learner, parallel, several
 from jrl.run import recorder as recorders
 from jrl.run.build_collect import algorithm as algorithm
 from jrl.run.build_collect import close_all, collecting, completed, make_source, make_vectors, numbered, whole_episodes
@@ -65,6 +65,7 @@ class Run(NamedTuple):
     programs: str  # whether one program collects and learns or two do, and why, in words
     groups: tuple[several.Group, ...]  # the policies, those that are alike together; () where there is one
     recorder: recorders.Recorder | None = None  # of `data.output`
+    judge: estimates.Beside | None = None  # of `data.estimate`
 
 
 def run(
@@ -237,6 +238,7 @@ def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbac
         unroll=None,
         note="",
         apply_task=apply_task,
+        judge=estimates.beside(cfg, found, algo),
         programs="one program draws from the data, another learns"
         if made.on_host
         else "one program draws from the data and learns",

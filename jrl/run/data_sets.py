@@ -23,7 +23,8 @@ from jrl.settings import datasets
 from jrl.settings.config import RunConfig
 from jrl.types import Box, Buffer, EnvSpec, PyTree, Rollout, Space, element
 
-_CHUNK = 65_536  # rows that a ring takes at a time
+CHUNK = 65_536  # rows that a ring takes at a time
+OTHER_ENV = "give the environment that the data are of, or leave env.id out"
 
 
 class Inputs(NamedTuple):
@@ -156,8 +157,7 @@ def _cast(store: EpisodeStore, what: str, found: Space, tree: PyTree, wanted: Sp
     want = spaces.leaves(wanted)
     if not _same_shapes(found, wanted):
         raise InputError(
-            f"data.input: {store.name} has {what} {found}, where the environment has {wanted}: give the environment "
-            "that the data are of, or leave env.id out"
+            f"data.input: {store.name} has {what} {found}, where the environment has {wanted}: {OTHER_ENV}"
         )
     arrays = []
     for (path, leaf), x in zip(want, jax.tree.leaves(tree), strict=True):
@@ -342,8 +342,8 @@ def chunks(store: EpisodeStore, extras: Mapping[str, PyTree], rows: int) -> Iter
     ends = np.zeros((2, store.num_rows), bool)
     ends[0, store.offsets[1:] - 2] = store.terminated
     ends[1, store.offsets[1:] - 2] = ~store.terminated  # a time limit, or cut: what comes next is in the data
-    for first in range(0, rows, _CHUNK):
-        last = min(first + _CHUNK, rows)
+    for first in range(0, rows, CHUNK):
+        last = min(first + CHUNK, rows)
 
         def cut(x: np.ndarray, first: int = first, last: int = last) -> np.ndarray:
             found = x[first:last]

@@ -171,6 +171,8 @@ class Session(Policies):
             time_s=meta["time_s"] if meta else 0.0,
         )
         self.schedule.start()
+        if self.run.judge:
+            self.run.judge.begin(self.env_steps, self.steps_per_call)
         if saved and meta:
             try:
                 self.reporter.restore(meta["rows"], self.timers)
@@ -246,6 +248,9 @@ class Session(Policies):
         one, too: its numbers, and what is decided by them, are those of the weights that were evaluated.
         """
         reached = self.schedule.reached(info)
+        if self.run.judge and (found := self.run.judge.after(info, self.run.learn.actor)):
+            self.reporter.extra.update(found)
+            reached = True
         if self.league:  # who plays from now on follows from the row, and must not depend on how far the device was
             self.reporter.add(info)
             return self.reporter.flush() if reached or self.reporter.due() else None

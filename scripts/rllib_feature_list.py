@@ -299,8 +299,8 @@ FEATURES: dict[str, list[Feature]] = {
     "Offline data options": [
         lacks("`input`: files, mixtures, functions", "jrl does not read data from files yet",
             unmigrated({"input": "/tmp/data"})),
-        lacks("`output`, `output_compress_columns`, `output_max_file_size`", "nor write them",
-            unmigrated({"output": "/tmp/data"})),
+        works("`output`, `output_compress_columns`, `output_max_file_size`", "`data.output`: whole files of episodes",
+            migrates({"output": "/tmp/data"}, "data.output.path", "/tmp/data")),
         lacks("`input_evaluation`: is, wis, simulation", "an evaluation plays episodes", unmigrated({"input": "d",
             "input_evaluation": ["is"]})),
         lacks("`actions_in_input_normalized`, `shuffle_buffer_size`, `postprocess_inputs`", "nothing is read",
@@ -325,8 +325,8 @@ FEATURES: dict[str, list[Feature]] = {
             "stall_seconds", 60, "run.stall_seconds", 60)),
         works("gym monitor", "videos: `evaluation_record`", puts("evaluation", "evaluation_record",
             2, "evaluation.record")),
-        lacks("episode traces by the output API", "result rows and `hist_stats`; no samples in files",
-            unmigrated({"output": "logdir"})),
+        works("episode traces by the output API", "`data.output` without a path: data in the run directory",
+            migrates({"output": "/tmp/traces"}, "data.output.path", "/tmp/traces")),
     ],
     "Callbacks and custom metrics": [
         works("DefaultCallbacks and all its moments", "`jrl.api.Callbacks`", every_callback),

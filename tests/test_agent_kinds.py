@@ -114,7 +114,9 @@ def test_a_chase_worked_out_by_hand():
     assert env.spec.action == Tuple((Discrete(5), Box((2,), low=-1.0, high=1.0)))
     assert env.spec.env_action == Tuple((Discrete(5), VELOCITY))
     collect = unroll.make(env, chase, length=8)
-    _, rollout, report = collect.step(collect.init(jax.random.key(0)), (), jax.random.key(1))
+    _, rollout, report = jax.device_get(
+        jax.jit(collect.step)(jax.jit(collect.init)(jax.random.key(0)), (), jax.random.key(1))
+    )
     hunters, prey = rollout.obs
     assert hunters.shape == (8, 4, 6) and prey["hunters"].shape == (8, 2, 2, 2) and rollout.reward.shape == (8, 6)
     for game in range(2):  # after the first step
@@ -139,7 +141,9 @@ def test_what_is_seen_of_earlier_steps_and_of_all_is_of_each_kind():
     assert hunter["obs"] == Box((2, 6)) and prey["hunters"] == Box((2, 2, 2)) and prey["me"] == Box((2, 2))
     assert hunter["prev_action"] == Discrete(5) and prey["prev_action"] == env.spec.action.items[1]
     collect = unroll.make(env, lambda a, obs, *rest: chase(a, (obs[0]["obs"], None), *rest), length=8)
-    _, rollout, _ = collect.step(collect.init(jax.random.key(0)), (), jax.random.key(1))
+    _, rollout, _ = jax.device_get(
+        jax.jit(collect.step)(jax.jit(collect.init)(jax.random.key(0)), (), jax.random.key(1))
+    )
     hunters, prey = rollout.obs
     np.testing.assert_array_equal(hunters["prev_action"][:, :2], [[0, 0]] + [[1, 2]] * 6 + [[0, 0]])
     np.testing.assert_allclose(hunters["obs"][1:6, :, 0], hunters["obs"][:5, :, 1])
@@ -211,10 +215,16 @@ def test_each_column_acts_as_its_policy_alone():
     cfg = build_policies.resolved(made(multi_agent={"mapping": "by_agent"}))
     env = envs.make(cfg.env)
     algo, state = build.algorithm(cfg, env.spec), None
-    state = algo.init(jax.random.key(0))
+    state = jax.jit(algo.init)(jax.random.key(0))
     assert set(state) == set(AGENTS)
-    obs = jax.tree.map(lambda x: jax.random.normal(jax.random.key(3), x.shape), env.reset(jax.random.key(1))[1])
-    out = algo.act(algo.actor(state), obs, algo.carry(3 * GAMES), jax.random.key(2), False)
+    shapes, rng = jax.eval_shape(env.reset, jax.random.key(1))[1], np.random.default_rng(3)
+    obs = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
+
+    def act(algo, state, obs, count):
+        run = lambda state, obs: algo.act(algo.actor(state), obs, algo.carry(count), jax.random.key(2), False)
+        return jax.device_get(jax.jit(run)(state, obs))
+
+    out = act(algo, state, obs, 3 * GAMES)
     for agent, own_obs, action in (
         ("hunter_0", obs[0][::2], out.action[0][::2]),
         ("hunter_1", obs[0][1::2], out.action[0][1::2]),
@@ -223,7 +233,7 @@ def test_each_column_acts_as_its_policy_alone():
         own_cfg, spec = build_policies.of_policy(cfg, env.spec, agent)
         assert spec.kinds == () and spec.agents == (agent,) and spec.num_envs == GAMES
         alone = build.algorithm(own_cfg, spec)
-        expected = alone.act(alone.actor(state[agent]), own_obs, alone.carry(GAMES), jax.random.key(2), False).action
+        expected = act(alone, state[agent], own_obs, GAMES).action
         np.testing.assert_allclose(action, expected, rtol=1e-5)
 
 
@@ -310,25 +320,19 @@ def test_hunters_learn_to_follow_and_the_prey_to_flee():
     assert hunted["policy/hunter/return"] > -12 and fled["policy/prey/return"] > 19
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {
-            "network": {"core": {"name": "gru", "size": 4}, "use_prev_action": True},
-            "env": {"frame_stack": 2},
-            "multi_agent": {"agent_id": True},
-        },
-        {"devices": {"fake": 2}},
-    ],
-)
-def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, more, capsys):
+def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, capsys):
+    """On two devices, with memory."""
+    more = {
+        "network": {"core": {"name": "gru", "size": 4}, "use_prev_action": True},
+        "env": {"frame_stack": 2},
+        "multi_agent": {"agent_id": True},
+        "devices": {"fake": 2},
+    }
     data = config.merge(SMALL, config.merge({"run": {"log": ["jsonl"], "report_every": 64}}, more))
     rows = whole_and_resumed(tmp_path, data, cut=96, steps=192)
     # what is counted since the row before depends on where that was
     whole, resumed = (without(row, "time", "perf", "/count", "/return_m") for row in rows)
     assert whole == resumed
-    if "network" not in more:
-        return
     policy = jrl.load(tmp_path / "whole", policy="prey")
     assert policy.observation_space == Dict((*PREY.items, ("agent_id", Discrete(3))))
     seen = {"me": np.zeros((3, 2)), "hunters": np.ones((3, 2, 2)), "agent_id": np.ones(3, np.int32)}

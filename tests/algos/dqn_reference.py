@@ -20,6 +20,7 @@ def size_of(cfg):
     return {"expected": 1, "c51": cfg.num_atoms, "qr": cfg.num_quantiles}[cfg.head]
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def outputs_of(cfg, network, params, obs):
     """[N, A, K] without noise."""
     size, env_spec = size_of(cfg), fakes.spec(Discrete(A))
@@ -112,21 +113,20 @@ def reference_step(cfg, network, state, batch):
     weight, action = np.asarray(batch.weight), np.asarray(batch.action)
     counts = np.flatnonzero(weight)
 
-    @jax.jit
     def loss(params):
         outputs = outputs_of(cfg, network, params, batch.obs)
         taken = outputs[counts, action[counts]]
         rows = jax.vmap(functools.partial(row_loss, cfg))(taken, jnp.float32(target[counts]))
         value = jnp.sum(weight[counts] * rows) / len(weight)
-        return value + cfg.cql_weight * cfg.conservative * gap_of(cfg, outputs, action, weight), (value, rows)
+        gap = gap_of(cfg, outputs, action, weight) if cfg.conservative else 0.0
+        return value + cfg.cql_weight * gap, (value, rows, gap)
 
-    (_, (value, rows)), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)
+    (_, (value, rows, gap)), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(state.params)
     q = mean_of(cfg, outputs_of(cfg, network, state.params, batch.obs))[np.arange(len(action)), action]
     target_q = target @ np.linspace(cfg.v_min, cfg.v_max, cfg.num_atoms) if cfg.head == "c51" else target.mean(-1)
     metrics = {"loss/value": value, "value/q": (weight * q).mean(), "value/target": (weight * target_q).mean()}
     if cfg.conservative:
-        outputs = outputs_of(cfg, network, state.params, batch.obs)
-        metrics["value/gap"] = gap_of(cfg, outputs, action, weight)
+        metrics["value/gap"] = gap
     priority = np.zeros(len(weight))
     priority[counts] = rows if cfg.head == "c51" else np.abs(target_q - q)[counts]
     return gradient, metrics, priority
@@ -134,4 +134,5 @@ def reference_step(cfg, network, state, batch):
 
 def first_adam_step(cfg, params, gradient):
     """Adam's first step has the size lr, but for eps."""
-    return jax.tree.map(lambda p, g: p - cfg.lr * g / (jnp.abs(g) + cfg.adam_eps), params, gradient)
+    step = lambda p, g: np.asarray(p) - cfg.lr * np.asarray(g) / (np.abs(g) + cfg.adam_eps)
+    return jax.tree.map(step, params, gradient)

@@ -34,6 +34,13 @@ def _one_step(reward, action=None, observe=lambda sign: sign):
     )
 
 
+def one_of(which, tasks):
+    """The task with the number `which`, which may be traced; they differ in rewards and in what is observed."""
+    pick = lambda *found: jax.tree.map(lambda *x: jnp.stack(x)[which], *found)
+    step = lambda state, action, draws: pick(*(task.step(state, action, draws) for task in tasks))
+    return tasks[0]._replace(step=step, observe=lambda state: pick(*(task.observe(state) for task in tasks)))
+
+
 def constant_reward():
     """V = 1 everywhere: does the value learn at all?"""
     return _one_step(lambda sign, action: jnp.ones_like(sign), observe=jnp.zeros_like)
@@ -111,26 +118,32 @@ def _with_sign(task):
     return task._replace(action=Box((1,), low=-1.0, high=1.0), step=step)
 
 
-def train(name, task, *, iterations=60, mutate=lambda rollout: rollout, lag=None, **overrides):
-    """An algorithm trained on a probe in one compiled scan; `mutate` changes each rollout before it is learned from.
+def train(name, task, *, mutate=lambda rollout: rollout, **more):
+    """`train_each` of the one task; `mutate` changes each rollout before it is learned from."""
+    return train_each(name, (task,), mutate=lambda rollout, which: mutate(rollout), **more)[0]
 
-    With `lag` in 0..MAX_LAG, each rollout is made by the actor of so many updates before.
+
+def train_each(name, tasks, *, iterations=60, mutate=lambda rollout, which: rollout, lag=None, **overrides):
+    """An algorithm trained on each of some probes of the same kind, in one compiled scan for all of them.
+
+    `mutate` changes each rollout of the task of that number before it is learned from. With `lag`, a number in
+    0..MAX_LAG for each task, each rollout is made by the actor of so many updates before.
 
     Returns:
-      value(obs [N]) -> [N], and act(obs [N]) -> [N, *] without exploration.
+      for each task value(obs [N]) -> [N], and act(obs [N]) -> [N, *] without exploration.
     """
-    discrete = isinstance(task.action, Discrete)
-    signed = discrete and not fakes.acts_in(name, Discrete)
-    env = build(_with_sign(task) if signed else task, NUM_ENVS)
+    signed = isinstance(tasks[0].action, Discrete) and not fakes.acts_in(name, Discrete)
+    tasks = [_with_sign(task) for task in tasks] if signed else tasks
     overrides = {**CASES[name].probe, **overrides}
-    algo = fakes.make(name, env.spec, NETWORK, **overrides)
-    learn = _learner(name, algo, env.spec, **overrides)
-    collect = unroll.make(
-        env, algo.act, length=LENGTH, carry=algo.carry, running_return_gamma=algo.running_return_gamma
-    )
+    spec = build(tasks[0], NUM_ENVS).spec
+    algo = fakes.make(name, spec, NETWORK, **overrides)
+    learn = _learner(name, algo, spec, **overrides)
 
-    @jax.jit
-    def run(key, lag):
+    def run(which, key, lag):
+        env = build(one_of(which, tasks), NUM_ENVS)
+        gammas = algo.running_return_gamma
+        collect = unroll.make(env, algo.act, length=LENGTH, carry=algo.carry, running_return_gamma=gammas)
+
         def iteration(carry, key):
             state, replay, source, actors = carry
             collect_key, update_key = jax.random.split(key)
@@ -139,7 +152,7 @@ def train(name, task, *, iterations=60, mutate=lambda rollout: rollout, lag=None
                 actors = jax.tree.map(lambda old, new: jnp.concatenate([new[None], old[:-1]]), actors, actor)
                 actor = jax.tree.map(lambda x: x[lag], actors)
             source, rollout, _ = collect.step(source, actor, collect_key)
-            state, replay, _ = learn.step(state, replay, mutate(rollout), update_key)
+            state, replay, _ = learn.step(state, replay, mutate(rollout, which), update_key)
             return (state, replay, source, actors), None
 
         init_key, env_key, key = jax.random.split(key, 3)
@@ -149,16 +162,28 @@ def train(name, task, *, iterations=60, mutate=lambda rollout: rollout, lag=None
         keys = jax.random.split(key, iterations * CASES[name].rollouts)
         return jax.lax.scan(iteration, carry, keys)[0][0]
 
-    state = run(jax.random.key(0), None if lag is None else jnp.int32(lag))
-    obs = lambda x: jnp.asarray(x, jnp.float32)[:, None]
+    key, lags = jax.random.key(0), None if lag is None else np.asarray(lag, np.int32)
+    if len(tasks) == 1:
+        return [_answers(algo, jax.jit(run)(0, key, lags if lag is None else lags[0]), signed)]
+    every = jax.jit(jax.vmap(run, in_axes=(0, None, None if lag is None else 0)))
+    states = every(np.arange(len(tasks)), key, lags)
+    return [_answers(algo, fakes.part(states, i), signed) for i in range(len(tasks))]
+
+
+def _answers(algo, state, signed):
+    """(value, act) of a trained algorithm."""
+    obs = lambda x: np.asarray(x, np.float32)[:, None]
 
     def act(x):
-        action = algo.act(algo.actor(state), obs(x), algo.carry(len(x)), jax.random.key(0), explore=False).action
-        return (action[:, 0] > 0).astype(jnp.int32) if signed else action
+        greedy = lambda state, seen: algo.act(
+            algo.actor(state), seen, algo.carry(len(x)), jax.random.key(0), explore=False
+        )
+        action = np.asarray(jax.jit(greedy)(state, obs(x)).action)
+        return (action[:, 0] > 0).astype(np.int32) if signed else action
 
     def value(x):
-        found = algo.outputs(state, obs(x))
-        return found["value"] if "value" in found else found["q"].max(-1)
+        found = jax.jit(algo.outputs)(state, obs(x))
+        return np.asarray(found["value"]) if "value" in found else np.asarray(found["q"]).max(-1)
 
     return value, act
 

@@ -106,7 +106,7 @@ def table(values, bias=None):
 
 
 def with_tables(cfg, online, target):
-    state = dqn.make(cfg, fakes.spec(Discrete(2)), LINEAR).init(KEY)
+    state = jax.jit(dqn.make(cfg, fakes.spec(Discrete(2)), LINEAR).init)(KEY)
     return state.replace(params=table(online), target_params=table(target))
 
 
@@ -171,7 +171,7 @@ def test_no_gradient_flows_into_targets(name):
 def test_dueling_has_the_stated_size_and_mean():
     network = NetworkConfig(hidden=(256, 256))
     cfg = change(BASE, dueling=True)
-    params = dqn.make(cfg, fakes.spec(Discrete(2)), network).init(KEY).params
+    params = jax.eval_shape(dqn.make(cfg, fakes.spec(Discrete(2)), network).init, KEY).params
     assert set(params) == {"torso", "value_head", "advantage_head"}
     assert sum(x.size for x in jax.tree.leaves({k: params[k] for k in ("torso", "value_head")})) == 67_329
     # the mean of Q over actions is V: moving all advantages changes nothing

@@ -99,8 +99,8 @@ def test_the_update_sees_what_acting_saw():
     """Across ends and the border of two rollouts: acting's Q, and that of the update from the memory in the ring."""
     algo, state, rollout, batch = setting()
     obs, memory = rollout.obs.reshape(-1, 2), jax.tree.map(lambda x: x.reshape(-1, 5), rollout.extras["carry"])
-    (acted,), _ = net_of().step(state.params, obs, memory, "q")
-    acted = acted.reshape(2 * T, B, A)
+    (acted,), _ = jax.jit(lambda *args: net_of().step(*args, "q"))(state.params, obs, memory)
+    acted = np.asarray(acted).reshape(2 * T, B, A)
     assert not rollout.mask.all() and rollout.terminated.any() and rollout.truncated.any()
 
     @jax.jit
@@ -108,7 +108,7 @@ def test_the_update_sees_what_acting_saw():
         one = lambda weight: algo.update(state, batch.replace(weight=weight), KEY)[1].metrics["value/q"] * 4 * L
         return jax.vmap(one)(jnp.eye(4 * L).reshape(-1, 4, L)).reshape(4, L)
 
-    seen, compared = np.asarray(q_of_each(state, batch)), 0
+    seen, compared, batch = np.asarray(q_of_each(state, batch)), 0, jax.device_get(batch)
     for n in range(4):
         slot, column = divmod(int(batch.index[n]), B)
         for t in range(L):

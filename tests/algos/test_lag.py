@@ -1,5 +1,7 @@
 """IMPALA and APPO on rollouts of older policies: the exact answers of a chain, and probes under lag."""
 
+import functools
+
 import numpy as np
 import probes
 import pytest
@@ -44,10 +46,19 @@ def test_without_the_correction_values_and_policy_are_wrong(name):
         np.testing.assert_allclose(value, probes.chain_values(probes.CHAIN_POLICY), atol=1e-3)  # of the one that acts
 
 
-@pytest.mark.parametrize("lag", range(probes.MAX_LAG + 1))
+LAGS = range(probes.MAX_LAG + 1)
+
+
+@functools.cache
+def of_each_lag(name):
+    """(value, act) by the lag of the actors."""
+    options = {"target_update_every": 2} if name == "appo" else {}
+    return probes.train_each(name, (probes.obs_and_action_dependent_reward(),) * len(LAGS), lag=LAGS, **options)
+
+
+@pytest.mark.parametrize("lag", LAGS)
 @both
 def test_known_answers_with_actors_of_older_updates(name, lag):
-    options = {"target_update_every": 2} if name == "appo" else {}
-    value, act = probes.train(name, probes.obs_and_action_dependent_reward(), lag=lag, **options)
+    value, act = of_each_lag(name)[lag]
     np.testing.assert_array_equal(act([-1.0, 1.0]), [0, 1])
     np.testing.assert_allclose(value([-1.0, 1.0]), [1.0, 1.0], atol=0.15)

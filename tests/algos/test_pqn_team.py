@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fakes import assert_same, flags, perturbed
-from test_vdn import KEY, MIXERS, SMALL, SPEC, by_rollouts, observations
+from test_vdn import KEY, MIXERS, SMALL, SPEC, acted, by_rollouts, observations
 
 from jrl.algos import pqn, teams
 from jrl.algos.exploration import EpsilonGreedy, Random
@@ -24,22 +24,25 @@ NETWORKS = {"no memory": SMALL, "memory": NetworkConfig(hidden=(6,), core=Gru(si
 
 def rollout_of(algo, state, obs, rng, greedy=False):
     """(a Rollout [T, B] in which the policy acted, the value of the joint action that is best [T + 1, B])."""
-    terminated, truncated, valid = (jnp.asarray(x) for x in flags(rng, T, B))
-    start, act = algo.carry(B), jax.jit(algo.act, static_argnames="explore")
-    carry, action, value = start, [], []
-    for t in range(T + 1):
-        out = act(algo.actor(state), jax.tree.map(lambda x, t=t: x[t], obs), carry, KEY, explore=not greedy)
-        action.append(out.action)
-        value.append(out.extras["value"])
-        keep = valid[min(t, T - 1)]  # the memory begins anew after a reset row
-        carry = jax.tree.map(
-            lambda old, new, keep=keep: jnp.where(jnp.expand_dims(keep, range(1, new.ndim)), new, old), start, out.carry
-        )
-    action, value = jnp.stack(action), jnp.stack(value)
-    reward = jnp.where(valid, jnp.asarray(rng.normal(size=(T, B)), jnp.float32), 0)
+    terminated, truncated, valid = flags(rng, T, B)
+    start = algo.carry(B)
+    fresh = lambda x, keep: jnp.expand_dims(keep, range(1, x.ndim))  # the memory begins anew after a reset row
+
+    @jax.jit
+    def run(state, obs, valid):
+        def step(carry, row):
+            seen, keep = row
+            out = algo.act(algo.actor(state), seen, carry, KEY, explore=not greedy)
+            carry = jax.tree.map(lambda old, new: jnp.where(fresh(new, keep), new, old), start, out.carry)
+            return carry, (out.action, out.extras["value"])
+
+        return jax.lax.scan(step, start, (obs, valid))[1]
+
+    action, value = jax.device_get(run(state, obs, np.concatenate([valid, valid[-1:]])))
+    reward = np.where(valid, rng.normal(size=(T, B)), 0).astype(np.float32)
     made = Rollout(
         obs=jax.tree.map(lambda x: x[:-1], obs), last_obs=jax.tree.map(lambda x: x[-1], obs), action=action[:-1],
-        reward=reward, terminated=terminated, truncated=truncated, mask=valid, contiguous=jnp.ones(B, bool),
+        reward=reward, terminated=terminated, truncated=truncated, mask=valid, contiguous=np.ones(B, bool),
         extras={"value": value[:-1]}, carry=start,
     )  # fmt: skip
     return made, value
@@ -56,15 +59,15 @@ def seen(seed=0, **changes):
 def test_targets_and_the_loss_are_of_the_joint_value(mixer, network):
     """Greedy actions under masks: Q_tot of them is the value that acting recorded, and lambda-returns are of that."""
     algo = pqn.make(pqn.Config(mixer=mixer, **WHOLE), SPEC, NETWORKS[network])
-    state, rng = perturbed(algo.init(KEY)), np.random.default_rng(3)
+    state, rng = perturbed(jax.jit(algo.init)(KEY)), np.random.default_rng(3)
     mask = np.concatenate([np.ones((T + 1, B, 3, 1)), rng.random((T + 1, B, 3, 3)) < 0.5], -1)
-    obs = seen(action_mask=jnp.asarray(mask.reshape(T + 1, B, 12), jnp.int8))
+    obs = seen(action_mask=mask.reshape(T + 1, B, 12).astype(np.int8))
     rollout, value = rollout_of(algo, state, obs, rng, greedy=True)
     assert np.take_along_axis(mask[:-1], np.asarray(rollout.action)[..., None], -1).all()
     done = rollout.terminated | rollout.truncated
-    target = returns.lambda_returns(rollout.reward, rollout.terminated, done, value, gamma=0.9, lambda_=0.5)
+    target = np.asarray(returns.lambda_returns(rollout.reward, rollout.terminated, done, value, gamma=0.9, lambda_=0.5))
     _, aux = jax.jit(algo.update)(state, rollout, KEY)
-    mean = lambda x: jnp.sum(rollout.mask * x) / rollout.mask.sum()
+    mean = lambda x: np.sum(rollout.mask * x) / rollout.mask.sum()
     np.testing.assert_allclose(aux.metrics["value/target"], mean(target), rtol=1e-4)
     np.testing.assert_allclose(aux.metrics["value/q"], mean(value[:-1]), rtol=1e-4)
     np.testing.assert_allclose(aux.metrics["loss/q"], mean(0.5 * (value[:-1] - target) ** 2), rtol=1e-4)
@@ -72,14 +75,14 @@ def test_targets_and_the_loss_are_of_the_joint_value(mixer, network):
 
 def test_the_recorded_value_is_the_sum_of_each_agents_best_allowed():
     algo = pqn.make(pqn.Config(mixer="sum"), SPEC, SMALL)
-    state, mask = algo.init(KEY), np.ones((8, 12), np.int8)
+    state, mask = jax.jit(algo.init)(KEY), np.ones((8, 12), np.int8)
     mask[:, 5:8] = 0  # of the second agent action 0 alone
-    obs = {**observations(8), "action_mask": jnp.asarray(mask)}
-    out = algo.act(algo.actor(state), obs, (), KEY)
-    q = np.asarray(algo.outputs(state, obs)["q"])
+    obs = {**observations(8), "action_mask": mask}
+    out = acted(algo, state, obs)
+    q = np.asarray(jax.jit(algo.outputs)(state, obs)["q"])
     assert out.action.shape == (8, 3) and q.shape == (8, 3, 4)
     np.testing.assert_allclose(out.extras["value"], q[:, 0].max(-1) + q[:, 1, 0] + q[:, 2].max(-1), rtol=1e-5)
-    greedy = algo.act(algo.actor(state), obs, (), KEY, explore=False).action
+    greedy = acted(algo, state, obs, explore=False).action
     np.testing.assert_array_equal(greedy, np.stack([q[:, 0].argmax(-1), np.zeros(8), q[:, 2].argmax(-1)], -1))
 
 
@@ -87,14 +90,14 @@ def test_the_recorded_value_is_the_sum_of_each_agents_best_allowed():
 def test_an_absent_agent_changes_nothing(mixer):
     """Neither what it sees nor what it did matters to the update; of one that is present both do."""
     algo = pqn.make(pqn.Config(mixer=mixer, **{**WHOLE, "lr": 0.1}), SPEC, SMALL)
-    state, update = algo.init(KEY), jax.jit(algo.update)
+    state, update = jax.jit(algo.init)(KEY), jax.jit(algo.update)
 
     def results(present):
-        obs = seen(present=jnp.ones((T + 1, B, 3), jnp.int8).at[:, :, 1].set(present))
-        spoiled = {**obs, "agents": obs["agents"].at[:, :, 1].multiply(-7.0)}
+        obs = seen(present=np.broadcast_to(np.array([1, present, 1], np.int8), (T + 1, B, 3)))
+        spoiled = {**obs, "agents": obs["agents"] * np.float32([[1], [-7], [1]])}
         rollout, _ = rollout_of(algo, state, obs, np.random.default_rng(3))
         other, _ = rollout_of(algo, state, spoiled, np.random.default_rng(3))
-        action = rollout.action.at[..., 1].set(3 - rollout.action[..., 1])
+        action = np.where([True, False, True], rollout.action, 3 - rollout.action)
         return update(state, rollout, KEY), update(state, other.replace(action=action), KEY)
 
     assert_same(*results(0))

@@ -29,10 +29,10 @@ MIXERS = ("sum", "qmix")
 def observations(rows, seed=0):
     rng = np.random.default_rng(seed)
     return {
-        "agents": jnp.asarray(rng.normal(size=(rows, 3, 3)), jnp.float32),
-        "state": jnp.asarray(rng.normal(size=(rows, 2)), jnp.float32),
-        "present": jnp.ones((rows, 3), jnp.int8),
-        "action_mask": jnp.ones((rows, 12), jnp.int8),
+        "agents": rng.normal(size=(rows, 3, 3)).astype(np.float32),
+        "state": rng.normal(size=(rows, 2)).astype(np.float32),
+        "present": np.ones((rows, 3), np.int8),
+        "action_mask": np.ones((rows, 12), np.int8),
     }
 
 
@@ -40,12 +40,12 @@ def batch(rows=16, **changes):
     rng = np.random.default_rng(5)
     made = Batch(
         obs=observations(rows),
-        action=jnp.asarray(rng.integers(0, 4, (rows, 3)), jnp.int32),
-        reward=jnp.asarray(rng.normal(size=rows), jnp.float32),
-        discount=jnp.full((rows,), 0.9, jnp.float32),
+        action=rng.integers(0, 4, (rows, 3)).astype(np.int32),
+        reward=rng.normal(size=rows).astype(np.float32),
+        discount=np.full((rows,), 0.9, np.float32),
         next_obs=observations(rows, 1),
-        weight=jnp.ones((rows,), jnp.float32),
-        index=jnp.arange(rows, dtype=jnp.int32),
+        weight=np.ones((rows,), np.float32),
+        index=np.arange(rows, dtype=np.int32),
     )
     return dataclasses.replace(made, **changes)
 
@@ -59,7 +59,7 @@ def test_the_joint_value_rises_with_each_agents(mixer):
     cfg, rng = vdn.Config(mixer=mixer, mixer_embed=5), np.random.default_rng(0)
     width = 0 if mixer == "sum" else 3 * 5 + 5 + 5 + 1
     q, weights = (jnp.asarray(rng.normal(size=(500, n)), jnp.float32) for n in (3, width))
-    slopes = jax.vmap(jax.grad(lambda q, w: teams.mixed(cfg, q[None], w[None])[0]))(q, weights)
+    slopes = np.asarray(jax.jit(jax.vmap(jax.grad(lambda q, w: teams.mixed(cfg, q[None], w[None])[0])))(q, weights))
     assert slopes.shape == (500, 3)
     assert (slopes >= 0).all() and (slopes > 0).mean() > 0.99
     if mixer == "qmix":
@@ -86,11 +86,12 @@ def test_targets_and_errors_are_of_the_joint_value(mixer):
     state = state.replace(target_params=other)
     allowed = np.ones((16, 12), np.int8)
     allowed[:, 5:8] = 0  # of the second agent action 0 alone
-    data = batch(next_obs={**observations(16, 1), "action_mask": jnp.asarray(allowed)})
+    data = batch(next_obs={**observations(16, 1), "action_mask": allowed})
     _, aux = jax.jit(algo.update)(state, data, KEY)
+    outputs = jax.jit(algo.outputs)
 
     def q(params, obs):
-        return np.asarray(algo.outputs(state.replace(params=params), obs)["q"])
+        return np.asarray(outputs(state.replace(params=params), obs)["q"])
 
     def joint(params, obs, action):
         values = np.take_along_axis(q(params, obs), np.asarray(action)[..., None], 2)[..., 0]
@@ -121,13 +122,14 @@ def test_an_absent_agent_changes_nothing(mixer):
     """Neither what it sees nor what it did matters to the update; of one that is present both do."""
     algo = vdn.make(vdn.Config(mixer=mixer), SPEC, SMALL)
     state, update = jax.jit(algo.init)(KEY), jax.jit(algo.update)
-    gone = lambda obs: {**obs, "present": obs["present"].at[:, 1].set(0)}
+    others = np.array([1, 0, 1], np.int8)
+    gone = lambda obs: {**obs, "present": obs["present"] * others}
     data = batch()
     absent = dataclasses.replace(data, obs=gone(data.obs), next_obs=gone(data.next_obs))
 
     def spoiled(data):
-        see = lambda obs: {**obs, "agents": obs["agents"].at[:, 1].multiply(-7.0)}
-        action = data.action.at[:, 1].set(3 - data.action[:, 1])
+        see = lambda obs: {**obs, "agents": obs["agents"] * np.float32([[1], [-7], [1]])}
+        action = np.where(others, data.action, 3 - data.action)
         return dataclasses.replace(data, obs=see(data.obs), next_obs=see(data.next_obs), action=action)
 
     assert_same(update(state, absent, KEY), update(state, spoiled(absent), KEY))
@@ -138,17 +140,23 @@ def test_an_absent_agent_changes_nothing(mixer):
 # ---------------------------------------------------------------- acting
 
 
+def acted(algo, state, obs, carry=(), explore=True):
+    """What acting gives, in numpy."""
+    run = lambda state, obs, carry: algo.act(algo.actor(state), obs, carry, KEY, explore=explore)
+    return jax.device_get(jax.jit(run)(state, obs, carry))
+
+
 def test_each_agent_explores_on_its_own():
     """Of two agents, with epsilon 1/2 and two actions, each takes its best in 3/4 of all steps, independently."""
     spec = EnvSpec(observation(Box((3,)), 2), MultiDiscrete((2, 2)), 1)
     algo = vdn.make(vdn.Config(exploration=EpsilonGreedy(epsilon=0.5)), spec, SMALL)
     state = jax.jit(algo.init)(KEY)
     obs = jax.tree.map(lambda x: x[:1, :2], {k: v for k, v in observations(1).items() if k in ("agents", "present")})
-    obs = jax.tree.map(lambda x: jnp.repeat(x, 20_000, 0), obs)
-    best = algo.act(algo.actor(state), obs, (), KEY, explore=False).action
+    obs = jax.tree.map(lambda x: np.repeat(x, 20_000, 0), obs)
+    best = acted(algo, state, obs, explore=False).action
     assert best.shape == (20_000, 2) and best.dtype == jnp.int32
-    np.testing.assert_array_equal(best, algo.outputs(state, obs)["q"].argmax(-1))
-    taken = np.asarray(algo.act(algo.actor(state), obs, (), KEY).action == best)
+    np.testing.assert_array_equal(best, np.asarray(jax.jit(algo.outputs)(state, obs)["q"]).argmax(-1))
+    taken = acted(algo, state, obs).action == best
     np.testing.assert_allclose(taken.mean(0), 0.75, atol=0.02)
     np.testing.assert_allclose(taken.all(1).mean(), 0.75**2, atol=0.02)
 
@@ -158,7 +166,7 @@ def test_the_ladder_has_a_rung_for_each_agent():
     algo = vdn.make(vdn.Config(exploration=EpsilonGreedy(ladder=True)), SPEC, SMALL)
     np.testing.assert_allclose(algo.carry(2), np.arange(6).reshape(2, 3) / 5)
     np.testing.assert_allclose(algo.carry(2, 1, 4), np.arange(3, 9).reshape(2, 3) / 11, rtol=1e-6)
-    out = algo.act(algo.actor(jax.jit(algo.init)(KEY)), observations(2), algo.carry(2), KEY)
+    out = acted(algo, jax.jit(algo.init)(KEY), observations(2), algo.carry(2))
     assert out.action.shape == (2, 3)
 
 
@@ -167,16 +175,16 @@ def test_only_allowed_actions_are_taken(explore):
     algo = vdn.make(vdn.Config(exploration=EpsilonGreedy(epsilon=1.0)), SPEC, SMALL)
     mask = np.random.default_rng(0).random((64, 3, 4)) < 0.4
     mask[..., 2] |= ~mask.any(-1)
-    obs = {**observations(64), "action_mask": jnp.asarray(mask.reshape(64, 12), jnp.int8)}
-    action = np.asarray(algo.act(algo.actor(jax.jit(algo.init)(KEY)), obs, (), KEY, explore=explore).action)
+    obs = {**observations(64), "action_mask": mask.reshape(64, 12).astype(np.int8)}
+    action = acted(algo, jax.jit(algo.init)(KEY), obs, explore=explore).action
     assert np.take_along_axis(mask, action[..., None], 2).all()
 
 
 def test_without_ids_equal_observations_have_equal_values():
-    same = {**observations(1), "agents": jnp.ones((1, 3, 3))}
+    same = {**observations(1), "agents": np.ones((1, 3, 3), np.float32)}
     for agent_id in (False, True):
         algo = vdn.make(vdn.Config(agent_id=agent_id), SPEC, SMALL)
-        q = np.asarray(algo.outputs(jax.jit(algo.init)(KEY), same)["q"])[0]
+        q = np.asarray(jax.jit(lambda algo=algo: algo.outputs(algo.init(KEY), same))()["q"])[0]
         assert np.array_equal(q[0], q[1]) != agent_id
 
 
@@ -249,17 +257,18 @@ def test_the_two_step_game_has_one_answer_for_each_mixer(mixer, want):
     env = team(games.two_step(16))
     cfg = vdn.Config(mixer=mixer, exploration=Random(), lr=2e-3, target_update_every=100)
     algo = vdn.make(cfg, env.spec, NetworkConfig(hidden=(32,)))
-    run = by_replay(algo, env, iterations=150)
+    run, outputs = by_replay(algo, env, iterations=150), jax.jit(algo.outputs)
     for seed in range(3):
         state, found = run(jax.random.key(seed))
         assert found == want, seed
         # the joint values of the second game, for QMIX of the four pairs of actions, too
+        third = np.eye(3, dtype=np.float32)[2]
         obs = {
-            "agents": jnp.broadcast_to(jnp.eye(3)[2], (4, 2, 3)),
-            "state": jnp.broadcast_to(jnp.eye(3)[2], (4, 3)),
-            "present": jnp.ones((4, 2), jnp.int8),
+            "agents": np.broadcast_to(third, (4, 2, 3)),
+            "state": np.broadcast_to(third, (4, 3)),
+            "present": np.ones((4, 2), np.int8),
         }
-        agent_q = np.asarray(algo.outputs(state, obs)["q"])[0]
+        agent_q = np.asarray(outputs(state, obs)["q"])[0]
         if mixer == "sum":
             joint = agent_q[0][:, None] + agent_q[1][None]
             np.testing.assert_allclose(joint, [[-1.5, 2.5], [2.5, 6.5]], atol=0.6)

@@ -24,7 +24,7 @@ def policies(spec, *overrides, own=None):
     if own is not None:
         spec = spec._replace(env_observation=own)
     algo = build.algorithm(cfg, spec)
-    state, rng = algo.init(jax.random.key(1)), np.random.default_rng(0)
+    state, rng = jax.jit(algo.init)(jax.random.key(1)), np.random.default_rng(0)
     state = state.replace(params=jax.tree.map(lambda x: x + rng.normal(size=x.shape).astype(x.dtype), state.params))
     session = types.SimpleNamespace(
         version=0, policies=(), actor=lambda policy=None: algo.actor(state), learner_state=lambda policy=None: state

@@ -100,7 +100,7 @@ def draw(batch):
 def test_features_by_hand(kind):
     cfg = config(KINDS[kind], torso_options={"width": 5}, shared=True)
     net = networks.build(SPEC, cfg, {"policy": Head(2), "value": Head(1)})
-    params = net.init(jax.random.key(0))
+    params = jax.jit(net.init)(jax.random.key(0))
     assert set(params) == {"torso", "policy_head", "value_head"}
     bias, kernel = sorted(jax.tree.leaves(params["torso"]), key=np.ndim)
     assert (bias.shape, kernel.shape) == ((5,), (11, 5))
@@ -121,7 +121,7 @@ def test_features_by_hand(kind):
 def test_critics_each_have_their_own(kind):
     spec = SPEC._replace(action=Box((2,)))
     made = critics.build_critics(spec, config(KINDS[kind], hidden=(6,)), 2)
-    params = made.init(jax.random.key(0))
+    params = jax.jit(made.init)(jax.random.key(0))
     kernel = max(jax.tree.leaves(params["torso"]), key=np.ndim)
     assert kernel.shape == (2, 11, 8) and float(jnp.abs(kernel[0] - kernel[1]).min()) > 0
     obs, action = draw((3,)), jnp.ones((3, 2))
@@ -136,7 +136,7 @@ def test_critics_each_have_their_own(kind):
 @pytest.mark.parametrize("kind", quick("linen"))
 def test_behind_it_stands_the_core(kind):
     net = networks.build(SPEC, config(KINDS[kind], core=Gru(size=3)), {"policy": Head(2)})
-    params = net.init(jax.random.key(0))
+    params = jax.jit(net.init)(jax.random.key(0))
     obs, carry, steps = draw((2, 4)), net.carry(2), []
     step = jax.jit(net.step)
     for t in range(4):
@@ -190,7 +190,7 @@ def test_ppo_on_two_devices_and_from_its_checkpoint(kind, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameters_from_a_checkpoint(kind, tmp_path):
     net = networks.build(SPEC, config(KINDS[kind]), {"policy": Head(2)})
-    params = net.init(jax.random.key(0))
+    params = jax.jit(net.init)(jax.random.key(0))
     cfg = configs.load(None, algo="ppo", env="CartPole-v1", stop=["env_steps=1"])
     meta = checkpoint.meta(cfg, SPEC, counters={"iteration": 1, "env_steps": 1})
     checkpoint.write(tmp_path / "1", {"learner": params}, meta)

@@ -69,7 +69,7 @@ def test_heads_have_their_gain():
 def test_initial_weights_go_by_the_number_of_inputs(init, torso, layer, fan_in):
     space = Box((10, 10, 3), "uint8", 0, 255)
     network = build(space, NetworkConfig(hidden=(200,), torso=torso, init=init), {"value": Head(1)})
-    params = network.init(jax.random.key(0))["value_torso"][layer]
+    params = jax.jit(network.init)(jax.random.key(0))["value_torso"][layer]
     kernel, bias, bound = np.asarray(params["kernel"]), np.asarray(params["bias"]), fan_in**-0.5
     if init == "lecun":
         assert not bias.any()
@@ -83,7 +83,7 @@ def test_initial_weights_go_by_the_number_of_inputs(init, torso, layer, fan_in):
 
 def test_an_mlp_by_hand():
     network = build(Box((4,)))
-    params = network.init(jax.random.key(0))
+    params = jax.jit(network.init)(jax.random.key(0))
     obs = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
 
     def forward(name):
@@ -114,7 +114,7 @@ SPACES = {
 def test_leading_axes(name):
     space, draw = SPACES[name]
     network = build(space, NetworkConfig(hidden=(8,), torso="impala" if "image" in name else "auto"))
-    params = network.init(jax.random.key(0))
+    params = jax.jit(network.init)(jax.random.key(0))
     obs = jnp.asarray(draw(np.random.default_rng(0), (2, 3)))
     apply = jax.jit(network.apply)
     policy, value = apply(params, obs)
@@ -164,7 +164,7 @@ def test_nature_cnn_has_the_published_size():
 @pytest.mark.parametrize("cfg", [{"dtype": "bfloat16"}, {"layer_norm": True}, {"init": "lecun"}])
 def test_options(cfg):
     network = build(Box((4,)), NetworkConfig(hidden=(8,), **cfg))
-    params = network.init(jax.random.key(0))
+    params = jax.jit(network.init)(jax.random.key(0))
     assert {p.dtype for p in jax.tree.leaves(params)} == {jnp.dtype("float32")}
     policy, _ = network.apply(params, jnp.ones((2, 4)))
     assert policy.dtype == jnp.float32

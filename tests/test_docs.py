@@ -77,7 +77,7 @@ def test_keys_that_pages_name_exist():
 _NOT_KEYS = {
     *("algo.lerning_rate", "algo.workers", "algo.config", "algo.logdir", "rollout.mask", "run.program", "run.lock"),
     *("network.orthogonal", "env.json", "env.set_task", "env.spec", "replay.ring", "replay.prioritized"),
-    *("checkpoint.json", "checkpoint.py"),
+    *("checkpoint.json", "checkpoint.py", "data.__main__", "data.store"),
 }
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "TanhGaussian",
     "action_distribution",
     "batched",
+    "is_distribution",
 ]
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -96,24 +97,25 @@ class MultiCategorical:
         return MultiCategorical(self.logits + noise, self.nvec).mode()
 
     def mode(self) -> jax.Array:
-        return jnp.stack([choice.mode() for choice in self._choices()], axis=-1)
+        return jnp.stack([choice.mode() for choice in self.choices()], axis=-1)
 
     def log_prob(self, action) -> jax.Array:
         """Raises ValueError unless `action` is [..., K]."""
         _check_shape("action", action, (*self.logits.shape[:-1], len(self.nvec)))
-        return _sum(choice.log_prob(action[..., k]) for k, choice in enumerate(self._choices()))
+        return _sum(choice.log_prob(action[..., k]) for k, choice in enumerate(self.choices()))
 
     def sample_and_log_prob(self, key) -> tuple[jax.Array, jax.Array]:
         action = self.sample(key)
         return action, self.log_prob(action)
 
     def entropy(self) -> jax.Array:
-        return _sum(choice.entropy() for choice in self._choices())
+        return _sum(choice.entropy() for choice in self.choices())
 
     def kl(self, other: "MultiCategorical") -> jax.Array:
-        return _sum(mine.kl(its) for mine, its in zip(self._choices(), other._choices(), strict=True))
+        return _sum(mine.kl(its) for mine, its in zip(self.choices(), other.choices(), strict=True))
 
-    def _choices(self) -> list[Categorical]:
+    def choices(self) -> list[Categorical]:
+        """The K choices, each with its part of the logits."""
         _check_shape("logits", self.logits, (*self.logits.shape[:-1], sum(self.nvec)))
         return [Categorical(logits) for logits in _split(self.logits, self.nvec)]
 
@@ -295,16 +297,17 @@ class Joint:
         return jax.random.split(key, len(self._leaves()))
 
     def _leaves(self) -> list[Any]:
-        return jax.tree.leaves(self.parts, is_leaf=_is_distribution)
+        return jax.tree.leaves(self.parts, is_leaf=is_distribution)
 
     def _tree(self):
-        return jax.tree.structure(self.parts, is_leaf=_is_distribution)
+        return jax.tree.structure(self.parts, is_leaf=is_distribution)
 
     def _of(self, tree) -> list[Any]:
         return self._tree().flatten_up_to(tree)
 
 
-def _is_distribution(x) -> bool:
+def is_distribution(x: Any) -> bool:
+    """Whether a node of a tree is a distribution over one array."""
     return isinstance(x, Categorical | MultiCategorical | Bernoulli | DiagGaussian | TanhGaussian)
 
 

@@ -418,6 +418,9 @@ class Algo(NamedTuple):
     # (State, obs[B, *]) -> what the networks say, of `distribution` [B], `value` [B] and `q` [B, A] those that it has;
     # for looking at a policy, neither acting nor learning calls it
     outputs: Callable[[PyTree, PyTree], dict[str, Any]] | None = None
+    # (actor, obs[B, *], carry, explore) -> (the distribution [B] that `act` draws actions from, carry [B, ...]); for
+    # judging a policy by its probabilities, acting does not call it. InputError where there is none
+    choice: Callable[..., tuple[Any, PyTree]] | None = None
 
     @property
     def on_policy(self) -> bool:

@@ -38,6 +38,28 @@ def saves() -> None:
         algo.export_policy_model(f"{scratch}/out")
 
 
+def learns_from_data() -> None:
+    """A run writes its episodes; each algorithm of data sets learns from them, without an environment."""
+    import tempfile
+
+    from jrl import api
+
+    with tempfile.TemporaryDirectory() as scratch:
+        written = tiny("SAC").training(replay_buffer_config={"learning_starts": 1_000, "capacity": 2_000})
+        written.offline_data(output=f"{scratch}/set", output_config={"format": "json"})
+        with written.build() as algo:
+            for _ in range(8):
+                algo.train()
+        for name in ("BC", "MARWIL", "CQL", "IQL"):
+            made = getattr(api, f"{name}Config")().debugging(log=[]).training(model={"hidden": [8]})
+            made.offline_data(input_=f"{scratch}/set", dataset_num_iters_per_learner=2)
+            with made.build() as algo:
+                found = algo.train()
+                equal(found["num_env_steps_sampled_lifetime"], 0)
+                equal(found["learners"]["default_policy"]["updates"], 2)
+                equal(len(algo.sample_replay().reward), 256)
+
+
 def by_hand() -> None:
     with tiny("A2C").build() as algo:
         worker = algo.workers.local_worker()

@@ -41,7 +41,8 @@ class Feature(NamedTuple):
 def config_of(algo: str = "PPO") -> Any:
     from jrl import api
 
-    return getattr(api, f"{algo}Config")().environment("CartPole-v1" if algo not in ("SAC", "TD3") else "Pendulum-v1")
+    env = "Pendulum-v1" if algo in ("SAC", "TD3", "CQL", "IQL") else "CartPole-v1"
+    return getattr(api, f"{algo}Config")().environment(env)
 
 
 def value_at(cfg: Any, key: str) -> Any:

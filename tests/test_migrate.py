@@ -142,9 +142,10 @@ def test_defaults_that_differ_are_told_where_a_file_leaves_them_out():
 @pytest.mark.parametrize("source", defaults.DEFAULTS)
 def test_with_rllibs_defaults_given_none_differs(source):
     """Each line says what would do: with all of it set, nothing is left to say."""
-    env = "Pendulum-v1" if source in ("sac", "td3", "ddpg") else "CartPole-v1"
-    assert migrate({"env": env}, algo=source).defaults
-    assert migrate({"env": env, **defaults.DEFAULTS[source]}, algo=source).defaults == []
+    given = {"env": "Pendulum-v1" if source in ("sac", "td3", "ddpg", "cql", "iql") else "CartPole-v1"}
+    given |= {"input": "data"} if source in ("bc", "marwil", "cql", "iql") else {}
+    assert migrate(given, algo=source).defaults
+    assert migrate({**given, **defaults.DEFAULTS[source]}, algo=source).defaults == []
 
 
 # ---------------------------------------------------------------- batches

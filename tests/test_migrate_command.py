@@ -39,11 +39,12 @@ def test_command_drops_only_when_it_is_told_to(capsys):
     name = str(FIXTURES / "impala.yaml")
     assert main([name, "--algo", "IMPALA"]) == 2
     out, err = capsys.readouterr()
-    assert not out and "error: input: jrl does not read offline data by RLlib's keys yet: remove it" in err
+    own = "impala learns from its own rollouts: bc, marwil, iql, cql and dqn learn from data"
+    assert not out and f"error: input: {own}: remove it" in err
     assert main([name, "--algo", "IMPALA", "--drop"]) == 0
     out, err = capsys.readouterr()
     assert config.schema.parse(out) == FILES["impala.yaml"]["config"]
-    assert "dropped, as was asked:\n  input: jrl does not read offline data by RLlib's keys yet\n" in err
+    assert f"dropped, as was asked:\n  input: {own}\n" in err
     assert "for RLlib's set network.hidden: [256, 256]" in err
 
 

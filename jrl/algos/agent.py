@@ -24,7 +24,7 @@ import optax
 from flax import struct
 
 from jrl import spaces
-from jrl.algos import custom_loss, exploration, gradients, parameter_noise, parts, sequences
+from jrl.algos import choices, custom_loss, exploration, gradients, parameter_noise, parts, sequences
 from jrl.algos import observer as observers
 from jrl.algos.exploration import Exploration, Explorer, Stochastic
 from jrl.algos.observer import Observer
@@ -141,7 +141,7 @@ def make(
       networks: (cfg, observer, network) -> the algorithm's networks, for observations as `observer.spec` says.
       kind: what the algorithm feeds to the exploration.
       records: what acting leaves in a rollout's extras.
-      flat: the optimizer sees one vector; see `adam`.
+      flat: the optimizer sees one vector; see `gradients.adam`.
     Raises:
       InputError: a space, torso, exploration or loss that cannot be handled.
     """
@@ -151,7 +151,7 @@ def make(
     parameter_noise.refuse_memory(cfg.exploration, network)
     exploration.make(cfg.exploration, spec.action, kinds=(kind,))  # whose faults are told now
     observer = observers.make(spec, network, normalize_obs=cfg.normalize_obs, axis_name=axis_name)
-    optimizer = gradients.optimizer(functools.partial(adam, flat=flat))
+    optimizer = gradients.optimizer(functools.partial(gradients.adam, flat=flat))
     net = networks(cfg, observer, network)
     return Agent(spec, network, observer, net, kind, records, optimizer, axis_name, loss)
 
@@ -254,6 +254,17 @@ def greedy(kind: Kind, output: Any, mask: Array | None) -> PyTree:
     return output
 
 
+def choice(
+    cfg: Common, agent: Agent, policy: Callable[..., Any], actor: Actor, obs: PyTree, carry: PyTree, explore: bool
+) -> tuple[Any, PyTree]:
+    """The distribution [B] that `act` draws actions from, and the carry after it; see `choices.of`."""
+    before, own = split_carry(carry)
+    obs = agent.observer.see(actor.obs_stats, obs)
+    output, memory, _ = policy(cfg, agent, actor, obs, before, explore)
+    mask = agent.observer.mask(obs)
+    return choices.of(cfg.exploration, agent.kind, output, actor.env_steps, own, mask, explore), _join(memory, own)
+
+
 def split_carry(carry: PyTree) -> tuple[PyTree, PyTree]:
     """(the network's memory, the exploration's state) of what acting hands on from step to step."""
     return (carry.memory, carry.exploration) if isinstance(carry, Carry) else ((), carry)
@@ -265,25 +276,6 @@ def _join(memory: PyTree, exploration: PyTree) -> PyTree:
 
 
 # ---------------------------------------------------------------- learning
-
-
-def adam(cfg: Common, *, flat: bool = True) -> optax.GradientTransformation:
-    """Clipping and Adam without the step size, which a schedule may change: see `descend`.
-
-    Args:
-      flat: all arrays as one vector: ten small arrays cost ten times the overhead of one. Not for large ones: gathering
-        the gradient of two stacked 256 x 256 critics takes longer than their update (on two CPU cores 8 ms beside 4).
-    """
-    per_leaf = []
-    if cfg.max_grad_value is not None:
-        per_leaf.append(optax.clip(cfg.max_grad_value))
-    if cfg.max_leaf_norm is not None:
-        norm = lambda g: jnp.sqrt(jnp.sum(g**2))
-        clip = lambda g: g * jnp.minimum(1.0, cfg.max_leaf_norm / (norm(g) + 1e-6))
-        per_leaf.append(optax.stateless(lambda updates, params: jax.tree.map(clip, updates)))
-    steps = [] if cfg.max_grad_norm is None else [optax.clip_by_global_norm(cfg.max_grad_norm)]
-    steps.append(optax.scale_by_adam(eps=cfg.adam_eps))
-    return optax.chain(*per_leaf, *([optax.flatten(optax.chain(*steps))] if flat else steps))
 
 
 def descend(
@@ -447,4 +439,5 @@ def algo(
         ingest=None if ingest is None else bind(ingest),
         running_return_gamma=cfg.gamma if cfg.normalize_reward else None,
         outputs=bind(outputs),
+        choice=None if policy is None else functools.partial(choice, cfg, agent, policy),
     )

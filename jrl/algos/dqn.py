@@ -229,28 +229,27 @@ def init(cfg: QLearning, agent: Agent, key: Key, networks: Callable[..., Network
     return agents.begin(cfg, agent, key, params, target_params=params)
 
 
+def policy(cfg: QLearning, agent: Agent, actor: Actor, obs: PyTree, memory: PyTree, explore: bool, key: Any = None):
+    """Q values for observations [B, *], of a team [B, agents, A]; `key` draws the noise of noisy layers, None: none."""
+    params = actor.params if not explore or actor.noisy == () else actor.noisy
+    heads, memory = agent.net.step(params, obs, memory, key=key)
+    reading = cfg.reading()
+    return reading.q(agent, reading.outputs(cfg, agent, heads, agent.observer.mask(obs))), memory, {}
+
+
 def act(
     cfg: QLearning, agent: Agent, actor: Actor, obs: PyTree, carry: PyTree, key: Key, explore: bool = True
 ) -> ActOut:
     """Actions [B] by Q values, which with noisy layers are drawn, too; of a team [B, agents]."""
     noise_key, key = jax.random.split(key) if cfg.draws and explore else (None, key)
-
-    def policy(cfg, agent, actor, obs, memory, explore):
-        params = actor.params if not explore or actor.noisy == () else actor.noisy
-        heads, memory = agent.net.step(params, obs, memory, key=noise_key)
-        reading = cfg.reading()
-        return reading.q(agent, reading.outputs(cfg, agent, heads, agent.observer.mask(obs))), memory, {}
-
-    return agents.act(cfg, agent, policy, actor, obs, carry, key, explore)
+    return agents.act(cfg, agent, functools.partial(policy, key=noise_key), actor, obs, carry, key, explore)
 
 
 def outputs(cfg: QLearning, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
     """Q values of observations [B, *] at an episode's start."""
     memory = agent.net.carry(spaces.batch_shape(agent.spec.observation, obs)[0])
     obs = agent.observer.see(state.obs_stats, obs)
-    heads, _ = agent.net.step(state.params, obs, memory)
-    reading = cfg.reading()
-    return {"q": reading.q(agent, reading.outputs(cfg, agent, heads, agent.observer.mask(obs)))}
+    return {"q": policy(cfg, agent, Actor(state.params, state.obs_stats), obs, memory, False)[0]}
 
 
 # ---------------------------------------------------------------- learning
@@ -436,10 +435,10 @@ def assembled(
         ingest=ingest,
         outputs=outputs,
         memory=agent.net.carry,
-    )
+    )._replace(choice=functools.partial(agents.choice, cfg, agent, policy))
 
 
 __all__ = [
     "Around", "Config", "QLearning", "Reading", "act", "assembled", "backup", "init", "loss", "make", "networks",
-    "of_sequences", "of_transitions", "q_values", "taken", "update",
+    "of_sequences", "of_transitions", "policy", "q_values", "taken", "update",
 ]  # fmt: skip

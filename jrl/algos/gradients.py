@@ -26,6 +26,25 @@ _Made = Callable[[Any], optax.GradientTransformation]  # of a Config
 _wrap: contextvars.ContextVar[_Wrap | None] = contextvars.ContextVar("gradients", default=None)
 
 
+def adam(cfg: Any, *, flat: bool = True) -> optax.GradientTransformation:
+    """Clipping and Adam without the step size, which a schedule may change: see `agent.descend`.
+
+    Args:
+      flat: all arrays as one vector: ten small arrays cost ten times the overhead of one. Not for large ones: gathering
+        the gradient of two stacked 256 x 256 critics takes longer than their update (on two CPU cores 8 ms beside 4).
+    """
+    per_leaf = []
+    if cfg.max_grad_value is not None:
+        per_leaf.append(optax.clip(cfg.max_grad_value))
+    if cfg.max_leaf_norm is not None:
+        norm = lambda g: jnp.sqrt(jnp.sum(g**2))
+        clip = lambda g: g * jnp.minimum(1.0, cfg.max_leaf_norm / (norm(g) + 1e-6))
+        per_leaf.append(optax.stateless(lambda updates, params: jax.tree.map(clip, updates)))
+    steps = [] if cfg.max_grad_norm is None else [optax.clip_by_global_norm(cfg.max_grad_norm)]
+    steps.append(optax.scale_by_adam(eps=cfg.adam_eps))
+    return optax.chain(*per_leaf, *([optax.flatten(optax.chain(*steps))] if flat else steps))
+
+
 @struct.dataclass
 class Taken:
     """In the place of an optimizer's state: the gradients that came."""

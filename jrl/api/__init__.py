@@ -7,7 +7,8 @@
             print(algo.train()["episode_return_mean"])
         path = algo.save()
 
-A config class and an Algorithm class for each registered algorithm: PPOConfig and PPO, DQNConfig and DQN, ...
+A config class and an Algorithm class for each registered algorithm: PPOConfig and PPO, DQNConfig and DQN, ...; CQL is
+SAC with its flag `conservative`.
 Those of a module of one's own are `config_class("my_project.my_ppo")` and `algorithm_class("my_project.my_ppo")`.
 """
 
@@ -33,13 +34,19 @@ _HOMES = {
     "register_env": "jrl.registry:register",
 }
 
+# a name of RLlib's -> the algorithm, and the flags that make it so
+_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {"cql": ("sac", {"conservative": True})}
+
 
 @functools.cache
 def config_class(name: str) -> "type[AlgorithmConfig]":
     """The config class of an algorithm: PPOConfig of ppo, or that of the user's own module. Raises InputError."""
     from jrl import algos
-    from jrl.api.config import make_class
+    from jrl.api.classes import make_class, make_variant
 
+    if name in _VARIANTS:
+        of, flags = _VARIANTS[name]
+        return make_variant(name, config_class(of), flags)
     return make_class(_known(name), algos.get_config_class(_known(name)))
 
 
@@ -49,6 +56,10 @@ def algorithm_class(name: str) -> "type[Algorithm]":
     from jrl import algos
     from jrl.api.algorithm import Algorithm
 
+    if name in _VARIANTS:
+        of = algorithm_class(_VARIANTS[name][0])
+        doc = f"{name.upper()}, as an Algorithm: {of.__name__} with the flags of {name.upper()}Config."
+        return type(name.upper(), (of,), {"__doc__": doc, "__module__": __name__, "variant": name})
     known = _known(name)
     title = algos.title(known)
     doc = f"{title}, as an Algorithm: see {algos.get(known).__name__} and {title}Config."
@@ -65,8 +76,9 @@ def _known(name: Any) -> str:
 def _made() -> dict[str, Any]:
     from jrl import algos
 
-    classes = {f"{name.upper()}Config": functools.partial(config_class, name) for name in algos.names()}
-    return classes | {name.upper(): functools.partial(algorithm_class, name) for name in algos.names()}
+    names = [*algos.names(), *_VARIANTS]
+    classes = {f"{name.upper()}Config": functools.partial(config_class, name) for name in names}
+    return classes | {name.upper(): functools.partial(algorithm_class, name) for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -27,7 +27,7 @@ from jrl.metrics import results
 from jrl.run import build, build_policies, checkpoint, policies, policy, reporter
 from jrl.run.by_hand import POLICY, known
 from jrl.run.session import Session
-from jrl.settings import config
+from jrl.settings import config, datasets, plan
 from jrl.types import PyTree
 
 
@@ -50,6 +50,7 @@ class Algorithm(ByHand, Adds):
     """
 
     algo_name: ClassVar[str] = ""
+    variant: ClassVar[str] = ""  # see AlgorithmConfig
 
     def __init__(
         self,
@@ -78,12 +79,12 @@ class Algorithm(ByHand, Adds):
         if isinstance(given, AlgorithmConfig):
             return given.copy(copy_frozen=False)
         if given is not None and cls._rllibs(given):
-            found = migrate.migrate(given, algo=cls.algo_name or None, env=env)
+            found = migrate.migrate(given, algo=cls.variant or cls.algo_name or None, env=env)
             print(*(f"migrated: {line}" for line in found.told()), sep="\n")
             return AlgorithmConfig.from_dict(found.config)
         if not cls.algo_name:
             raise InputError("Algorithm: use the class of an algorithm, such as jrl.api.PPO, or AlgorithmConfig.build")
-        return api.config_class(cls.algo_name)().update_from_dict(given or {})
+        return api.config_class(cls.variant or cls.algo_name)().update_from_dict(given or {})
 
     @classmethod
     def _rllibs(cls, given: Mapping[str, Any]) -> bool:
@@ -117,6 +118,7 @@ class Algorithm(ByHand, Adds):
             raise InputError(
                 "run.on_nonfinite rollback needs the checkpoints of `python -m jrl.train`: use stop or ignore here"
             )
+        cfg = dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, report_every=plan.asked_iteration(cfg)))
         if cfg.run.compile_cache:
             build.enable_compile_cache()
         found = checkpoint.locate(saved) if saved else None
@@ -133,7 +135,8 @@ class Algorithm(ByHand, Adds):
             self.session.start(found, begin=not self._begun)
             self._begun = True
             count, time_s = self.session.reporter.count, self.session.reporter.seconds()
-            counts = {"training_iteration": count, "timesteps_total": self.session.env_steps, "time_total_s": time_s}
+            sampled = 0 if datasets.alone(cfg) else self.session.env_steps
+            counts = {"training_iteration": count, "timesteps_total": sampled, "time_total_s": time_s}
             self._restored: dict[str, float] = counts if found else dict.fromkeys(counts, 0)
             self._records = Records(
                 self.session,
@@ -160,7 +163,8 @@ class Algorithm(ByHand, Adds):
     # ------------------------------------------------------------ training
 
     def train(self) -> dict[str, Any]:
-        """One iteration: at least one rollout and its updates, and as many as `reporting` asks for.
+        """One iteration: at least one rollout and its updates, and as many as `reporting` asks for. From data alone
+        `updates_per_iteration` updates, if `offline_data` says so.
 
         The first one makes the run directory, `logdir`, unless `debugging(log=[])` says that nothing is written.
 
@@ -191,7 +195,7 @@ class Algorithm(ByHand, Adds):
         records.after()
         assert session.result is not None
         met = reporter.stop_at(session.config.stop, session.config.run.smoothing_episodes)(session.reporter.row or {})
-        total = session.config.stop.get("env_steps")
+        total = plan.total_steps(session.config)
         done = met is not None or (total is not None and session.counted() >= total)
         result = {**copy.deepcopy(session.result), "done": done, **self._about()}
         self.log_result(result)
@@ -221,7 +225,7 @@ class Algorithm(ByHand, Adds):
 
     @property
     def env_steps(self) -> int:
-        """Environment steps so far. Waits for those under way."""
+        """Environment steps so far, updates where data alone are learned from. Waits for those under way."""
         return self.session.counted()
 
     def evaluate(self, duration: int | None = None) -> dict[str, Any]:

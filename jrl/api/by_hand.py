@@ -55,8 +55,8 @@ class ByHand(Learns):
     # ------------------------------------------------------------ samples, updates, gradients
 
     def sample_replay(self) -> Batch | SequenceBatch:
-        """A batch as the next gradient step would draw one, in numpy. Raises InputError: there is no replay, or none in
-        it yet.
+        """A batch as the next gradient step would draw one of replay or data sets, in numpy. Raises InputError: there
+        is neither, or nothing in it yet.
         """
         return self.session.by_hand.sample_replay()
 

@@ -37,17 +37,20 @@ class AlgorithmConfig:
     """
 
     algo_name: ClassVar[str] = ""
+    variant: ClassVar[str] = ""  # of an algorithm whose flags make it one of another name: that name, such as cql
+    _flags: ClassVar[Mapping[str, Any]] = {}  # these flags
     _arguments: ClassVar[Any] = groups.Shared()
 
     def __new__(cls, algo_class: "type[Algorithm] | None" = None) -> Self:
         if algo_class is not None and not cls.algo_name and algo_class.algo_name:
             from jrl import api
 
-            cls = cast(type[Self], api.config_class(algo_class.algo_name))
+            cls = cast(type[Self], api.config_class(algo_class.variant or algo_class.algo_name))
         return super().__new__(cls)
 
     def __init__(self, algo_class: "type[Algorithm] | None" = None):
-        self._given: dict[str, Any] = {}  # the tree of what was set in our words
+        # the tree of what was set in our words
+        self._given: dict[str, Any] = {"algo": dict(self._flags)} if self._flags else {}
         self._theirs: dict[str, Any] = {}  # what was set in RLlib's, as `jrl.migrate.KEYS` has the names
         self._said: dict[str, str] = {}  # of older names of arguments, what became of them
         self._frozen = False
@@ -275,7 +278,8 @@ class AlgorithmConfig:
     def _job(self) -> tuple[Job, dict[str, list[str]]]:
         """What RLlib's names come to, with a line or several for each; searches are worked out in each trial."""
         theirs = {name: value for name, value in self._theirs.items() if not translation.is_search(value)}
-        return translation.job(self.algo_name, algos.get_config_class(self.algo_name), theirs, self._given)
+        own = algos.get_config_class(self.algo_name)
+        return translation.job(self.algo_name, self.variant or self.algo_name, own, theirs, self._given)
 
     @property
     def is_multi_agent(self) -> bool:
@@ -362,7 +366,7 @@ class AlgorithmConfig:
             raise InputError("logger_creator: leave it out: debugging(out=...) names the directory, log=[...] loggers")
         if not self.algo_name:
             self._resolved(defaults=True)  # says which config to choose
-        return (self.algo_class or api.algorithm_class(self.algo_name))(self, env)
+        return (self.algo_class or api.algorithm_class(self.variant or self.algo_name))(self, env)
 
     build_algo = build
 
@@ -435,16 +439,3 @@ class AlgorithmConfig:
 
 for _group in (*groups.GROUPS, *groups.THEIRS):
     setattr(AlgorithmConfig, _group, groups.method(_group, None, AlgorithmConfig._set))
-
-
-def make_class(name: str, algo_config: type) -> type[AlgorithmConfig]:
-    """The config class of an algorithm, with a method per group."""
-    given = groups.arguments(algo_config)
-    methods = {group: groups.method(group, known, AlgorithmConfig._set) for group, known in given.items()}
-    title = algos.title(name)
-    doc = f"Settings of {title}, by group: {', '.join(methods)}. `help({title}Config.training)` shows them."
-    return type(
-        f"{title}Config",
-        (AlgorithmConfig,),
-        {"__doc__": doc, "__module__": "jrl.api", "algo_name": name, "_arguments": given, **methods},
-    )

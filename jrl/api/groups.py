@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jrl.fields import schema
-from jrl.fields.data import Replay, learns_from
+from jrl.fields.data import Fresh, learns_from
 from jrl.settings.sections import RunConfig
 
 GROUPS: dict[str, dict[str, str]] = {
@@ -64,6 +64,18 @@ GROUPS: dict[str, dict[str, str]] = {
         "training_step": "custom.training_step",
     },
     "exploration": {"explore": "rollout.explore", "exploration_config": "algo.exploration"},
+    "offline_data": {
+        "input_": "data.input",
+        "input_format": "data.format",
+        "actions_in_input_normalized": "data.actions_in_input_normalized",
+        "updates_per_iteration": "data.updates_per_iteration",
+        "validation": "data.validation",
+        "validation_batches": "data.validation_batches",
+        "data_reward": "data.reward",
+        "placement": "data.placement",
+        "estimate": "data.estimate",
+        "output": "data.output",
+    },
     "multi_agent": {
         "policies": "multi_agent.policies",
         "policy_mapping_fn": "multi_agent.mapping",
@@ -149,6 +161,9 @@ DERIVED: dict[str, dict[str, tuple[Any, str]]] = {
     "env_runners": {
         "num_envs_per_env_runner": (int, "environments of each runner, or of this process without any: sets num_envs"),
     },
+    "offline_data": {
+        "dataset_num_iters_per_learner": (int, "updates of an iteration from data: sets updates_per_iteration"),
+    },
     "learners": {"num_learners": (int, "devices that learn, the first so many: sets learners")},
     "training": {
         "train_batch_size": (
@@ -169,7 +184,6 @@ THEIRS = {
     "framework": "framework",
     "api_stack": "api_stack",
     "rl_module": "rl_module",
-    "offline_data": "offline_data",
     "python_environment": "python_environment",
     "experimental": "experimental",
 }
@@ -178,6 +192,7 @@ ABOUT = {
     "env_runners": "How experience is collected, by how many.",
     "training": "Hyper-parameters, networks, replay, and the user's own steps.",
     "exploration": "How actions are chosen while learning; the same arguments as in `env_runners`.",
+    "offline_data": "Data sets to learn from, in the place of environments or beside them.",
     "multi_agent": "Which policies there are where an environment has several agents, and who follows which.",
     "learners": "Which of this machine's devices learn and act, by index.",
     "resources": "Where the processes of environment runners are placed, and what is set before jax starts.",
@@ -210,7 +225,7 @@ NOT_SET = _NotSet()
 
 def arguments(algo_config: type) -> dict[str, dict[str, Argument]]:
     """Group -> keyword -> Argument, for an algorithm."""
-    replay = learns_from(algo_config) is Replay
+    replay = learns_from(algo_config) is not Fresh
     found: dict[str, dict[str, Argument]] = {}
     for group, mapping in GROUPS.items():
         own = {f.name: f"algo.{f.name}" for f in _fields(algo_config)} if group == "training" else {}

@@ -15,9 +15,9 @@ from jrl.migrate import policies as migrated
 from jrl.migrate.job import Job, canonical, translate
 from jrl.settings import sections
 
-# arguments of ours that stand for more than their key in RLlib, where a number of atoms makes the head distributional
-# and a fragment says how often is learned from replay
-BY_RULE = {"num_atoms", "rollout_fragment_length"}
+# arguments of ours that stand for more than their key in RLlib, where a number of atoms makes the head distributional,
+# a fragment says how often is learned from replay, an input may be sampler or dataset, and an output is a path
+BY_RULE = {"num_atoms", "rollout_fragment_length", "input_", "output"}
 # a section of ours that an argument takes as a dict -> RLlib's dict of the same name, and the keys that are ours
 _DICTS: dict[str, tuple[str, set[str]]] = {
     "network": ("model", {f.name for f in dataclasses.fields(NetworkConfig)}),
@@ -69,15 +69,18 @@ def forgotten(theirs: Iterable[str], keys: Iterable[str]) -> list[str]:
     return [name for name in theirs if keys & {KEYS[name].ours, *_SAME.get(KEYS[name].name, ())}]
 
 
-def job(algo: str, config_class: type, theirs: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Job, dict]:
+def job(
+    algo: str, source: str, config_class: type, theirs: Mapping[str, Any], given: Mapping[str, Any]
+) -> tuple[Job, dict]:
     """The translation of RLlib's names over a tree of ours, and the lines of each name.
 
     Args:
       algo, config_class: the algorithm.
+      source: its name in RLlib.
       theirs: RLlib's names and values.
       given: our tree, without defaults.
     """
-    found = Job(algo, algo, config_class, dict(_with_sizes(theirs, given, config_class)), base=given)
+    found = Job(algo, source, config_class, dict(_with_sizes(theirs, given, config_class)), base=given)
     memory.begin(found)
     lines = {"": list(found.lines)}
     for name in found.raw:

@@ -26,7 +26,7 @@ class Finding(NamedTuple):
 def findings(store: EpisodeStore) -> list[Finding]:
     """Everything that was found in a data set; [] for nothing."""
     checks: tuple[Callable[[EpisodeStore], Iterator[Finding]], ...] = (
-        _notes, _not_finite, _outside, _log_probs, _ends, _rewards, _constant, _duplicates,
+        _notes, _not_finite, _outside, log_probs, _ends, _rewards, _constant, _duplicates,
     )  # fmt: skip
     return [finding for check in checks for finding in check(store)]
 
@@ -103,19 +103,20 @@ def _beyond(leaf: Leaf) -> Callable[[np.ndarray], np.ndarray]:
     return lambda x: (x < least) | (x > most)
 
 
-def _log_probs(store: EpisodeStore) -> Iterator[Finding]:
-    """Log-probabilities of choices cannot be above 0; where all are of [0, 1] they are probabilities."""
-    choices = all(not isinstance(leaf, Box) for _, leaf in spaces.leaves(store.action_space))
+def log_probs(store: EpisodeStore) -> Iterator[Finding]:
+    """Log-probabilities of choices cannot be above 0; where all are of [0, 1], and differ, they are probabilities."""
     found = store.columns.get(LOG_PROB)
-    if not choices or not isinstance(found, np.ndarray):
+    if not isinstance(found, np.ndarray):
         return
+    choices = all(not isinstance(leaf, Box) for _, leaf in spaces.leaves(store.action_space))
     given = found[store.is_step()]
+    probabilities = bool(len(given) and ((given >= 0) & (given <= 1)).all() and given.min() < given.max())
     rows = _rows(store, found, lambda x: x > 1e-5, False)
-    if rows.any():
-        probabilities = bool(((given >= 0) & (given <= 1)).all())
+    if (choices and rows.any()) or probabilities:
         what = "they are probabilities" if probabilities else "no probability is above 1"
         mend = "take their logarithm" if probabilities else "store the logarithm of the probability of the action taken"
-        yield Finding("log_prob", f"column {LOG_PROB}: above 0 in {_place(store, rows)}, of choices: {what}", mend)
+        kind = "choices" if choices else "a continuum"
+        yield Finding("log_prob", f"column {LOG_PROB}: above 0 in {_place(store, rows)}, of {kind}: {what}", mend)
 
 
 def _ends(store: EpisodeStore) -> Iterator[Finding]:

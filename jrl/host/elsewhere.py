@@ -12,7 +12,8 @@ _ENVS = "environments of several agents are not made by inheritance: docs/enviro
 _STATE = "save(path) writes all of it and restore(path) takes it back; get_weights() and set_weights() are the arrays"
 _STEP = "train() is one iteration; what it does is a method training_step(self, step) of a subclass"
 _RUNNERS = "env runners are restarted by themselves: fault_tolerance(recreate_failed_env_runners=True)"
-_OFFLINE = "jrl does not read data from files yet"
+_DATA = "jrl.data.read(path) gives the episodes of any of its formats, jrl.data.Writer writes some: docs/data.md"
+_OFFLINE = "offline_data(input_=...) of the config names what is read, jrl.data.read(path) reads it: docs/data.md"
 _OUTPUTS = "distribution(obs), value_function(obs) and q_values(obs) are what its networks say, summary() what they are"
 _GRADIENTS = "learn_on_batch(samples) is an update, compute_gradients and apply_gradients are its halves"
 _LOSS = "a loss of your own is training(loss_fn=fn), or a static method `loss` of an Algorithm"
@@ -27,6 +28,7 @@ _PLACED = "what a trial reserves is jrl.api.tune.resources(config.to_run_config(
 
 # of jrl.api, each with a config of the name
 _API = ("A2C", "APPO", "DQN", "IMPALA", "IQN", "PPO", "PQN", "SAC", "TD3", "VDN")
+_FROM_DATA = ("BC", "CQL", "DT", "IQL", "MARWIL")
 _CONFIGS = {
     "A3C": "a2c", "APEX": "dqn", "C51": "c51", "DDPG": "ddpg", "DDPPO": "ppo", "MaskablePPO": "ppo_mask",
     "QRDQN": "qrdqn", "R2D2": "r2d2", "Rainbow": "rainbow", "RecurrentPPO": "ppo_lstm", "SimpleQ": "dqn",
@@ -43,7 +45,11 @@ def _run(config: str) -> str:
 
 _CLASSES = {  # of RLlib's packages, what both of ours have nothing by that name for
     **{n + end: _run(config) for n, config in _CONFIGS.items() for end in ("", "Config")},
-    **{n + end: _OFFLINE for n in ("BC", "MARWIL", "CQL", "IQL", "CRR") for end in ("", "Config")},
+    **dict.fromkeys(("CRR", "CRRConfig"),
+                    "MARWIL with weight='binary' has its filter, over returns, and IQL its critic"),
+    **dict.fromkeys(("JsonReader", "DatasetReader", "D4RLReader", "MixedInput", "InputReader", "ShuffledInput",
+                     "JsonWriter", "DatasetWriter", "OutputWriter", "OfflineData", "OfflinePreLearner", "IOContext"),
+                    _DATA),
     **{n + end: _LIMITS for n in ("ARS", "DreamerV3", "ES", "MAML", "PG", "TRPO") for end in ("", "Config")},
     **dict.fromkeys(("MultiAgentEnv", "MultiAgentEnvRunner", "make_multi_agent"), _ENVS),
     **dict.fromkeys(("RLModule", "TorchModelV2", "ModelCatalog", "register_custom_model"), _MODULE),
@@ -62,7 +68,7 @@ NAMES: dict[str, dict[str, str]] = {
         **dict.fromkeys(("setup", "step", "step_attempt", "execution_plan", "train_buffered", "training_iteration_fn",
                          "train_exec_impl"), _STEP),
         **dict.fromkeys(("restore_workers", "restore_env_runners", "restore_offline_eval_runners"), _RUNNERS),
-        "evaluate_offline": _OFFLINE,
+        "evaluate_offline": "offline_data(validation=0.1) holds episodes out, whose loss each result has",
         "env_runner": "workers.local_worker(), or workers.foreach_worker(fn)",
         "eval_env_runner": "evaluation_workers",
         "trial_id": "train() has trial_id; jrl.api.tune makes trials of Algorithms",
@@ -196,7 +202,7 @@ NAMES: dict[str, dict[str, str]] = {
                          "get_marl_module_spec"), _MODULE),
         **dict.fromkeys(("get_config_for_module", "get_multi_agent_setup", "DEFAULT_POLICY_MAPPING_FN",
                          "DEFAULT_AGENT_TO_MODULE_MAPPING_FN"), _SEVERAL),
-        "is_offline": _OFFLINE,
+        "is_offline": "jrl.settings.datasets.alone(config.to_run_config())",
         "uses_new_env_runners": "there is one stack",
         "get_evaluation_config_object": "config.evaluation_config has what is different there",
         "get_rollout_fragment_length": "jrl.settings.plan.rollout_length(config.to_run_config())",
@@ -213,6 +219,7 @@ NAMES: dict[str, dict[str, str]] = {
         **{n: f"from jrl.api import {n}, or {_run(n.lower())}" for n in _API},
         **{f"{n}Config": f"from jrl.api import {n}Config, or {_run(n.lower())}" for n in _API},
         **_CLASSES,
+        **{n + end: f"from jrl.api import {n}{end}" for n in _FROM_DATA for end in ("", "Config")},
         **{n: f"from jrl.api import {n}" for n in _FROM_API},
         **dict.fromkeys(("make", "make_vec", "make_vec_env", "VecEnv", "DummyVecEnv", "SubprocVecEnv"),
                         "jrl.envs.make(id, num_envs=8); a run makes its own, of env.id and env.num_envs"),

@@ -84,6 +84,7 @@ def result(
     episodes: int = 0,
     before: Mapping[str, Any] | None,
     trained_before: int = 0,
+    collects: bool = True,
 ) -> dict[str, Any]:
     """The dict that `Algorithm.train` returns.
 
@@ -94,6 +95,7 @@ def result(
       episodes: that have ended so far.
       before: the row before, None for the first.
       trained_before: environment steps learned from until then.
+      collects: whether there are environments; without, what a row counts are updates, and no step is sampled.
     """
     learner: dict[str, Any] = {}
     found: dict[str, Any] = {
@@ -132,6 +134,8 @@ def result(
             found.setdefault(_PLACES[first], {})[rest] = value
         elif name not in ("iteration", "episode/window", "agent_steps"):
             learner[name.removeprefix("learner/")] = value
+    if not collects:
+        found |= {"num_env_steps_sampled": 0, "num_env_steps_sampled_lifetime": 0}
     if "evaluation" in found:
         found["evaluation"] = _with_former(found["evaluation"])
     if several:

@@ -8,6 +8,7 @@ What a file does not set has jrl's default, not RLlib's: those that differ are l
 not have is an error, unless it is to be dropped. docs/rllib-users.md has the table of keys.
 """
 
+import copy
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,14 +19,15 @@ from jrl.errors import InputError
 from jrl.fields import schema
 from jrl.fields.bounds import short
 from jrl.host import command
-from jrl.migrate import defaults, hyper, memory, rules, several
+from jrl.migrate import defaults, hyper, memory, offline, rules, several
 from jrl.migrate.experiment import conditions, experiment, is_experiment
 from jrl.migrate.job import Job, canonical, translate
-from jrl.migrate.tables import ALGORITHMS, KEYS, PARTS
+from jrl.migrate.tables import ALGORITHMS, INSTEAD, KEYS, PARTS
 from jrl.settings import config
 
 __all__ = [
-    "KEYS", "Migration", "defaults", "hyper", "looks_like_rllib", "main", "memory", "migrate", "rules", "several",
+    "KEYS", "Migration", "defaults", "hyper", "looks_like_rllib", "main", "memory", "migrate", "offline", "rules",
+    "several",
 ]  # fmt: skip
 
 
@@ -69,8 +71,7 @@ def migrate(
       algo: RLlib's name of the algorithm, in place of that in `data`.
       env: the environment, in place of that in `data`.
       name: which experiment, where `data` has several.
-      drop: leave out what asks for something that jrl does not have: several agents, data from files, a model for
-        torch, an unknown key.
+      drop: leave out what asks for something that jrl does not have: a model for torch, an unknown key.
     Raises:
       InputError: all that is wrong, in words of the keys that were given.
     """
@@ -109,9 +110,10 @@ def _job(data: Mapping[str, Any], algo: str | None, env: Any, name: str | None) 
     job.put(body.algo_key if algo is None else "--algo", "algo.name", ours, note)
     for key, value in PARTS.get(source, {}).items():
         job.set(key, value, f"run: {source.upper()}")
+    job.base = copy.deepcopy(job.tree)
     job.lines += choices
     memory.begin(job)
-    if not raw.get("env"):
+    if not raw.get("env") and not job.from_data:
         job.faults.append("env is missing: set it, e.g. --env CartPole-v1")
     translate(job)
     conditions(job, body)
@@ -119,13 +121,17 @@ def _job(data: Mapping[str, Any], algo: str | None, env: Any, name: str | None) 
 
 
 def _algorithm(given: str | None) -> str:
-    known = ", ".join(["PPO", "APPO", "IMPALA", "A2C", "A3C", "DQN", "APEX", "R2D2", "SimpleQ", "SAC", "TD3", "DDPG"])
+    known = (
+        "PPO, APPO, IMPALA, A2C, A3C, DQN, APEX, R2D2, SimpleQ, SAC, TD3, DDPG, and from data BC, MARWIL, CQL, IQL, DT"
+    )
     if given is None:
         raise InputError(f"the algorithm is not named: give --algo with one of {known}")
     name = given.strip().strip("<>'\" ").rpartition(".")[2].lower()
     for suffix in ("", "trainer", "config"):
         if name.removesuffix(suffix) in ALGORITHMS:
             return name.removesuffix(suffix)
+        if mend := INSTEAD.get(name.removesuffix(suffix)):
+            raise InputError(f"the algorithm {short(given)} is not part of jrl: {mend}")
     raise InputError(f"the algorithm {short(given)} is not part of jrl: there are {known}")
 
 
@@ -167,14 +173,16 @@ def _in_their_words(message: str, where: Mapping[str, str]) -> str:
 
 def _differing(job: Job) -> dict[str, Any]:
     """What is not jrl's default; sections with a name as a whole."""
-    default = config.to_dict(config.from_dict({"algo": {"name": job.algo}, "env": {"id": job.tree["env"]["id"]}}))
+    needed = {section: {key: job.tree.get(section, {}).get(key)} for section, key in (("env", "id"), ("data", "input"))}
+    needed = {section: values for section, values in needed.items() if any(values.values())}
+    default = config.to_dict(config.from_dict({"algo": {"name": job.algo}, **needed}))
     found: dict[str, Any] = {}
     for section, values in job.tree.items():
         if section == "stop":
             found[section] = dict(values)
             continue
         same = default[section] or {}
-        kept = {k: v for k, v in values.items() if k in ("name", "id") or not _equal(v, same.get(k))}
+        kept = {k: v for k, v in values.items() if k in ("name", "id", "input") or not _equal(v, same.get(k))}
         if kept:
             found[section] = kept
     order = ["algo", "env", "network", "rollout", "replay"]

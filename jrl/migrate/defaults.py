@@ -37,6 +37,9 @@ _TD3 = {
     "policy_model_config.fcnet_hiddens": [400, 300], "policy_model_config.fcnet_activation": "relu",
     "exploration_config": {"type": "GaussianNoise"},
 }  # fmt: skip
+_MARWIL = {
+    **_ON_POLICY, "lr": 1e-4, "train_batch_size": 2000, "grad_clip": None, "actions_in_input_normalized": False,
+}  # fmt: skip
 
 # RLlib's name of an algorithm -> newest name of a key -> its default there
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -71,6 +74,21 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         **_TD3, "train_batch_size": 256, "tau": 2e-3, "policy_delay": 1, "twin_q": False,
         "num_steps_sampled_before_learning_starts": 1500, "replay_buffer_config.capacity": 50_000,
         "exploration_config": {"type": "OrnsteinUhlenbeckNoise"},
+    },
+    "bc": _MARWIL,
+    "marwil": {
+        **_MARWIL, "beta": 1.0, "vf_coeff": 1.0, "moving_average_sqd_adv_norm_update_rate": 1e-8,
+        "moving_average_sqd_adv_norm_start": 100.0,
+    },
+    "cql": {
+        **{key: value for key, value in _SAC.items() if not key.startswith(("replay_buffer_config", "rollout", "num"))},
+        "critic_lr": 1e-3, "actor_lr": 1e-4, "alpha_lr": 1e-3, "bc_iters": 20_000, "temperature": 1.0,
+        "num_actions": 10, "min_q_weight": 5.0, "deterministic_backup": True, "actions_in_input_normalized": False,
+    },
+    "iql": {
+        **_COMMON, "beta": 0.1, "expectile": 0.8, "actor_lr": 3e-4, "critic_lr": 3e-4, "value_lr": 3e-4,
+        "train_batch_size": 2000, "twin_q": True, "tau": 1.0, "model.fcnet_hiddens": [256, 256],
+        "model.fcnet_activation": "tanh", "grad_clip": None, "actions_in_input_normalized": False,
     },
 }  # fmt: skip
 _SAME_AS = {"ddppo": "ppo", "a3c": "a2c", "apex_dqn": "apex", "rnnsac": "sac"}

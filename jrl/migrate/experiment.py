@@ -90,6 +90,7 @@ def conditions(job: Job, found: Experiment) -> None:
 
 def _stop(job: Job, criteria: Mapping[str, Any]) -> None:
     steps: dict[str, int] = {}
+    budget = "updates" if job.from_data else "env_steps"
     for name, value in criteria.items():
         key, ours = f"stop.{name}", metric_names.ours(str(name))
         if not is_number(value) or not -INT64 <= value <= INT64:
@@ -97,7 +98,10 @@ def _stop(job: Job, criteria: Mapping[str, Any]) -> None:
         elif name == "training_iteration":
             each = job.sizes.iteration(job)
             steps[key] = int(value) * each
-            job.lines.append(f"{key} -> stop.env_steps: {steps[key]}  ({value:g} iterations of {each} steps)")
+            job.lines.append(f"{key} -> stop.{budget}: {steps[key]}  ({value:g} iterations of {job.steps(each)})")
+        elif ours == "env_steps" and job.from_data:
+            steps[key] = job.sizes.updates_of(job, value, trained="trained" in name)
+            job.lines.append(f"{key} -> stop.{budget}: {steps[key]}  (of {job.sizes.drawn} rows)")
         elif ours == "env_steps":
             steps[key] = int(value)
             job.lines.append(f"{key} -> stop.env_steps: {steps[key]}")
@@ -110,10 +114,10 @@ def _stop(job: Job, criteria: Mapping[str, Any]) -> None:
             job.drop(key, "no metric of jrl's result rows: see docs/config.md")
     if steps:
         first = min(steps, key=lambda k: steps[k])
-        job.tree.setdefault("stop", {})["env_steps"] = steps[first]
-        job.origins["stop.env_steps"] = first
+        job.tree.setdefault("stop", {})[budget] = steps[first]
+        job.origins[f"stop.{budget}"] = first
         if len(steps) > 1:
-            job.lines.append(f"stop.env_steps: {steps[first]}, the first of {len(steps)} that is reached")
+            job.lines.append(f"stop.{budget}: {steps[first]}, the first of {len(steps)} that is reached")
 
 
 def _checkpoints(job: Job, key: str, value: Any) -> None:
@@ -122,7 +126,7 @@ def _checkpoints(job: Job, key: str, value: Any) -> None:
     if not isinstance(value, int):
         return job.wrong(key, "a whole number", value)
     each = job.sizes.iteration(job)
-    return job.put(key, "checkpoint.every", value * each, f"{value} iterations of {each} steps")
+    return job.put(key, "checkpoint.every", value * each, f"{value} iterations of {job.steps(each)}")
 
 
 def _best(job: Job, key: str, value: Any) -> None:

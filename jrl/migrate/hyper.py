@@ -13,6 +13,8 @@ from jrl.migrate.tables import KEYS
 _ACTIVATIONS = {"tanh": "tanh", "relu": "relu", "gelu": "gelu", "elu": "elu", "swish": "silu", "silu": "silu"}
 _CLIPS = {"global_norm": "max_grad_norm", "norm": "max_leaf_norm", "value": "max_grad_value"}
 
+_WITH_CRITICS = ("sac", "td3", "iql")  # beside the policy
+
 
 def _schedule(value: Any) -> tuple[Any, str]:
     """A number or schedule as jrl takes it, and what was changed."""
@@ -27,7 +29,7 @@ def _schedule(value: Any) -> tuple[Any, str]:
 @rule("lr")
 def _lr(job: Job, key: str, value: Any) -> None:
     for other in ("lr_schedule", "critic_lr"):
-        if other in job.given and (other != "critic_lr" or job.algo in ("sac", "td3")):
+        if other in job.given and (other != "critic_lr" or job.algo in _WITH_CRITICS):
             return job.drop(key, f"{other} takes its place")
     return job.put(key, "algo.lr", *_schedule(value))
 
@@ -74,6 +76,10 @@ def _grad_clip_by(job: Job, key: str, value: Any) -> None:
 def _lambda(job: Job, key: str, value: Any) -> None:
     if "vtrace_lambda" in job.fields:
         return job.drop(key, "RLlib's V-trace does not read it: jrl's is algo.vtrace_lambda, 1 is as in RLlib")
+    if job.algo == "marwil":
+        if value == 1:
+            return job.drop(key, "1: returns go to the episode's end")
+        return job.lack(key, "marwil takes returns to the episode's end, which is lambda 1")
     if job.given.get("use_gae") is False:
         return job.drop(key, "use_gae is false")
     return job.put(key, "algo.gae_lambda", value)
@@ -81,6 +87,8 @@ def _lambda(job: Job, key: str, value: Any) -> None:
 
 @rule("use_gae")
 def _use_gae(job: Job, key: str, value: Any) -> None:
+    if job.replays:
+        return job.drop(key, "advantages are returns less the value" if job.algo == "marwil" else "there is none")
     if value or "gae_lambda" not in job.fields:
         return job.drop(key, "true: what jrl does" if value else f"{job.algo} has V-trace")
     return job.put(key, "algo.gae_lambda", 1.0, "the return to the end of the rollout")
@@ -127,7 +135,7 @@ def _kl(job: Job, key: str, value: Any) -> None:
 
 @rule("target_network_update_freq")
 def _target(job: Job, key: str, value: Any) -> None:
-    if job.algo in ("sac", "td3"):
+    if job.algo in _WITH_CRITICS:
         return job.drop(key, f"{job.algo} moves its targets with every step, by algo.tau")
     if job.algo != "dqn":
         return job.put(key, "algo.target_update_every", value)
@@ -234,7 +242,7 @@ def _activation(job: Job, key: str, value: Any) -> None:
 def _of_policy(job: Job, key: str, value: Any, policy: str, critic: str, ours: str) -> None:
     """The networks of policy and critics are alike: of several that are given the policy's count."""
     own, critics, of_model = job.given.get(policy), job.given.get(critic), key.startswith("model.")
-    if job.algo not in ("sac", "td3"):
+    if job.algo not in _WITH_CRITICS:
         own = critics = None
         if not of_model:
             return job.drop(key, f"{job.algo} has no networks of that name")

@@ -13,12 +13,13 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
+from jrl.errors import counted
 from jrl.fields import schema
 from jrl.fields.bounds import INT64, is_number, short
-from jrl.fields.data import Replay, learns_from
+from jrl.fields.data import Fixed, Fresh, learns_from
 from jrl.fields.hyper import NetworkConfig
 from jrl.migrate.tables import KEYS
-from jrl.settings import plan, sections
+from jrl.settings import datasets, plan, sections
 
 # environment steps of a train() of RLlib's algorithms with replay, where the file does not say
 _ITERATION = {"dqn": 1_000, "sac": 100, "td3": 1_000}
@@ -27,7 +28,11 @@ DEFAULT_ENVS = sections.EnvConfig(id="").num_envs
 _DEFAULT_LENGTH = 128  # of rollout.length
 _SEQUENCE = 20  # steps of a sequence, by default: of RLlib, and of replay here
 _CORES = {"model.use_lstm": "lstm", "model.use_attention": "gtrxl"}
-WITH_MEMORY = {"r2d2": "lstm", "rnnsac": "lstm"}  # algorithm -> the core that it has, if the model does not say
+WITH_MEMORY = {
+    "r2d2": "lstm",
+    "rnnsac": "lstm",
+    "dt": "gtrxl",
+}  # algorithm -> the core that it has, if the model does not say
 # rows of a gradient step in RLlib, if nothing is given; of the others it is as here
 _ROWS = {"r2d2": 1000, "dqn": 32, "simpleq": 32, "apex": 512, "td3": 100}
 # keys that had a number, -1, for "not set", and keys of which it is a value
@@ -84,7 +89,17 @@ class Job:
 
     @cached_property
     def replays(self) -> bool:
-        return learns_from(self.config_class) is Replay
+        """Whether samples are learned from: of a replay, or of data."""
+        return learns_from(self.config_class) is not Fresh
+
+    @cached_property
+    def from_data(self) -> bool:
+        """Whether the run learns from data sets alone: there are no environments to collect from."""
+        if self.prefix or not self.replays:
+            return False
+        given = self.given.get("input_", self.settled("data.input"))
+        names = set(given) if isinstance(given, Mapping | list | tuple) else {given}
+        return learns_from(self.config_class) is Fixed or not names & {None, "", datasets.SAMPLER}
 
     @cached_property
     def fields(self) -> dict[str, Any]:
@@ -127,12 +142,25 @@ class Job:
         if section == "replay" and not self.replays:
             self.drop(key, f"{self.algo} learns from each rollout once and keeps no replay")
             return
+        if self.from_data:
+            if reason := _without_environments(section, name):
+                self.drop(key, reason)
+                return
+            value, note = self._by_updates(section, value, note)
         self.set(ours, value, key)
         if not self.inside and self._default(section, name, value):
             note = "; ".join(filter(None, [note, "jrl's default"]))
         self.lines.append(
             f"{self.prefix}{key} -> {self.inside}{ours}: {shown(value)}" + (f"  ({note})" if note else "")
         )
+
+    def _by_updates(self, section: str, value: Any, note: str) -> tuple[Any, str]:
+        """A schedule of the algorithm by updates: RLlib counts a batch of steps for each iteration."""
+        is_point = lambda x: isinstance(x, list | tuple) and len(x) == 2 and all(map(is_number, x))
+        if section != "algo" or not isinstance(value, list | tuple) or not value or not all(map(is_point, value)):
+            return value, note
+        points = [[self.sizes.updates_of(self, steps), number] for steps, number in value]
+        return points, "; ".join(filter(None, [note, "steps become updates"]))
 
     def _default(self, section: str, name: str, value: Any) -> bool:
         defaults = self.fields if section == "algo" else _DEFAULTS.get(section, {})
@@ -148,6 +176,10 @@ class Job:
         else:
             self.tree = schema.merge(self.tree, nested)
         self.origins[ours] = key
+
+    def steps(self, number: int) -> str:
+        """So many of what the run counts by, in words."""
+        return counted(number, "update") if self.from_data else f"{number} steps"
 
     def drop(self, key: str, reason: str) -> None:
         self.lines.append(f"{self.prefix}{key}: dropped: {reason}")
@@ -175,6 +207,19 @@ class Job:
         return int(value) if whole else value
 
 
+NOBODY = "nobody collects: the run learns from data alone"
+_OF_SAMPLES = {"batch_size", "n_step", "burn_in", "frame_stack"}  # of the replay section, what data sets have, too
+
+
+def _without_environments(section: str, name: str) -> str | None:
+    """Why a key of ours means nothing where data sets alone are learned from; None where it does."""
+    if section in ("rollout", "env_runners") or (section, name) == ("env", "num_envs"):
+        return NOBODY
+    if section == "replay" and name not in _OF_SAMPLES:
+        return "there is no replay: rows are drawn from the data"
+    return None
+
+
 def shown(value: Any) -> str:
     """A value in a line."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
@@ -194,6 +239,7 @@ _SECTIONS = {
     "env": sections.EnvConfig, "network": NetworkConfig, "rollout": sections.RolloutConfig,
     "replay": sections.ReplayConfig, "evaluation": sections.EvaluationConfig, "checkpoint": sections.CheckpointConfig,
     "env_runners": sections.EnvRunnersConfig, "multi_agent": sections.MultiAgentConfig, "run": sections.RunSettings,
+    "data": datasets.DataConfig,
 }  # fmt: skip
 _DEFAULTS = {name: {f.name: f.default for f in dataclasses.fields(s)} for name, s in _SECTIONS.items()}
 
@@ -216,7 +262,7 @@ class Sizes:
         settled = job.settled("devices.learners") or ()
         most = len(settled) if isinstance(settled, list | tuple) else 1
         self.devices = int(min(max(gpus, learners, most, 1), _MOST_DEVICES))
-        self.shared = self.num_envs % self.devices == 0
+        self.shared = job.from_data or self.num_envs % self.devices == 0
         self.batch = number("train_batch_size", least=1)
         if self.batch is None and (share := number("train_batch_size_per_learner", least=1)):
             self.batch = share * max(1, learners)
@@ -244,7 +290,10 @@ class Sizes:
         rate = job.settled("replay.updates_per_step")
         self.settled_rate = rate if is_number(rate) and rate > 0 else None
         self.updates_per_step = self.settled_rate or sections.ReplayConfig().updates_per_step
-        if job.replays:
+        # updates of an iteration from data
+        self.passes = number("dataset_num_iters_per_learner", least=1) or job.count("data.updates_per_iteration") or 1
+        self.drawn = self.batch or job.count("replay.batch_size") or sections.ReplayConfig().batch_size
+        if job.replays and not job.from_data:
             self._replay(job)
 
     def _sequence(self, job: Job) -> int | None:
@@ -289,12 +338,23 @@ class Sizes:
         self.rows = self.train_every
 
     def iteration(self, job: Job) -> int:
-        """Environment steps of a train() of RLlib."""
+        """Environment steps of a train() of RLlib; updates, where data alone are learned from."""
+        if job.from_data:
+            trained = job.number("min_train_timesteps_per_iteration", least=0) or 0
+            sampled = job.number("min_sample_timesteps_per_iteration", least=0) or 0
+            rounds = max(math.ceil(trained / (self.drawn * self.passes)), math.ceil(sampled / self.drawn), 1)
+            return rounds * self.passes
         least = job.number("min_sample_timesteps_per_iteration", least=0)
         if least is None:
             least = _ITERATION.get(job.algo, 0) if job.replays else 0
         rows = self.rows if not job.replays or self.train_every else self.num_envs
         return max(1, math.ceil(least / rows)) * rows
+
+    def updates_of(self, job: Job, steps: float, *, trained: bool = False) -> int:
+        """Updates from data by which RLlib has counted so many steps: of those that it samples there is a batch in
+        each iteration, of those that it trains on one in each update.
+        """
+        return math.ceil(steps / self.drawn) * (1 if trained else self.passes)
 
 
 Rule = Callable[[Job, str, Any], None]
@@ -371,6 +431,7 @@ def canonical(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 __all__ = [
     "DEFAULT_ENVS",
     "NESTED",
+    "NOBODY",
     "RULES",
     "WITH_MEMORY",
     "Job",

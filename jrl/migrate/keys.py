@@ -1,33 +1,13 @@
 """Every key that RLlib's configurations have had, in groups: its names, what it is in jrl, and what there is to know.
 
-`jrl.migrate.tables` looks them up.
+Those of data sets are in `jrl.migrate.offline_keys`; `jrl.migrate.tables` looks them up.
 """
 
-from typing import NamedTuple
-
-
-class Key(NamedTuple):
-    names: tuple[str, ...]  # newest first; a.b is b in the dict a
-    ours: str  # dotted keys, separated by ", "; "": none
-    note: str  # what is different, or why there is none
-    lacking: bool = False  # what it asks for changes what is learned, and jrl has nothing like it
-
-    @property
-    def name(self) -> str:
-        """The newest name, by which the rules know the key."""
-        return self.names[0]
-
-
-def _key(names: str, ours: str, note: str = "") -> Key:
-    return Key(tuple(names.split()), ours, note)
-
-
-def _none(reason: str, *names: str) -> list[Key]:
-    return [_key(n, "", reason) for n in names]
-
-
-def _lacking(reason: str, *names: str) -> list[Key]:
-    return [_key(n, "", reason)._replace(lacking=True) for n in names]
+from jrl.migrate import offline_keys
+from jrl.migrate.key import Key
+from jrl.migrate.key import key as _key
+from jrl.migrate.key import lacking as _lacking
+from jrl.migrate.key import none as _none
 
 
 def _models(name: str) -> str:
@@ -37,8 +17,8 @@ def _models(name: str) -> str:
 
 _AUTO = "jrl does so by itself"
 _FRAMEWORK = "JAX is the only framework"
-_OFFLINE = "jrl does not read offline data by RLlib's keys yet"
-_ESTIMATORS = "jrl has no off-policy estimators yet"
+_HELD_OUT = "data.validation holds episodes out, whose loss stands in each result row"
+_PER_STEP = "is and wis weigh each step, as pdis and wpdis do; the data need log-probabilities"
 _OWN_LOSS = "a loss of your own is custom.loss, a step of your own custom.training_step"
 _STACKED = "policies that are alike in all but their weights are stacked in one program, and none is swapped out"
 _OBS_FN = (
@@ -197,7 +177,6 @@ GROUPS: dict[str, list[Key]] = {
         *_none(_OWN_LOSS, "learner_config_dict"),
         *_lacking("an Algorithm's own training_step(self, step) replaces steps of the loop", "after_train_step"),
         *_lacking("a pure function of what an update learns from is custom.batch", "before_learn_on_batch"),
-        *_none("a pure function of what an update learns from is custom.batch", "postprocess_inputs"),
         *_lacking(_CONNECT, "learner_connector"),
         *_none(_CONNECT, "add_default_connectors_to_learner_pipeline"),
         *_none("there is one way to learn on several devices", "simple_optimizer"),
@@ -244,6 +223,7 @@ GROUPS: dict[str, list[Key]] = {
         *_none("policies are Gaussian, squashed by tanh", "_deterministic_loss", "_use_beta_distribution"),
         _key("optimization optimization_config", "", _INSIDE),
     ],
+    "BC, MARWIL, CQL, IQL and DT": offline_keys.ALGORITHMS,
     "Replay": [
         _key("replay_buffer_config.capacity buffer_size", "replay.capacity",
              "with memory: sequences become transitions, unless storage_unit is another"),
@@ -337,11 +317,11 @@ GROUPS: dict[str, list[Key]] = {
         _key("evaluation_num_env_runners evaluation_num_workers", "evaluation.num_env_runners"),
         _key("custom_evaluation_function custom_eval_function", "custom.evaluation"),
         _key("always_attach_evaluation_results", "evaluation.always_attach"),
-        *_lacking(_ESTIMATORS, "off_policy_estimation_methods", "input_evaluation"),
-        *_none(_ESTIMATORS, "ope_split_batch_by_episode"),
-        *_lacking(_OFFLINE, "offline_evaluation_interval"),
-        *_none(_OFFLINE, "num_offline_eval_runners", "offline_evaluation_type", "offline_eval_runner_class",
-               "offline_loss_for_module_fn", "offline_eval_batch_size_per_runner",
+        _key("off_policy_estimation_methods", "data.estimate", _PER_STEP),
+        _key("input_evaluation", "data.estimate", "as off_policy_estimation_methods; simulation: evaluation.interval"),
+        *_none("estimates are of whole episodes", "ope_split_batch_by_episode"),
+        *_none(_HELD_OUT, "offline_evaluation_interval", "num_offline_eval_runners", "offline_evaluation_type",
+               "offline_eval_runner_class", "offline_loss_for_module_fn", "offline_eval_batch_size_per_runner",
                "dataset_num_iters_per_offline_eval_runner", "offline_eval_rl_module_inference_only",
                "num_cpus_per_offline_eval_runner", "num_gpus_per_offline_eval_runner",
                "custom_resources_per_offline_eval_runner", "offline_evaluation_timeout_s",
@@ -356,25 +336,7 @@ GROUPS: dict[str, list[Key]] = {
                "evaluation_auto_duration_max_env_steps_per_sample"),
         *_none(_RESTART, "evaluation_unhealthy_workers_timeout_s", "evaluation_error_after_n_consecutive_skips"),
     ],
-    "Offline data": [
-        _key("input input_", "", "sampler, the default, is what jrl does; " + _OFFLINE)._replace(lacking=True),
-        _key("output", "data.output.path", "a directory; logdir: data in the run directory"),
-        _key("output_config", "data.output.path, data.output.format", "its path and format, json or parquet"),
-        _key("output_max_file_size", "data.output.max_file_mb", "bytes become MB"),
-        _key("output_compress_columns", "data.output.compress", "all arrays of a file are compressed, or none"),
-        *_none("episodes are written whole, in files of data.output.max_file_mb: docs/data.md",
-               "output_max_rows_per_file", "output_write_remaining_data", "output_write_episodes"),
-        *_none("data.output.format says how, data.output.path where on this machine",
-               "output_write_method", "output_write_method_kwargs", "output_filesystem", "output_filesystem_kwargs"),
-        *_none(_OFFLINE, "input_config", "actions_in_input_normalized", "shuffle_buffer_size", "offline_sampling",
-               "offline_data_class", "input_read_method",
-               "input_read_method_kwargs", "input_read_schema", "input_read_episodes", "input_read_sample_batches",
-               "input_read_batch_size", "input_filesystem", "input_filesystem_kwargs", "input_compress_columns",
-               "input_spaces_jsonable", "materialize_data", "materialize_mapped_data", "map_batches_kwargs",
-               "iter_batches_kwargs", "ignore_final_observation", "prelearner_class", "prelearner_buffer_class",
-               "prelearner_buffer_kwargs", "prelearner_module_synch_period", "prelearner_use_recorded_module_states",
-               "dataset_num_iters_per_learner"),
-    ],
+    "Offline data": offline_keys.DATA,
     "Multi-agent": [
         _key("count_steps_by multiagent.count_steps_by", "rollout.count_steps_by"),
         _key("policies multiagent.policies", "multi_agent.policies",

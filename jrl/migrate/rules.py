@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jrl import registry
-from jrl.migrate.job import DEFAULT_ENVS, Job, asks, canonical, rule, shown, translate
+from jrl.migrate.job import DEFAULT_ENVS, NOBODY, Job, canonical, rule, shown, translate
 from jrl.migrate.tables import GROUPS, KEYS
 
 # ---------------------------------------------------------------- environments, runners, batches
@@ -61,16 +61,18 @@ def _own_environment(job: Job) -> str | None:
 def _runners(job: Job, key: str, value: Any) -> None:
     sizes = job.sizes
     if sizes.runners is None:
-        return
+        return None
+    if job.from_data:
+        return job.drop(key, NOBODY)
     job.put(
         key, "env_runners.num", sizes.runners, "processes by Ray; 0 is faster where stepping is cheap" if value else ""
     )
     if "num_envs_per_env_runner" in job.given or job.settled("env.num_envs") is not None:
-        return
+        return None
     note = "num_envs_per_env_runner says how many each has, by default 1 in RLlib"
     if sizes.num_envs != DEFAULT_ENVS:
         note = f"the nearest to {DEFAULT_ENVS} that {sizes.runners} runners share: {note}"
-    job.put(key, "env.num_envs", sizes.num_envs, note)
+    return job.put(key, "env.num_envs", sizes.num_envs, note)
 
 
 @rule("num_envs_per_env_runner")
@@ -82,7 +84,9 @@ def _envs_each(job: Job, key: str, value: Any) -> None:
 @rule("rollout_fragment_length")
 def _fragment(job: Job, key: str, value: Any) -> None:
     sizes = job.sizes
-    if value == "auto":
+    if job.from_data:
+        job.drop(key, NOBODY)
+    elif value == "auto":
         job.drop(key, "auto: rollout.length follows from the batch")
     elif job.replays:
         if sizes.train_every:
@@ -141,6 +145,8 @@ def _minibatches(job: Job, key: str, value: Any) -> None:
 @rule("training_intensity")
 def _intensity(job: Job, key: str, value: Any) -> None:
     sizes = job.sizes
+    if job.from_data:
+        return job.drop(key, NOBODY)
     if not job.replays or sizes.train_every is None:
         return job.drop(key, f"{job.algo} keeps no replay" if not job.replays else "0: not set")
     if "rollout_fragment_length" not in job.given:
@@ -219,7 +225,7 @@ def _interval(job: Job, key: str, value: Any) -> None:
         return job.drop(key, f"{value}: no evaluation during training")
     if not job.given.get("min_sample_timesteps_per_iteration"):
         steps = job.sizes.iteration(job)
-        job.put(key, "run.report_every", steps, f"a result row covers an iteration of {steps} steps")
+        job.put(key, "run.report_every", steps, f"a result row covers an iteration of {job.steps(steps)}")
     return job.put(key, "evaluation.interval", value)
 
 
@@ -274,53 +280,6 @@ def _count(job: Job, key: str, value: Any) -> None:
 def _least(job: Job, key: str, value: Any) -> None:
     if not value:
         return job.drop(key, f"{value}: not set")
+    if job.from_data and KEYS[key].ours != "run.report_every_s":
+        return job.put(key, "run.report_every", job.sizes.iteration(job), f"updates of {job.sizes.drawn} rows")
     return job.put(key, KEYS[key].ours, value)
-
-
-@rule("input")
-def _input(job: Job, key: str, value: Any) -> None:
-    if value == "sampler":
-        return job.drop(key, "sampler: what jrl does")
-    return job.lack(key, KEYS["input_config"].note)
-
-
-@rule("output")
-def _output(job: Job, key: str, value: Any) -> None:
-    if value is None:
-        return job.drop(key, "nothing is written")
-    config = job.given.get("output_config") or {}
-    path = config.get("path") if value == "dataset" and isinstance(config, Mapping) else value
-    if not isinstance(path, str) or "<" in path or "://" in path:
-        return job.lack(key, f"{str(path)[:60]!r} is no directory of this machine, which data.output.path names")
-    if path == "logdir":
-        return job.put(key, "data.output.path", None, "logdir: data in the run directory")
-    return job.put(key, "data.output.path", path)
-
-
-_FORMATS = {"json": "rllib-json", "parquet": "rllib-parquet"}
-
-
-@rule("output_config", "output_max_file_size", "output_compress_columns")
-def _output_files(job: Job, key: str, value: Any) -> None:
-    name = KEYS[key].name
-    if job.given.get("output") is None:
-        return job.drop(key, "nothing is written: output is not set")
-    if name == "output_max_file_size":
-        size = job.number(key, least=1, whole=False)
-        return None if size is None else job.put(key, "data.output.max_file_mb", size / 2**20)
-    if name == "output_compress_columns":
-        return job.put(key, "data.output.compress", bool(value), KEYS[key].note)
-    if not isinstance(value, Mapping):
-        return job.wrong(key, "a mapping", value)
-    if found := _FORMATS.get(str(value.get("format"))):
-        job.put(key, "data.output.format", found)
-    if unknown := value.keys() - {"format", "path"}:
-        job.drop(f"{key}.{', '.join(sorted(unknown))}", "files are cut by data.output.max_file_mb alone")
-    return None
-
-
-@rule("input_evaluation")
-def _input_evaluation(job: Job, key: str, value: Any) -> None:
-    if job.given.get("input", "sampler") == "sampler" or not asks(value):
-        return job.drop(key, "it is of samples from files, and there are none")
-    return job.lack(key, KEYS[key].note)

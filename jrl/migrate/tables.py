@@ -6,7 +6,8 @@ key without a counterpart has the reason. `jrl.migrate.rules` and `jrl.migrate.h
 
 from typing import Any
 
-from jrl.migrate.keys import GROUPS, Key
+from jrl.migrate.key import Key
+from jrl.migrate.keys import GROUPS
 
 # name of an algorithm, lower case -> ours, what there is to know
 ALGORITHMS = {
@@ -30,6 +31,15 @@ ALGORITHMS = {
     "rnnsac": ("sac", "with network.core lstm"),
     "td3": ("td3", ""),
     "ddpg": ("td3", "with num_critics 1, policy_every 1, target_noise 0, as in configs/ddpg.yaml"),
+    "bc": ("bc", ""),
+    "marwil": ("marwil", ""),
+    "cql": ("sac", "with conservative true"),
+    "iql": ("iql", ""),
+    "dt": ("dt", "one token for each step, of the observation, the action before it and the return to go"),
+}
+# algorithms of RLlib that none of ours is -> what comes nearest
+INSTEAD = {
+    "crr": "marwil with weight: binary has its filter, over returns, and iql its critic",
 }
 
 # what makes an algorithm of RLlib of one of ours; keys of the file go before it
@@ -38,6 +48,8 @@ PARTS: dict[str, dict[str, Any]] = {
     "r2d2": {
         "algo.double": True, "algo.dueling": True, "algo.value_rescaling": True, "replay.prioritized": True,
     },
+    "cql": {"algo.conservative": True},
+    "dt": {"network.core.name": "gtrxl", "network.use_prev_action": True, "network.use_prev_reward": True},
 }  # fmt: skip
 
 KEYS: dict[str, Key] = {name: key for group in GROUPS.values() for key in group for name in key.names}

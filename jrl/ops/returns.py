@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jrl.ops import shapes
+
 __all__ = [
     "VTrace",
     "gae",
@@ -166,14 +168,4 @@ def signed_parabolic(x, eps=1e-3) -> jax.Array:
 
 def _check_shapes(reward, **others):
     """`value` is [T + 1, B], everything else [T, B] like `reward`."""
-    shape = jnp.shape(reward)
-    if len(shape) != 2:
-        raise ValueError(f"reward must be [T, B], got shape {shape}")
-    expected = {"value": (shape[0] + 1, shape[1])}
-    wrong = [
-        f"{name} must be {expected.get(name, shape)}, got {jnp.shape(x)}"
-        for name, x in others.items()
-        if jnp.shape(x) != expected.get(name, shape)
-    ]
-    if wrong:
-        raise ValueError(f"reward is {shape}: " + "; ".join(wrong))
+    shapes.check("[T, B]", reward, others, value=lambda steps, columns: (steps + 1, columns))

@@ -18,6 +18,7 @@ from jrl.errors import InputError
 from jrl.fields.data import Fresh
 from jrl.run import build, build_policies, learner, parallel, several
 from jrl.run.keys import Role, role_key
+from jrl.run.offline import Offline
 from jrl.run.program import own_replay
 from jrl.settings import multi_agent, plan
 from jrl.settings.config import algo_name
@@ -156,9 +157,11 @@ class ByHand:
         Its steps count once it is learned from.
 
         Raises:
-          InputError: EnvPool steps the environments inside the program that learns.
+          InputError: EnvPool steps the environments inside the program that learns; or there are none.
         """
         session = self._session
+        if isinstance(session.run.program, Offline):
+            raise InputError("sample: the run learns from data.input alone: sample_replay() draws a batch of it")
         program, collect = session.run.program, session.run.unroll
         if collect is not None and not collect.pure:
             raise InputError(
@@ -173,7 +176,7 @@ class ByHand:
         return rollout, report
 
     def sample_replay(self) -> Batch | SequenceBatch:
-        """A batch as the next gradient step would draw one, on the host.
+        """A batch as the next gradient step would draw one of replay or data, on the host.
 
         Raises:
           InputError: there is no replay, or nothing to sample in it yet.
@@ -181,6 +184,8 @@ class ByHand:
         session = self._session
         self._alone("sample_replay")
         learn, state = session.run.learn, session.state
+        if isinstance(session.run.program, Offline):
+            return jax.device_get(session.run.program.sampled(state, self.key(Role.UPDATE)))
         if learn.sample is None:
             raise InputError(f"sample_replay: {algo_name(session.config)} learns without replay: sample() is a rollout")
 
@@ -369,7 +374,8 @@ class ByHand:
         """Raises InputError for what the run does not learn from."""
         session = self._session
         cfg, name = session.config, algo_name(session.config)
-        if isinstance(batch, Rollout) and (session.run.algo.on_policy or what == "learn_on_batch"):
+        from_data = isinstance(session.run.program, Offline)  # which takes no rollouts
+        if isinstance(batch, Rollout) and (session.run.algo.on_policy or what == "learn_on_batch") and not from_data:
             shape, wanted = tuple(batch.reward.shape), (self._length, self._columns)
             if shape != wanted:
                 raise InputError(

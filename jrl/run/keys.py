@@ -21,6 +21,7 @@ class Role(enum.IntEnum):
     EVALUATE = 4
     VALIDATE = 5
     DATA = 6
+    ESTIMATE = 7
 
 
 def role_key(seed: int | Key, role: Role, counter=0) -> Key:

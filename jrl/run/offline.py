@@ -49,6 +49,7 @@ class Offline(Program):
         self._advance = parallel.pmap(
             self._body, mesh, (same, own, own, own, same, same, same), (same, own, same), donate_argnums=(0, 1)
         )
+        self._sample = parallel.pmap(self._one_sample, mesh, (own, own, same), own)
         self._rows: PyTree = None  # the replay with the data; what of it changes is that of the LoopState
         self._apart: PyTree = ()  # the data that are held out
         self._nothing = episode_metrics.nothing(episode_metrics.init(1, 1))
@@ -79,7 +80,7 @@ class Offline(Program):
     def _body(self, learned: PyTree, bare: PyTree, rows: PyTree, apart: PyTree, root: Key, iteration: Any, count: Any):
         """`count` updates from number `iteration` on, and what the data held out say of the last of them."""
         rows = own_replay(rows, self.learner)
-        bare = jax.tree.map(lambda x, like: x.reshape(like.shape), bare, self._data.bare(rows))
+        bare = self._own(bare, rows)
 
         def one(learned: PyTree, bare: PyTree, i: Any):
             key = role_key(root, Role.UPDATE, i)
@@ -99,6 +100,19 @@ class Offline(Program):
         if self._held_out is not None:
             metrics |= self._validated(self._held_out, learned, apart, root, iteration)
         return learned, joined_replay(bare), metrics
+
+    def _own(self, bare: PyTree, rows: PyTree) -> PyTree:
+        """This device's part of what changes, inside a mapped program that has its rows."""
+        return jax.tree.map(lambda x, like: x.reshape(like.shape), bare, self._data.bare(rows))
+
+    def _one_sample(self, bare: PyTree, rows: PyTree, key: Key) -> PyTree:
+        rows = own_replay(rows, self.learner)
+        assert self.learner.sample is not None
+        return self.learner.sample(self._data.dressed(self._own(bare, rows), rows), key)
+
+    def sampled(self, state: LoopState, key: Key) -> PyTree:
+        """A batch of the data as an update draws one, of all devices."""
+        return self._sample(state.replay, self._rows, key)
 
     def _validated(self, held_out: Learner, learned: PyTree, apart: PyTree, root: Key, iteration: Any) -> Metrics:
         """The metrics of updates on the data held out, which nobody makes."""

@@ -28,6 +28,7 @@ class Prefetched(Offline):
         self._host = jax.local_devices(backend="cpu")[0]
         self._drawn: tuple[int, PyTree] | None = None  # the first update that they are for, and batches
         self._draw = jax.jit(self._sampled, static_argnums=2)
+        self._draw_one = jax.jit(self._of_devices)
         batches = PartitionSpec(None, parallel.AXIS)
         same = parallel.REPLICATED
         self._sharding = jax.sharding.NamedSharding(self.mesh, batches)
@@ -48,11 +49,17 @@ class Prefetched(Offline):
         """The batches of `count` updates from number `first` on, of all devices: [count, N, *]."""
 
         def one(i: Any) -> PyTree:
-            key = jax.random.split(role_key(root, Role.UPDATE, i))[0]
-            own = [self._data.buffer.sample(part, jax.random.fold_in(key, d)) for d, part in enumerate(rows)]
-            return jax.tree.map(lambda *x: jnp.concatenate(x), *own)
+            return self._of_devices(rows, jax.random.split(role_key(root, Role.UPDATE, i))[0])
 
         return jax.lax.map(one, first + jnp.arange(count, dtype=jnp.uint32))
+
+    def _of_devices(self, rows: list[PyTree], key: Key) -> PyTree:
+        own = [self._data.buffer.sample(part, jax.random.fold_in(key, d)) for d, part in enumerate(rows)]
+        return jax.tree.map(lambda *x: jnp.concatenate(x), *own)
+
+    def sampled(self, state: LoopState, key: Key) -> PyTree:
+        with jax.default_device(self._host):
+            return self._draw_one(self._rows, key)
 
     def _updates(self, learned: PyTree, batches: PyTree, root: Key, first: Any, count: Any):
         """The first `count` of the updates on batches [K, N, *], and the sums of their metrics."""

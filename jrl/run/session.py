@@ -29,7 +29,7 @@ from jrl.run.policies import Policies
 from jrl.run.program import LoopState
 from jrl.run.staged import Step
 from jrl.run.workers import Workers
-from jrl.settings import by_episode, multi_agent, plan
+from jrl.settings import by_episode, datasets, multi_agent, plan
 from jrl.settings.config import RunConfig
 from jrl.types import EnvSpec, PyTree, Rollout
 
@@ -108,6 +108,8 @@ class Session(Policies):
         self._latest: StepInfo | None = None
         self._row: dict[str, Any] | None = None  # the latest
         self._tasks = 0
+        # checkpoints are compared by data that are held out
+        self._validates = (cfg.checkpoint.keep_best_by or "").startswith("validation/")
 
     # ------------------------------------------------------------ beginning and end
 
@@ -141,7 +143,7 @@ class Session(Policies):
         if saved and meta:
             if self.seats:
                 cfg = self._as_saved(meta["config"])
-            notes = [f"resume: {note}" for note in resume.notes(saved, cfg, self.run.learners)]
+            notes = [f"resume: {note}" for note in resume.notes(saved, cfg, self.run.learners, self.run.data)]
             kept = resume.restore(saved, cfg, program.keep(state), self.run.learners, self.run.groups)
             state = program.place(kept)
             notes.append(f"resume: from {saved} at {meta['env_steps']:,} steps")
@@ -171,6 +173,8 @@ class Session(Policies):
             time_s=meta["time_s"] if meta else 0.0,
         )
         self.schedule.start()
+        if self.run.judge:
+            self.run.judge.begin(self.env_steps, self.steps_per_call)
         if saved and meta:
             try:
                 self.reporter.restore(meta["rows"], self.timers)
@@ -246,7 +250,12 @@ class Session(Policies):
         one, too: its numbers, and what is decided by them, are those of the weights that were evaluated.
         """
         reached = self.schedule.reached(info)
-        if self.league:  # who plays from now on follows from the row, and must not depend on how far the device was
+        if self.run.judge and (found := self.run.judge.after(info, self.run.learn.actor)):
+            self.reporter.extra.update(found)
+            reached = True
+        # who plays from now on follows from the row, and must not depend on how far the device was; and what data that
+        # are held out say is of the weights after this call
+        if self.league or self._validates:
             self.reporter.add(info)
             return self.reporter.flush() if reached or self.reporter.due() else None
         due = self.reporter.due_before(info)
@@ -301,7 +310,8 @@ class Session(Policies):
         trained = self.reporter.trained(row["env_steps"], row["updates"])
         counts = {"iteration": self.reporter.count, "trained": trained, "episodes": self.reporter.episodes}
         then = (self.result or {}).get("num_env_steps_trained_lifetime", 0)
-        self.result = results.result(row, **counts, before=self._row, trained_before=then)
+        collects = not datasets.alone(self.config)
+        self.result = results.result(row, **counts, before=self._row, trained_before=then, collects=collects)
         self._row = dict(row)
         if self.callback_list:
             before = results.flat(self.result)
@@ -325,6 +335,11 @@ class Session(Policies):
     def evaluated(self) -> bool:
         """Whether the latest result row has an evaluation of the weights as they are now."""
         return (self.reporter.row or {}).get("evaluation/weights_version") == self.iteration
+
+    @property
+    def validated(self) -> bool:
+        """Whether the latest result row has what data that are held out say of the weights as they are now."""
+        return self._validates and (self.reporter.row or {}).get("updates") == self.iteration
 
     def evaluate(self, duration: int | None = None) -> dict[str, Any]:
         """Plays an evaluation with the present weights, now.
@@ -358,10 +373,12 @@ class Session(Policies):
         now = self.clock_now()
         counts = {"iteration": self.iteration, "env_steps": now.env_steps, "time_s": reporter.seconds()}
         metrics = {**(reporter.row or {}), **reporter.extra}
-        if not self.evaluated:  # that of other weights says nothing about these
-            metrics = {name: value for name, value in metrics.items() if not name.startswith("evaluation/")}
+        # those of other weights say nothing about these
+        of_others = [*([] if self.evaluated else ["evaluation/"]), *([] if self.validated else ["validation/"])]
+        metrics = {name: value for name, value in metrics.items() if not name.startswith(tuple(of_others))}
         more = {"counted": self.env_steps, "rows": reporter.state(), "metrics": metrics}
         more |= {"agent_steps": now.agent_steps} if run.spec.agents else {}
+        more |= {"data": dict(run.data)} if run.data else {}
         return checkpoint.meta(
             cfg or self.config, spec or run.spec, counters=counts, devices=run.learners, guarantee=run.guarantee, **more
         )

@@ -28,7 +28,7 @@ from jrl.fields.plain_yaml import limited
 from jrl.fields.schema import Problem, merge
 from jrl.host import files
 from jrl.settings import metric_names
-from jrl.settings.plan import STEPS_PER_REPORT, batch_plan, counts_by
+from jrl.settings.plan import STEPS_PER_REPORT, asked_iteration, batch_plan, counts_by
 from jrl.settings.plan_faults import endless, faults
 from jrl.settings.sections import (
     SYNONYMS,
@@ -335,9 +335,8 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
     if iterations is not None:
         schema.build(_Iterations, {"training_iteration": iterations}, problems, prefix="stop.")
     if iterations is not None and key not in cfg.stop and not problems:
-        each = max(
-            batch_plan(cfg).rows, cfg.run.report_every or STEPS_PER_REPORT
-        )  # as long as those of Algorithm.train
+        # as long as those of Algorithm.train
+        each = max(batch_plan(cfg).rows, asked_iteration(cfg) or STEPS_PER_REPORT)
         run = dataclasses.replace(cfg.run, report_every=cfg.run.report_every or each)
         cfg = dataclasses.replace(cfg, stop={**cfg.stop, key: int(float(iterations) * each)}, run=run)
     # A check that reads a broken key would speak of that key's default: leave it out.

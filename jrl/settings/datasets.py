@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
-from jrl.fields.bounds import Name, bounded
+from jrl.fields.bounds import Count, Few, Name, Positive, Share, Steps, Widths, bounded
 from jrl.fields.data import Fixed, Fresh
 
 SAMPLER = "sampler"  # among the inputs of a mix: the run's own environments
@@ -42,6 +42,37 @@ class OutputConfig:
 
 @dataclasses.dataclass(frozen=True)
 @bounded
+class FqeConfig:
+    """How the action values of the judged policy are fitted, anew for each estimate."""
+
+    updates: Count = 10_000  # gradient steps
+    batch_size: Count = 256  # transitions of each
+    lr: Positive = 1e-3  # Adam's step size at the start; it falls to 0
+    tau: Share = 0.05  # share of the way that the target network moves with each step
+    hidden: Widths | None = None  # of the network; null: as network.hidden
+    actions: Few = 8  # drawn at each observation where actions are not Discrete, to average over
+
+
+Method = Literal["is", "wis", "pdis", "wpdis", "dm", "dr", "wdr"]
+
+
+@dataclasses.dataclass(frozen=True)
+@bounded
+class EstimateConfig:
+    """What the policy would earn, estimated from the data: rows estimate/*. Of the episodes held out, if there are."""
+
+    # is, wis: importance sampling, plain and weighted; pdis, wpdis: per decision; dm: direct, by fitted Q evaluation;
+    # dr, wdr: doubly robust
+    methods: tuple[Method, ...] = ("is", "wis", "pdis", "dm", "dr")
+    every: Steps | None = None  # updates between two estimates; null: a tenth of stop.updates
+    episodes: Count | None = None  # at most so many, drawn once; null: all
+    # the policy as it acts when exploring; null: where it has a distribution, its best actions elsewhere
+    explore: bool | None = None
+    fqe: FqeConfig = FqeConfig()
+
+
+@dataclasses.dataclass(frozen=True)
+@bounded
 class DataConfig:
     """Data sets to learn from. Without environments, what counts environment steps elsewhere counts updates."""
 
@@ -61,6 +92,8 @@ class DataConfig:
     # where the data lie: on the devices that learn, or in the host's memory, from where batches are fetched ahead;
     # auto: on the devices if they fit
     placement: Literal["auto", "device", "host"] = "auto"
+    # how good the policy is, by what the data say; null: it is not estimated
+    estimate: EstimateConfig | None = None
     # the run's own episodes, written as they are collected; null: they are not
     output: OutputConfig | None = None
 
@@ -111,6 +144,7 @@ def counts(shares: dict[str, float], batch_size: int) -> dict[str, int]:
 
 def faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
     """What cannot be with data sets, or without them: the keys that were read, and the message."""
+    yield from estimate_faults(cfg)
     kind, given = getattr(type(cfg.algo), "learns_from", Fresh), cfg.data.input
     name = type(cfg.algo).__module__.rpartition(".")[2]
     if kind is Fixed and (given is None or SAMPLER in shares(cfg)):
@@ -135,6 +169,11 @@ def faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
             "flags for data sets",
         )
         return
+    if kind is Fixed and cfg.replay is not None and cfg.replay.prioritized:
+        yield (
+            ("replay.prioritized", "algo.name"),
+            f"replay.prioritized: {name} gives no priorities, it draws all rows alike: leave it out",
+        )
     if cfg.multi_agent is not None:
         message = f"data.input: {name} learns from a data set, which teaches one policy: leave multi_agent out"
         yield ("data.input", "multi_agent"), message
@@ -145,6 +184,22 @@ def faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
             yield ("data.input", "replay.batch_size"), "data.input: more inputs than rows of a batch: raise it"
         return
     yield from _without_environment(cfg, name)
+
+
+def estimate_faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What cannot be with `data.estimate`."""
+    if cfg.data.estimate is None:
+        return
+    if cfg.data.input is None or SAMPLER in shares(cfg):
+        yield ("data.estimate", "data.input"), "data.estimate: it is for runs that learn from data.input alone"
+    if not cfg.data.estimate.methods:
+        yield ("data.estimate.methods",), "data.estimate.methods names nothing: leave data.estimate out"
+    if (getattr(cfg.algo, "top_fraction", None) or 1.0) < 1.0:
+        yield (
+            ("data.estimate", "algo.top_fraction"),
+            "data.estimate: episodes that were chosen by their returns say nothing of another policy: leave "
+            "algo.top_fraction or data.estimate out",
+        )
 
 
 def _without_environment(cfg: Any, name: str) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -163,6 +218,18 @@ def _without_environment(cfg: Any, name: str) -> Iterator[tuple[tuple[str, ...],
     ):
         if is_set:
             yield ("data.input", key), f"{key}: {name} learns from data.input alone, and {why}: leave it out"
+    if getattr(cfg.algo, "normalize_reward", False):
+        yield (
+            ("algo.normalize_reward", "data.input"),
+            "algo.normalize_reward: its statistics are of rewards as environments give them, and the run learns from "
+            "data.input alone: use data.reward.normalize",
+        )
+    for stop in (name for name in cfg.stop if name.startswith("validation/loss")):
+        yield (
+            (f"stop.{stop}",),
+            f"stop.{stop}: a criterion is met by a value of at least that much, and a loss falls: leave it out; "
+            f"checkpoint.keep_best_by={stop} with checkpoint.keep_best=min keeps the best weights",
+        )
     if not cfg.env.id and (cfg.evaluation.every or cfg.evaluation.interval):
         yield (
             ("env.id", "evaluation.every", "evaluation.interval"),

@@ -144,12 +144,25 @@ def report_every(cfg: Any) -> int:
     return 1 if batch_plan(cfg).rows >= STEPS_PER_REPORT else STEPS_PER_REPORT  # a rollout, or several short ones
 
 
+def asked_iteration(cfg: Any) -> int | None:
+    """What the config says of how long an iteration of `Algorithm.train` is, in steps or updates; None: nothing."""
+    return cfg.run.report_every or (cfg.data.updates_per_iteration if datasets.alone(cfg) else None)
+
+
+def estimate_every(cfg: Any) -> int | None:
+    """Updates between two estimates by `data.estimate`; None: there are none."""
+    if cfg.data.estimate is None:
+        return None
+    return cfg.data.estimate.every or 10 * report_every(cfg)
+
+
 def iterations_per_call(cfg: Any) -> int:
     """Iterations of a fused program: so many that Python does not count, no more than its user wants to wait for."""
     plan = batch_plan(cfg)
     wanted = (report_every(cfg), cfg.evaluation.every, cfg.checkpoint.every, total_steps(cfg))
     if datasets.alone(cfg):
-        return cfg.data.updates_per_iteration or min(_UPDATES_FROM_DATA, *(steps for steps in wanted if steps))
+        due = (*wanted, estimate_every(cfg))
+        return cfg.data.updates_per_iteration or min(_UPDATES_FROM_DATA, *(steps for steps in due if steps))
     most = min(_ROWS_PER_CALL, *(steps for steps in wanted if steps)) // plan.rows
     if cfg.replay is not None:
         most = min(most, _UPDATES_PER_CALL // (plan.updates or 1))

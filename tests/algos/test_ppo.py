@@ -11,7 +11,7 @@ import pytest
 from fakes import assert_close, assert_same, differ
 from ppo_reference import B, T, reference_update
 
-from jrl.algos import actor_critic, agent, ppo
+from jrl.algos import actor_critic, gradients, ppo
 from jrl.envs import classic
 from jrl.envs.jax_env import build
 from jrl.networks import NetworkConfig
@@ -180,7 +180,7 @@ def test_the_three_ways_to_clip(max_grad_value, max_leaf_norm, max_grad_norm):
     cfg = ppo.Config(
         max_grad_value=max_grad_value, max_leaf_norm=max_leaf_norm, max_grad_norm=max_grad_norm, adam_eps=10.0
     )
-    optimizer = agent.adam(cfg)
+    optimizer = gradients.adam(cfg)
     params = jax.tree.map(jnp.zeros_like, GRADIENT)
     got, _ = optimizer.update(jax.tree.map(jnp.asarray, GRADIENT), optimizer.init(params), params)
     for name, g in clipped(max_grad_value, max_leaf_norm, max_grad_norm).items():

@@ -39,11 +39,14 @@ stop: {env_steps: 1000}
     assert made.to_run_config() == config.load(tmp_path / "c.yaml")
 
 
+def with_data(name, made):
+    """The config with data, if the algorithm learns from nothing else."""
+    return made.offline_data(input_="data") if learns_from(algos.get_config_class(name)) is Fixed else made
+
+
 @pytest.mark.parametrize("name", algos.names())
 def test_there_and_back(name, tmp_path):
-    made = api.config_class(name)().environment("Pendulum-v1").training(gamma=0.9).debugging(seed=3)
-    if learns_from(algos.get_config_class(name)) is Fixed:
-        made.update_from_dict({"data": {"input": "cartpole-expert"}})
+    made = with_data(name, api.config_class(name)().environment("Pendulum-v1").training(gamma=0.9).debugging(seed=3))
     path = tmp_path / "c.yaml"
     made.to_yaml(path)
     for back in (AlgorithmConfig.from_dict(made.to_dict()), AlgorithmConfig.from_yaml(path)):
@@ -60,8 +63,8 @@ def test_every_key_of_the_tree_is_an_argument_once(name):
     found = [a.key for group, known in made._arguments.items() for a in known.values() if group != "exploration"]
     keys = [key for key in found if key is not None]
     assert len(keys) == len(set(keys))
-    whole = {"network", "replay", "algo.exploration", "env.options", "evaluation.config"}
-    tree = {**config.to_dict(made().environment("CartPole-v1").to_run_config())}
+    whole = {"network", "replay", "algo.exploration", "env.options", "evaluation.config", "data.reward"}
+    tree = {**config.to_dict(with_data(name, made().environment("CartPole-v1")).to_run_config())}
     tree = {k: v for k, v in schema.flatten(tree).items() if not k.startswith("stop") and v != {}}
     cover = lambda key: key in keys or any(key.startswith(w + ".") for w in whole & set(keys))
     assert [key for key in tree if not cover(key) and key not in ("algo.name", "replay", "multi_agent")] == []
@@ -115,7 +118,10 @@ def test_what_is_derived_follows_the_other_keys_whatever_the_order():
         (lambda c: c.environment(action_mask_key="legal"), "call the item of the observation action_mask"),
         (lambda c: c.training(frame_stack=3), r"frame_stack is an argument of environment\(\)"),
         (lambda c: c.multi_agent(replay_mode="both").to_run_config(), "expected independent or lockstep, got 'both'"),
-        (lambda c: c.offline_data(input_="/data"), "offline_data: input_: jrl does not read or write"),
+        (
+            lambda c: c.offline_data(input_="/data"),
+            "offline_data: input_: ppo learns from its own rollouts: bc, marwil",
+        ),
         (lambda c: c.callbacks(on_train_result=print), "derived from jrl.api.Callbacks"),
         (lambda c: c.build(logger_creator=print), "logger_creator: leave it out"),
         (lambda c: c.update_from_dict({"nonsense_key": 1}), "ppo has no argument nonsense_key"),
@@ -197,7 +203,9 @@ def test_names_of_the_api():
     assert issubclass(api.PPO, Algorithm) and api.PPO is api.algorithm_class("ppo")
     with pytest.raises(AttributeError, match=r"jrl\.api has no PPPO"):
         api.PPPO  # noqa: B018
-    for name, word in (("DDPGConfig", r"configs/ddpg\.yaml"), ("BC", "data from files"), ("RLModule", "torso")):
+    assert issubclass(api.CQL, api.SAC) and issubclass(api.CQLConfig, api.SACConfig)
+    words = {"DDPGConfig": r"configs/ddpg\.yaml", "CRR": "weight=.binary", "RLModule": "torso"}
+    for name, word in {**words, "JsonReader": r"jrl\.data\.read"}.items():
         with pytest.raises(AttributeError, match=rf"jrl\.api has no {name}: .*{word}"):
             getattr(api, name)
 

@@ -10,6 +10,7 @@ NAMES = {
     "convert": "write data sets in another format",
     "split": "divide a data set into one to train on and one to validate with",
     "merge": "write several data sets as one",
+    "estimate": "estimate what a trained policy would earn, by episodes that others played",
 }
 # those whose modules stand above this room, which names them and does not import them
-ABOVE = {"record": "jrl.run.record_data"}
+ABOVE = {"record": "jrl.run.record_data", "estimate": "jrl.run.estimate_data"}

@@ -1,0 +1,98 @@
+"""Which distribution an algorithm's actions come from, with its exploration or without: to ask it for probabilities.
+
+The distribution of a policy that takes the best of a set of choices gives that one the probability 1. There is none of
+what is exactly one point of a continuum, of noise that remembers, and of a user's own exploration; those raise an error
+that says so.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrl.algos import exploration
+from jrl.distributions import Bernoulli, Categorical, DiagGaussian, Joint, MultiCategorical, is_distribution
+from jrl.errors import InputError
+from jrl.ops import exploration as ops
+from jrl.ops import schedules
+from jrl.types import Array, PyTree
+
+_NEVER = -1e9  # the logit of what is never chosen, as in `ops.exploration.masked_logits`
+
+
+def of(
+    cfg: exploration.Exploration, kind: str, output: Any, env_steps: Any, carry: PyTree, mask: Array | None,
+    explore: bool,
+) -> Any:  # fmt: skip
+    """The distribution [B] of the actions that an exploration takes, that of the steps behind `random_timesteps`.
+
+    Args:
+      cfg: the exploration.
+      kind, output, env_steps, carry, mask: as `exploration.Explorer.sample` is fed.
+      explore: False: of the best actions.
+    Returns:
+      An object of `jrl.distributions`. That of normal noise on actions is of what they were before they were clipped.
+    Raises:
+      InputError: there is none.
+    """
+    if not explore:
+        if kind == "action":
+            raise InputError("the policy gives one action of a continuum, which has no probability")
+        if kind == "distribution":
+            return _best(output)
+        return _chosen(_sure(ops.masked_argmax(output, exploration.by_choice(mask, output)), output))
+    match cfg:
+        case exploration.Stochastic():
+            return output
+        case exploration.EpsilonGreedy():
+            epsilon = schedules.value(cfg.ladder_base if cfg.ladder else cfg.epsilon, env_steps)
+            epsilon = ops.epsilon_ladder(epsilon, cfg.ladder_alpha, carry) if cfg.ladder else epsilon
+            return _epsilon_greedy(output, epsilon, exploration.by_choice(mask, output))
+        case exploration.ParameterNoiseQ():
+            return _epsilon_greedy(output, cfg.random_share, exploration.by_choice(mask, output))
+        case exploration.SoftQ():
+            temperature = jnp.asarray(schedules.value(cfg.temperature, env_steps))
+            allowed = exploration.by_choice(mask, output)
+            soft = ops.masked_logits(output / jnp.where(temperature > 0, temperature, 1.0), allowed)
+            return _chosen(jnp.where(temperature > 0, soft, _sure(ops.masked_argmax(output, allowed), output)))
+        case exploration.Gaussian():
+            return DiagGaussian(output, jnp.log(schedules.value(cfg.std, env_steps)), output.ndim - 1)
+    raise InputError(f"algo.exploration.name {cfg.name}: nobody knows the probability of its actions")
+
+
+def _chosen(logits: jax.Array) -> Any:
+    """Of logits [B, A] a choice, of a team's [B, agents, A] one for each agent."""
+    if logits.ndim == 2:
+        return Categorical(logits)
+    return MultiCategorical(logits.reshape(len(logits), -1), (logits.shape[2],) * logits.shape[1])
+
+
+def _sure(action: Array, like: Array) -> jax.Array:
+    """Logits like [..., A], by which an action [...] is always taken."""
+    return jnp.where(jax.nn.one_hot(action, like.shape[-1], dtype=bool), 0.0, _NEVER)
+
+
+def _epsilon_greedy(q: Array, epsilon: Any, mask: Array | None) -> Any:
+    anything = jnp.ones(q.shape, bool) if mask is None else ops.allowed(mask)
+    best = jax.nn.one_hot(ops.masked_argmax(q, mask), q.shape[-1], dtype=bool)
+    epsilon = jnp.asarray(epsilon)[..., None]
+    epsilon = jnp.broadcast_to(epsilon.reshape(*epsilon.shape, *[1] * (q.ndim - epsilon.ndim)), (*q.shape[:-1], 1))
+    share = anything * epsilon / anything.sum(-1, keepdims=True) + best * (1.0 - epsilon)
+    return _chosen(jnp.where(share > 0, jnp.log(jnp.maximum(share, 1e-30)), _NEVER))
+
+
+def _best(dist: Any) -> Any:
+    """What takes a distribution's mode."""
+    match dist:
+        case Categorical():
+            return Categorical(_sure(dist.mode(), dist.logits))
+        case MultiCategorical():
+            sure = [_sure(choice.mode(), choice.logits) for choice in dist.choices()]
+            return MultiCategorical(jnp.concatenate(sure, -1), dist.nvec)
+        case Bernoulli():
+            return Bernoulli(jnp.where(dist.logits > 0, -_NEVER, _NEVER), dist.event_ndim, dist.dtype)
+        case Joint():
+            parts = [_best(part) for part in jax.tree.leaves(dist.parts, is_leaf=is_distribution)]
+            tree: Any = jax.tree.structure(dist.parts, is_leaf=is_distribution)
+            return Joint(tree.unflatten(parts))
+    raise InputError("the best action of a density is one point, which has no probability")

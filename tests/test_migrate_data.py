@@ -1,0 +1,82 @@
+"""RLlib's configs of runs that learn from data: what their keys become, and their budgets in updates."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jrl.errors import InputError
+from jrl.fields import schema
+from jrl.migrate import migrate
+from jrl.settings import config
+
+TABLE = yaml.safe_load((Path(__file__).parent / "migrations.yaml").read_text())
+
+
+def migrated(algo, **given):
+    return migrate({"input": "data", **given}, algo=algo)
+
+
+@pytest.mark.parametrize("row", TABLE["data"], ids=str)
+def test_settings(row):
+    given = dict(row["given"])
+    if "sampler" in given.get("input", ()):
+        given["env"] = "CartPole-v1"
+    found = migrated(row["algo"], **given)
+    cfg = config.from_dict(found.config)
+    flat = schema.flatten({k: v for k, v in found.config.items() if k != "env"})
+    flat.pop("algo.name")
+    if "input" not in row["given"]:
+        assert flat.pop("data.input") == "data"
+    assert flat == row["becomes"]
+    assert config.from_dict(config.to_dict(cfg)) == cfg
+
+
+@pytest.mark.parametrize(
+    ("stop", "updates"),
+    [
+        ({"training_iteration": 7}, 21),
+        ({"timesteps_total": 1000}, 30),  # 100 in each iteration
+        ({"num_env_steps_sampled_lifetime": 1050}, 33),
+        ({"num_env_steps_trained_lifetime": 1000}, 10),  # 100 in each update
+        ({"info/num_env_steps_trained": 1050, "training_iteration": 100}, 11),
+    ],
+)
+def test_budgets_become_updates(stop, updates):
+    body = {"input": "data", "train_batch_size": 100, "dataset_num_iters_per_learner": 3}
+    found = migrate({"a": {"run": "MARWIL", "stop": stop, "config": body}})
+    assert found.config["stop"] == {"updates": updates}
+    assert config.from_dict(found.config).stop == {"updates": updates}
+
+
+def test_iterations_of_a_run_of_ours():
+    ours = {"algo": {"name": "bc"}, "data": {"input": "data"}, "stop": {"training_iteration": 3}}
+    assert config.from_dict(ours).stop == {"updates": 3000}
+    ours["data"]["updates_per_iteration"] = 5
+    assert config.from_dict(ours).stop == {"updates": 15} and config.from_dict(ours).run.report_every == 5
+
+
+@pytest.mark.parametrize(
+    ("algo", "given", "message"),
+    [
+        ("BC", {"input": "sampler", "env": "CartPole-v1"}, "bc learns from a data set alone: set it"),
+        ("BC", {"input": {"sampler": 0.5, "a": 0.5}}, "leave sampler out .data.input was input"),
+        ("BC", {"input": "d4rl.hopper-medium-v0"}, r"names the \*\.hdf5 file of D4RL.*: remove it, or let --drop"),
+        ("BC", {"input": "s3://bucket/a.json"}, "is not on this machine: copy it"),
+        ("BC", {"input": {}}, "input: expected a path, a glob, a list of them"),
+        ("BC", {"input": "dataset", "input_config": {"format": "json"}}, "a mapping with paths, which input dataset"),
+        ("BC", {"input_read_method": "read_tfrecords"}, "input_read_method: read_json, read_parquet"),
+        ("BC", {"input_filesystem": "gcs"}, "input_filesystem: data.input names files of this machine"),
+        ("BC", {"off_policy_estimation_methods": {"is": {"type": "my.Own"}}}, "there is no estimator own"),
+        ("BC", {"evaluation_interval": 1}, "evaluations are played in an environment"),
+        ("MARWIL", {"lambda": 0.9}, "lambda: marwil takes returns to the episode's end, which is lambda 1"),
+        ("DT", {"loss_coef_obs": 0.5}, "loss_coef_obs: DT learns actions alone"),
+        ("CQL", {"lagrangian": True, "min_q_weight": 0}, "min_q_weight: expected a number, got 0"),
+        ("CQL", {"bc_iters": -5}, "bc_iters: expected a whole number of at least 0, got -5"),
+        ("CRR", {}, "CRR' is not part of jrl: marwil with weight: binary has its filter"),
+        ("PPO", {"env": "CartPole-v1"}, "input: ppo learns from its own rollouts"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_had_is_told(algo, given, message):
+    with pytest.raises(InputError, match=message):
+        migrated(algo, **given)

@@ -39,6 +39,24 @@ def test_rows_are_drawn_in_proportion_to_priority(alpha):
     np.testing.assert_allclose(batch.weight, weight / weight.max(-1, keepdims=True), rtol=1e-4)
 
 
+def test_a_deep_tree_is_drawn_from_anew_half_way_down(monkeypatch):
+    """As one of more than 2^20 rows: in the same proportion, and other rows than the first draw alone leads to."""
+    priority = np.random.default_rng(0).uniform(0.1, 4.0, 40).astype(np.float32)
+
+    def drawn():
+        buffer = small(batch_size=512, capacity=60)
+        state = buffer.set_priority(buffer.add(buffer.init(), plain(20)), jnp.arange(40), priority)
+        return np.asarray(jax.vmap(buffer.sample, (None, 0))(state, jax.random.split(jax.random.key(1), 400)).index)
+
+    once = drawn()
+    monkeypatch.setattr(sum_tree, "is_deep", lambda size: True)
+    again = drawn()
+    assert (once != again).mean() > 0.5
+    probability = np.pad(priority / priority.sum(), (0, 20))
+    deviation = np.sqrt(probability / again.size)  # of independent draws; those in strata have less
+    assert (np.abs(np.bincount(again.reshape(-1), minlength=60) / again.size - probability) <= 5 * deviation).all()
+
+
 def test_samples_are_stratified():
     """Of equal priorities, N draws from N equal parts are each row once."""
     buffer = small(batch_size=32, capacity=60)

@@ -7,7 +7,7 @@ import pytest
 from jrl import data
 from jrl.run.program import own_replay
 from jrl.run.session import Session
-from jrl.settings import config
+from jrl.settings import config, plan
 from jrl.types import Box, Discrete
 
 OF_DATA = -1.0  # its rewards; CartPole's own are 1
@@ -107,3 +107,7 @@ def test_a_checkpoint_holds_nothing_of_the_data(kind, written):
     assert (np.asarray(rows.reward) == 1).any() and not (np.asarray(rows.reward) == OF_DATA).any()
     sizes = [x.size for x in jax.tree.leaves(of_data)]
     assert bool(sizes) == ("by priority" in kind)
+
+
+def test_the_plan_says_what_a_batch_is_of(written):
+    assert f"of each batch 25% from replay, 75% from {written}" in list(plan.lines(run_config(written)))

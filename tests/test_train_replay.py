@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from jrl import algos, evaluate, train
+from jrl.data import __main__ as data_command
 from jrl.fields.data import Replay, learns_from
 from jrl.metrics import loggers
 from jrl.run import checkpoint
-from jrl.settings import config
+from jrl.settings import config, datasets
 from jrl.types import Box
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -58,6 +59,7 @@ OPTIONS = (
     "spread_pqn_vdn",
     "qmix",
     "connect_four",
+    "rlpd",
 )
 
 
@@ -75,6 +77,10 @@ def test_every_config_trains(name, tmp_path):
         small += ["network.max_seq_len=4", "replay.burn_in=2"] if cfg.network.recurrent else []
     if cfg.multi_agent and cfg.multi_agent.self_play:
         small.append("multi_agent.self_play.pool=1")
+    if datasets.is_mixed(cfg):
+        random = ["--env", cfg.env.id, "--random", "1", "--steps", "100", "--num-envs", "2"]
+        assert data_command.main(["record", *random, "--out", str(tmp_path / "set")]) == 0
+        small.append(f"data.input={{sampler: 0.5, '{tmp_path / 'set'}': 0.5}}")
     settings = [f"--set={s}" for s in small]
     stop = ["--stop=env_steps=60", *(f"--stop={c}=1e9" for c in cfg.stop if c != "env_steps")]
     assert train.main([str(CONFIGS / f"{name}.yaml"), *settings, *stop, "--out", str(tmp_path / "a")]) == 0

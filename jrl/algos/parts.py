@@ -57,6 +57,15 @@ def every(count: int, state: Any, change: Callable[[Any], Any]) -> Any:
     return jax.lax.cond(state.updates % count == 0, change, lambda state: state, state)
 
 
+def after(
+    count: int, state: Any, change: Callable[[Any], Any], before: Callable[[Any], Any] = lambda state: state
+) -> Any:
+    """`change` of a State, and in the first `count` updates `before` of it; `state.updates` has the present one."""
+    if count == 0:
+        return change(state)
+    return jax.lax.cond(state.updates > count, change, before, state)
+
+
 def moved(target: PyTree, params: PyTree, tau: Any, due: Any = True) -> PyTree:
     """Polyak averaging where it is `due`: (1 - tau) target + tau params, which with tau 1 is `params` bit for bit."""
     move = lambda old, new: (1.0 - tau) * old + tau * new

@@ -80,6 +80,8 @@ class Config(Common):
     # null: minus the action's elements; Discrete: 0.98 of the greatest entropy that the allowed actions can have
     target_entropy: float | None = None
     deterministic_backup: bool = False  # targets without the entropy of the next action
+    # updates in which the critics alone learn, before a policy that was trained elsewhere follows critics that were not
+    policy_after: Amount = 0
     bc_updates: Amount = 0  # so many first updates the policy learns the data's actions, by their log-likelihood
     conservative: bool = False  # CQL: brings the values of actions down that the data do not have
     cql_weight: NonNegative = 5.0  # of CQL's term in the critics' loss; with cql_target_gap where it starts
@@ -96,6 +98,11 @@ class Config(Common):
             errors.append(f"target_critics {self.target_critics} must be at most num_critics {self.num_critics}")
         if self.learn_ent_coef and (isinstance(self.ent_coef, tuple) or self.ent_coef <= 0):
             errors.append("learn_ent_coef starts from ent_coef, one number above 0: or set learn_ent_coef=false")
+        if 0 < self.bc_updates <= self.policy_after:
+            errors.append(
+                f"bc_updates {self.bc_updates} must be more than policy_after {self.policy_after}, in which the policy "
+                "does not learn: raise it, or set one of them to 0"
+            )
         return errors + conservative.faults(self) + super().validate()
 
 
@@ -268,7 +275,7 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
     state, metrics, priority = critic_step(cfg, agent, state, batch, noise[0], choice_key)
     state = replace(state, updates=state.updates + 1)
     improve = lambda state: policy_step(cfg, agent, state, batch, noise[1])
-    state = parts.every(cfg.policy_every, state, improve)
+    state = parts.every(cfg.policy_every, state, lambda state: parts.after(cfg.policy_after, state, improve))
     target = parts.moved(state.target_params["critic"], state.params["critic"], cfg.tau)
     state = replace(state, target_params={"critic": target})
     metrics |= state.own["policy_metrics"]

@@ -39,7 +39,7 @@ from jrl.algos.critics import q_taken
 from jrl.algos.custom_loss import Loss
 from jrl.algos.exploration import Gaussian, OverActions
 from jrl.algos.observer import Observer
-from jrl.fields.bounds import Count, Few, NonNegative, NonNegativeSchedule, Positive, Share
+from jrl.fields.bounds import Amount, Count, Few, NonNegative, NonNegativeSchedule, Positive, Share
 from jrl.fields.data import Replay
 from jrl.networks import Head, NetworkConfig
 from jrl.ops import schedules
@@ -76,6 +76,8 @@ class Config(Common):
     policy_every: Count = 2  # critic steps to one of the policy and of the target networks; 1: DDPG
     target_noise: NonNegative = 0.2  # deviation of the noise on the target policy's actions; 0: DDPG
     target_noise_clip: NonNegative = 0.5  # bound of that noise
+    # updates in which the critics alone learn, before a policy that was trained elsewhere follows critics that were not
+    policy_after: Amount = 0
     bc_alpha: Positive | None = None  # TD3+BC: how much more the critics count than the actions of the data; null: off
     # ReBRAC: weights of the squared distance to the actions of the data; null: off
     actor_bc: NonNegative | None = None  # of the policy's
@@ -190,6 +192,12 @@ def policy_step(cfg: Config, agent: Agent, state: State, batch: Batch) -> State:
     return replace(state, target_params=target_params, own={**state.own, "policy_loss": value})
 
 
+def move_critic_targets(cfg: Config, state: State) -> State:
+    """A move of the critics' slow copies; the policy's stays."""
+    target = parts.moved(state.target_params["critic"], state.params["critic"], cfg.tau)
+    return replace(state, target_params={**state.target_params, "critic": target})
+
+
 def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
     """One gradient step of the critics, and perhaps one of the policy."""
     batch = critics.read(cfg, batch, lambda obs: agent.observer.see(state.obs_stats, obs), state.return_stats)
@@ -202,7 +210,9 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
     )
     state = critics.descend(cfg, agent, state, "critic", cfg.lr, gradient)
     state = replace(state, updates=state.updates + 1)
-    state = parts.every(cfg.policy_every, state, lambda state: policy_step(cfg, agent, state, batch))
+    improve = lambda state: policy_step(cfg, agent, state, batch)
+    wait = functools.partial(move_critic_targets, cfg)
+    state = parts.every(cfg.policy_every, state, lambda state: parts.after(cfg.policy_after, state, improve, wait))
     metrics |= {"loss/policy": state.own["policy_loss"], "train/lr": schedules.value(cfg.lr, state.env_steps)}
     return state, UpdateAux(metrics | parameter_noise.metrics(cfg.exploration, state.own), priority)
 
@@ -256,6 +266,7 @@ __all__ = [
     "held_to_data",
     "init",
     "make",
+    "move_critic_targets",
     "next_distance",
     "policy_network",
     "policy_step",

@@ -73,7 +73,7 @@ class Fused(Program):
                 self._advance = outside_compile_cache(mapped)
         placed = parallel.place_outputs(start, self.mesh, (self._specs, parallel.REPLICATED))
         state, self._roots[seed] = placed(root, source)
-        state = dataclasses.replace(state, replay=self._with_data(self._without_data(state.replay)))
+        state = dataclasses.replace(state, replay=self._begun_with_data(state.replay))
         self._begun = None if pure else state.source
         return state
 

@@ -101,6 +101,11 @@ class Program(abc.ABC):
         """The state with the learner `kept`, as `keep` gave one; all else is as it was."""
         return dataclasses.replace(state, learner=parallel.replicate(self.learner.resume(kept), self.mesh))
 
+    def _begun_with_data(self, replay: PyTree) -> PyTree:
+        """An empty replay; where there are data sets, one with them, priorities of their rows and all."""
+        data = self.learner.data
+        return replay if data is None else parallel.shard(data.fill(), self.mesh)
+
     def _with_data(self, replay: PyTree) -> PyTree:
         """A replay as checkpoints hold it, with the data sets that it is to have, on the devices."""
         data = self.learner.data

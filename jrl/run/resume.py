@@ -18,6 +18,7 @@ from jrl.errors import InputError
 from jrl.fields.schema import flatten, flow
 from jrl.host import files
 from jrl.metrics.episodes import Columns, restarted
+from jrl.replay import layout, mixed
 from jrl.replay.regroup import regroup, renewed
 from jrl.run import checkpoint, regrouped
 from jrl.run.learner import Kept
@@ -108,8 +109,19 @@ def _replay(saved: Path, wanted: PyTree, before: int, devices: int, groups: Sequ
     if before == devices or not jax.tree.leaves(wanted):
         return checkpoint.restore(saved, "replay", wanted, renew)
     like = _shapes(wanted)
-    dealt = regroup(checkpoint.read(saved, "replay", like, renew), before, devices)
+    dealt = _dealt(checkpoint.read(saved, "replay", like, renew), wanted, before, devices)
     return checkpoint.fitting(saved, "replay", dealt, like)
+
+
+def _dealt(found: PyTree, wanted: PyTree, before: int, devices: int) -> PyTree:
+    """A replay dealt out to so many devices. Of data sets, whose episodes are dealt out anew, priorities begin anew."""
+    if isinstance(found, mixed.State):
+        parts = zip(found.parts, wanted.parts, strict=True)
+        return mixed.State(tuple(_dealt(part, fresh, before, devices) for part, fresh in parts))
+    is_ring = lambda x: isinstance(x, layout.State)
+    if not any(map(is_ring, jax.tree.leaves(found, is_leaf=is_ring))):
+        return wanted
+    return regroup(found, before, devices)
 
 
 def _source(saved: Path, wanted: PyTree, groups: Sequence[Group]) -> PyTree:

@@ -71,7 +71,7 @@ class Staged(Program):
         state, replay, key = parallel.place_outputs(start, self.mesh, out_specs)(jax.random.key(seed))
         self._source_key = parallel.first(key)
         self.source = self._make_source(self._source_key)
-        return LoopState(state, self._with_data(self._without_data(replay)), ())
+        return LoopState(state, self._begun_with_data(replay), ())
 
     def advance(self, state: LoopState, seed: int, iteration: int, count: int = 1):
         if self.training_step is not None:

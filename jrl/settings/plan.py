@@ -194,6 +194,10 @@ def lines(cfg: Any) -> Iterator[str]:
             f"{_updates(plan)} on {_rows(cfg, plan.minibatch or 0)} from replay, "
             f"once it holds {cfg.replay.learning_starts:,} of at most {cfg.replay.capacity:,}"
         )
+        if datasets.is_mixed(cfg):
+            named = lambda name: "replay" if name == datasets.SAMPLER else name
+            of_each = [f"{share:.0%} from {named(name)}" for name, share in datasets.shares(cfg).items()]
+            yield f"of each batch {', '.join(of_each)}"
     elif plan.minibatch is not None:
         epochs, minibatches = getattr(cfg.algo, "num_epochs", 1), cfg.algo.num_minibatches
         split = f"{counted(epochs, 'epoch')} x {counted(minibatches, 'minibatch')}"

@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 
+import fakes
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.algos import appo, ppo
+from jrl.algos import appo, ppo, sac, td3
 from jrl.errors import InputError
 from jrl.networks import NetworkConfig
 from jrl.rollout import unroll
@@ -64,3 +65,52 @@ def test_without_it_the_policy_learns_at_once(env):
 def test_a_shared_torso_is_refused(env):
     with pytest.raises(InputError, match="policy_after"):
         ppo.make(ppo.Config(policy_after=1), env.spec, NetworkConfig(shared=True))
+
+
+# ---------------------------------------------------------------- from replay
+
+
+def replayed(module, updates, **options):
+    """The States before and after each of so many updates on one batch."""
+    algo = module.make(module.Config(**options), fakes.spec(fakes.BOX), NetworkConfig(hidden=(8,)))
+    state = algo.init(jax.random.key(0))
+    slow = {"critic": jax.tree.map(lambda x: 0.5 * x, state.target_params["critic"])}  # which has a way to go
+    state = state.replace(target_params={**state.target_params, **slow})
+    batch, update, found = fakes.data(algo, fakes.spec(fakes.BOX), algo.actor(state)), jax.jit(algo.update), [state]
+    for i in range(updates):
+        found.append(update(found[-1], batch, jax.random.key(i))[0])
+    return found
+
+
+def kept(state):
+    """What a policy that does not learn leaves: all parameters and optimizers but the critics'."""
+    rest = lambda tree: {name: x for name, x in tree.items() if name != "critic"}
+    return rest(state.params), rest(state.opt_state), rest(state.target_params)
+
+
+@pytest.mark.parametrize(("module", "every"), [(sac, 1), (sac, 2), (td3, 1), (td3, 2)])
+def test_the_policy_begins_to_learn_after_the_critics(module, every):
+    first, one, two, three, four = replayed(module, 4, policy_after=2, policy_every=every)
+    jax.tree.map(np.testing.assert_array_equal, kept(first), kept(one))
+    jax.tree.map(np.testing.assert_array_equal, kept(first), kept(two))
+    moved = lambda a, b: all(np.any(x != y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    assert moved(first.params["critic"], one.params["critic"]) and moved(one.params["critic"], two.params["critic"])
+    assert moved(first.target_params["critic"], two.target_params["critic"])  # or they would learn what is not so
+    before, after = (two, three) if every == 1 else (three, four)
+    jax.tree.map(np.testing.assert_array_equal, kept(first), kept(before))
+    assert moved(before.params["actor"], after.params["actor"])
+
+
+@pytest.mark.parametrize("module", [sac, td3])
+def test_critics_learn_meanwhile_as_if_the_policy_stood_still(module):
+    still = {"actor_lr": 0.0} | ({"ent_coef_lr": 0.0} if module is sac else {})
+    waiting = replayed(module, 3, policy_after=3, tau=0.5)[-1]
+    standing = replayed(module, 3, tau=0.5, **still)[-1]
+    fakes.assert_close(waiting.params["critic"], standing.params["critic"])
+    fakes.assert_close(waiting.target_params["critic"], standing.target_params["critic"])
+
+
+def test_imitation_needs_updates_of_the_policy():
+    (fault,) = sac.Config(policy_after=10, bc_updates=10).validate()
+    assert "bc_updates 10 must be more than policy_after 10" in fault
+    assert not sac.Config(policy_after=10, bc_updates=11).validate() and not sac.Config(policy_after=10).validate()

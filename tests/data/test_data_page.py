@@ -11,8 +11,9 @@ from jrl.data import __main__
 from jrl.settings import config
 from jrl.settings.datasets import OutputConfig
 
-PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-OWN, RECORD, LEARN, LOOK, FORMATS = (
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "data.md").read_text()
+OWN, RECORD, LEARN, LOOK, FORMATS, TUNE = (
     PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     for title in (
         "Your own episodes, in five lines",
@@ -20,6 +21,7 @@ OWN, RECORD, LEARN, LOOK, FORMATS = (
         "Learning from data",
         "What is in it, and what is wrong with it",
         "Other formats",
+        "Pre-train, then fine-tune",
     )
 )
 
@@ -92,3 +94,23 @@ def test_other_formats(made, capsys):
 
 def test_the_table_of_formats_is_whole():
     assert re.findall(r"^\| `([\w-]+)` \|", FORMATS, re.M) == ["--to", *data.NAMES]
+
+
+def test_pre_training_and_fine_tuning(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for env, name in (("CartPole-v1", "expert"), ("Pendulum-v1", "random")):
+        line = f"record --env {env} --random 1 --steps 200 --num-envs 2 --out sets/{name}"
+        assert __main__.main(line.split()) == 0
+    lines = re.findall(r"^python -m jrl\.train (.+)$", TUNE.replace("\\\n", ""), re.M)
+    assert len(lines) == 4
+    for line in lines:
+        args = [str(ROOT / word) if word.startswith("configs/") else word for word in line.split()]
+        small = ["--set=network.hidden=[8]", "--set=run.compile_cache=false", "--stop=updates=5"]
+        if "--init-from" in line:
+            small += ["--set=evaluation.every=100000", "--stop=env_steps=64"]
+        if "sac" in line:
+            small += ["--set=replay.learning_starts=16", "--set=replay.batch_size=8"]
+        assert train.main([*args, *small]) == 0
+    out = capsys.readouterr().out
+    assert out.count("init-from: not taken: params.value") == 4  # of PPO's value, two layers of two arrays
+    assert "not taken: params.actor" not in out and "not taken: params.policy" not in out

@@ -1,0 +1,113 @@
+"""Experience beside data sets: each batch has its share of both, and of the data nothing is in a checkpoint."""
+
+import jax
+import numpy as np
+import pytest
+
+from jrl import data
+from jrl.run.program import own_replay
+from jrl.run.session import Session
+from jrl.settings import config, plan
+from jrl.types import Box, Discrete
+
+OF_DATA = -1.0  # its rewards; CartPole's own are 1
+STEPS = 230  # of the data
+MEMORY = ("network.core={name: gru, size: 4}", "network.max_seq_len=4", "replay.burn_in=2", "network.hidden=[4]")
+KINDS = {
+    "transitions": (),
+    "by priority": ("replay.prioritized=true",),
+    "of three steps by priority": ("replay.n_step=3", "replay.prioritized=true"),
+    "sequences": MEMORY,
+    "sequences by priority": (*MEMORY, "replay.prioritized=true"),
+}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A data set of CartPole's spaces, in which every reward is OF_DATA."""
+    rng, path = np.random.default_rng(0), tmp_path_factory.mktemp("mixed") / "set"
+    episodes = [
+        data.Episode(
+            rng.normal(0, 0.1, (n + 1, 4)).astype(np.float32), rng.integers(0, 2, n),
+            np.full(n, OF_DATA, np.float32), n % 2 == 0, n % 2 == 1,
+        )
+        for n in (60, 51, 80, 39)
+    ]  # fmt: skip
+    data.write(data.of_episodes(Box((4,)), Discrete(2, "int64"), episodes), path)
+    return str(path)
+
+
+def run_config(path, *overrides, share=0.25):
+    base = {
+        "algo": {"name": "dqn"}, "env": {"id": "CartPole-v1", "backend": "jax", "num_envs": 4},
+        "data": {"input": {"sampler": share, path: 1 - share}}, "network": {"hidden": [8]},
+        "replay": {"capacity": 512, "batch_size": 32, "learning_starts": 64, "train_every": 4, "updates_per_step": 0.5},
+        "run": {"compile_cache": False, "log": ["jsonl"]}, "stop": {"env_steps": 1_000_000},
+        "rollout": {"iterations_per_call": 10},
+    }  # fmt: skip
+    return config.override(base, overrides)
+
+
+def trained(cfg, calls, kept=None, iteration=0, steps=0):
+    """(the Session's state, its learner, what a checkpoint would hold, iteration, steps) after so many calls."""
+    with Session(cfg) as session:
+        session.start()
+        program = session.run.program
+        if kept is not None:
+            session.replace_state(program.place(kept))
+            session.iteration, session.clock = iteration, session.clock._replace(env_steps=steps)
+        for _ in range(calls):
+            info = session.advance()
+        jax.block_until_ready(session.state)
+        found = jax.device_get(program.keep(session.state))
+        return session.state, session.run.learn, found, session.iteration, info.env_steps_after()
+
+
+def parts_of(tree, devices):
+    """The devices' own parts of a replay."""
+    return [
+        jax.tree.map(lambda x, d=d: x.reshape(devices, -1, *x.shape[1:])[d], jax.device_get(tree))
+        for d in range(devices)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "devices"),
+    [("transitions", 2), ("of three steps by priority", 2), ("sequences by priority", 1), ("sequences", 2)],
+)
+def test_every_batch_has_its_share_of_each(kind, devices, written):
+    cfg = run_config(written, f"devices.learners={list(range(devices))}", *KINDS[kind])
+    state, learn, *_ = trained(cfg, 3)
+    sample = jax.jit(learn.data.buffer.sample)
+    size = 32 // devices
+    for part in parts_of(state.replay, devices):
+        for k in range(5):
+            batch = jax.device_get(sample(own_replay(part, learn), jax.random.key(k)))
+            rows = batch.reward.reshape(size, -1)
+            live = batch.weight.reshape(size, -1) > 0
+            online = np.arange(size) < size // 4
+            assert live[online].any() and live[~online].any()
+            assert (rows[online][live[online]] > 0).all() and (rows[~online][live[~online]] < 0).all()
+
+
+@pytest.mark.parametrize("kind", ["of three steps by priority", "sequences"])
+def test_a_run_that_is_continued_is_the_same_to_the_bit(kind, written):
+    cfg = run_config(written, *KINDS[kind])
+    whole = trained(cfg, 5)[2]
+    _, _, half, iteration, steps = trained(cfg, 2)
+    resumed = trained(cfg, 3, half, iteration, steps)[2]
+    jax.tree.map(np.testing.assert_array_equal, whole, resumed)
+
+
+@pytest.mark.parametrize("kind", ["transitions", "by priority"])
+def test_a_checkpoint_holds_nothing_of_the_data(kind, written):
+    kept = trained(run_config(written, *KINDS[kind]), 3)[2]
+    online, of_data = kept.replay.parts
+    rows = getattr(online, "rows", online)
+    assert (np.asarray(rows.reward) == 1).any() and not (np.asarray(rows.reward) == OF_DATA).any()
+    sizes = [x.size for x in jax.tree.leaves(of_data)]
+    assert bool(sizes) == ("by priority" in kind)
+
+
+def test_the_plan_says_what_a_batch_is_of(written):
+    assert f"of each batch 25% from replay, 75% from {written}" in list(plan.lines(run_config(written)))

@@ -233,18 +233,13 @@ def test_the_last_takes_the_place_of_one_that_goes_and_games_under_way_teach_nob
     assert algo.session.policies == ("main", "other")
 
 
-def test_a_run_goes_on_exactly_with_the_policies_that_it_had(tmp_path, capsys):
-    def begin():
-        found = built(multi_agent={"capacity": 3})
-        trained(found, 2)
-        found.add_policy("third", policy_mapping_fn=by_lot_of_module, policies_to_train=["third"])
-        trained(found, 1)
-        return found
-
-    with begin() as algo:
-        saved = algo.save(tmp_path / "saved")
-        trained(algo, 2)
-        wanted = jax.device_get(algo.session.learner_state_of_all())
+def test_a_run_goes_on_exactly_with_the_policies_that_it_had(algo, tmp_path, capsys):
+    algo.add_policy("third", policy_mapping_fn=by_lot_of_module, policies_to_train=["third"])
+    trained(algo, 1)
+    saved = algo.save(tmp_path / "saved")
+    trained(algo, 2)
+    wanted = jax.device_get(algo.session.learner_state_of_all())
+    algo.remove_policy("third", policy_mapping_fn="by-turns", policies_to_train=["main"])
     with api.Algorithm.from_checkpoint(saved) as again:
         assert again.session.policies == ("main", "other", "third")
         trained(again, 2)
@@ -374,11 +369,8 @@ class Rounds:
         return obs, rewards, {"__all__": over}, {"__all__": False}, {}
 
 
-@pytest.mark.parametrize(
-    "sections", [{"env": {"id": f"{__name__}:Rounds"}}, {"devices": {"fake": 2}}], ids=["host", "devices"]
-)
-def test_the_same_wherever_the_environments_are(sections):
-    with built(**sections) as algo:
+def test_the_same_on_several_devices():
+    with built(devices={"fake": 2}) as algo:
         row = trained(algo, 3)
         _, wanted, found = rows_of(algo.session)
         assert (wanted == found).all()
@@ -386,12 +378,16 @@ def test_the_same_wherever_the_environments_are(sections):
 
 
 def test_environments_that_begin_anew_are_asked_of_from_their_first_game_on(tmp_path):
+    """Those of the host: nobody can say where their games stand."""
     host = {
         "env": {"id": f"{__name__}:Rounds"},
         "multi_agent": {"mapping": "by-lot", "policies": {**TURNS["policies"], "third": {}}},
     }
     with built(**host) as algo:
-        trained(algo, 8)
+        row = trained(algo, 8)
+        _, wanted, found = rows_of(algo.session)
+        assert (wanted == found).all()
+        assert all(np.isfinite(row[f"policy/{name}/loss/policy"]) for name in ("main", "other", "third"))
         games = np.asarray(algo.session.state.learner[ROSTER].latest)
         assert (games > 16).all()  # more than a call is told of
         saved = algo.save(tmp_path / "saved")

@@ -32,7 +32,7 @@ ONE_STEP = {"num_epochs": 1, "num_minibatches": 1}
 def setting(name, network=LINEAR, **options):
     spec = fakes.spec(name=name)
     algo = fakes.make(name, spec, network, **options)
-    state = fakes.perturbed(algo.init(jax.random.key(0)))
+    state = fakes.perturbed(jax.jit(algo.init)(jax.random.key(0)))
     return algo, state, fakes.data(algo, spec, algo.actor(state), T=4)
 
 
@@ -212,7 +212,7 @@ def bundle(directory, algo_name, poison, *overrides):
     overrides = ["network.hidden=[]", "network.init=lecun", *overrides]
     cfg = config.load(None, overrides, algo=algo_name, env="CartPole-v1", stop=["env_steps=100000"])
     algo = build.algorithm(cfg, spec)
-    state = fakes.perturbed(algo.init(jax.random.key(0)))
+    state = fakes.perturbed(jax.jit(algo.init)(jax.random.key(0)))
     data = poison(fakes.data(algo, spec, algo.actor(state), T=4))
     kind = "batch" if isinstance(data, Batch) else "rollout"
     note = {"iteration": 12, "key": jax.random.key_data(KEY).tolist(), "kind": kind, "found": ["loss", "params"]}

@@ -337,18 +337,21 @@ def test_an_iteration_without_a_sample_or_without_learning(programs):
 
 
 class Spy:
-    """A jitted function that remembers how it was lowered."""
+    """A jitted function of one kind of arguments, that keeps how it was compiled."""
 
     def __init__(self, fn):
-        self.fn, self.lowered = fn, None
+        self.fn, self.compiled = fn, None
 
     def lower(self, *args):
         self.lowered = self.fn.lower(*args)
-        return self.lowered
+        return self
+
+    def compile(self):
+        self.compiled = self.lowered.compile()
+        return self.compiled
 
     def __call__(self, *args):
-        self.lower(*args)
-        return self.fn(*args)
+        return (self.compiled or self.lower(*args).compile())(*args)
 
 
 @pytest.mark.parametrize("how", ["fused", "staged"])
@@ -384,7 +387,7 @@ def test_the_replay_is_never_copied(how, room, monkeypatch):
         state, metrics, _ = program.advance(state, 0, 2 * i)
     assert int(metrics["train/updates"]) > 0
     assert pointers() == before
-    memory = spies[0].lowered.compile().memory_analysis()
+    memory = spies[0].compiled.memory_analysis()
     assert size > 10e6 and memory.temp_size_in_bytes < size / 20
     program.close()
 

@@ -29,14 +29,15 @@ def reference_gae(cfg, reward, terminated, done, value):
 
 def reference_update(cfg, env_spec, network, state, rollout, key):
     """(params, kl_coef, metrics, gradient steps taken) of one update, for the options that the tests use."""
-    net = actor_critic.make(env_spec, network)
-    value = np.asarray(net.value(state.params, jnp.concatenate([rollout.obs, rollout.last_obs[None]])), np.float64)
+    net, rollout = actor_critic.make(env_spec, network), jax.device_get(rollout)
+    value = jax.jit(net.value)(state.params, np.concatenate([rollout.obs, rollout.last_obs[None]]))
+    value = np.asarray(value, np.float64)
     mask, terminated, truncated = (np.asarray(x) for x in (rollout.mask, rollout.terminated, rollout.truncated))
     advantage = reference_gae(cfg, np.asarray(rollout.reward, np.float64), terminated, terminated | truncated, value)
     target = advantage + value[:-1]
     if cfg.normalize_advantage:
         advantage = (advantage - advantage[mask].mean()) / (advantage[mask].std() + 1e-8)
-    flat = lambda x: jnp.asarray(x).reshape(T * B, *jnp.shape(x)[2:])
+    flat = lambda x: np.asarray(x).reshape(T * B, *np.shape(x)[2:])
     rows = {
         "obs": flat(rollout.obs),
         "action": flat(rollout.action),
@@ -46,13 +47,18 @@ def reference_update(cfg, env_spec, network, state, rollout, key):
         "old_value": flat(np.float32(value[:-1])),
         "mask": flat(mask),
     }
-    before, _ = net.apply(state.params, rollout.obs)  # KL is measured from the policy before the update
-    rows["kl_log_prob"] = flat(before.log_prob(rollout.action))
+
+    @jax.jit
+    def before(params):
+        dist, _ = net.apply(params, rollout.obs)
+        old = distributions.batched(dist)
+        parts = vars(old) if isinstance(env_spec.action, Discrete) else (old.mean, old.log_std)
+        return dist.log_prob(rollout.action), parts
+
+    log_prob, old_dist = jax.tree.map(flat, before(state.params))
+    rows["kl_log_prob"] = log_prob  # KL is measured from the policy before the update
     if cfg.kl_coef is not None:
-        old = distributions.batched(before)
-        rows["old_dist"] = jax.tree.map(
-            flat, vars(old) if isinstance(env_spec.action, Discrete) else (old.mean, old.log_std)
-        )
+        rows["old_dist"] = old_dist
     size = T * B // cfg.num_minibatches
     fraction = mask.mean()
 
@@ -60,7 +66,7 @@ def reference_update(cfg, env_spec, network, state, rollout, key):
         dist, value = net.apply(params, rows["obs"])
         if isinstance(env_spec.action, Discrete):
             log_p = dist.logits - jnp.log(jnp.sum(jnp.exp(dist.logits), -1, keepdims=True))
-            log_prob = jnp.stack([log_p[i, rows["action"][i]] for i in range(size)])
+            log_prob = log_p[jnp.arange(size), rows["action"]]
             entropy, kl = -jnp.sum(jnp.exp(log_p) * log_p, -1), None
             if "old_dist" in rows:
                 old = rows["old_dist"]["logits"]
@@ -108,7 +114,7 @@ def reference_update(cfg, env_spec, network, state, rollout, key):
     steps, stopped, seen = 0, False, []
     for epoch_key in jax.random.split(key, cfg.num_epochs):
         seen.append([])
-        for index in minibatch.shuffle(epoch_key, T, B, cfg.num_minibatches):
+        for index in np.asarray(minibatch.shuffle(epoch_key, T, B, cfg.num_minibatches)):
             batch = jax.tree.map(lambda x, index=index: x[index], rows)
             tree = jax.tree.unflatten(treedef, [jnp.float32(x) for x in params])
             grads, metrics = gradient(tree, batch, float(state.own["kl_coef"]))

@@ -32,7 +32,7 @@ def collect(algo, world, rollouts, key=None):
     """(state, the last of several rollouts in a row): it begins within episodes."""
     unrolled = unroll.make(world, algo.act, length=STEPS, carry=algo.carry)
     key = jax.random.key(0) if key is None else key
-    state, where = algo.init(key), unrolled.init(key)
+    state, where = jax.jit(algo.init)(key), jax.jit(unrolled.init)(key)
     # a policy that is not nearly the same everywhere
     head = jax.tree.map(lambda x: 100.0 * x, state.params["policy_head"])
     state = state.replace(params={**state.params, "policy_head": head})
@@ -112,7 +112,7 @@ def test_a_network_with_memory_wants_windows():
     net = actor_critic.make_agent(
         ppo.Config(), world.spec, NetworkConfig(hidden=(8,), core=CORES["gru"]), axis_name=None
     ).net
-    params = net.init(jax.random.key(0))
+    params = jax.jit(net.init)(jax.random.key(0))
     with pytest.raises(TypeError, match="Window"):
         net.apply(params, jnp.zeros((3, 2)))
     dist, value = net.apply(params, Window(jnp.zeros((3, 5, 2)), net.carry(3), jnp.zeros((3, 5), bool)))

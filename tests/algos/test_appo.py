@@ -24,7 +24,7 @@ def setting(cfg, action=None, moved=0.0):
     """(algo, state, rollout): the rollout was made by parameters that are `moved` away from those that learn."""
     env_spec = fakes.spec(action, num_envs=B)
     algo = appo.make(cfg, env_spec, fakes.NETWORK)
-    state = fakes.perturbed(algo.init(jax.random.key(0)))
+    state = fakes.perturbed(jax.jit(algo.init)(jax.random.key(0)))
     state = state.replace(target_params=jax.tree.map(jnp.copy, state.params))
     rollout = fakes.rollout(algo, env_spec, algo.actor(fakes.perturbed(state, moved)), T=T)
     assert 8 < np.asarray(rollout.mask).sum() < T * B - 8
@@ -73,9 +73,17 @@ def test_the_ratio_and_the_advantages_of_the_paper():
     rng = np.random.default_rng(1)
     target = jax.tree.unflatten(treedef, [x + 0.2 * rng.normal(size=x.shape).astype(np.float32) for x in leaves])
     net = actor_critic.make(fakes.spec(num_envs=B), fakes.NETWORK, lambda obs: None)
-    dist, value = net.apply(target, rollout.obs)
-    values = np.asarray(jnp.concatenate([value, net.value(target, rollout.last_obs)[None]]), np.float64)
-    acting, reference = np.exp(rollout.extras["log_prob"]), np.exp(dist.log_prob(rollout.action))
+    rollout = jax.device_get(rollout)
+
+    @jax.jit
+    def of_target(params):
+        dist, value = net.apply(params, rollout.obs)
+        last = net.value(params, rollout.last_obs)[None]
+        return jnp.concatenate([value, last]), dist.log_prob(rollout.action)
+
+    values, log_prob = jax.device_get(of_target(target))
+    values = np.float64(values)
+    acting, reference = np.exp(rollout.extras["log_prob"]), np.exp(log_prob)
     mask, terminated = np.asarray(rollout.mask), np.asarray(rollout.terminated)
     done = terminated | np.asarray(rollout.truncated)
     advantage, goal = reference_vtrace(
@@ -83,6 +91,7 @@ def test_the_ratio_and_the_advantages_of_the_paper():
     )
     assert (acting / reference)[mask].max() > 1.3 and (reference / acting)[mask].max() > 1.5  # every clip matters
 
+    @jax.jit
     @jax.grad
     def gradient(params):
         dist, value = net.apply(params, rollout.obs)
@@ -92,7 +101,8 @@ def test_the_ratio_and_the_advantages_of_the_paper():
         per_row = policy + 0.35 * (value - np.float32(goal)) ** 2 - 0.02 * dist.entropy()
         return jnp.sum(jnp.where(mask, per_row, 0.0)) / mask.sum()
 
-    want = jax.tree.map(lambda x, g: x - 3e-3 * g / (jnp.abs(g) + 1.0), state.params, gradient(state.params))
+    params, slope = jax.device_get((state.params, gradient(state.params)))
+    want = jax.tree.map(lambda x, g: x - 3e-3 * g / (np.abs(g) + 1.0), params, slope)
     got, aux = jax.jit(algo.update)(state.replace(target_params=target), rollout, KEY)
     assert max(np.abs(x - y).max() for x, y in zip(jax.tree.leaves(want), leaves)) > 1e-4
     assert_close(got.params, want, atol=1e-6)

@@ -117,7 +117,7 @@ def test_vmap_over_seeds(name):
     keys = jax.random.split(KEY, 3)
     states = jax.jit(jax.vmap(m.algo.init))(keys)
     batches = m.batches(3)
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
+    stacked = jax.tree.map(lambda *x: np.stack(x), *batches)
     together, _ = jax.jit(jax.vmap(fakes.learn(m.algo)))(states, stacked, keys)
     for i in range(3):
         alone, _ = m.update(m.init(keys[i]), batches[i], keys[i])
@@ -220,7 +220,7 @@ def test_any_number_of_devices_learns_the_same(name, loaded):
     m = made(name, loaded)
     run = updates(fakes.learn(fakes.make(name, m.spec, axis_name=parallel.AXIS, **m.overrides)))
     batches = m.batches(4)
-    data = jax.tree.map(lambda *x: jnp.stack(UPDATES // 4 * x), *batches)
+    data = jax.tree.map(lambda *x: np.stack(UPDATES // 4 * x), *batches)
     keys = jax.random.split(KEY, UPDATES)
     priority = parallel.REPLICATED if m.algo.on_policy else parallel.PER_DEVICE
     found = {}
@@ -251,7 +251,7 @@ def test_any_number_of_devices_learns_the_same(name, loaded):
     if not loaded:
         return
     theirs = jax.pmap(run, axis_name=parallel.AXIS, in_axes=(0, 0, None))
-    stacked = jax.tree.map(lambda x: jnp.stack([x] * 4), m.state)
+    stacked = jax.tree.map(lambda x: np.stack([x] * 4), m.state)
     state, aux = jax.block_until_ready(theirs(stacked, fakes.per_device(data, 4, axis=1), keys))
     for device in range(4):
         assert_close(fakes.part(state, device), parallel.first(found[4][0]), atol=1e-7, rtol=1e-6)
@@ -351,7 +351,7 @@ def test_extreme_data_leave_everything_finite(name, loaded):
             "every row ends": m.data.replace(discount=zeros),
         }
     for what, data in extreme.items():
-        state = m.algo.init(KEY)
+        state = m.init(KEY)
         for i in range(3):
             state, aux = m.update(state, data, jax.random.fold_in(KEY, i))
         for path, leaf in jax.tree_util.tree_leaves_with_path((state, aux.metrics)):
@@ -362,10 +362,11 @@ def test_extreme_data_leave_everything_finite(name, loaded):
 def test_steps_are_counted_when_they_come_and_updates_when_they_are_made(name):
     m = made(name, False)
     rollout = fakes.rollout(m.algo, m.spec, m.actor)
-    state = m.algo.ingest(m.algo.ingest(m.algo.init(KEY), rollout), rollout)
+    ingest = jax.jit(m.algo.ingest)
+    state = ingest(ingest(m.init(KEY), rollout), rollout)
     assert int(state.env_steps) == 2 * int(rollout.mask.sum())
     assert int(state.updates) == 0
-    assert_same(state.params, m.algo.init(KEY).params)
+    assert_same(state.params, m.init(KEY).params)
     state, _ = m.update(m.update(state, m.data, KEY)[0], m.data, KEY)
     assert (int(state.env_steps), int(state.updates)) == (2 * int(rollout.mask.sum()), 2)
 

@@ -22,7 +22,7 @@ def test_void_actions_of_a_box_change_nothing(name):
     """A huge action on a void row has a log-probability that overflows."""
     env_spec = fakes.spec(fakes.BOX, name=name)
     algo = fakes.make(name, env_spec)
-    state = algo.init(KEY)
+    state = jax.jit(algo.init)(KEY)
     data, update = fakes.data(algo, env_spec, algo.actor(state)), jax.jit(algo.update)
     before, aux = update(state, data, KEY)
     void = ~data.mask if algo.on_policy else data.weight == 0
@@ -95,7 +95,7 @@ def test_without_exploration_the_best_action_is_taken(name, action):
     env_spec = fakes.spec(action, name=name)
     algo = fakes.make(name, env_spec)
     act = jax.jit(algo.act, static_argnames="explore")
-    actor = algo.actor(fakes.perturbed(algo.init(KEY)))
+    actor = algo.actor(fakes.perturbed(jax.jit(algo.init)(KEY)))
     obs = jax.tree.map(jnp.asarray, fakes.observations(np.random.default_rng(0), env_spec.observation, (8,)))
     best = act(actor, obs, algo.carry(8), KEY, explore=False)
     assert_same(best, act(actor, obs, algo.carry(8), jax.random.key(0), explore=False))

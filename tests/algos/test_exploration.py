@@ -29,13 +29,13 @@ from jrl.types import Box, Discrete, MultiDiscrete, element
 
 N = 20_000
 KEY = jax.random.key(5)
-Q = jnp.broadcast_to(jnp.asarray([0.1, 0.7, -0.4]), (N, 3))
+Q = np.broadcast_to(np.float32([0.1, 0.7, -0.4]), (N, 3))
 SPACES = {"q": Discrete(3), "action": Box((2,), low=-1.0, high=1.0), "distribution": MultiDiscrete((3, 2))}
 OUTPUTS = {
     "q": Q,
-    "action": jnp.full((N, 2), 0.5),
+    "action": np.full((N, 2), 0.5, np.float32),
     "distribution": distributions.MultiCategorical(
-        jnp.broadcast_to(jnp.asarray([1.0, 3.0, 0.0, 1.0, -1.0]), (N, 5)), (3, 2)
+        np.broadcast_to(np.float32([1.0, 3.0, 0.0, 1.0, -1.0]), (N, 5)), (3, 2)
     ),
 }
 KINDS = {
@@ -64,7 +64,7 @@ def made(cfg):
 
 def sample(cfg, *, env_steps=0, key=KEY):
     explorer, output = made(cfg)
-    return explorer.sample(output, key, jnp.uint32(env_steps), explorer.carry(N))
+    return jax.jit(explorer.sample)(output, key, np.uint32(env_steps), explorer.carry(N))
 
 
 @each
@@ -125,7 +125,7 @@ def test_temperature_and_deviation_follow_their_schedules():
 def test_the_ladder_gives_each_environment_its_epsilon():
     explorer = exploration.make(EpsilonGreedy(ladder=True), Discrete(3), kinds=("q",))
     keys = jax.random.split(KEY, 4000)
-    act = lambda q, carry: jax.vmap(lambda key: explorer.sample(q, key, jnp.uint32(0), carry)[0])(keys)
+    act = jax.jit(lambda q, carry: jax.vmap(lambda key: explorer.sample(q, key, jnp.uint32(0), carry)[0])(keys))
     actions = act(Q[:4], explorer.carry(4))
     # 0.4 ** (1 + 7 i / 3)
     epsilon = np.asarray([0.4, 0.4 ** (10 / 3), 0.4 ** (17 / 3), 0.4**8])
@@ -249,7 +249,7 @@ slow = lambda name, quick: pytest.param(name, marks=[] if name in quick else pyt
 @pytest.mark.parametrize("name", [slow(name, ("ppo", "dqn", "td3")) for name in algos.names()])
 def test_every_algorithm_can_act_at_random(name):
     algo = fakes.make(name, exploration=Random())
-    actor = algo.actor(fakes.perturbed(algo.init(KEY)))
+    actor = algo.actor(fakes.perturbed(jax.jit(algo.init)(KEY)))
     like = element(fakes.spec(name=name).observation)
     obs = jax.tree.map(lambda x: jnp.ones((3000, *x.shape), x.dtype), like)
     out = algo.act(actor, obs, algo.carry(3000), KEY)
@@ -266,9 +266,9 @@ def test_every_algorithm_can_act_at_random(name):
 @pytest.mark.parametrize("name", [slow(name, ("ppo",)) for name in ("ppo", "a2c", "impala", "appo")])
 def test_actor_critics_begin_with_random_actions(name):
     default = fakes.make(name)
-    assert default.actor(default.init(KEY)).env_steps == ()  # what nobody reads is not sent
+    assert default.actor(jax.jit(default.init)(KEY)).env_steps == ()  # what nobody reads is not sent
     algo = fakes.make(name, exploration=Stochastic(random_timesteps=100))
-    state = fakes.perturbed(algo.init(KEY))
+    state = fakes.perturbed(jax.jit(algo.init)(KEY))
     act = lambda steps: algo.act(algo.actor(state.replace(env_steps=jnp.uint32(steps))), jnp.ones((50, 4)), (), KEY)
     np.testing.assert_allclose(act(99).extras["log_prob"], np.full(50, -np.log(3)), rtol=1e-6)
     np.testing.assert_array_equal(act(100).action, default.act(default.actor(state), jnp.ones((50, 4)), (), KEY).action)
@@ -309,7 +309,7 @@ def test_a_custom_one_over_a_distribution_may_give_the_log_probability():
     with pytest.raises(InputError, match=r"log_prob must have the shape \(5,\), one number for each action, not \(\)"):
         act("wrong_log_prob")
     algo = fakes.make("ppo", exploration=Custom(path=f"{__name__}:inverted"))
-    actor = algo.actor(algo.init(KEY))
+    actor = algo.actor(jax.jit(algo.init)(KEY))
     assert set(algo.act(actor, jnp.ones((5, 4)), algo.carry(5), KEY).extras) == {"log_prob"}
 
 

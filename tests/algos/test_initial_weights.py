@@ -21,6 +21,6 @@ from jrl.networks import NetworkConfig
 )
 def test_an_algorithm_has_initial_weights_of_its_own(name, init, biases):
     algo = fakes.make(name, network=NetworkConfig(hidden=(8,), init=init))
-    params = algo.init(jax.random.key(0)).params
+    params = jax.jit(algo.init)(jax.random.key(0)).params
     found = [bool(x.any()) for path, x in jax.tree.leaves_with_path(params) if "bias" in jax.tree_util.keystr(path)]
     assert len(found) >= 2 and set(found) == {biases}

@@ -57,7 +57,7 @@ def masks(key, rows):
 )
 def test_of_100_000_actions_none_is_forbidden(name, explore, network):
     algo = make(name, network=network, **({"exploration": EXPLORATIONS[explore]} if explore else {}))
-    state, rows = algo.init(jax.random.key(0)), 20_000
+    state, rows = jax.jit(algo.init)(jax.random.key(0)), 20_000
     act = jax.jit(algo.act, static_argnames="explore")
     seen = np.zeros(ACTIONS, int)
     for i in range(6):
@@ -83,7 +83,7 @@ def test_nothing_forbidden_of_several_choices():
     algo = make("ppo", MultiDiscrete((2, 3)))
     obs_mask = jnp.array([[0, 1, 1, 0, 1]] * 1000, jnp.int8)
     obs = {"x": jax.random.normal(jax.random.key(0), (1000, 3)), "action_mask": obs_mask}
-    action = np.asarray(algo.act(algo.actor(algo.init(jax.random.key(0))), obs, (), jax.random.key(1)).action)
+    action = np.asarray(algo.act(algo.actor(jax.jit(algo.init)(jax.random.key(0))), obs, (), jax.random.key(1)).action)
     assert (action[:, 0] == 1).all() and set(action[:, 1]) == {0, 2}
 
 
@@ -117,8 +117,8 @@ def test_gradients_never_see_a_masked_output(name):
     algo = module.make(module.Config(), env.spec, NETWORK)
     unrolled = unroll.make(env, algo.act, length=16, carry=algo.carry)
     key = jax.random.key(0)
-    state = algo.init(key)
-    _, rollout, _ = jax.jit(unrolled.step)(unrolled.init(key), algo.actor(state), key)
+    state = jax.jit(algo.init)(key)
+    _, rollout, _ = jax.jit(unrolled.step)(jax.jit(unrolled.init)(key), algo.actor(state), key)
     batch = rollout
     if not algo.on_policy:
         extras = fakes.told(np.random.default_rng(0), rollout.reward.shape)

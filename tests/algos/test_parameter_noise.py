@@ -33,7 +33,7 @@ def each(*quick):
 def made(name):
     """The algorithm, a state away from the first policy, and a rollout."""
     algo = fakes.make(name, network=NETWORK, exploration=CONFIGS[name])
-    state = fakes.perturbed(algo.init(KEY))
+    state = fakes.perturbed(jax.jit(algo.init)(KEY))
     return algo, state, fakes.rollout(algo, fakes.spec(name=name), algo.actor(state))
 
 
@@ -61,7 +61,7 @@ def test_noise_is_drawn_anew_after_so_many_steps(name):
     other = difference(algo.actor(at(state, 100)))[0]
     assert abs(np.corrcoef(first, other)[0, 1]) < 0.2
     np.testing.assert_allclose(difference(algo.actor(at(state, 0, std=0.4)))[0], 2 * first, atol=1e-6)
-    another = fakes.perturbed(algo.init(jax.random.key(5)))  # another seed of the run
+    another = fakes.perturbed(jax.jit(algo.init)(jax.random.key(5)))  # another seed of the run
     assert abs(np.corrcoef(first, difference(algo.actor(another))[0])[0, 1]) < 0.2
 
 
@@ -120,7 +120,7 @@ def test_the_deviation_goes_where_the_distance_comes_to_its_target(name):
 def test_after_many_rollouts_the_distance_is_what_was_asked_for(name):
     cfg = dataclasses.replace(CONFIGS[name], std=2.0, factor=1.05, redraw_every=10**9)
     algo = fakes.make(name, network=NETWORK, exploration=cfg)
-    state = fakes.perturbed(algo.init(KEY))
+    state = fakes.perturbed(jax.jit(algo.init)(KEY))
     rollout = made(name)[2].replace(last_obs=jnp.asarray(np.random.default_rng(0).normal(size=(300, 4)), "f"))
     state, _ = jax.lax.scan(lambda state, _: (algo.ingest(state, rollout), ()), state, length=200)
     np.testing.assert_allclose(distance(name, algo, state, rollout.last_obs), TARGET[name], rtol=0.15)
@@ -140,7 +140,7 @@ def test_any_number_of_devices_adapts_the_same():
 def test_without_it_a_state_has_no_further_leaf():
     for name in CONFIGS:
         algo = fakes.make(name)
-        state = algo.init(KEY)
+        state = jax.jit(algo.init)(KEY)
         assert (hasattr(state, "noise"), algo.actor(state).noisy) == (False, ())
 
 

@@ -41,10 +41,11 @@ def update(cfg, state, rollout, network=NETWORK):
 def setting(cfg, seed=0):
     """A state away from its start, and a rollout that it made."""
     algo = pqn.make(cfg, SPEC, NETWORK)
-    state = fakes.perturbed(algo.init(jax.random.key(0)))
+    state = fakes.perturbed(jax.jit(algo.init)(jax.random.key(0)))
     return state, fakes.rollout(algo, SPEC, algo.actor(state), T=T, seed=seed)
 
 
+@jax.jit
 def q_values(params, obs):
     return networks.build(SPEC, NETWORK, {"q": networks.Head(SPEC.action.n)}).apply(params, obs, "q")[0]
 
@@ -71,14 +72,13 @@ def reference_targets(cfg, reward, terminated, truncated, best):
 
 def reference_update(cfg, state, rollout, reward_scale=1.0):
     """(params, mean loss) after one step over all rows of the rollout that count."""
-    best = np.asarray(q_values(state.params, jnp.concatenate([rollout.obs, rollout.last_obs[None]])), np.float64).max(
-        -1
-    )
+    rollout = jax.device_get(rollout)
+    best = np.asarray(q_values(state.params, np.concatenate([rollout.obs, rollout.last_obs[None]])), np.float64).max(-1)
     reward = np.asarray(rollout.reward, np.float64) * reward_scale
     target = reference_targets(cfg, reward, np.asarray(rollout.terminated), np.asarray(rollout.truncated), best)
     rows = np.argwhere(np.asarray(rollout.mask))
     obs, action = rollout.obs[tuple(rows.T)], rollout.action[tuple(rows.T)]
-    target = jnp.asarray(target[tuple(rows.T)], jnp.float32)
+    target = target[tuple(rows.T)].astype(np.float32)
 
     def loss(params):
         error = q_values(params, obs)[jnp.arange(len(rows)), action] - target
@@ -86,12 +86,12 @@ def reference_update(cfg, state, rollout, reward_scale=1.0):
         huber = jnp.where(small, 0.5 * error**2, jnp.abs(error) - 0.5)
         return jnp.mean(huber if cfg.loss == "huber" else 0.5 * error**2)
 
-    value, gradient = jax.value_and_grad(loss)(state.params)
+    params, (value, gradient) = jax.device_get((state.params, jax.jit(jax.value_and_grad(loss))(state.params)))
     if cfg.max_grad_norm is not None:
-        norm = np.sqrt(sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(gradient)))
+        norm = np.sqrt(sum(float(np.sum(g**2)) for g in jax.tree.leaves(gradient)))
         gradient = jax.tree.map(lambda g: g * min(1.0, cfg.max_grad_norm / norm), gradient)
-    step = lambda p, g: p - cfg.lr * g / (jnp.abs(g) + cfg.adam_eps)
-    return jax.tree.map(step, state.params, gradient), value
+    step = lambda p, g: p - cfg.lr * g / (np.abs(g) + cfg.adam_eps)
+    return jax.tree.map(step, params, gradient), value
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_each_row_is_learned_from_once_an_epoch(monkeypatch):
 @pytest.mark.parametrize("chosen", [SoftQ(temperature=0.5), EpsilonGreedy(ladder=True)], ids=lambda cfg: cfg.name)
 def test_other_explorations_act(chosen):
     algo = pqn.make(pqn.Config(exploration=chosen), SPEC, NETWORK)
-    state = algo.init(KEY)
+    state = jax.jit(algo.init)(KEY)
     rollout = fakes.rollout(algo, SPEC, algo.actor(state), T=64)
     assert set(np.unique(rollout.action)) == {0, 1, 2}
 
@@ -217,8 +217,9 @@ def test_the_state_of_an_exploration_starts_anew_with_each_episode():
     )
     algo = pqn.make(pqn.Config(exploration=Custom(path=f"{__name__}:Sweep")), env.spec, NETWORK)
     collect = unroll.make(env, algo.act, length=7, carry=algo.carry)
-    state, first, _ = collect.step(collect.init(KEY), algo.actor(algo.init(KEY)), KEY)
-    _, second, _ = collect.step(state, algo.actor(algo.init(KEY)), KEY)
+    actor, step = algo.actor(jax.jit(algo.init)(KEY)), jax.jit(collect.step)
+    state, first, _ = step(jax.jit(collect.init)(KEY), actor, KEY)
+    _, second, _ = step(state, actor, KEY)
     action, mask = (np.concatenate([getattr(r, name)[:, 0] for r in (first, second)]) for name in ("action", "mask"))
     np.testing.assert_array_equal(np.flatnonzero(~mask), [3, 7, 11])
     np.testing.assert_array_equal(action[mask], [0, 1, 2] * 3 + [0, 1])

@@ -19,26 +19,26 @@ A = 3
 SPEC = EnvSpec(Dict((("action_mask", MultiBinary((A,))), ("x", Box((4,))))), Discrete(A), 8)
 LINEAR = NetworkConfig(hidden=(), init="lecun")
 BASE = dqn.Config(max_grad_norm=None, lr=1e-2, num_atoms=6, v_min=-3.0, v_max=9.0, num_quantiles=5, loss="huber")
-TABLE = jnp.array([[2.0, 0.0, 7.0], [1.0, 4.0, 9.0], [0, 0, 0], [0, 0, 0]])  # Q of the four states
-TARGET = jnp.array([[0.0, 3.0, 8.0], [5.0, 3.0, 9.0], [0, 0, 0], [0, 0, 0]])
+TABLE = np.float32([[2.0, 0.0, 7.0], [1.0, 4.0, 9.0], [0, 0, 0], [0, 0, 0]])  # Q of the four states
+TARGET = np.float32([[0.0, 3.0, 8.0], [5.0, 3.0, 9.0], [0, 0, 0], [0, 0, 0]])
 
 
 def observed(x, mask):
-    return {"x": x, "action_mask": jnp.broadcast_to(jnp.asarray(mask, jnp.int8), (*x.shape[:-1], A))}
+    return {"x": x, "action_mask": np.broadcast_to(np.asarray(mask, np.int8), (*x.shape[:-1], A))}
 
 
 def batch(mask, next_mask, **fields):
     """From state 0 to state 1 by action 0, reward 1, discount 0.5."""
-    one_hot = lambda i: jnp.eye(4)[jnp.array([i])]
+    one_hot, one = lambda i: np.eye(4, dtype=np.float32)[[i]], np.ones(1, np.float32)
     return Batch(
-        obs=observed(one_hot(0), mask), action=jnp.array([0]), reward=jnp.ones(1), discount=jnp.full(1, 0.5),
-        next_obs=observed(one_hot(1), next_mask), weight=jnp.ones(1), index=jnp.zeros(1, jnp.int32),
+        obs=observed(one_hot(0), mask), action=np.int32([0]), reward=one, discount=0.5 * one,
+        next_obs=observed(one_hot(1), next_mask), weight=one, index=np.zeros(1, np.int32),
     ).replace(**fields)  # fmt: skip
 
 
 def target_of(cfg, batch):
     algo = dqn.make(cfg, SPEC, LINEAR)
-    table = lambda values: {"q_head": {"kernel": values, "bias": jnp.zeros(A)}}
+    table = lambda values: {"q_head": {"kernel": values, "bias": np.zeros(A, np.float32)}}
     state = jax.jit(algo.init)(KEY).replace(params=table(TABLE), target_params=table(TARGET))
     return float(jax.jit(algo.update)(state, batch, KEY)[1].metrics["value/target"])
 
@@ -89,8 +89,7 @@ def test_pqn_with_memory_and_masks_against_a_walk():
     state, T, B = fakes.perturbed(jax.jit(algo.init)(KEY)), 8, 8
     rng = np.random.default_rng(3)
     mask = np.concatenate([np.ones((T + 1, B, 1)), rng.random((T + 1, B, 2)) < 0.5], -1)
-    x = jnp.asarray(rng.normal(size=(T + 1, B, 4)), jnp.float32)
-    obs = {"x": x, "action_mask": jnp.asarray(mask, jnp.int8)}
+    obs = {"x": rng.normal(size=(T + 1, B, 4)).astype(np.float32), "action_mask": mask.astype(np.int8)}
     terminated, truncated, valid = fakes.flags(rng, T, B)
     start, act = algo.carry(B), jax.jit(algo.act, static_argnames="explore")
     carry, action, value = start, [], []
@@ -98,16 +97,15 @@ def test_pqn_with_memory_and_masks_against_a_walk():
         out = act(algo.actor(state), jax.tree.map(lambda x, t=t: x[t], obs), carry, KEY, explore=False)
         action.append(out.action)
         value.append(out.extras["value"])
-        keep = jnp.asarray(valid[min(t, T - 1)])[:, None]  # the memory begins anew after a reset row
-        carry = jax.tree.map(lambda old, new, keep=keep: jnp.where(keep, new, old), start, out.carry)
-    action, value = jnp.stack(action), jnp.stack(value)  # greedy: Q of the action is the value that acting saw
-    reward = jnp.asarray(np.where(valid, rng.normal(size=(T, B)), 0), jnp.float32)
-    terminated, truncated = jnp.asarray(terminated), jnp.asarray(truncated)
+        keep = valid[min(t, T - 1)][:, None]  # the memory begins anew after a reset row
+        carry = jax.tree.map(lambda old, new, keep=keep: np.where(keep, new, old), start, out.carry)
+    action, value = np.stack(action), np.stack(value)  # greedy: Q of the action is the value that acting saw
+    reward = np.where(valid, rng.normal(size=(T, B)), 0).astype(np.float32)
     target = returns.lambda_returns(reward, terminated, terminated | truncated, value, gamma=0.9, lambda_=0.5)
     rollout = Rollout(
         obs=jax.tree.map(lambda x: x[:-1], obs), last_obs=jax.tree.map(lambda x: x[-1], obs), action=action[:-1],
-        reward=reward, terminated=terminated, truncated=truncated, mask=jnp.asarray(valid),
-        contiguous=jnp.ones(B, bool), extras={"value": value[:-1]}, carry=start,
+        reward=reward, terminated=terminated, truncated=truncated, mask=valid,
+        contiguous=np.ones(B, bool), extras={"value": value[:-1]}, carry=start,
     )  # fmt: skip
     assert not valid[:4].all() and not valid[4:].all()  # ends in both sequences
     _, aux = jax.jit(algo.update)(state, rollout, KEY)

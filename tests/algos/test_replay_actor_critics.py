@@ -86,7 +86,7 @@ def test_they_learn_a_bandit(cfg, make, steps):
 
         return jax.lax.scan(step, state, jax.random.split(KEY, steps))
 
-    state, metrics = run(algo.init(KEY))
+    state, metrics = run(jax.jit(algo.init)(KEY))
     obs = jnp.array([[-0.5], [0.0], [0.5]])
     np.testing.assert_allclose(algo.act(algo.actor(state), obs, (), KEY, explore=False).action, obs, atol=0.1)
     if "policy/entropy" in metrics:

@@ -147,7 +147,7 @@ KEYS = jax.random.split(KEY, 20)
 def test_the_first_policy_is_nearly_the_same_everywhere():
     for action, spread in ((BOX, 0.05), (Discrete(3), 0.05)):
         algo, _, batch = setting(action=action)
-        state = algo.init(KEY)
+        state = jax.jit(algo.init)(KEY)
         if action == BOX:
             assert np.abs(algo.act(algo.actor(state), batch.obs, (), KEY, explore=False).action).max() < spread
         else:
@@ -190,7 +190,7 @@ def test_the_temperature_moves_towards_the_target_entropy(action):
 
 def test_the_temperature_starts_at_ent_coef():
     algo = sac.make(sac.Config(ent_coef=0.2), fakes.spec(BOX), fakes.NETWORK)
-    np.testing.assert_allclose(np.exp(algo.init(KEY).params["log_ent_coef"]), 0.2, rtol=1e-6)
+    np.testing.assert_allclose(np.exp(jax.jit(algo.init)(KEY).params["log_ent_coef"]), 0.2, rtol=1e-6)
 
 
 def test_a_fixed_temperature_may_be_a_schedule():

@@ -63,15 +63,16 @@ def q_of(cfg, critic, obs, action):
     return jnp.stack([forward(jax.tree.map(lambda p, i=i: p[i], critic), x)[:, 0] for i in range(cfg.num_critics)])
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def reference(cfg, state, batch, key):
     """(params, target_params, metrics, priority) after one update with Adam's first step, the policy's included."""
     weight, mean = batch.weight, lambda x: jnp.sum(batch.weight * x) / N
-    noise = cfg.target_noise * np.asarray(critics.noise(key, N, (2,), None))
-    noise = np.minimum(np.maximum(noise, -cfg.target_noise_clip), cfg.target_noise_clip)
-    after = np.tanh(forward(state.target_params["actor"], batch.next_obs)) + noise
-    after = np.minimum(np.maximum(after, -1), 1)
+    noise = cfg.target_noise * critics.noise(key, N, (2,), None)
+    noise = jnp.minimum(jnp.maximum(noise, -cfg.target_noise_clip), cfg.target_noise_clip)
+    after = jnp.tanh(forward(state.target_params["actor"], batch.next_obs)) + noise
+    after = jnp.minimum(jnp.maximum(after, -1), 1)
     least = q_of(cfg, state.target_params["critic"], batch.next_obs, after).min(0)
-    target = np.asarray(batch.reward + batch.discount * least)  # a constant
+    target = batch.reward + batch.discount * least  # a constant
 
     def critic_loss(critic):
         q = q_of(cfg, critic, batch.obs, batch.action)
@@ -97,7 +98,7 @@ def reference(cfg, state, batch, key):
         "value/target": mean(target),
         "train/lr": cfg.lr,
     }
-    return params, target_params, metrics, np.where(weight > 0, np.abs(q - target[None]).mean(0), 0.0)
+    return params, target_params, metrics, jnp.where(weight > 0, jnp.abs(q - target[None]).mean(0), 0.0)
 
 
 @pytest.mark.parametrize("cfg", [BASE, DDPG, dataclasses.replace(BASE, num_critics=3)], ids=["td3", "ddpg", "three"])
@@ -185,7 +186,7 @@ def test_actions():
 
 def test_the_first_actions_are_near_0():
     algo, _, batch = setting()
-    assert np.abs(algo.act(algo.actor(algo.init(KEY)), batch.obs, (), KEY, explore=False).action).max() < 0.05
+    assert np.abs(algo.act(algo.actor(jax.jit(algo.init)(KEY)), batch.obs, (), KEY, explore=False).action).max() < 0.05
 
 
 def test_noise_that_is_correlated_in_time_is_carried():

@@ -43,8 +43,8 @@ def drawn(name, core, observation=OBSERVATION):
     algo = fakes.make(name, spec(name, observation), network(core), normalize_obs=True)
     state = fakes.perturbed(jax.jit(algo.init)(KEY))
     made = fakes.rollouts(algo, spec(name, observation), algo.actor(state), count=1)[0]
-    state = state.replace(obs_stats=jax.tree.map(lambda x: x + 1.0, state.obs_stats))
-    return algo, state, [jax.tree.map(operator.itemgetter(t), made.obs) for t in range(4)]
+    state = state.replace(obs_stats=jax.tree.map(lambda x: np.asarray(x) + np.float32(1), state.obs_stats))
+    return algo, state, [jax.tree.map(operator.itemgetter(t), jax.device_get(made.obs)) for t in range(4)]
 
 
 QUICK = (("ppo", "gru"), ("sac", "none"))

@@ -41,7 +41,7 @@ def test_flatten_is_the_preprocessor_of_old():
     expected = [1, 0, *[0.2] * 36, 0.5, -1, 0, 1, 1, 0, 0, 0, 0, 1]
     np.testing.assert_allclose(x, [expected] * 2, rtol=1e-6)
     network = build(NetworkConfig(hidden=(5,), flatten=True))
-    params = network.init(jax.random.key(0))
+    params = jax.jit(network.init)(jax.random.key(0))
     assert params["policy_torso"]["Dense_0"]["kernel"].shape == (len(expected), 5)
 
 
@@ -51,19 +51,20 @@ def test_an_encoder_per_array():
         "bits": "flat", "camera": "small_cnn", "pair/0": "mlp", "pair/1": "flat", "place": "embedding"
     }  # fmt: skip
     network = build(cfg)
-    params = network.init(jax.random.key(0))
+    params = jax.jit(network.init)(jax.random.key(0))
     # bits 2, camera 128, pair 7 and 5, place 7
     assert params["policy_torso"]["Dense_0"]["kernel"].shape == (2 + 128 + 7 + 5 + 7, 5)
     assert params["policy_torso_encoders"]["encoder_place"]["table"].shape == (3, 7)
-    logits, value = network.apply(params, batch((3, 2)))
+    logits, value = jax.device_get(jax.jit(network.apply)(params, batch((3, 2))))
     assert logits.shape == (3, 2, 4) and value.shape == (3, 2, 1)
-    np.testing.assert_allclose(logits[1, 1], network.apply(params, batch((1,)), "policy")[0][0], atol=1e-6)
+    alone = jax.jit(lambda params, obs: network.apply(params, obs, "policy"))(params, batch((1,)))
+    np.testing.assert_allclose(logits[1, 1], np.asarray(alone[0])[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("path", [path for path, _ in [("bits", 0), ("camera", 0), ("pair/0", 0), ("place", 0)]])
 def test_every_array_is_read(path):
     network = build(NetworkConfig(hidden=(8,)))
-    params = network.init(jax.random.key(0))
+    params = jax.jit(network.init)(jax.random.key(0))
     other = {**OBS, **({"pair": (OBS["pair"][0] + 1, OBS["pair"][1])} if path == "pair/0" else {})}
     if path == "bits":
         other["bits"] = 1 - OBS["bits"]
@@ -79,7 +80,7 @@ def test_image_max():
     grid = Box((7, 7, 3), "uint8", 0, 10)
     obs = jnp.full((1, 7, 7, 3), 5, jnp.uint8)
     network = build(NetworkConfig(image_max=10.0), grid)
-    params = network.init(jax.random.key(0))
+    params = jax.jit(network.init)(jax.random.key(0))
     half = build(NetworkConfig(image_max=20.0), grid)
     np.testing.assert_allclose(network.apply(params, obs)[0], half.apply(params, obs * jnp.uint8(2))[0], atol=1e-6)
     assert np.abs(network.apply(params, obs)[0] - half.apply(params, obs)[0]).max() > 1e-6
@@ -90,8 +91,8 @@ def test_a_single_array_in_a_dict_is_that_array():
         build(NetworkConfig(hidden=(5,)), Dict((("x", Box((3,))),))),
         build(NetworkConfig(hidden=(5,)), Box((3,))),
     )
-    params = bare.init(jax.random.key(0))
-    assert jax.tree.structure(params) == jax.tree.structure(inside.init(jax.random.key(0)))
+    params = jax.jit(bare.init)(jax.random.key(0))
+    assert jax.tree.structure(params) == jax.tree.structure(jax.jit(inside.init)(jax.random.key(0)))
     x = jnp.ones((2, 3))
     np.testing.assert_array_equal(inside.apply(params, {"x": x})[0], bare.apply(params, x)[0])
 
@@ -105,7 +106,7 @@ def test_integers_that_are_images_are_numbers():
 def test_the_mask_is_not_read():
     space = Dict((("x", Box((3,))), ("action_mask", MultiBinary((4,)))))
     network = build(NetworkConfig(hidden=(5,)), space)
-    params = network.init(jax.random.key(0))
+    params = jax.jit(network.init)(jax.random.key(0))
     assert params["policy_torso"]["Dense_0"]["kernel"].shape == (3, 5)
     obs = {"x": jnp.ones((1, 3)), "action_mask": jnp.ones((1, 4), jnp.int8)}
     other = {**obs, "action_mask": jnp.zeros((1, 4), jnp.int8)}

@@ -68,7 +68,7 @@ def test_factorised_noise_is_one_draw_for_all_rows(layer):
 def test_noisy_heads():
     heads = {"value": Head(2, 1.0, 0.5), "policy": Head(3)}
     network = networks.build(SPEC, NetworkConfig(hidden=(8,), head_hidden=(6,), shared=True), heads)
-    params = network.init(jax.random.key(0))
+    params = jax.jit(network.init)(jax.random.key(0))
     assert set(params) == {"torso", "value_hidden_0", "value_head", "policy_hidden_0", "policy_head"}
     noisy = {name for name in params if "kernel_sigma" in params[name]}
     assert noisy == {"value_hidden_0", "value_head"}
@@ -93,7 +93,7 @@ def test_each_layer_has_noise_of_its_own():
     """With biases alone noisy, a hidden layer of relu(f_1) in front of the identity gives relu(f_1) + f_2."""
     heads = {name: Head(6, 1.0, 1.0) for name in ("value", "advantage")}
     network = networks.build(SPEC, NetworkConfig(hidden=(6,), head_hidden=(6,), activation="relu", shared=True), heads)
-    params = jax.tree.map(jnp.zeros_like, network.init(jax.random.key(0)))
+    params = jax.tree.map(jnp.zeros_like, jax.jit(network.init)(jax.random.key(0)))
     one = {"bias_sigma": jnp.ones(6)}
     seen = []
     for name in heads:
@@ -111,7 +111,7 @@ def test_each_layer_has_noise_of_its_own():
 def test_a_head_with_layers_of_its_own_by_hand():
     cfg = NetworkConfig(hidden=(8,), head_hidden=(6, 7), activation="relu", shared=True)
     network = networks.build(SPEC, cfg, {"value": Head(1), "policy": Head(3)})
-    params = network.init(jax.random.key(0))
+    params = jax.jit(network.init)(jax.random.key(0))
     mlp = lambda outputs: (8 * 6 + 6) + (6 * 7 + 7) + (7 * outputs + outputs)
     assert sum(x.size for x in jax.tree.leaves(params)) == (IN * 8 + 8) + mlp(1) + mlp(3)
     x = np.random.default_rng(0).normal(size=(5, IN)).astype(np.float32)
@@ -128,7 +128,7 @@ def test_a_head_with_layers_of_its_own_by_hand():
 def test_options_reach_the_layers_of_heads(noise):
     cfg = NetworkConfig(hidden=(8,), head_hidden=(6,), layer_norm=True, dtype="bfloat16", shared=True)
     network = networks.build(SPEC, cfg, {"value": Head(1, 1.0, noise)})
-    params = network.init(jax.random.key(0))
+    params = jax.jit(network.init)(jax.random.key(0))
     assert "value_norm_0" in params
     assert {p.dtype for p in jax.tree.leaves(params)} == {jnp.dtype("float32")}
     out = network.apply(params, jnp.ones((2, IN)), key=jax.random.key(1))[0]

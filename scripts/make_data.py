@@ -81,7 +81,9 @@ RECIPES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Makes what is asked for; exit status 0, or that of the command that failed."""
-    p = argparse.ArgumentParser(description="Make the data sets that learning from data is tried on.")
+    p = argparse.ArgumentParser(
+        description="Make the data sets that learning from data is tried on.", allow_abbrev=False
+    )
     p.add_argument("names", nargs="+", choices=sorted(RECIPES), metavar="NAME", help=f"of {', '.join(sorted(RECIPES))}")
     p.add_argument("--kinds", nargs="+", choices=KINDS, help="(default: all that take minutes)")
     p.add_argument("--out", type=Path, default=ROOT / "runs" / "data", help="directory (default: runs/data)")

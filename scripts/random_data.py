@@ -74,7 +74,9 @@ def main() -> None:
     from jrl.run import build_collect, build_data
     from jrl.settings import config
 
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     p.add_argument("name", choices=list(OFFLINE))
     p.add_argument("--updates", type=int, default=1_500, help="in all, in four parts of which the first warms up")
     p.add_argument("--batch", type=int, default=256)

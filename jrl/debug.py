@@ -277,19 +277,31 @@ def load(path: Path) -> tuple[dict[str, Any], tuple["Algo", "PyTree", "Batch | S
     key = jax.random.wrap_key_data(jnp.asarray(meta["nonfinite"]["key"], jnp.uint32))
     state = checkpoint.restore(found, "learner", jax.eval_shape(algo.init, key))
     rollout = build_policies.rollout_like(cfg, spec, algo, length=1, num_envs=1)
-    return meta, (algo, state, checkpoint.read(found, "batch", _like(algo, spec, rollout)), key)
+    extras = {} if algo.on_policy else checkpoint.read(found, "batch").get("extras", {})
+    return meta, (algo, state, checkpoint.read(found, "batch", _like(algo, spec, rollout, extras)), key)
 
 
-def _like(algo: "Algo", spec: "EnvSpec", rollout: "Rollout") -> "Batch | SequenceBatch | Rollout":
-    """The containers of what an algorithm learns from; their leaves are of any shape."""
-    from jrl.types import Batch, SequenceBatch, Window, element
+def _like(
+    algo: "Algo", spec: "EnvSpec", rollout: "Rollout", extras: "dict[str, PyTree]"
+) -> "Batch | SequenceBatch | Rollout":
+    """The containers of what an algorithm learns from; their leaves are of any shape.
+
+    Args:
+      algo, spec: of the run.
+      rollout: of it.
+      extras: of a sample, as they were saved: in dicts and lists.
+    """
+    from jrl.types import NEXT_ACTION, Batch, SequenceBatch, Window, element
 
     if algo.on_policy:
         return rollout
     obs, action, any_ = element(spec.observation), element(spec.action), rollout.reward
+    if NEXT_ACTION in extras:
+        extras = {**extras, NEXT_ACTION: {"action": action, "valid": any_}}
     if algo.sequences:
-        return SequenceBatch(Window(obs, rollout.extras["carry"], any_), action, any_, any_, any_, any_, any_)
-    return Batch(obs, action, any_, any_, obs, any_, any_)
+        window = Window(obs, rollout.extras["carry"], any_)
+        return SequenceBatch(window, action, any_, any_, any_, any_, any_, extras)
+    return Batch(obs, action, any_, any_, obs, any_, any_, extras)
 
 
 # ---------------------------------------------------------------- arrays

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jrl.config import given
-from jrl.errors import EnvironmentFailed, InputError, RunnersLost, counted
+from jrl.errors import EnvironmentFailed, InputError, RunnersLost
 from jrl.fields import plain_yaml
 from jrl.host import command, faults, files, output, runtime
 from jrl.settings import config, datasets, plan
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from jrl.run.checkpoint import Checkpointer
     from jrl.run.clock import StepInfo
     from jrl.run.reporter import AfterCall, Sink
+    from jrl.run.saving import Saving
     from jrl.run.session import Session
 
 
-_SECONDS_BETWEEN_CHECKPOINTS = 300.0  # unless checkpoint.every says otherwise
 _COMPILATION = 900.0  # seconds that the first call may take beyond run.stall_seconds
 
 
@@ -273,6 +273,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
 
     from jrl.metrics import timers
     from jrl.run import build, checkpoint, parallel, reporter, run_directory
+    from jrl.run.saving import Saving
     from jrl.run.session import Session
 
     directory = options.directory
@@ -306,7 +307,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         session.schedule.decides = lambda found: (
             reporter.evaluation_ends(cfg.stop, found) or checkpoints.improves(found)
         )
-        saving = _Saving(session, checkpoints, watchdog, done)
+        saving = Saving(session, checkpoints, watchdog, done)
         info, reason = _advance(session, saving, watchdog, interrupted)
         watchdog.beat("the end of the run", grace=60.0)
         if reporter.not_finite(info):
@@ -356,7 +357,7 @@ def _sinks(
 
 
 def _advance(
-    session: "Session", saving: "_Saving", watchdog: faults.Watchdog, interrupted: faults.Signals
+    session: "Session", saving: "Saving", watchdog: faults.Watchdog, interrupted: faults.Signals
 ) -> "tuple[StepInfo, str | None]":
     """Drives the session to its end: the last iteration, and the criterion that was met."""
     from jrl.run import reporter
@@ -384,63 +385,6 @@ def _advance(
         raise
     assert info is not None
     return info, reason
-
-
-class _Saving:
-    """When a run that is under way is saved, and with what.
-
-    Args:
-      session: of the run.
-      checkpoints: where it is saved.
-      watchdog: is told of what takes long.
-      done: environment steps before the run.
-    """
-
-    def __init__(self, session: "Session", checkpoints: "Checkpointer", watchdog: faults.Watchdog, done: int):
-        from jrl.run import reporter
-
-        self._session, self._checkpoints, self._watchdog = session, checkpoints, watchdog
-        self._exact, every = session.config.checkpoint.exact, session.config.checkpoint.every
-        if every is None:
-            self._due = reporter.seconds_passed(_SECONDS_BETWEEN_CHECKPOINTS)
-        else:
-            self._due = reporter.reached(every, most=session.steps_per_call, env_steps=done)
-
-    def _is_best(self) -> bool:
-        """The weights that were evaluated as the best so far are those that are kept."""
-        return self._session.evaluated and self._checkpoints.improves(self._session.reporter.row or {})
-
-    def _save(self, info: "StepInfo") -> None:
-        self._checkpoints.save(info.iteration, *self._session.to_save())
-
-    def if_due(self, info: "StepInfo") -> None:
-        """Saves after an iteration where it is time to, or where its weights are the best so far."""
-        self._checkpoints.check()
-        if not (self._due(info) or self._is_best()):
-            return
-        self._watchdog.beat("checkpoint", grace=60.0)
-        self._checkpoints.wait()
-        self._checkpoints.check()
-        self._save(info)
-        if self._exact:
-            self._session.run.program.restart(info.iteration)
-
-    def rescue(self, info: "StepInfo") -> None:
-        """Saves what was learned when environments break: they do before the state is donated."""
-        import jax
-
-        session = self._session
-        if any(x.is_deleted() for x in jax.tree.leaves(session.state.learner)):
-            return
-        self._watchdog.beat("checkpoint", grace=60.0)
-        if self._checkpoints.rescue(info.iteration, *session.to_save()):
-            print(f"saved: what was learned in {counted(session.counted(), 'step', ',')}")
-
-    def last(self, info: "StepInfo", *, interrupted: bool) -> None:
-        """Saves the end of the run, if it is not saved yet, and waits until it is whole."""
-        if (self._checkpoints.last_saved != info.iteration or self._is_best()) and not (interrupted and self._exact):
-            self._save(info)
-        self._checkpoints.wait()
 
 
 def _print_stages(row: dict[str, Any]) -> None:

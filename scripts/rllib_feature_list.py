@@ -32,7 +32,6 @@ from rllib_features import (
     takes,
     tells,
     there,
-    unmigrated,
 )
 
 
@@ -297,8 +296,10 @@ FEATURES: dict[str, list[Feature]] = {
           "evaluation_force_reset_envs_before_iteration", False, "evaluation.force_reset", False)),
         works("evaluation beside training", "with the weights' version in the row",
             example("parallel_evaluation.py"), slow=True),
-        lacks("`off_policy_estimation_methods`, `ope_split_batch_by_episode`", "by these keys",
-            unmigrated({"input": "d", "off_policy_estimation_methods": {"is": {"type": "is"}}}, "BC")),
+        works("`off_policy_estimation_methods`", "`estimate`; is and wis weigh each step", migrates({"input": "d",
+            "off_policy_estimation_methods": {"is": {"type": "is"}}}, "data.estimate.methods", ["pdis"], "BC")),
+        differs("`ope_split_batch_by_episode`", "estimates are of whole episodes", migrates({"input": "d",
+            "ope_split_batch_by_episode": False}, "data.estimate", None, "BC")),
     ],
     "Offline data options": [
         works("`offline_data(input_=...)`, `input`: a path, a glob, a list",
@@ -328,8 +329,8 @@ FEATURES: dict[str, list[Feature]] = {
             "offline_data", "validation", 0.1, "data.validation", algo="DQN")),
         works("`input_evaluation`: simulation", "`evaluation_interval` with an environment", migrates({"input": "d",
             "input_evaluation": ["simulation"]}, "data.input", "d", "BC")),
-        lacks("`input_evaluation`: is, wis", "see `off_policy_estimation_methods`", unmigrated({"input": "d",
-            "input_evaluation": ["is"]}, "BC")),
+        works("`input_evaluation`: is, wis", "as `off_policy_estimation_methods`", migrates({"input": "d",
+            "input_evaluation": ["wis"]}, "data.estimate.methods", ["wpdis"], "BC")),
         differs("`JsonReader`, `JsonWriter`", "`jrl.data.read`, `jrl.data.Writer`", lambda: no_name("JsonReader",
             "JsonWriter")),
     ],

@@ -90,4 +90,12 @@ CASES: dict[str, Case] = {
     # the probe environments are learned by acting in them: what these learn is in their own tests
     "bc": Case({**_RATE, **_STATISTICS, "ent_coef": 0.01, "max_grad_norm": 0.5}, {}, like="marwil"),
     "marwil": Case({**_RATE, **_STATISTICS, "weight": "softmax", "ent_coef": 0.01, "max_grad_norm": 0.5}, {}),
+    "dt": Case(
+        {
+            **_RATE, **_STATISTICS, "target_return": 2.0, "return_scale": 4.0, "step_scale": 8.0, "ent_coef": 0.01,
+            "max_grad_norm": 0.5,
+        },
+        {},
+        like="marwil",
+    ),
 }  # fmt: skip

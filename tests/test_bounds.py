@@ -23,7 +23,7 @@ CLASSES = {
     **{c.__name__: c for c in vars(sections).values() if dataclasses.is_dataclass(c) and isinstance(c, type)},
 }
 # any finite number has a meaning
-ANY = {"reward_scale", "v_min", "v_max", "target_entropy", "cql_target_gap", "stop"}
+ANY = {"reward_scale", "v_min", "v_max", "target_entropy", "cql_target_gap", "target_return", "stop"}
 
 
 def takes_numbers(hint):

@@ -76,7 +76,15 @@ def test_keys_that_pages_name_exist():
 # names of the Python surface and of other tools, and mistakes that a page shows
 _NOT_KEYS = {
     *("algo.lerning_rate", "algo.workers", "algo.config", "algo.logdir", "rollout.mask", "run.program", "run.lock"),
-    *("network.orthogonal", "env.json", "env.set_task", "env.spec", "replay.ring", "replay.prioritized"),
+    *(
+        "network.orthogonal",
+        "data.__main__",
+        "env.json",
+        "env.set_task",
+        "env.spec",
+        "replay.ring",
+        "replay.prioritized",
+    ),
     *("checkpoint.json", "checkpoint.py"),
 }
 

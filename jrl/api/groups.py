@@ -73,6 +73,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "validation_batches": "data.validation_batches",
         "data_reward": "data.reward",
         "placement": "data.placement",
+        "estimate": "data.estimate",
         "output": "data.output",
     },
     "multi_agent": {

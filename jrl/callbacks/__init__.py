@@ -20,36 +20,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jrl import registry
+from jrl.callbacks.moments import EPISODE_MOMENTS as EPISODE_MOMENTS
+from jrl.callbacks.moments import KEY, check
+from jrl.callbacks.moments import MOMENTS as MOMENTS
+from jrl.callbacks.moments import PURE_MOMENTS as PURE_MOMENTS
+from jrl.callbacks.moments import ROLLOUT_MOMENTS as ROLLOUT_MOMENTS
 from jrl.errors import InputError
 
 if TYPE_CHECKING:
     from jrl.rollout.replay_episodes import Replay, Watch
 
 Fn = TypeVar("Fn", bound=Callable)
-_KEY = "custom.callbacks"
-_EPISODE = ("episode", "env_runner", "worker", "env", "base_env", "env_index", "policies")
-# moment -> the arguments that it is called with, RLlib's older names included
-MOMENTS: dict[str, tuple[str, ...]] = {
-    "on_environment_created": ("env_runner", "worker", "env", "env_context"),
-    "on_sub_environment_created": ("worker", "env_runner", "sub_environment", "env_context", "env_index"),
-    "on_create_policy": ("policy_id", "policy"),
-    "on_algorithm_init": ("algorithm",),
-    "on_episode_created": _EPISODE,
-    "on_episode_start": _EPISODE,
-    "on_episode_step": _EPISODE,
-    "on_episode_end": _EPISODE,
-    "on_postprocess_trajectory": ("postprocessed_batch", "env_runner", "worker", "policy_id", "policies"),
-    "on_sample_end": ("samples", "env_runner", "worker"),
-    "on_learn_on_batch": ("train_batch", "policy", "result"),
-    "on_train_result": ("algorithm", "result"),
-    "on_evaluate_start": ("algorithm",),
-    "on_evaluate_end": ("algorithm", "evaluation_metrics"),
-    "on_checkpoint_loaded": ("algorithm",),
-    "on_workers_recreated": ("algorithm", "worker_set", "worker_ids", "is_evaluation"),
-}
-EPISODE_MOMENTS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
-ROLLOUT_MOMENTS = ("on_postprocess_trajectory", "on_sample_end")  # in the order in which they are called
-PURE_MOMENTS = (*ROLLOUT_MOMENTS, "on_learn_on_batch")  # those that can run inside the program
 DEFAULT_POLICY = "default_policy"
 
 
@@ -137,7 +118,7 @@ def load(paths: Sequence[str]) -> Callbacks | None:
       InputError: a name that leads nowhere or to no subclass of Callbacks, a moment that there is not, an argument
         that no moment gives, or a mark that does not fit.
     """
-    classes = [registry.load(path, _KEY) for path in paths]
+    classes = [registry.load(path, KEY) for path in paths]
     errors = [e for path, found in zip(paths, classes) for e in _faults(path, found)]
     if errors:
         raise InputError(*errors)
@@ -148,24 +129,24 @@ def load(paths: Sequence[str]) -> Callbacks | None:
 
 def _faults(path: str, found: Any) -> list[str]:
     if not (isinstance(found, type) and issubclass(found, Callbacks)):
-        return [f"{_KEY} {path}: expected a subclass of jrl.callbacks.Callbacks, got {found!r}"]
+        return [f"{KEY} {path}: expected a subclass of jrl.callbacks.Callbacks, got {found!r}"]
     errors = []
     for name in {n for c in found.__mro__ if not issubclass(Callbacks, c) for n in vars(c) if n.startswith("on_")}:
         fn = getattr(found, name)
         if name not in MOMENTS:
             near = difflib.get_close_matches(name, MOMENTS, 1)
             mend = f"did you mean {near[0]}?" if near else f"there are {', '.join(MOMENTS)}"
-            errors.append(f"{_KEY} {path}: there is no moment {name}: {mend}")
+            errors.append(f"{KEY} {path}: there is no moment {name}: {mend}")
         elif getattr(fn, "in_program", False):
             if name not in PURE_MOMENTS:
-                errors.append(f"{_KEY} {path}: {name} cannot be in_program: only {', '.join(PURE_MOMENTS)} can")
+                errors.append(f"{KEY} {path}: {name} cannot be in_program: only {', '.join(PURE_MOMENTS)} can")
         elif issubclass(found, _Multi):
             continue
         else:
             parameters = list(inspect.signature(fn).parameters.values())[1:]
             fixed = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.default is p.empty]
             errors += [
-                f"{_KEY} {path}: {name} takes {p.name!r}, which it is not given: it gets {', '.join(MOMENTS[name])}"
+                f"{KEY} {path}: {name} takes {p.name!r}, which it is not given: it gets {', '.join(MOMENTS[name])}"
                 for p in fixed
                 if p.name not in MOMENTS[name]
             ]
@@ -275,13 +256,11 @@ class CallbackList:
         """Whether rollouts have to pass through the host, between two programs."""
         return self.needs_episodes or any(self._host[name] for name in PURE_MOMENTS)
 
-    def check(self, *, on_policy: bool) -> None:
-        """Raises InputError where a moment cannot be had with the kind of algorithm."""
-        if self._host["on_learn_on_batch"] and not on_policy:
-            raise InputError(
-                f"{_KEY}: on_learn_on_batch: this algorithm draws its batches from replay inside the program: mark the "
-                "method with @jrl.callbacks.in_program, or use on_sample_end, which sees each rollout"
-            )
+    def check(self, *, on_policy: bool, collects: bool = True, evaluates: bool = False) -> None:
+        """Raises InputError where a moment cannot be had with this kind of run; see `moments.check`."""
+        asked = {name for name in MOMENTS if self._host[name] or self._pure[name]}
+        on_host = {name for name in MOMENTS if self._host[name]}
+        check(asked, on_host, on_policy=on_policy, collects=collects, evaluates=evaluates)
 
     def collecting(self, env: Any, *, env_runners: bool = False) -> tuple[dict[str, bool], str]:
         """Options for whoever collects from `env`, and a note for the user, "" for none.
@@ -297,7 +276,7 @@ class CallbackList:
         why = "env runners do not send them" if env_runners else "environments inside a program have none"
         if self.callbacks.infos:
             raise InputError(
-                f"{_KEY}: infos is True, but {why}: use Gymnasium's environments, or EnvPool with rollout.collector "
+                f"{KEY}: infos is True, but {why}: use Gymnasium's environments, or EnvPool with rollout.collector "
                 "host, without env_runners"
             )
         return options, f"callbacks: episodes have no infos: {why}"

@@ -18,7 +18,7 @@ def _models(name: str) -> str:
 _AUTO = "jrl does so by itself"
 _FRAMEWORK = "JAX is the only framework"
 _HELD_OUT = "data.validation holds episodes out, whose loss stands in each result row"
-_ESTIMATORS = "jrl has no off-policy estimators yet"
+_PER_STEP = "is and wis weigh each step, as pdis and wpdis do; the data need log-probabilities"
 _OWN_LOSS = "a loss of your own is custom.loss, a step of your own custom.training_step"
 _STACKED = "policies that are alike in all but their weights are stacked in one program, and none is swapped out"
 _OBS_FN = (
@@ -317,8 +317,9 @@ GROUPS: dict[str, list[Key]] = {
         _key("evaluation_num_env_runners evaluation_num_workers", "evaluation.num_env_runners"),
         _key("custom_evaluation_function custom_eval_function", "custom.evaluation"),
         _key("always_attach_evaluation_results", "evaluation.always_attach"),
-        *_lacking(_ESTIMATORS, "off_policy_estimation_methods", "input_evaluation"),
-        *_none(_ESTIMATORS, "ope_split_batch_by_episode"),
+        _key("off_policy_estimation_methods", "data.estimate", _PER_STEP),
+        _key("input_evaluation", "data.estimate", "as off_policy_estimation_methods; simulation: evaluation.interval"),
+        *_none("estimates are of whole episodes", "ope_split_batch_by_episode"),
         *_none(_HELD_OUT, "offline_evaluation_interval", "num_offline_eval_runners", "offline_evaluation_type",
                "offline_eval_runner_class", "offline_loss_for_module_fn", "offline_eval_batch_size_per_runner",
                "dataset_num_iters_per_offline_eval_runner", "offline_eval_rl_module_inference_only",

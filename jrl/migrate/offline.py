@@ -6,11 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from jrl import registry
-from jrl.migrate.job import NOBODY, Job, asks, rule
+from jrl.migrate.job import NOBODY, Job, rule
 from jrl.migrate.tables import KEYS
 from jrl.settings import datasets
 
 _FORMATS = {"json": "rllib-json", "parquet": "rllib-parquet"}
+# RLlib's importance sampling weighs each step by the ratios up to it
+_ESTIMATORS = {
+    "is": "pdis", "importancesampling": "pdis", "wis": "wpdis", "weightedimportancesampling": "wpdis", "dm": "dm",
+    "directmethod": "dm", "dr": "dr", "doublyrobust": "dr",
+}  # fmt: skip
 _METHODS = {"read_json": "rllib-json", "read_parquet": "rllib-parquet"}
 
 # ---------------------------------------------------------------- what is read
@@ -90,13 +95,20 @@ def _passes(job: Job, key: str, value: Any) -> None:
 
 @rule("input_evaluation", "off_policy_estimation_methods")
 def _estimators(job: Job, key: str, value: Any) -> None:
-    if not asks(value):
+    if not value:
         return job.drop(key, "none is asked for")
     if job.given.get("input_", datasets.SAMPLER) == datasets.SAMPLER:
         return job.drop(key, "it is of samples from files, and there are none")
     if value in ("simulation", ["simulation"], ("simulation",)):
         return job.drop(key, "simulation: evaluation.interval plays in env.id")
-    return job.lack(key, KEYS[key].note)
+    given = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
+    kinds = [one.get("type") if isinstance(one, Mapping) else one for one in given]
+    names = [str(getattr(kind, "__name__", kind)).strip("<>'\" ").rpartition(".")[2].lower() for kind in kinds]
+    names = [name for name in names if name != "simulation"]
+    if unknown := [name for name in names if name not in _ESTIMATORS]:
+        return job.lack(key, f"there is no estimator {unknown[0]}: data.estimate.methods has is, wis, dm, dr and more")
+    methods = list(dict.fromkeys(_ESTIMATORS[name] for name in names))
+    return job.put(key, "data.estimate", {"methods": methods}, KEYS[key].note)
 
 
 # ---------------------------------------------------------------- what is written

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -66,6 +67,7 @@ class Run(NamedTuple):
     groups: tuple[several.Group, ...]  # the policies, those that are alike together; () where there is one
     recorder: recorders.Recorder | None = None  # of `data.output`
     judge: estimates.Beside | None = None  # of `data.estimate`
+    data: Mapping[str, str] = MappingProxyType({})  # checksums of what `data.input` names
 
 
 def run(
@@ -123,6 +125,7 @@ class _Learning(NamedTuple):
     length: int  # steps of a rollout
     replay: str
     groups: tuple[several.Group, ...]
+    data: Mapping[str, str] = MappingProxyType({})
 
     def run(self, **more: Any) -> Run:
         """The run, with what else it has."""
@@ -138,6 +141,7 @@ class _Learning(NamedTuple):
             learn=self.learn,
             mesh=self.devices.learners,
             groups=self.groups,
+            data=self.data,
             **more,
         )
 
@@ -158,17 +162,19 @@ def _learning(
         callback_list.several = several_agents if spec.agents else {}
         callback_list.keep_record = build_policies.watches_games(cfg)
     length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
-    with_data = None
+    with_data: build_learner.WithData | None = None
+    checksums: Mapping[str, str] = {}
     if datasets.is_mixed(cfg):
-        with_data = build_data.beside(cfg, algo, spec, devices.learners.devices.size)
+        checksums, with_data = build_data.beside(cfg, algo, spec, devices.learners.devices.size)
     learn, replay, groups = build_learner.of_policies(
         cfg, algo, spec, functools.partial(algorithm, axis_name=parallel.AXIS, callback_list=callback_list),
         devices=devices.learners.devices.size, length=length, with_data=with_data,
     )  # fmt: skip
     learn = learner.transformed(learn, transforms(cfg, callback_list))
     return _Learning(
-        devices, spec, vectors, algo, build_policies.checked(cfg, learn, spec, parallel.AXIS), length, replay, groups
-    )
+        devices, spec, vectors, algo, build_policies.checked(cfg, learn, spec, parallel.AXIS), length, replay, groups,
+        checksums,
+    )  # fmt: skip
 
 
 def _refilled(cfg: RunConfig) -> bool:
@@ -214,6 +220,9 @@ def _in_one_program(cfg: RunConfig, learning: _Learning) -> Run:
 
 def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbacks.CallbackList | None) -> Run:
     """A run that learns from data alone."""
+    if callback_list:
+        evaluates = bool(cfg.evaluation.every or cfg.evaluation.interval)
+        callback_list.check(on_policy=False, collects=False, evaluates=evaluates)
     found = build_data.inputs(cfg)
     algo = algorithm(cfg, found.spec, axis_name=parallel.AXIS, callback_list=callback_list)
     made = build_data.make(cfg, algo, found, devices.learners.devices.size)
@@ -230,7 +239,7 @@ def _from_data(cfg: RunConfig, devices: parallel.Devices, callback_list: callbac
         batches=cfg.data.validation_batches,
         epoch=made.epoch,
     )
-    return _Learning(devices, found.spec, [], algo, made.learn, 1, made.size, ()).run(
+    return _Learning(devices, found.spec, [], algo, made.learn, 1, made.size, (), found.checksums).run(
         program=program,
         backend=f"data alone, {counted(iterations, 'update', ',')} per call",
         in_program=True,

@@ -78,8 +78,8 @@ def make(cfg: RunConfig, algo: Algo, found: Inputs, devices: int) -> Made:
     return Made(learn, held_out, on_host, steps / replay.batch_size, f"{_size(found)}, {where}")
 
 
-def beside(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> build_learner.WithData:
-    """What puts a run's data sets beside its replay.
+def beside(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> tuple[Mapping[str, str], build_learner.WithData]:
+    """The checksums of a run's data sets, and what puts them beside its replay.
 
     Args:
       cfg, algo: the run and its algorithm.
@@ -90,7 +90,7 @@ def beside(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> build_lea
     """
     found = data_sets.read(cfg, spec)
     batch = cfg.replay.batch_size // devices if cfg.replay else 0
-    return lambda online: of_stores(cfg, algo, found.train, spec, devices, batch, online=online)
+    return found.checksums, lambda online: of_stores(cfg, algo, found.train, spec, devices, batch, online=online)
 
 
 def of_stores(
@@ -114,10 +114,12 @@ def of_stores(
       online: one device's replay of the run's own experience, which stands first; None: there is none.
     """
     sizes = datasets.counts(datasets.shares(cfg), batch)
-    stack = build_learner.frame_stack(cfg, spec) if cfg.env.id else None
+    stack = build_learner.frame_stack(cfg, spec)
     parts: list[Buffer] = [] if online is None else [online]
     fills: list[Callable[[], PyTree]] = []
     for name, store in stores.items():
+        if stack is not None:
+            data_sets.check_stacks(store, stack)
         dealt = data_sets.deal(store, devices)
         names = wanted(cfg, algo)
         extras = [data_sets.extras_of(part, names, float(np.asarray(cfg.algo.gamma))) for part in dealt]

@@ -225,7 +225,7 @@ def frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
     """
     assert cfg.replay is not None
     size, shapes = cfg.replay.frame_stack, [leaf.shape for _, leaf in spaces.leaves(spec.observation)]
-    atari = envs.is_atari(cfg.env.id) and envs.resolve(cfg.env.id, cfg.env.backend) == "envpool"
+    atari = bool(cfg.env.id) and envs.is_atari(cfg.env.id) and envs.resolve(cfg.env.id, cfg.env.backend) == "envpool"
     known = _atari_stack(cfg) if atari else None
     if size is None:
         # rows that a rollout leaves empty hold no frame: stacks around them could not be put together again

@@ -1,6 +1,7 @@
 """From files to full rings: what a run learns from in the place of environments, or beside them."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from jrl.envs.spec import NARROW
 from jrl.envs.wrappers import action_transform
 from jrl.errors import InputError, counted
 from jrl.fields.data import RETURN_TO_GO, TIMESTEP, reads
+from jrl.replay.frames import FrameStack, broken_stacks
 from jrl.replay.layout import TO_END
 from jrl.settings import datasets
 from jrl.settings.config import RunConfig
@@ -33,6 +35,7 @@ class Inputs(NamedTuple):
     train: dict[str, EpisodeStore]
     validation: dict[str, EpisodeStore]  # what is held out; {} for nothing
     spec: EnvSpec  # of one environment
+    checksums: dict[str, str]  # of the data as they were read
 
 
 def read(cfg: RunConfig, env_spec: EnvSpec | None) -> Inputs:
@@ -53,7 +56,7 @@ def read(cfg: RunConfig, env_spec: EnvSpec | None) -> Inputs:
         if cfg.data.validation:
             store, validation[name] = store.split(cfg.data.validation, cfg.run.seed)
         train[name] = store
-    return Inputs(train, validation, spec)
+    return Inputs(train, validation, spec, {name: store.checksum() for name, store in raw.items()})
 
 
 def _source(cfg: RunConfig, name: str) -> EpisodeStore:
@@ -364,6 +367,16 @@ def chunks(store: EpisodeStore, extras: Mapping[str, PyTree], rows: int) -> Iter
             contiguous=np.array([first > 0]),
             extras={name: jax.tree.map(cut, column) for name, column in extras.items()},
             carry=(),
+        )
+
+
+def check_stacks(store: EpisodeStore, stack: FrameStack) -> None:
+    """Raises InputError: observations that a ring of single frames could not put together again."""
+    broken = jax.jit(functools.partial(broken_stacks, stack=stack))
+    if any(float(broken(chunk)) > 0 for chunk in chunks(store, {}, store.num_rows)):
+        raise InputError(
+            f"replay.frame_stack {stack.size}: observations of {store.name} are not each the {stack.size} latest "
+            "frames: use 1"
         )
 
 

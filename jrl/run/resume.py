@@ -4,8 +4,9 @@ import dataclasses
 import logging
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -168,11 +169,16 @@ def stored_config(path: Path) -> dict[str, Any] | None:
     return {**data, "run": {**data.get("run", {}), "out": None if directory is None else str(directory)}}
 
 
-def notes(saved: Path, cfg: RunConfig, devices: int) -> Iterator[str]:
-    """What a user should know of continuing from there with this config."""
+def notes(saved: Path, cfg: RunConfig, devices: int, data: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
+    """What a user should know of continuing from there with this config, on so many devices, from data with these
+    checksums."""
     meta = checkpoint.read_meta(saved)
     for line in differences(meta["config"], cfg):
         yield f"changed: {line}"
+    for name, checksum in meta.get("data", {}).items():
+        if data.get(name, checksum) != checksum:
+            where = ", ".join(name.splitlines())
+            yield f"changed: data.input {where} has other content, checksum {checksum} -> {data[name]}"
     if meta["config"].get("checkpoint", {}).get("policies") == "trainable":
         yield "checkpoint.policies was trainable: policies that do not learn begin anew, as the run's seed makes them"
     if meta["devices"] != devices:

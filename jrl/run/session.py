@@ -108,6 +108,8 @@ class Session(Policies):
         self._latest: StepInfo | None = None
         self._row: dict[str, Any] | None = None  # the latest
         self._tasks = 0
+        # checkpoints are compared by data that are held out
+        self._validates = (cfg.checkpoint.keep_best_by or "").startswith("validation/")
 
     # ------------------------------------------------------------ beginning and end
 
@@ -141,7 +143,7 @@ class Session(Policies):
         if saved and meta:
             if self.seats:
                 cfg = self._as_saved(meta["config"])
-            notes = [f"resume: {note}" for note in resume.notes(saved, cfg, self.run.learners)]
+            notes = [f"resume: {note}" for note in resume.notes(saved, cfg, self.run.learners, self.run.data)]
             kept = resume.restore(saved, cfg, program.keep(state), self.run.learners, self.run.groups)
             state = program.place(kept)
             notes.append(f"resume: from {saved} at {meta['env_steps']:,} steps")
@@ -251,7 +253,9 @@ class Session(Policies):
         if self.run.judge and (found := self.run.judge.after(info, self.run.learn.actor)):
             self.reporter.extra.update(found)
             reached = True
-        if self.league:  # who plays from now on follows from the row, and must not depend on how far the device was
+        # who plays from now on follows from the row, and must not depend on how far the device was; and what data that
+        # are held out say is of the weights after this call
+        if self.league or self._validates:
             self.reporter.add(info)
             return self.reporter.flush() if reached or self.reporter.due() else None
         due = self.reporter.due_before(info)
@@ -332,6 +336,11 @@ class Session(Policies):
         """Whether the latest result row has an evaluation of the weights as they are now."""
         return (self.reporter.row or {}).get("evaluation/weights_version") == self.iteration
 
+    @property
+    def validated(self) -> bool:
+        """Whether the latest result row has what data that are held out say of the weights as they are now."""
+        return self._validates and (self.reporter.row or {}).get("updates") == self.iteration
+
     def evaluate(self, duration: int | None = None) -> dict[str, Any]:
         """Plays an evaluation with the present weights, now.
 
@@ -364,10 +373,12 @@ class Session(Policies):
         now = self.clock_now()
         counts = {"iteration": self.iteration, "env_steps": now.env_steps, "time_s": reporter.seconds()}
         metrics = {**(reporter.row or {}), **reporter.extra}
-        if not self.evaluated:  # that of other weights says nothing about these
-            metrics = {name: value for name, value in metrics.items() if not name.startswith("evaluation/")}
+        # those of other weights say nothing about these
+        of_others = [*([] if self.evaluated else ["evaluation/"]), *([] if self.validated else ["validation/"])]
+        metrics = {name: value for name, value in metrics.items() if not name.startswith(tuple(of_others))}
         more = {"counted": self.env_steps, "rows": reporter.state(), "metrics": metrics}
         more |= {"agent_steps": now.agent_steps} if run.spec.agents else {}
+        more |= {"data": dict(run.data)} if run.data else {}
         return checkpoint.meta(
             cfg or self.config, spec or run.spec, counters=counts, devices=run.learners, guarantee=run.guarantee, **more
         )

@@ -169,6 +169,11 @@ def faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
             "flags for data sets",
         )
         return
+    if kind is Fixed and cfg.replay is not None and cfg.replay.prioritized:
+        yield (
+            ("replay.prioritized", "algo.name"),
+            f"replay.prioritized: {name} gives no priorities, it draws all rows alike: leave it out",
+        )
     if cfg.multi_agent is not None:
         message = f"data.input: {name} learns from a data set, which teaches one policy: leave multi_agent out"
         yield ("data.input", "multi_agent"), message
@@ -213,6 +218,18 @@ def _without_environment(cfg: Any, name: str) -> Iterator[tuple[tuple[str, ...],
     ):
         if is_set:
             yield ("data.input", key), f"{key}: {name} learns from data.input alone, and {why}: leave it out"
+    if getattr(cfg.algo, "normalize_reward", False):
+        yield (
+            ("algo.normalize_reward", "data.input"),
+            "algo.normalize_reward: its statistics are of rewards as environments give them, and the run learns from "
+            "data.input alone: use data.reward.normalize",
+        )
+    for stop in (name for name in cfg.stop if name.startswith("validation/loss")):
+        yield (
+            (f"stop.{stop}",),
+            f"stop.{stop}: a criterion is met by a value of at least that much, and a loss falls: leave it out; "
+            f"checkpoint.keep_best_by={stop} with checkpoint.keep_best=min keeps the best weights",
+        )
     if not cfg.env.id and (cfg.evaluation.every or cfg.evaluation.interval):
         yield (
             ("env.id", "evaluation.every", "evaluation.interval"),

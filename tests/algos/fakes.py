@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jrl import algos
 from jrl.envs import team
-from jrl.fields.data import Fixed, learns_from
+from jrl.fields.data import RETURN_TO_GO, TIMESTEP, Fixed, learns_from, reads
 from jrl.networks import NetworkConfig
 from jrl.replay import ring, sequences
 from jrl.rollout import unroll
@@ -53,12 +53,25 @@ def acts_in(name, kind):
     return issubclass(kind, algos.get_config_class(name).acts_in) and not in_teams(name)
 
 
+def plays_for_a_return(name):
+    """Whether an algorithm is told the return to come, of which it takes off what it receives."""
+    return RETURN_TO_GO in reads(config(name))
+
+
+def observes(name, observation):
+    """The space of what an algorithm has to see to see `observation`."""
+    if not plays_for_a_return(name):
+        return observation
+    own = observation.items if isinstance(observation, Dict) else (("obs", observation),)
+    return Dict((*own, ("prev_reward", Box(()))))
+
+
 def spec(action=None, observation=VECTOR, num_envs=8, name="ppo"):
     """Of an algorithm for teams, a team of two agents of three actions, who observe `observation`."""
     if in_teams(name):
         return EnvSpec(team.observation(observation, 2), action or MultiDiscrete((3, 3)), num_envs)
     some = Discrete(3) if acts_in(name, Discrete) else Box((2,), low=-1.0, high=1.0)
-    return EnvSpec(observation, action or some, num_envs)
+    return EnvSpec(observes(name, observation), action or some, num_envs)
 
 
 def config(name, **overrides):
@@ -88,6 +101,12 @@ def observations(rng, space, batch):
     if space.dtype == "uint8":
         return rng.integers(0, 256, (*batch, *space.shape)).astype(np.uint8)
     return (2.0 + 3.0 * rng.normal(size=(*batch, *space.shape))).astype(np.float32)
+
+
+def told(rng, shape):
+    """What data sets tell beside transitions, by name."""
+    to_go, step = rng.normal(size=shape), rng.integers(0, 50, shape)
+    return {RETURN_TO_GO: jnp.asarray(to_go, jnp.float32), TIMESTEP: jnp.asarray(step, jnp.int32)}
 
 
 def flags(rng, T, B, end_rate=0.25):
@@ -128,6 +147,8 @@ def rollout(algo, env_spec, actor, *, T=8, seed=0):
     reward = np.where(mask, rng.normal(size=(T, B)), 0).astype(np.float32)
     if algo.running_return_gamma is not None:
         extras = {**extras, "running_return": jnp.asarray(rng.normal(size=(T, B)), jnp.float32)}
+    if not algo.on_policy:
+        extras = {**extras, **told(rng, (T, B))}
     return Rollout(
         obs=obs,
         last_obs=jax.tree.map(jnp.asarray, last_obs),
@@ -157,7 +178,10 @@ def batch(algo, env_spec, actor, *, N=64, seed=0):
         next_obs=next_obs,
         weight=jnp.asarray(weight / weight.mean(), jnp.float32),
         index=jnp.asarray(rng.integers(0, 1000, N), jnp.int32),
-        extras={NEXT_ACTION: {"action": jnp.roll(actions[0], 1, 0), "valid": jnp.asarray(rng.random(N) > 0.33)}},
+        extras={
+            NEXT_ACTION: {"action": jnp.roll(actions[0], 1, 0), "valid": jnp.asarray(rng.random(N) > 0.33)},
+            **told(rng, N),
+        },
     )
 
 
@@ -205,6 +229,8 @@ def rollouts(algo, env_spec, actor, count=2, explore=True, seed=3):
     step = jax.jit(source.step)
     for i in range(count):
         state, rollout, _ = step(state, actor, jax.random.fold_in(key, i))
+        if not algo.on_policy:
+            rollout = rollout.replace(extras={**rollout.extras, **told(np.random.default_rng(i), rollout.reward.shape)})
         made.append(rollout)
     assert all(not np.asarray(rollout.mask).all() for rollout in made)
     return made
@@ -218,12 +244,15 @@ def drawn(algo, env_spec, actor, batch_size=8, *, burn_in=2, length=6):
     kinds = {"obs": element(env_spec.observation), "action": element(env_spec.action)}
     sizes = {"capacity": 200, "num_envs": env_spec.num_envs, "batch_size": batch_size, "gamma": 0.9, "n_step": 2}
     sizes["next_action"] = True
+
+    def kept(*names):  # those that there are: a data set has no carry
+        found = {n: x for n, x in made[0].extras.items() if n in (*names, RETURN_TO_GO, TIMESTEP)}
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), found)
+
     if algo.sequences:
-        kept = {name: x for name, x in made[0].extras.items() if name == "carry"}  # a data set has none
-        extras = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), kept)
-        buffer = sequences.make(**kinds, **sizes, length=length, burn_in=burn_in, extras=extras)
+        buffer = sequences.make(**kinds, **sizes, length=length, burn_in=burn_in, extras=kept("carry"))
     else:
-        buffer = ring.make(**kinds, **sizes)
+        buffer = ring.make(**kinds, **sizes, extras=kept())
 
     @jax.jit
     def sample(made, key):

@@ -20,7 +20,7 @@ PPOS_RELATIVES = tuple(name for name in NAMES if CASES[name].like == "ppo")
 @pytest.mark.parametrize("name", [n for n in NAMES if fakes.acts_in(n, Box)])
 def test_void_actions_of_a_box_change_nothing(name):
     """A huge action on a void row has a log-probability that overflows."""
-    env_spec = fakes.spec(fakes.BOX)
+    env_spec = fakes.spec(fakes.BOX, name=name)
     algo = fakes.make(name, env_spec)
     state = algo.init(KEY)
     data, update = fakes.data(algo, env_spec, algo.actor(state)), jax.jit(algo.update)
@@ -92,11 +92,11 @@ def test_spaces(name, action, observation):
 
 @pytest.mark.parametrize(("name", "action"), supported(ACTIONS), ids=str)
 def test_without_exploration_the_best_action_is_taken(name, action):
-    env_spec = fakes.spec(action)
+    env_spec = fakes.spec(action, name=name)
     algo = fakes.make(name, env_spec)
     act = jax.jit(algo.act, static_argnames="explore")
     actor = algo.actor(fakes.perturbed(algo.init(KEY)))
-    obs = jnp.asarray(fakes.observations(np.random.default_rng(0), env_spec.observation, (8,)))
+    obs = jax.tree.map(jnp.asarray, fakes.observations(np.random.default_rng(0), env_spec.observation, (8,)))
     best = act(actor, obs, algo.carry(8), KEY, explore=False)
     assert_same(best, act(actor, obs, algo.carry(8), jax.random.key(0), explore=False))
     assert (best.action.shape, best.action.dtype) == ((8, *action.shape), action.dtype)

@@ -66,7 +66,7 @@ def from_the_network(name, net, params, batch):
     if name == "td3":
         return "value/q", mean(batch, net.apply(params, batch.obs, batch.action).mean(0))
     found = net.apply(params, batch.obs)
-    dist = found if name == "bc" else found[0]
+    dist = found[0] if algos.get_config_class(name).has_critic else found
     return "policy/entropy", mean(batch, dist.entropy())
 
 

@@ -9,7 +9,7 @@ from cases import CASES
 
 from jrl import algos
 from jrl.algos import exploration
-from jrl.envs import jax_env
+from jrl.envs import history, jax_env
 from jrl.fields import hyper
 from jrl.networks import NetworkConfig
 from jrl.replay import ring
@@ -33,7 +33,7 @@ MEMORY = NetworkConfig(hidden=(8,), core=hyper.Gru(size=8))
 
 def make(name, action=Discrete(ACTIONS), network=NETWORK, **options):  # noqa: B008
     module = algos.get(name)
-    return module.make(module.Config(**options), EnvSpec(OBSERVATION, action, 1), network)
+    return module.make(module.Config(**options), EnvSpec(fakes.observes(name, OBSERVATION), action, 1), network)
 
 
 def rare(name, slow, network=NETWORK):
@@ -64,6 +64,8 @@ def test_of_100_000_actions_none_is_forbidden(name, explore, network):
         key = jax.random.fold_in(jax.random.key(1), i)
         allowed = masks(key, rows)
         obs = {"x": 3.0 * jax.random.normal(key, (rows, 3)), "action_mask": allowed.astype(jnp.int8)}
+        if fakes.plays_for_a_return(name):
+            obs["prev_reward"] = jnp.zeros(rows)
         out = act(algo.actor(state), obs, algo.carry(rows), key, explore=i < 5)
         action = np.asarray(out.action)
         assert np.asarray(allowed)[np.arange(rows), action].all()
@@ -110,7 +112,7 @@ def world(num_envs):
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if CASES[n].like else []) for n in DISCRETE])
 def test_gradients_never_see_a_masked_output(name):
-    env = world(8)
+    env = history.remember(world(8), prev_reward=fakes.plays_for_a_return(name))
     module = algos.get(name)
     algo = module.make(module.Config(), env.spec, NETWORK)
     unrolled = unroll.make(env, algo.act, length=16, carry=algo.carry)
@@ -119,9 +121,12 @@ def test_gradients_never_see_a_masked_output(name):
     _, rollout, _ = jax.jit(unrolled.step)(unrolled.init(key), algo.actor(state), key)
     batch = rollout
     if not algo.on_policy:
+        extras = fakes.told(np.random.default_rng(0), rollout.reward.shape)
+        rollout = rollout.replace(extras={**rollout.extras, **extras})
         buffer = ring.make(
-            element(env.spec.observation), element(env.spec.action), capacity=1000, num_envs=8, batch_size=64, gamma=0.9
-        )
+            element(env.spec.observation), element(env.spec.action), capacity=1000, num_envs=8, batch_size=64,
+            gamma=0.9, extras={name: jax.ShapeDtypeStruct((), x.dtype) for name, x in extras.items()},
+        )  # fmt: skip
         batch = jax.jit(lambda r, k: buffer.sample(buffer.add(buffer.init(), r), k))(rollout, key)
     after, aux = jax.jit(algo.update)(state, batch, key)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((after, aux.metrics)))

@@ -21,9 +21,9 @@ from jrl.types import NEXT_ACTION, Box, Dict, Discrete, EnvSpec, MultiBinary, Ro
 KEY = jax.random.key(4)
 NAMES = algos.names()
 REPLAY = tuple(name for name in NAMES if not fakes.make(name).on_policy)
-SINGLE = tuple(name for name in REPLAY if not fakes.in_teams(name))  # whose observation can be one array
+SINGLE = tuple(name for name in REPLAY if isinstance(fakes.spec(name=name).observation, Box))
 BOX = Box((2,), low=-1.0, high=1.0)
-NESTED = Dict((("velocity", Box((3,))), ("position", Box((2,)))))
+NESTED = Dict((("motion", Box((3,))), ("at", Box((2,)))))
 MASKED = Dict((("action_mask", MultiBinary((3,))), ("x", Box((3,)))))
 PRIVILEGED = Dict((("x", Box((3,))), ("state", Box((2,)))))  # the critic alone reads the state
 LADDERS = tuple(name for name in NAMES if isinstance(fakes.config(name).exploration, EpsilonGreedy))
@@ -46,7 +46,8 @@ OPTIONS = {
 def spec(name, observation, num_envs=fakes.COLUMNS):
     if fakes.in_teams(name):
         return fakes.spec(observation=observation, num_envs=num_envs, name=name)
-    return EnvSpec(observation, Discrete(3) if fakes.acts_in(name, Discrete) else BOX, num_envs)
+    action = Discrete(3) if fakes.acts_in(name, Discrete) else BOX
+    return EnvSpec(fakes.observes(name, observation), action, num_envs)
 
 
 def reads(name):
@@ -58,7 +59,8 @@ def setting(name, env_spec, network, **options):
     """(algo, state, data): a state of an odd number of updates, away from its start."""
     algo = fakes.make(name, env_spec, network, **options)
     state = fakes.perturbed(jax.jit(algo.init)(jax.random.key(0))).replace(updates=jnp.uint32(1))
-    return algo, state, fakes.drawn(algo, env_spec, algo.actor(state))
+    burn_in = 0 if fakes.plays_for_a_return(name) else 2
+    return algo, state, fakes.drawn(algo, env_spec, algo.actor(state), burn_in=burn_in)
 
 
 def spoiled(data):
@@ -76,7 +78,7 @@ def spoiled(data):
     known = data.extras[NEXT_ACTION]
     unknown = ~known["valid"].reshape(*known["valid"].shape, *[1] * (data.action.ndim - void.ndim))
     after = jnp.where(unknown, changes["action"].max(), fill(known["action"], changes["action"].max()))
-    changes["extras"] = {NEXT_ACTION: {**known, "action": after}}
+    changes["extras"] = {**data.extras, NEXT_ACTION: {**known, "action": after}}
     if isinstance(data, SequenceBatch):
         # observations that no row before led to; the others are what a time limit is bootstrapped from
         reset = data.window.reset
@@ -144,8 +146,13 @@ def test_a_dictionary_of_vectors_is_their_concatenation(name):
     state = fakes.perturbed(jax.jit(algo.init)(KEY))
     assert jax.tree.structure(state) == jax.tree.structure(jax.eval_shape(other.init, KEY))
     data = fakes.data(algo, plain, algo.actor(state))
-    halves = lambda x: {"position": x[..., :2], "velocity": x[..., 2:]}
-    split = lambda x: {**x, "agents": halves(x["agents"])} if fakes.in_teams(name) else halves(x)
+    halves = lambda x: {"at": x[..., :2], "motion": x[..., 2:]}
+
+    def split(x):
+        if fakes.in_teams(name):
+            return {**x, "agents": halves(x["agents"])}
+        return halves(x) if not isinstance(x, dict) else {**halves(x["obs"]), "prev_reward": x["prev_reward"]}
+
     names = ("obs", "last_obs") if algo.on_policy else ("obs", "next_obs")
     parts = data.replace(**{name: split(getattr(data, name)) for name in names})
     assert_close(jax.jit(other.update)(state, parts, KEY), jax.jit(algo.update)(state, data, KEY), atol=1e-5)

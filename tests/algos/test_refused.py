@@ -8,7 +8,7 @@ from jrl.algos.exploration import Gaussian, ParameterNoiseAction, ParameterNoise
 from jrl.errors import InputError
 from jrl.fields import hyper
 from jrl.networks import NetworkConfig
-from jrl.types import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from jrl.types import Box, Dict, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Tuple
 
 BOX, CHOICES = Box((2,), low=-1.0, high=1.0), MultiDiscrete((3, 2))
 MASKED = Dict((("obs", Box((3,))), ("action_mask", Box((3,), "int8", 0, 1))))
@@ -49,7 +49,7 @@ SETTINGS = [
 @pytest.mark.parametrize(("name", "action", "message"), SPACES, ids=str)
 def test_an_action_space_that_does_not_fit(name, action, message):
     with pytest.raises(InputError, match=message) as e:
-        fakes.make(name, fakes.spec(action))
+        fakes.make(name, EnvSpec(fakes.observes(name, fakes.VECTOR), action, 8))
     assert name == "vdn" or "action space" in str(e.value)
 
 

@@ -30,7 +30,7 @@ network = lambda core="none", **more: NetworkConfig(hidden=(8,), core=CORES[core
 
 def spec(name, observation=OBSERVATION):
     action = Discrete(3) if fakes.acts_in(name, Discrete) else Box((2,), low=-1.0, high=1.0)
-    return EnvSpec(observation, action, fakes.COLUMNS)
+    return EnvSpec(fakes.observes(name, observation), action, fakes.COLUMNS)
 
 
 def changed(obs, by=5.0):

@@ -30,6 +30,8 @@ CASES = {
     ),
     "vdn": (TEAM, {}, ["algo.mixer=qmix"]),
     "pqn_gru": (TEAM, {}, ["algo.mixer=sum", "network.core={name: gru, size: 8}"]),
+    # which remembers what return is still to come
+    "dt": (FIVE, {"prev_reward": True}, ["algo.target_return=9.0", "algo.return_scale=1.0", "algo.step_scale=20.0"]),
     "past": (EnvSpec(VECTOR, ACTION, 1), {"frame_stack": 3, "prev_action": True, "prev_reward": True}, []),
 }
 SETTINGS = {"frame_stack": "env.frame_stack", "prev_action": "network.use_prev_action"}
@@ -43,7 +45,7 @@ def stored(directory, name):
     told = history(spec, **past)
     settings = [f"{SETTINGS[k]}={str(v).lower()}" for k, v in past.items()]
     seen, own = (spec, None) if told is None else (told.spec, spec.observation)
-    algo = name.partition("_")[0] if spec is TEAM else "ppo"
+    algo = name.partition("_")[0] if spec is TEAM or name == "dt" else "ppo"
     save(directory, algo, seen, "algo.normalize_obs=true", *overrides, *settings, own=own, change=changed)
 
 
@@ -65,7 +67,7 @@ def flat(action):
     return np.concatenate([np.asarray(x, np.float64).reshape(len(x), -1) for x in found], 1)
 
 
-QUICK = ("privileged", "past", "pqn_gru")
+QUICK = ("privileged", "past", "pqn_gru", "dt")
 
 
 @pytest.mark.parametrize(

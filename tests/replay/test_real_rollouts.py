@@ -113,7 +113,7 @@ def test_what_replay_gives_is_what_was_observed_whatever_the_options(options, on
     env = envs.make(
         "Breakout-v5", num_envs=3, options={**options, **SMALL, "max_episode_steps": 40}, frame_stack=on_top
     )
-    stack = build_learner._frame_stack(cfg, env.spec)
+    stack = build_learner.frame_stack(cfg, env.spec)
     assert stack == want
     parts = list(rollouts(env, length=10, count=25))
     env.close()
@@ -130,6 +130,4 @@ def test_what_replay_gives_is_what_was_observed_whatever_the_options(options, on
     if not stack.restarts:
         assert broken(ring.FrameStack(4)) > 0
         with pytest.raises(InputError, match=r"replay\.frame_stack 3: .* observes stacks of 4 frames: use null"):
-            build_learner._frame_stack(
-                config.from_dict({**config.to_dict(cfg), "replay": {"frame_stack": 3}}), env.spec
-            )
+            build_learner.frame_stack(config.from_dict({**config.to_dict(cfg), "replay": {"frame_stack": 3}}), env.spec)

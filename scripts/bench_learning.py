@@ -2,21 +2,25 @@
 
     python scripts/bench_learning.py --out runs/learning                 # all tasks, 3 seeds
     python scripts/bench_learning.py --only cartpole --seeds 5
+    python scripts/bench_learning.py --only data-bc-cartpole data-cql-pendulum --out runs/from_data
 
 Each run is `python -m jrl.train CONFIG --as-test`: it passes when the config's criterion (the mean return of the last
 100 training episodes, or that of an evaluation) reaches the threshold within the step budget. A control, which lacks
-what the task needs, passes when it does not. Prints one JSON line per run, then a table; exits with 1 if any failed.
-Tasks whose packages are not installed are left out, with a line that says so.
+what the task needs, passes when it does not. A run from data makes all its updates, and passes when its last
+evaluation is within the bounds; scripts/make_data.py makes the data sets. Prints one JSON line per run, then a table;
+exits with 1 if any failed. Tasks whose packages are not installed are left out, with a line that says so.
 """
 
 import argparse
 import importlib.util
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +34,7 @@ class Task(NamedTuple):
     seeds: int | None = None  # at most, where a run is long
     control: bool = False  # it must not reach the threshold
     needs: str | None = None  # a package that is no dependency
+    bounds: tuple[float, float] | None = None  # from data: of the last evaluation's return
 
 
 # every 250th step and every 100th reset raises
@@ -49,6 +54,16 @@ _APEX = (
     "stop.env_steps=100000",
     "stop.episode/return=150",
 )
+# BC as marwil.yaml has it
+_BC_MIXED = (
+    "data.input=runs/data/cartpole-mixed", "evaluation.explore=true", "algo.lr=[[0, 2e-3], [4000, 0]]",
+    "stop.updates=4000",
+)  # fmt: skip
+_PENDULUM_EXPERT = ("env.id=Pendulum-v1", "data.input=runs/data/pendulum-expert")
+_PENDULUM_MIXED = ("env.id=Pendulum-v1", "data.input=runs/data/pendulum-mixed")
+_IQL_PENDULUM = (
+    *_PENDULUM_MIXED, "algo.expectile=0.9", "algo.beta=0.5", "algo.gamma=0.95", "algo.tau=0.01", "stop.updates=8000"
+)  # fmt: skip
 _FORGETS = ("network.core=null",)
 TASKS = (
     Task("cartpole", "configs/ppo.yaml"),
@@ -118,14 +133,35 @@ TASKS = (
     Task("two-step-qmix", "configs/qmix.yaml"),
     Task("two-step-ppo", "configs/grouped_ppo.yaml"),
     Task("connect-four", "configs/connect_four.yaml"),
+    # from data
+    Task("data-bc-cartpole", "configs/bc.yaml", bounds=(475, math.inf)),
+    Task("data-bc-pendulum", "configs/bc.yaml", _PENDULUM_EXPERT, bounds=(-200, math.inf)),
+    Task("data-marwil-cartpole", "configs/marwil.yaml", bounds=(250, math.inf)),
+    Task("data-marwil-control", "configs/bc.yaml", _BC_MIXED, control=True, bounds=(250, math.inf)),
+    Task("data-cql-cartpole", "configs/discrete_cql.yaml", bounds=(400, math.inf)),
+    Task("data-iql-cartpole", "configs/iql.yaml", bounds=(400, math.inf)),
+    Task("data-cql-pendulum", "configs/cql.yaml", bounds=(-250, math.inf)),
+    Task("data-iql-pendulum", "configs/iql.yaml", _IQL_PENDULUM, bounds=(-250, math.inf)),
+    Task("data-td3-bc-pendulum", "configs/td3_bc.yaml", bounds=(-250, math.inf)),
+    Task("data-rebrac-pendulum", "configs/rebrac.yaml", bounds=(-250, math.inf)),
+    Task("data-pendulum-control", "configs/bc.yaml", _PENDULUM_MIXED, control=True, bounds=(-300, math.inf)),
+    Task("data-dt-cartpole", "configs/dt.yaml", bounds=(400, math.inf)),
+    Task("data-dt-cartpole-100", "configs/dt.yaml", ("algo.target_return=100",), bounds=(60, 160)),
 )
+
+
+def criterion_of(task: Task) -> str:
+    """The metric that the threshold is of."""
+    found = config.load(task.config, task.overrides).stop
+    return next(key for key in found if key != "env_steps") if task.bounds is None else "evaluation/return"
 
 
 def run(task: Task, seed: int, out: Path) -> dict:
     """One training run in a process of its own."""
     directory = out / f"{task.name}_{seed}"
     settings = [f"--set={o}" for o in (*task.overrides, f"run.seed={seed}", "run.log=[jsonl]")]
-    command = [sys.executable, "-m", "jrl.train", task.config, *settings, "--as-test", "--out", str(directory)]
+    settings += ["--as-test"] if task.bounds is None else []
+    command = [sys.executable, "-m", "jrl.train", task.config, *settings, "--out", str(directory)]
     start = time.time()
     tests = str(Path(__file__).parent.parent / "tests")  # for environments that fail on purpose
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": tests})
@@ -133,12 +169,13 @@ def run(task: Task, seed: int, out: Path) -> dict:
     if done.returncode not in (0, 1):
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
     rows = [json.loads(line) for line in (directory / "result.jsonl").read_text().splitlines()]
-    criterion = next(key for key in config.load(task.config, task.overrides).stop if key != "env_steps")
+    criterion = criterion_of(task)
     returns = [r[criterion] for r in rows if r.get(criterion) is not None]
+    reached = done.returncode == 0 if task.bounds is None else task.bounds[0] <= returns[-1] <= task.bounds[1]
     return {
         "task": task.name,
         "seed": seed,
-        "passed": (done.returncode == 0) != task.control,
+        "passed": reached != task.control,
         "env_steps": rows[-1]["env_steps"],
         "criterion": criterion,
         "return": returns[-1] if returns else None,
@@ -146,6 +183,33 @@ def run(task: Task, seed: int, out: Path) -> dict:
         "updates": rows[-1]["updates"],
         "wall_s": round(wall, 1),
     }
+
+
+def by_task(results: list[dict]) -> Iterator[tuple[str, str, list[dict]]]:
+    """Of each task its name, how many of its runs passed, and the runs."""
+    for name in dict.fromkeys(r["task"] for r in results):
+        rows = [r for r in results if r["task"] == name]
+        yield name, f"{sum(r['passed'] for r in rows)}/{len(rows)}", rows
+
+
+def print_steps(results: list[dict]) -> None:
+    """A table of how long runs took to their thresholds."""
+    if results:
+        print("\n| task | passed | steps to threshold, median (max) | wall s, median |\n| --- | --- | --- | --- |")
+    for name, passed, rows in by_task(results):
+        steps = sorted(r["env_steps"] for r in rows)
+        wall = statistics.median(r["wall_s"] for r in rows)
+        print(f"| {name} | {passed} | {statistics.median(steps):,.0f} ({steps[-1]:,}) | {wall:.1f} |")
+
+
+def print_returns(results: list[dict]) -> None:
+    """A table of what runs from data end with, a number for each seed."""
+    if results:
+        print("\n| task | passed | updates | last | best | wall s, median |\n| --- | --- | --- | --- | --- | --- |")
+    for name, passed, rows in by_task(results):
+        last, best = (", ".join(f"{r[key]:.0f}" for r in rows) for key in ("return", "best"))
+        wall = statistics.median(r["wall_s"] for r in rows)
+        print(f"| {name} | {passed} | {rows[0]['updates']:,} | {last} | {best} | {wall:.1f} |")
 
 
 def main() -> int:
@@ -169,13 +233,9 @@ def main() -> int:
             results.append(run(task, seed, args.out))
             print(json.dumps(results[-1]), flush=True)
     (args.out / "summary.jsonl").write_text("".join(json.dumps(r) + "\n" for r in results))
-    print("\n| task | passed | steps to threshold, median (max) | wall s, median |\n| --- | --- | --- | --- |")
-    for name in dict.fromkeys(r["task"] for r in results):
-        rows = [r for r in results if r["task"] == name]
-        steps = sorted(r["env_steps"] for r in rows)
-        wall = statistics.median(r["wall_s"] for r in rows)
-        passed = sum(r["passed"] for r in rows)
-        print(f"| {name} | {passed}/{len(rows)} | {statistics.median(steps):,.0f} ({steps[-1]:,}) | {wall:.1f} |")
+    from_data = [t.name for t in TASKS if t.bounds is not None]
+    print_steps([r for r in results if r["task"] not in from_data])
+    print_returns([r for r in results if r["task"] in from_data])
     if args.plot:
         from jrl.metrics.report import plot_panels
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jrl.settings import config, plan
+from jrl.settings import config, datasets, plan
 
 ROOT = Path(__file__).parent.parent
 
@@ -26,8 +26,10 @@ def load(name):
 def test_every_config_is_valid_and_has_a_return_criterion(path):
     cfg = config.load(path)
     self_play = cfg.multi_agent is not None and cfg.multi_agent.self_play is not None  # what one wins another loses
-    assert self_play or any(name.endswith("/return") for name in cfg.stop)
-    assert "evaluation/return" not in cfg.stop or cfg.evaluation.every
+    from_data = datasets.alone(cfg)  # learns from all updates; what it reaches is what evaluations say
+    assert self_play or from_data or any(name.endswith("/return") for name in cfg.stop)
+    assert not (from_data or "evaluation/return" in cfg.stop) or cfg.evaluation.every
+    assert not from_data or "python scripts/make_data.py" in path.read_text()
     assert config.from_dict(config.to_dict(cfg)) == cfg
 
 
@@ -39,6 +41,7 @@ def test_the_works_are_valid_configs(monkeypatch):
         assert cfg.stop[plan.counts_by(cfg)] > 0, name
     for task in load("bench_learning").TASKS:
         assert any(name != "env_steps" for name in config.load(task.config, task.overrides).stop), task.name
+        assert (task.bounds is not None) == datasets.alone(config.load(task.config, task.overrides)), task.name
 
 
 def test_the_rate_leaves_out_the_start_and_the_last_row():

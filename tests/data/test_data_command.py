@@ -1,16 +1,20 @@
 """python -m jrl.data inspect, convert, split and merge: what they print and write, and what they refuse."""
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 import stores
 
-from jrl import data
-from jrl.data import __main__, inspection
+from jrl import data, train
+from jrl.data import __main__, formats, inspection
 from jrl.data.findings import findings
 from jrl.data.store import Episode
 from jrl.types import Box, Discrete
+
+ROOT = Path(__file__).parents[2]
 
 
 def run(*argv):
@@ -244,6 +248,20 @@ REFUSED = [
     ("split GIVEN --seed -1 --out OUT", "--seed: expected a number of at least 0, got -1"),
     ("merge GIVEN --out OUT", "is one data set: give two or more, or a glob of them"),
 ]
+
+
+def test_a_set_of_a_shipped_config_that_is_not_there_is_told_how_to_make(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    given = ["bc", "--out", str(tmp_path / "run")]
+    record = "record one with `python -m jrl.data record RUN --out runs/data/cartpole-expert`"
+    assert train.main(given) == 2
+    script = os.path.relpath(ROOT / "scripts" / "make_data.py")
+    make = f"make it with `python {script} cartpole --kinds expert --out runs/data`, or "
+    assert capsys.readouterr().err == f"error: data: runs/data/cartpole-expert does not exist: {make}{record}\n"
+    monkeypatch.setattr(formats, "_MAKER", tmp_path / "scripts" / "make_data.py")  # as in an installed package
+    assert train.main(given) == 2
+    assert capsys.readouterr().err == f"error: data: runs/data/cartpole-expert does not exist: {record}\n"
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("line", "message"), REFUSED)

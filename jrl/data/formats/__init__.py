@@ -10,6 +10,7 @@ import dataclasses
 import glob
 import importlib
 import itertools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ _MODULES = {
     "rllib-parquet": "rllib_parquet",
 }
 NAMES = tuple(_MODULES)
+_SETS = Path("runs", "data")  # where shipped configs look for theirs
+_MAKER = Path(__file__).parents[3] / "scripts" / "make_data.py"  # makes those; an installed package has no scripts
 OF_FILES = ("jrl", "d4rl", "rllib-json", "rllib-parquet")  # a run can write them file by file
 
 
@@ -62,8 +65,20 @@ def located(path: str | Path) -> list[Path]:
     """The paths that a path or a glob stands for. Raises InputError: there are none."""
     found = [Path(path)] if Path(path).exists() else [Path(p) for p in sorted(glob.glob(str(path), recursive=True))]
     if not found:
-        raise InputError(f"data: {path} does not exist: give a file, a directory of files, or a glob of such")
+        raise InputError(f"data: {path} does not exist: {_instead(Path(path))}")
     return found
+
+
+def _instead(path: Path) -> str:
+    """What to do where no data set is at `path`: of the sets that shipped configs read how they are made."""
+    name, _, kind = path.name.partition("-")
+    if path.parent != _SETS or not kind.isalpha():
+        return "give a file, a directory of files, or a glob of such"
+    record = f"record one with `python -m jrl.data record RUN --out {path}`"
+    if not _MAKER.is_file():
+        return record
+    script = os.path.relpath(_MAKER)
+    return f"make it with `python {script} {name} --kinds {kind} --out {_SETS}`, or {record}"
 
 
 def files(path: Path, kind: Any) -> list[Path]:

@@ -1,5 +1,6 @@
 """From a RunConfig with data sets to what learns from them."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from jrl.run.build_collect import algorithm, environment
 from jrl.run.data_sets import Inputs
 from jrl.settings import datasets, plan
 from jrl.settings.config import RunConfig
-from jrl.types import Algo, Buffer, EnvSpec, PyTree
+from jrl.types import Algo, Buffer, EnvSpec, Key, PyTree, SequenceBatch
 
 _SPARE = 2  # slots of a ring beside those of rows and samples, for each frame of a stack: its head, and one more
 
@@ -123,8 +124,6 @@ def of_stores(
         dealt = data_sets.deal(store, devices)
         names = wanted(cfg, algo)
         extras = [data_sets.extras_of(part, names, float(np.asarray(cfg.algo.gamma))) for part in dealt]
-        if algo.sequences:
-            extras = [{**e, "carry": _no_memory(algo, part.num_rows)} for e, part in zip(extras, dealt, strict=True)]
         rows = max(part.num_rows for part in dealt)
         make = build_learner.buffers(
             cfg, algo, spec, devices, num_envs=1, stack=stack,
@@ -134,6 +133,7 @@ def of_stores(
         burn_in = cfg.replay.burn_in if cfg.replay else 0
         capacity = rows + plan.sequence_length(cfg) + burn_in + (_SPARE + 1) * frames
         part = make(capacity=capacity, gamma=cfg.algo.gamma, batch_size=sizes[name])
+        part = _from_start(part, algo) if algo.sequences else part
         parts.append(part)
         fills.append(functools.partial(_filled, part, dealt, extras, rows))
     if len(parts) == 1:
@@ -199,11 +199,16 @@ def _dressed(kept: PyTree, full: PyTree) -> PyTree:
     return full.replace(priorities=kept.priorities, rows=rows[0])
 
 
-def _no_memory(algo: Algo, rows: int) -> PyTree:
-    """The memory before each of so many rows, of which data know nothing: that of an episode's start."""
-    one = algo.carry(1)
-    memory = getattr(one, "memory", one)
-    return jax.tree.map(lambda x: np.broadcast_to(np.asarray(x), (rows, *x.shape[1:])), memory)
+def _from_start(buffer: Buffer, algo: Algo) -> Buffer:
+    """A buffer whose sequences begin with the memory of an episode's start: data know of no other."""
+
+    def sample(state: PyTree, key: Key) -> SequenceBatch:
+        batch = buffer.sample(state, key)
+        assert isinstance(batch, SequenceBatch)
+        memory = getattr(algo.carry(batch.weight.shape[0]), "memory", ())
+        return dataclasses.replace(batch, window=dataclasses.replace(batch.window, carry=memory))
+
+    return buffer._replace(sample=sample)
 
 
 def _statistics(cfg: RunConfig, found: Inputs) -> PyTree:

@@ -92,11 +92,15 @@ def test_a_number_that_is_wrong_is_found_where_it_is(name, at, value, told):
 
 
 def test_probabilities_taken_for_log_probabilities():
-    episodes = [changed("log_prob", slice(None), 0.5, seed) for seed in (0, 1)]
+    steps = np.linspace(0.2, 0.9, 10, dtype=np.float32)
+    episodes = [changed("log_prob", slice(None), steps, seed) for seed in (0, 1)]
     ((kind, what),) = found_in(*episodes)
-    assert kind == "log_prob" and what.endswith("above 0 in 20 rows, first in episode 0, step 0, of choices: they are "
-                                                "probabilities")  # fmt: skip
-    box = [e._replace(action=e.obs[:-1]) for e in episodes]
+    assert kind == "log_prob" and what.endswith(
+        "above 0 in 20 rows, first in episode 0, step 0, of choices: they are probabilities"
+    )
+    above = [changed("log_prob", slice(None), 1.5, seed) for seed in (0, 1)]
+    assert found_in(*above)[0][1].endswith("of choices: no probability is above 1")
+    box = [e._replace(action=e.obs[:-1]) for e in above]
     assert found_in(*box, action=Box((3,), "float64", -1.0, 1.0)) == []  # a density may be above 1
 
 

@@ -10,7 +10,7 @@ from jrl.data import __main__ as data_command
 from jrl.fields.data import Replay, learns_from
 from jrl.metrics import loggers
 from jrl.run import checkpoint
-from jrl.settings import config, datasets
+from jrl.settings import config, datasets, plan
 from jrl.types import Box
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -77,12 +77,15 @@ def test_every_config_trains(name, tmp_path):
         small += ["network.max_seq_len=4", "replay.burn_in=2"] if cfg.network.recurrent else []
     if cfg.multi_agent and cfg.multi_agent.self_play:
         small.append("multi_agent.self_play.pool=1")
-    if datasets.is_mixed(cfg):
+    if cfg.data.input:
         random = ["--env", cfg.env.id, "--random", "1", "--steps", "100", "--num-envs", "2"]
         assert data_command.main(["record", *random, "--out", str(tmp_path / "set")]) == 0
-        small.append(f"data.input={{sampler: 0.5, '{tmp_path / 'set'}': 0.5}}")
-    settings = [f"--set={s}" for s in small]
-    stop = ["--stop=env_steps=60", *(f"--stop={c}=1e9" for c in cfg.stop if c != "env_steps")]
+        mixed = f"{{sampler: 0.5, '{tmp_path / 'set'}': 0.5}}"
+        small.append(f"data.input={mixed if datasets.is_mixed(cfg) else tmp_path / 'set'}")
+    if config.algo_name(cfg) == "dt":  # whose sequences are read from their first row on
+        small.append("replay.burn_in=0")
+    settings, budget = [f"--set={s}" for s in small], plan.counts_by(cfg)
+    stop = [f"--stop={budget}=60", *(f"--stop={c}=1e9" for c in cfg.stop if c != budget)]
     assert train.main([str(CONFIGS / f"{name}.yaml"), *settings, *stop, "--out", str(tmp_path / "a")]) == 0
     last = loggers.read_rows(tmp_path / "a" / "result.jsonl")[-1]
     assert last["env_steps"] >= 60 and last["updates"] >= 8

@@ -301,7 +301,9 @@ class AlgorithmConfig:
         data = {"input": "-"} if learns_from(algos.get_config_class(cls.algo_name)) is Fixed else {}
         needed = {"algo": {"name": cls.algo_name}, "env": {"id": "-"}, "data": data}
         made: dict[str, Any] = config.to_dict(config.from_dict(needed))
-        del made["env"]["id"], made["data"]["input"]
+        del made["env"]["id"]
+        if data:  # a default that is none
+            del made["data"]["input"]
         return made
 
     def to_run_config(self) -> RunConfig:

@@ -26,7 +26,8 @@ class Prefetched(Offline):
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self._host = jax.local_devices(backend="cpu")[0]
-        self._drawn: tuple[int, PyTree] | None = None  # the first update that they are for, and batches
+        # of which seed and first update, and the batches
+        self._drawn: tuple[tuple[int, int], PyTree] | None = None
         self._draw = jax.jit(self._sampled, static_argnums=2)
         self._draw_one = jax.jit(self._of_devices)
         batches = PartitionSpec(None, parallel.AXIS)
@@ -91,8 +92,9 @@ class Prefetched(Offline):
         root, learned, total = self._roots[seed], state.learner, None
         for first in range(iteration, iteration + count, _UPDATES):
             here = min(_UPDATES, iteration + count - first)
-            found = self._drawn[1] if self._drawn and self._drawn[0] == first else self._fetch(root, first)
-            self._drawn = first + here, self._fetch(root, first + here)
+            ahead = self._drawn is not None and self._drawn[0] == (seed, first)
+            found = self._drawn[1] if ahead and self._drawn else self._fetch(root, first)
+            self._drawn = (seed, first + here), self._fetch(root, first + here)
             learned, sums = self._learn(learned, found, root, np.uint32(first), np.uint32(here))
             total = sums if total is None else jax.tree.map(jnp.add, total, sums)
         assert total is not None

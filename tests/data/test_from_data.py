@@ -256,3 +256,19 @@ def test_what_cannot_be_is_refused_by_name(written, overrides, message):
     with pytest.raises(InputError, match=message):
         cfg = run_config(written, *overrides)
         build_data.inputs(cfg)
+
+
+def test_batches_that_were_fetched_ahead_are_those_of_the_seed(written):
+    """A program that begins anew with another seed draws its own."""
+    cfg = run_config(written, "data.placement=host", "data.updates_per_iteration=20")
+
+    def after(program, seed):
+        state, _, _ = program.advance(program.init(seed), seed, 20, 5)
+        return jax.device_get(state.learner)
+
+    with Session(cfg) as session:
+        session.start()
+        session.advance()  # fetches those from update 20 on, of seed 0
+        again = after(session.run.program, 1)
+    with Session(cfg) as session:
+        jax.tree.map(np.testing.assert_array_equal, again, after(session.run.program, 1))

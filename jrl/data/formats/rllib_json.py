@@ -92,8 +92,8 @@ def _file(path: Path, left_out: set[str]) -> Iterator[_Rows]:
         UnicodeDecodeError,
         zipfile.BadZipFile,
         zlib.error,
-        NotImplementedError,
-        RuntimeError,
+        NotImplementedError,  # what zipfile says of a compression that it does not know
+        RuntimeError,  # and of an archive with a password
     ) as e:
         raise InputError(f"data: {path} is damaged ({e or type(e).__name__}): remove it, or write it anew") from e
 

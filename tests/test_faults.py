@@ -39,7 +39,9 @@ class Child:
     """A Python process that says "ready" when it wants to be signalled."""
 
     def __init__(self, code):
-        preamble = "import ctypes, os, signal, sys, threading, time\nfrom jrl.host import faults\n" + BLOCKED + LOOP
+        preamble = "import ctypes, os, signal, sys, threading, time\n"
+        preamble += "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # under nohup it is ignored, and children inherit it
+        preamble += "from jrl.host import faults\n" + BLOCKED + LOOP
         ready = "\nready = lambda: print('ready', flush=True)\n"
         self.process = subprocess.Popen(
             [sys.executable, "-c", preamble + ready + code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

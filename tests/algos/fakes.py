@@ -4,6 +4,7 @@
 """
 
 import functools
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -163,23 +164,39 @@ def rollout(algo, env_spec, actor, *, T=8, seed=0):
     )
 
 
+def actions(rng, space, batch):
+    """[*batch, *space.shape] of the space's dtype, each as likely as any other; normal where a Box has no bounds."""
+    if not isinstance(space, Box):
+        return observations(rng, space, batch)
+    low, high = space.bounds()
+    if not (np.isfinite(low) & np.isfinite(high)).all():
+        return rng.normal(size=(*batch, *space.shape)).astype(np.float32)
+    return rng.uniform(low, high, (*batch, *space.shape)).astype(np.float32)
+
+
 def batch(algo, env_spec, actor, *, N=64, seed=0):
-    """A Batch whose actions come from `algo.act`; a quarter of its rows are void. Behind two thirds the data go on."""
+    """A Batch of any actions, where some are forbidden those of `algo.act`, which would have to be compiled.
+
+    A quarter of its rows are void. Behind two thirds the data go on.
+    """
     rng = np.random.default_rng(seed)
     obs, next_obs = (jax.tree.map(jnp.asarray, observations(rng, env_spec.observation, (N,))) for _ in range(2))
-    step = jax.tree.map(lambda x: np.asarray(x)[None], obs)
-    actions, _ = _unroll_act(algo.act)(actor, step, jax.random.key(seed), algo.carry(N))
+    if isinstance(obs, dict) and "action_mask" in obs:
+        step = jax.tree.map(lambda x: np.asarray(x)[None], obs)
+        taken = np.asarray(_unroll_act(algo.act)(actor, step, jax.random.key(seed), algo.carry(N))[0])[0]
+    else:
+        taken = actions(np.random.default_rng(seed + 100), env_spec.action, (N,))
     weight = rng.uniform(0.5, 1.5, N) * (rng.random(N) > 0.25)
     return Batch(
         obs=obs,
-        action=jnp.asarray(np.asarray(actions)[0]),
+        action=jnp.asarray(taken),
         reward=jnp.asarray(rng.normal(size=N), jnp.float32),
         discount=jnp.asarray(0.97 * (rng.random(N) > 0.2), jnp.float32),
         next_obs=next_obs,
         weight=jnp.asarray(weight / weight.mean(), jnp.float32),
         index=jnp.asarray(rng.integers(0, 1000, N), jnp.int32),
         extras={
-            NEXT_ACTION: {"action": jnp.roll(actions[0], 1, 0), "valid": jnp.asarray(rng.random(N) > 0.33)},
+            NEXT_ACTION: {"action": jnp.asarray(np.roll(taken, 1, 0)), "valid": jnp.asarray(rng.random(N) > 0.33)},
             **told(rng, N),
         },
     )
@@ -270,7 +287,7 @@ def per_device(data, devices, axis=0):
     def split(spec, leaf):
         at = axis + (1 if spec == parallel.ROLLOUT.obs else 0)
         shape = (*leaf.shape[:at], devices, -1, *leaf.shape[at + 1 :])
-        return jnp.asarray(np.moveaxis(np.asarray(leaf).reshape(shape), at, 0))
+        return np.moveaxis(np.asarray(leaf).reshape(shape), at, 0)
 
     return jax.tree.map(
         lambda spec, part: jax.tree.map(functools.partial(split, spec), part),
@@ -278,6 +295,36 @@ def per_device(data, devices, axis=0):
         data,
         is_leaf=lambda x: isinstance(x, P),
     )
+
+
+@functools.lru_cache(maxsize=4)
+def _others(init):
+    """(a program of all that `init` makes but kernels, what it finds while it is traced: the tree and its kernels)."""
+    found = {}
+
+    def run(key):
+        leaves, found["tree"] = jax.tree_util.tree_flatten_with_path(init(key))
+        drawn = [path[0].name.endswith("params") and getattr(path[-1], "key", "") == "kernel" for path, _ in leaves]
+        found["kernels"] = [(str(path[1:]), x.shape) if own else None for (path, x), own in zip(leaves, drawn)]
+        return [x for (_, x), own in zip(leaves, drawn) if not own]
+
+    return jax.jit(run), found
+
+
+def begun(algo, seed=0):
+    """A State as `algo.init` makes it, but for its kernels, which numpy draws: most of what `init` compiles draws them.
+
+    Copies of parameters are copies. What begins with other parameters than normal ones has to call `algo.init`.
+    """
+    run, found = _others(algo.init)
+    rest = iter(run(jax.random.key(seed)))
+
+    def kernel(name, shape):
+        rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        gain = 0.01 if "policy_head" in name else 1.0  # a policy begins nearly uniform
+        return jnp.asarray(gain * rng.normal(size=shape) / np.sqrt(shape[-2]), jnp.float32)
+
+    return jax.tree.unflatten(found["tree"], [kernel(*of) if of else next(rest) for of in found["kernels"]])
 
 
 def perturbed(state, scale=0.3):

@@ -3,6 +3,8 @@
 Each asks one question: if an algorithm fails a probe and passes the ones before it, the question says where to look.
 """
 
+import functools
+
 import fakes
 import jax
 import jax.numpy as jnp
@@ -35,10 +37,14 @@ def _one_step(reward, action=None, observe=lambda sign: sign):
 
 
 def one_of(which, tasks):
-    """The task with the number `which`, which may be traced; they differ in rewards and in what is observed."""
+    """The task with the number `which`, which may be traced; their states are a number each, their actions the same."""
     pick = lambda *found: jax.tree.map(lambda *x: jnp.stack(x)[which], *found)
-    step = lambda state, action, draws: pick(*(task.step(state, action, draws) for task in tasks))
-    return tasks[0]._replace(step=step, observe=lambda state: pick(*(task.observe(state) for task in tasks)))
+    return tasks[0]._replace(
+        reset=lambda draws: pick(*(task.reset(draws) for task in tasks)),
+        step=lambda state, action, draws: pick(*(task.step(state, action, draws) for task in tasks)),
+        observe=lambda state: pick(*(task.observe(state) for task in tasks)),
+        max_episode_steps=max(task.max_episode_steps or 0 for task in tasks) or None,  # the others end before
+    )
 
 
 def constant_reward():
@@ -98,7 +104,7 @@ MAX_LAG = 4
 REPLAY = {"updates": 16, "batch_size": 64, "capacity": 4 * NUM_ENVS * LENGTH}  # of algorithms that learn from one
 
 
-def _learner(name, algo, spec, **overrides):
+def _learner(algo, spec, gamma):
     if algo.on_policy:
         return learner.on_policy(algo)
     buffer = ring.make(
@@ -107,7 +113,7 @@ def _learner(name, algo, spec, **overrides):
         capacity=REPLAY["capacity"],
         num_envs=NUM_ENVS,
         batch_size=REPLAY["batch_size"],
-        gamma=fakes.config(name, **overrides).gamma,
+        gamma=gamma,
     )
     return learner.off_policy(algo, buffer, updates=REPLAY["updates"], learning_starts=NUM_ENVS * LENGTH)
 
@@ -118,16 +124,16 @@ def _with_sign(task):
     return task._replace(action=Box((1,), low=-1.0, high=1.0), step=step)
 
 
-def train(name, task, *, mutate=lambda rollout: rollout, **more):
-    """`train_each` of the one task; `mutate` changes each rollout before it is learned from."""
-    return train_each(name, (task,), mutate=lambda rollout, which: mutate(rollout), **more)[0]
+def train(name, task, **more):
+    """`train_each` of the one task."""
+    return train_each(name, (task,), **more)[0]
 
 
-def train_each(name, tasks, *, iterations=60, mutate=lambda rollout, which: rollout, lag=None, **overrides):
-    """An algorithm trained on each of some probes of the same kind, in one compiled scan for all of them.
+def train_each(name, tasks, *, iterations=60, mutate=lambda rollout, which: rollout, lag=None, gamma=(), **overrides):
+    """An algorithm trained on each of some probes, in one compiled scan for all of them.
 
     `mutate` changes each rollout of the task of that number before it is learned from. With `lag`, a number in
-    0..MAX_LAG for each task, each rollout is made by the actor of so many updates before.
+    0..MAX_LAG for each task, each rollout is made by the actor of so many updates before. `gamma` is that of each task.
 
     Returns:
       for each task value(obs [N]) -> [N], and act(obs [N]) -> [N, *] without exploration.
@@ -136,10 +142,11 @@ def train_each(name, tasks, *, iterations=60, mutate=lambda rollout, which: roll
     tasks = [_with_sign(task) for task in tasks] if signed else tasks
     overrides = {**CASES[name].probe, **overrides}
     spec = build(tasks[0], NUM_ENVS).spec
-    algo = fakes.make(name, spec, NETWORK, **overrides)
-    learn = _learner(name, algo, spec, **overrides)
+    gamma = np.asarray(gamma or [fakes.config(name, **overrides).gamma] * len(tasks), np.float32)
 
-    def run(which, key, lag):
+    def run(which, key, lag, gamma):
+        algo = fakes.make(name, spec, NETWORK, **{**overrides, "gamma": gamma})
+        learn = _learner(algo, spec, gamma)
         env = build(one_of(which, tasks), NUM_ENVS)
         gammas = algo.running_return_gamma
         collect = unroll.make(env, algo.act, length=LENGTH, carry=algo.carry, running_return_gamma=gammas)
@@ -163,29 +170,30 @@ def train_each(name, tasks, *, iterations=60, mutate=lambda rollout, which: roll
         return jax.lax.scan(iteration, carry, keys)[0][0]
 
     key, lags = jax.random.key(0), None if lag is None else np.asarray(lag, np.int32)
+    answers = _answers(fakes.make(name, spec, NETWORK, **overrides), signed)
     if len(tasks) == 1:
-        return [_answers(algo, jax.jit(run)(0, key, lags if lag is None else lags[0]), signed)]
-    every = jax.jit(jax.vmap(run, in_axes=(0, None, None if lag is None else 0)))
-    states = every(np.arange(len(tasks)), key, lags)
-    return [_answers(algo, fakes.part(states, i), signed) for i in range(len(tasks))]
+        return [answers(jax.jit(run)(0, key, lags if lag is None else lags[0], gamma[0]))]
+    every = jax.jit(jax.vmap(run, in_axes=(0, None, None if lag is None else 0, 0)))
+    states = every(np.arange(len(tasks)), key, lags, gamma)
+    return [answers(fakes.part(states, i)) for i in range(len(tasks))]
 
 
-def _answers(algo, state, signed):
-    """(value, act) of a trained algorithm."""
+def _answers(algo, signed):
+    """From a State of a trained algorithm to (value, act), which are compiled once for all of its States."""
     obs = lambda x: np.asarray(x, np.float32)[:, None]
 
-    def act(x):
-        greedy = lambda state, seen: algo.act(
-            algo.actor(state), seen, algo.carry(len(x)), jax.random.key(0), explore=False
-        )
-        action = np.asarray(jax.jit(greedy)(state, obs(x)).action)
+    @jax.jit
+    def asked(state, seen):
+        found = algo.outputs(state, seen)
+        acted = algo.act(algo.actor(state), seen, algo.carry(len(seen)), jax.random.key(0), explore=False)
+        return found["value"] if "value" in found else found["q"].max(-1), acted.action
+
+    def act(state, x):
+        action = np.asarray(asked(state, obs(x))[1])
         return (action[:, 0] > 0).astype(np.int32) if signed else action
 
-    def value(x):
-        found = jax.jit(algo.outputs)(state, obs(x))
-        return np.asarray(found["value"]) if "value" in found else np.asarray(found["q"]).max(-1)
-
-    return value, act
+    value = lambda state, x: np.asarray(asked(state, obs(x))[0])
+    return lambda state: (functools.partial(value, state), functools.partial(act, state))
 
 
 # A chain of two states, the same for both actions: at state s action a is worth CHAIN_REWARD[s, a].

@@ -24,15 +24,18 @@ def setting(cfg, action=None, moved=0.0):
     """(algo, state, rollout): the rollout was made by parameters that are `moved` away from those that learn."""
     env_spec = fakes.spec(action, num_envs=B)
     algo = appo.make(cfg, env_spec, fakes.NETWORK)
-    state = fakes.perturbed(jax.jit(algo.init)(jax.random.key(0)))
+    state = fakes.perturbed(fakes.begun(algo))
     state = state.replace(target_params=jax.tree.map(jnp.copy, state.params))
     rollout = fakes.rollout(algo, env_spec, algo.actor(fakes.perturbed(state, moved)), T=T)
     assert 8 < np.asarray(rollout.mask).sum() < T * B - 8
     return algo, state, rollout
 
 
-@pytest.mark.parametrize("action", [Discrete(3), Box((2,))], ids=str)
-@pytest.mark.parametrize("options", [{}, {"kl_coef": 0.5, "kl_target": 0.01, "value_clip_eps": 0.02, "clip_eps": 0.05}])
+# the penalty and the bounds of each kind of action are in test_ppo
+OPTIONS = {"kl_coef": 0.5, "kl_target": 0.01, "value_clip_eps": 0.02, "clip_eps": 0.05}
+
+
+@pytest.mark.parametrize(("action", "options"), [(Discrete(3), OPTIONS), (Box((2,)), {})], ids=["discrete", "box"])
 def test_of_the_targets_own_rollouts_it_is_ppo(action, options):
     """Two updates, the second rollout by the policy that the first update made."""
     cfg = appo.Config(**COMMON, **options, vtrace_lambda=0.9)

@@ -28,7 +28,7 @@ def setting(cfg, action=Discrete(3), observation=fakes.VECTOR, network=fakes.NET
     """(algo, a state away from its start, a Batch with void rows)"""
     spec = EnvSpec(observation, action, 8)
     algo = bc.make(cfg, spec, network)
-    state = fakes.perturbed(jax.jit(algo.init)(KEY))
+    state = fakes.perturbed(fakes.begun(algo))
     return algo, state, fakes.batch(algo, spec, algo.actor(state))
 
 
@@ -117,8 +117,8 @@ def test_it_comes_to_the_frequencies_of_the_data():
     nothing = jnp.zeros(9)
     batch = fakes.Batch(obs, action, nothing, nothing, obs, jnp.ones(9), jnp.arange(9))
     step = lambda state, key: (algo.update(state, batch, key)[0], None)
-    state = jax.jit(lambda s: jax.lax.scan(step, s, jax.random.split(KEY, 600))[0])(algo.init(KEY))
-    logits = algo.outputs(state, jnp.array([[-1.0], [1.0]]))["distribution"].logits
+    state = jax.jit(lambda s: jax.lax.scan(step, s, jax.random.split(KEY, 600))[0])(fakes.begun(algo))
+    logits = jax.jit(algo.outputs)(state, jnp.array([[-1.0], [1.0]]))["distribution"].logits
     np.testing.assert_allclose(jax.nn.softmax(logits)[:, 1], [3 / 4, 1 / 5], atol=0.01)
 
 
@@ -155,7 +155,7 @@ def test_its_parameters_are_those_of_the_policy_of_ppo(network):
         theirs = jax.jit(other.init)(KEY)
         own = {name: x for name, x in theirs.params.items() if not name.startswith("value")}
         assert_same(state.params, own)
-        said = [a.outputs(s, jnp.ones((3, 4)))["distribution"] for a, s in ((algo, state), (other, theirs))]
+        said = [jax.jit(a.outputs)(s, jnp.ones((3, 4)))["distribution"] for a, s in ((algo, state), (other, theirs))]
         assert_same(*said)
 
 
@@ -163,7 +163,7 @@ def with_memory(module, **options):
     """(algo, state, SequenceBatch) of a task with action masks."""
     spec = test_sac_memory.MASKED
     algo = module.make(module.Config(lr=0.1, adam_eps=1.0, **options), spec, test_sac_memory.NETWORK)
-    state = fakes.perturbed(jax.jit(algo.init)(KEY))
+    state = fakes.perturbed(fakes.begun(algo))
     return algo, state, fakes.drawn(algo, spec, algo.actor(state))
 
 
@@ -187,14 +187,20 @@ def test_learning_reads_what_acting_would_have_read():
     watch = observer.make(test_sac_memory.MASKED, network, normalize_obs=False, axis_name=None)
     net = bc.policy_network(bc.Config(), watch, network)
     rows, steps = data.window.reset[:, :-1].shape
-    carry, log_probs, step = net.carry(rows), [], jax.jit(net.step)
+    burn_in = steps - data.action.shape[1]
+
+    @jax.jit
+    def step(obs, carry, reset, action):
+        dist, carry = net.step(state.params, obs, reset_where(reset, net.carry(rows), carry))
+        return dist.log_prob(action), carry
+
+    carry, log_probs, host = net.carry(rows), [], jax.device_get(data)
+    reset = np.concatenate([np.zeros((rows, 1), bool), host.window.reset], 1)
     for t in range(steps):
-        if t:
-            carry = reset_where(data.window.reset[:, t - 1], net.carry(rows), carry)
-        dist, carry = step(state.params, jax.tree.map(operator.itemgetter((slice(None), t)), data.window.obs), carry)
-        if (row := t - (steps - data.action.shape[1])) >= 0:
-            log_probs.append(dist.log_prob(data.action[:, row]))
-    assert data.window.reset[:, :-1].any()
-    expected = -jnp.where(data.weight > 0, data.weight * jnp.stack(log_probs, 1), 0.0).mean()
+        obs = jax.tree.map(operator.itemgetter((slice(None), t)), host.window.obs)
+        log_prob, carry = step(obs, carry, reset[:, t], host.action[:, max(t - burn_in, 0)])
+        log_probs += [log_prob] if t >= burn_in else []
+    assert host.window.reset[:, :-1].any()
+    expected = -np.where(host.weight > 0, host.weight * np.stack(log_probs, 1), 0.0).mean()
     _, aux = jax.jit(algo.update)(state, data, KEY)
     np.testing.assert_allclose(aux.metrics["loss/policy"], expected, rtol=1e-4)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import fakes
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,14 +27,20 @@ SMALL = NetworkConfig(hidden=(8,), core=CORE, max_seq_len=3)
 
 def seen_by(algo, rewards):
     """What the network is told at each step, of an algorithm whose policy is asked with these rewards before."""
-    told = []
+    told, seen = [], []
     original = bc.policy
 
     def spy(cfg, agent, actor, obs, memory, explore):
-        told.append((np.asarray(obs[RETURN_TO_GO]), np.asarray(obs[TIMESTEP])))
+        seen.append((obs[RETURN_TO_GO], obs[TIMESTEP]))
         return original(cfg, agent, actor, obs, memory, explore)
 
-    actor, carry = algo.actor(algo.init(jax.random.key(0))), algo.carry(4)
+    actor, carry = algo.actor(fakes.begun(algo)), algo.carry(4)
+
+    @jax.jit
+    def act(obs, carry):
+        seen.clear()
+        return algo.act(actor, obs, carry, jax.random.key(1)).carry, seen[-1]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bc, "policy", spy)
         for reward in rewards:
@@ -42,7 +49,8 @@ def seen_by(algo, rewards):
                 "prev_action": jnp.zeros((4,), jnp.int32),
                 "prev_reward": jnp.asarray(reward),
             }
-            carry = algo.act(actor, obs, carry, jax.random.key(1)).carry
+            carry, one = act(obs, carry)
+            told.append(one)
     return told
 
 
@@ -87,9 +95,9 @@ def test_an_update_is_that_of_cloning_conditioned_observations(sequences):
     else:
         plain = dataclasses.replace(batch, obs={**batch.obs, **added}, next_obs={**batch.obs, **added})
     cloning = bc.make(bc.Config(), dt.conditioned_spec(SPEC), network)
-    state = algo.init(jax.random.key(0))
+    state = fakes.begun(algo)
     ours, aux = jax.jit(algo.update)(state, batch, jax.random.key(1))
-    theirs, wanted = jax.jit(cloning.update)(cloning.init(jax.random.key(0)), plain, jax.random.key(1))
+    theirs, wanted = jax.jit(cloning.update)(fakes.begun(cloning), plain, jax.random.key(1))
     jax.tree.map(np.testing.assert_array_equal, (ours, aux.metrics), (theirs, wanted.metrics))
     changed = dataclasses.replace(batch, extras={**batch.extras, RETURN_TO_GO: batch.extras[RETURN_TO_GO] + 1})
     other, _ = jax.jit(algo.update)(state, changed, jax.random.key(1))
@@ -103,9 +111,9 @@ def test_it_is_refused_what_it_cannot_do():
     warming = dataclasses.replace(warming, **{k: getattr(warming, k)[:, 1:] for k in ("action", "reward", "weight")})
     algo = dt.make(CFG, SPEC, SMALL)
     with pytest.raises(InputError, match="burn_in"):
-        algo.update(algo.init(jax.random.key(0)), warming, jax.random.key(0))
+        algo.update(fakes.begun(algo), warming, jax.random.key(0))
     with pytest.raises(InputError, match="data sets"):
-        algo.update(algo.init(jax.random.key(0)), dataclasses.replace(batch_of(True), extras={}), jax.random.key(0))
+        algo.update(fakes.begun(algo), dataclasses.replace(batch_of(True), extras={}), jax.random.key(0))
 
 
 def obedient(tmp_path):
@@ -136,8 +144,10 @@ def test_it_obeys(tmp_path, normalize):
             session.advance()
         state = jax.device_get(session.run.program.keep(session.state).learner)
     spec, seen = build_data.inputs(cfg).spec, {"obs": jnp.zeros((1, 2)), "prev_reward": jnp.zeros((1,))}
-    network = cfg.network
-    for target, wanted in ((5.0, 1), (0.0, 0)):
-        algo = dt.make(dataclasses.replace(cfg.algo, target_return=target), spec, network)
-        out = algo.act(algo.actor(state), seen, algo.carry(1), jax.random.key(0), explore=False)
-        assert int(out.action[0]) == wanted
+
+    @jax.jit
+    def act(target):
+        algo = dt.make(dataclasses.replace(cfg.algo, target_return=target), spec, cfg.network)
+        return algo.act(algo.actor(state), seen, algo.carry(1), jax.random.key(0), explore=False).action[0]
+
+    assert (int(act(5.0)), int(act(0.0))) == (1, 0)

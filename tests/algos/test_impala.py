@@ -1,6 +1,7 @@
 """IMPALA against A2C, a slow reference and the known answers of a chain; on rollouts of older policies."""
 
 import dataclasses
+import functools
 
 import fakes
 import jax
@@ -23,10 +24,17 @@ def setting(cfg, action=None, moved=0.0):
     """(algo, state, rollout): the rollout was made by parameters that are `moved` away from those that learn."""
     env_spec = fakes.spec(action, num_envs=B)
     algo = impala.make(cfg, env_spec, fakes.NETWORK)
-    state = fakes.perturbed(jax.jit(algo.init)(jax.random.key(0)))
+    state = fakes.perturbed(fakes.begun(algo))
     rollout = fakes.rollout(algo, env_spec, algo.actor(fakes.perturbed(state, moved)), T=T)
     assert 8 < np.asarray(rollout.mask).sum() < T * B - 8
     return algo, state, rollout
+
+
+@functools.cache
+def _jitted(module, action):
+    """The update with the config as an argument: one compilation for all values of the floats."""
+    spec = fakes.spec(action, num_envs=B)
+    return jax.jit(lambda cfg, *args: module.make(cfg, spec, fakes.NETWORK).update(*args))
 
 
 def first_moment(state):
@@ -37,10 +45,11 @@ def first_moment(state):
 @pytest.mark.parametrize("lambda_", [1.0, 0.8])
 @pytest.mark.parametrize("action", [Discrete(3), Box((2,))], ids=str)
 def test_on_policy_the_gradient_is_that_of_a2c(action, lambda_):
-    algo, state, rollout = setting(impala.Config(**COMMON, vtrace_lambda=lambda_), action)
-    other = a2c.make(a2c.Config(**COMMON, gae_lambda=lambda_), fakes.spec(action, num_envs=B), fakes.NETWORK)
-    got, aux = jax.jit(algo.update)(state, rollout, KEY)
-    want, want_aux = jax.jit(other.update)(state, rollout, KEY)
+    cfg, other = impala.Config(**COMMON, vtrace_lambda=lambda_), a2c.Config(**COMMON, gae_lambda=lambda_)
+    cfg, other = jax.tree.map(jnp.float32, (cfg, other))
+    _, state, rollout = setting(cfg, action)
+    got, aux = _jitted(impala, action)(cfg, state, rollout, KEY)
+    want, want_aux = _jitted(a2c, action)(other, state, rollout, KEY)
     assert np.abs(first_moment(want)).max() > 1e-2
     np.testing.assert_allclose(first_moment(got), first_moment(want), rtol=1e-5, atol=1e-6)
     assert_close(got.params, want.params)
@@ -48,9 +57,9 @@ def test_on_policy_the_gradient_is_that_of_a2c(action, lambda_):
         np.testing.assert_allclose(aux.metrics[name], want_aux.metrics[name], rtol=1e-4, atol=1e-5, err_msg=name)
     np.testing.assert_allclose(aux.metrics["policy/rho"], 1.0, rtol=1e-5)
     # and of an older policy's rollout it is not
-    algo, state, rollout = setting(impala.Config(**COMMON, vtrace_lambda=lambda_), action, moved=0.3)
-    got, aux = jax.jit(algo.update)(state, rollout, KEY)
-    want, _ = jax.jit(other.update)(state, rollout, KEY)
+    _, state, rollout = setting(cfg, action, moved=0.3)
+    got, aux = _jitted(impala, action)(cfg, state, rollout, KEY)
+    want, _ = _jitted(a2c, action)(other, state, rollout, KEY)
     assert np.abs(first_moment(got) - first_moment(want)).max() > 1e-3
     assert aux.metrics["policy/rho"] < 0.99
 

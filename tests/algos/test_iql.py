@@ -25,11 +25,12 @@ PREDICTED = dataclasses.replace(fakes.NETWORK, state_dependent_std=True, log_std
 N = 32
 
 
+@functools.cache
 def setting(cfg=BASE, action=BOX, seed=0, network=fakes.NETWORK):
     """(algo, state, batch), the state away from its start and its targets away from the critics."""
     env_spec = fakes.spec(action)
     algo = iql.make(cfg, env_spec, network)
-    state = fakes.perturbed(jax.jit(algo.init)(jax.random.key(0)))
+    state = fakes.perturbed(fakes.begun(algo))
     moved = fakes.perturbed(state.replace(params=state.target_params["critic"]), 0.5).params
     state = state.replace(target_params={"critic": moved})
     return algo, state, fakes.batch(algo, env_spec, algo.actor(state), N=N, seed=seed)
@@ -62,8 +63,9 @@ def log_prob_of(params, obs, action, network):
     return jnp.log(density).sum(-1), jnp.log(std * math.sqrt(2 * math.pi * math.e)).sum(-1)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 3))
 def reference(cfg, state, batch, network):
-    """(params, target_critic, metrics, priority) after one update with Adam's first step."""
+    """(params, target_critic, metrics, priority, weights [N]) after one update with Adam's first step."""
     mean = lambda x: jnp.sum(batch.weight * x) / N
     discrete = jnp.issubdtype(batch.action.dtype, jnp.integer)
 
@@ -73,12 +75,10 @@ def reference(cfg, state, batch, network):
         return jnp.stack([y[jnp.arange(N), batch.action] if discrete else y[:, 0] for y in each])
 
     value_of = lambda params, obs: forward(params, obs)[:, 0]
-    # constants, so that a gradient through them would be seen
-    q = np.asarray(q_of(state.target_params["critic"]).min(0))
-    v = np.asarray(value_of(state.params["value"], batch.obs))
-    target = np.asarray(batch.reward + batch.discount * value_of(state.params["value"], batch.next_obs))
-    weight = np.minimum(np.exp(cfg.beta * (q - v)), cfg.weight_clip)
-    assert 3 < (weight == cfg.weight_clip).sum() < N - 3
+    # not functions of what is differentiated, so that a gradient through them would be seen
+    q, v = q_of(state.target_params["critic"]).min(0), value_of(state.params["value"], batch.obs)
+    target = batch.reward + batch.discount * value_of(state.params["value"], batch.next_obs)
+    weight = jnp.minimum(jnp.exp(cfg.beta * (q - v)), cfg.weight_clip)
 
     def value_loss(params):
         u = q - value_of(params, batch.obs)
@@ -108,7 +108,8 @@ def reference(cfg, state, batch, network):
         "value/v": mean(v),
         "train/lr": cfg.lr,
     }
-    return params, moved, metrics, np.where(batch.weight > 0, np.abs(now - target[None]).mean(0), 0.0)
+    priority = jnp.where(batch.weight > 0, jnp.abs(now - target[None]).mean(0), 0.0)
+    return params, moved, metrics, priority, weight
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,8 @@ def test_one_update_by_hand(action, network, num_critics):
     _, state, batch = setting(cfg, action, network=network)
     assert 4 < int((batch.weight == 0).sum()) < N / 2
     after, aux = update(cfg, state, batch, action, network)
-    params, target_critic, metrics, priority = reference(cfg, state, batch, network)
+    params, target_critic, metrics, priority, weight = reference(cfg, state, batch, network)
+    assert 3 < (np.asarray(weight) == np.float32(cfg.weight_clip)).sum() < N - 3
     assert_close(dict(after.params), params, atol=2e-6, rtol=2e-5)
     assert_close(after.target_params["critic"], target_critic, atol=2e-6, rtol=2e-5)
     assert set(aux.metrics) == set(metrics)
@@ -166,7 +168,7 @@ def test_actions_stay_in_the_box():
     np.testing.assert_allclose(best, np.tanh(forward(state.params["actor"], batch.obs)), rtol=1e-5, atol=1e-6)
     wide = {**state.params, "actor": {**state.params["actor"], "log_std": jnp.zeros(2)}}
     actor = algo.actor(state.replace(params=wide))
-    taken = np.stack([act(actor, batch.obs, (), key).action for key in jax.random.split(KEY, 400)])
+    taken = np.stack(jax.device_get([act(actor, batch.obs, (), key).action for key in jax.random.split(KEY, 400)]))
     np.testing.assert_array_equal(np.abs(taken).max((0, 1)), 1.0)
     at_the_top = (taken == 1).mean(0)
     np.testing.assert_allclose(at_the_top, stats.norm.sf(1 - np.asarray(best)), atol=0.12)
@@ -176,11 +178,11 @@ def test_actions_on_the_bounds_have_a_density():
     """A gradient that is finite and pulls towards them, where a squashed Gaussian has none or one without bound."""
     dist = lambda mean: iql.ClippedGaussian(mean, jnp.full(2, -5.0))
     edge = jnp.array([1.0, -1.0])
-    value, slope = jax.value_and_grad(lambda mean: dist(mean).log_prob(edge))(jnp.array([0.9, -0.9]))
+    value, slope = jax.jit(jax.value_and_grad(lambda mean: dist(mean).log_prob(edge)))(jnp.array([0.9, -0.9]))
     want = stats.norm.logpdf(1.0, 0.9, math.exp(-5)) * 2
     np.testing.assert_allclose(value, want, rtol=1e-4)
     np.testing.assert_allclose(slope, np.array([0.1, -0.1]) * math.exp(10), rtol=1e-4)
-    action, log_prob = dist(edge).sample_and_log_prob(KEY)
+    action, log_prob = jax.device_get(jax.jit(lambda key: dist(edge).sample_and_log_prob(key))(KEY))
     assert np.abs(action).max() <= 1
     assert np.isfinite(log_prob)
 
@@ -197,7 +199,7 @@ def learned(cfg, action, batch_of, steps, network):
         step = lambda state, key: (algo.update(state, batch_of(key), key)[0], None)
         return jax.lax.scan(step, state, jax.random.split(KEY, steps))[0]
 
-    return algo, run(algo.init(KEY))
+    return algo, run(fakes.begun(algo))
 
 
 @pytest.mark.parametrize(("expectile", "want"), [(0.5, 0.5), (0.9, 0.9)])
@@ -212,7 +214,7 @@ def test_the_value_is_the_expectile_of_the_rewards(expectile, want):
 
     cfg = iql.Config(lr=3e-3, tau=0.05, expectile=expectile, beta=5.0)
     algo, state = learned(cfg, Discrete(2), batch_of, 1500, NetworkConfig(hidden=(16,)))
-    found = algo.outputs(state, jnp.ones((1, 1)))
+    found = jax.jit(algo.outputs)(state, jnp.ones((1, 1)))
     np.testing.assert_allclose(found["q"], [[0.0, 1.0]], atol=0.03)
     np.testing.assert_allclose(found["value"], want, atol=0.05)
     # each action as likely as its weight says: exp(beta) : 1
@@ -231,7 +233,8 @@ def test_it_stays_with_the_actions_of_the_data():
     cfg = iql.Config(lr=3e-3, tau=0.05, beta=10.0)
     box = Box((1,), low=-1.0, high=1.0)
     algo, state = learned(cfg, box, batch_of, 1500, NetworkConfig(hidden=(32, 32)))
-    action = float(algo.act(algo.actor(state), jnp.ones((1, 1)), (), KEY, explore=False).action[0, 0])
+    act = jax.jit(algo.act, static_argnames="explore")
+    action = float(act(algo.actor(state), jnp.ones((1, 1)), (), KEY, explore=False).action[0, 0])
     # density exp(10 a) on [-0.9, 0.1]: its mean is 0.1 - 1 / 10
     assert -0.08 < action < 0.06
     assert_same(algo.carry(3), ())

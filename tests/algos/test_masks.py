@@ -1,5 +1,7 @@
 """Every algorithm with discrete actions under action masks: what is forbidden is never done, and never learned from."""
 
+import functools
+
 import fakes
 import jax
 import jax.numpy as jnp
@@ -40,6 +42,7 @@ def rare(name, slow, network=NETWORK):
     return pytest.param(name, None, network, marks=[pytest.mark.slow] if slow else [])
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def masks(key, rows):
     """At random, at least one of each row is allowed."""
     allowed = jax.random.bernoulli(key, 0.4, (rows, ACTIONS))
@@ -57,13 +60,14 @@ def masks(key, rows):
 )
 def test_of_100_000_actions_none_is_forbidden(name, explore, network):
     algo = make(name, network=network, **({"exploration": EXPLORATIONS[explore]} if explore else {}))
-    state, rows = jax.jit(algo.init)(jax.random.key(0)), 20_000
+    state, rows = fakes.begun(algo), 20_000
     act = jax.jit(algo.act, static_argnames="explore")
     seen = np.zeros(ACTIONS, int)
     for i in range(6):
         key = jax.random.fold_in(jax.random.key(1), i)
         allowed = masks(key, rows)
-        obs = {"x": 3.0 * jax.random.normal(key, (rows, 3)), "action_mask": allowed.astype(jnp.int8)}
+        x = np.random.default_rng(i).normal(0.0, 3.0, (rows, 3)).astype(np.float32)
+        obs = {"x": x, "action_mask": np.asarray(allowed, np.int8)}
         if fakes.plays_for_a_return(name):
             obs["prev_reward"] = jnp.zeros(rows)
         out = act(algo.actor(state), obs, algo.carry(rows), key, explore=i < 5)
@@ -71,7 +75,7 @@ def test_of_100_000_actions_none_is_forbidden(name, explore, network):
         assert np.asarray(allowed)[np.arange(rows), action].all()
         seen += np.bincount(action, minlength=ACTIONS)
     assert (seen > 0).all()
-    said = algo.outputs(state, obs)
+    said = jax.jit(algo.outputs)(state, obs)
     if "q" in said and "distribution" not in said:  # without exploration the best of those that are allowed
         q = np.where(allowed, said["q"], -np.inf)
         np.testing.assert_array_equal(action, q.argmax(1))
@@ -81,9 +85,9 @@ def test_of_100_000_actions_none_is_forbidden(name, explore, network):
 
 def test_nothing_forbidden_of_several_choices():
     algo = make("ppo", MultiDiscrete((2, 3)))
-    obs_mask = jnp.array([[0, 1, 1, 0, 1]] * 1000, jnp.int8)
-    obs = {"x": jax.random.normal(jax.random.key(0), (1000, 3)), "action_mask": obs_mask}
-    action = np.asarray(algo.act(algo.actor(jax.jit(algo.init)(jax.random.key(0))), obs, (), jax.random.key(1)).action)
+    obs_mask = np.array([[0, 1, 1, 0, 1]] * 1000, np.int8)
+    obs = {"x": np.random.default_rng(0).normal(size=(1000, 3)).astype(np.float32), "action_mask": obs_mask}
+    action = np.asarray(jax.jit(algo.act)(algo.actor(fakes.begun(algo)), obs, (), jax.random.key(1)).action)
     assert (action[:, 0] == 1).all() and set(action[:, 1]) == {0, 2}
 
 
@@ -117,7 +121,7 @@ def test_gradients_never_see_a_masked_output(name):
     algo = module.make(module.Config(), env.spec, NETWORK)
     unrolled = unroll.make(env, algo.act, length=16, carry=algo.carry)
     key = jax.random.key(0)
-    state = jax.jit(algo.init)(key)
+    state = fakes.begun(algo)
     _, rollout, _ = jax.jit(unrolled.step)(jax.jit(unrolled.init)(key), algo.actor(state), key)
     batch = rollout
     if not algo.on_policy:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 
 import fakes
 import jax
@@ -44,7 +45,7 @@ def at(state, env_steps, std=None):
 
 def difference(actor):
     """The noise, flat, of the layers that get it, and of those that do not."""
-    noise = jax.tree.map(lambda a, b: np.ravel(a - b), actor.noisy, actor.params)
+    noise = jax.tree.map(lambda a, b: np.ravel(a - b), *jax.device_get((actor.noisy, actor.params)))
     leaves = jax.tree_util.tree_leaves_with_path(noise)
     norm = lambda path: "Norm" in jax.tree_util.keystr(path)
     return tuple(np.concatenate([x for p, x in leaves if norm(p) == which]) for which in (False, True))
@@ -70,7 +71,7 @@ def test_the_perturbed_parameters_act_and_the_others_where_nothing_is_explored(n
     algo, state, _ = made(name)
     actor, obs = algo.actor(at(state, 0, std=1.0)), jnp.asarray(np.random.default_rng(0).normal(size=(200, 4)), "f")
     exchanged = actor.replace(params=actor.noisy, noisy=actor.params)
-    act = lambda actor, explore: algo.act(actor, obs, algo.carry(200), KEY, explore=explore)
+    act = jax.jit(lambda actor, explore: algo.act(actor, obs, algo.carry(200), KEY, explore=explore), static_argnums=1)
     np.testing.assert_array_equal(act(actor, True).action, act(exchanged, False).action)
     np.testing.assert_array_equal(act(actor, False).action, act(exchanged, True).action)
     assert not np.array_equal(act(actor, True).action, act(actor, False).action)
@@ -78,11 +79,17 @@ def test_the_perturbed_parameters_act_and_the_others_where_nothing_is_explored(n
         np.testing.assert_array_equal(act(actor, True).extras["value"], act(actor, False).extras["value"])
 
 
+@functools.cache
+def _jitted(fn):
+    return jax.jit(fn, static_argnames="explore" if "explore" in inspect.signature(fn).parameters else ())
+
+
 def distance(name, algo, state, obs):
     """By numpy, from what the algorithm does with the two sets of parameters."""
-    actor = algo.actor(state)
+    actor = _jitted(algo.actor)(state)
     if name == "td3":
-        exact, noisy = (algo.act(actor, obs, algo.carry(len(obs)), KEY, explore=e).action for e in (False, True))
+        act = _jitted(algo.act)
+        exact, noisy = (act(actor, obs, algo.carry(len(obs)), KEY, explore=e).action for e in (False, True))
         return np.sqrt(np.mean((np.asarray(exact, np.float64) - noisy) ** 2))
     q = [_q(algo, params, obs) for params in (actor.params, actor.noisy)]
     p, other = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in q)
@@ -95,7 +102,7 @@ def _q(algo, params, obs):
 
     net = networks.build(fakes.spec(), NetworkConfig(hidden=(16, 16), layer_norm=True, shared=True), {"q": Head(3)})
     names = {name.replace("q_torso", "torso"): leaf for name, leaf in params.items()}
-    return np.asarray(net.apply(names, obs, "q")[0], np.float64)
+    return np.asarray(jax.jit(lambda names: net.apply(names, obs, "q")[0])(names), np.float64)
 
 
 TARGET = {"dqn": -np.log(1 - 0.3 + 0.1), "pqn": -np.log(1 - 0.3 + 0.1), "td3": 0.15}
@@ -131,8 +138,9 @@ def test_any_number_of_devices_adapts_the_same():
     mapped = fakes.make("dqn", network=NETWORK, exploration=CONFIGS["dqn"], axis_name=parallel.AXIS)
     mesh = parallel.make_mesh(4)
     ingest = parallel.pmap(mapped.ingest, mesh, (P(), parallel.ROLLOUT), P())
+    alone = jax.jit(algo.ingest)
     for std in (0.05, 0.1, 0.2):
-        one = algo.ingest(at(state, 0, std=std), rollout)
+        one = alone(at(state, 0, std=std), rollout)
         many = ingest(parallel.replicate(at(state, 0, std=std), mesh), parallel.shard(rollout, mesh, parallel.ROLLOUT))
         fakes.assert_same(one, jax.device_get(many))
 
@@ -140,7 +148,7 @@ def test_any_number_of_devices_adapts_the_same():
 def test_without_it_a_state_has_no_further_leaf():
     for name in CONFIGS:
         algo = fakes.make(name)
-        state = jax.jit(algo.init)(KEY)
+        state = fakes.begun(algo)
         assert (hasattr(state, "noise"), algo.actor(state).noisy) == (False, ())
 
 
@@ -153,4 +161,4 @@ def test_floats_of_the_config_can_be_vmapped():
     ingest = lambda cfg: (
         fakes.make("td3", network=NETWORK, exploration=cfg).ingest(at(state, 0), rollout).own["noise"].std
     )
-    np.testing.assert_allclose(jax.vmap(ingest)(batch), [0.2 * 2, 0.2 / 3], rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(jax.vmap(ingest))(batch), [0.2 * 2, 0.2 / 3], rtol=1e-6)

@@ -41,7 +41,7 @@ def setting(cfg, action=None, network=fakes.NETWORK, observation=fakes.VECTOR, s
     """(spec, state, rollout): a policy away from its start, whose rollout was made by slightly different parameters."""
     env_spec = fakes.spec(action, observation, B)
     algo = ppo.make(cfg, env_spec, network)
-    state = fakes.perturbed(jax.jit(algo.init)(jax.random.key(0)))
+    state = fakes.perturbed(fakes.begun(algo))
     return env_spec, state, fakes.rollout(algo, env_spec, algo.actor(state), T=T, seed=seed)
 
 
@@ -75,23 +75,22 @@ def test_update_is_the_reference(case):
     assert min(np.asarray(rollout.terminated).sum(), np.asarray(rollout.truncated).sum()) > 2
     if case.startswith("discrete, value"):
         # old data: ratios away from 1, so that clipping and KL matter from the first step
-        moved = jax.tree.map(lambda x: x * 1.1, state.params)
+        moved = jax.tree.map(lambda x: x * np.float32(1.1), jax.device_get(state.params))
         rollout = rollout.replace(extras={**rollout.extras, "value": _values(env_spec, network, moved, rollout.obs)})
         state = state.replace(params=moved)
     want, want_metrics, _ = reference_update(cfg, env_spec, network, state, rollout, KEY)
-    algo = ppo.make(cfg, env_spec, network)
-    got, aux = jax.jit(algo.update)(state, rollout, KEY)
+    got, metrics = update(cfg, env_spec, network, state, rollout)
     moved = max(np.abs(np.asarray(a) - b).max() for a, b in zip(*map(jax.tree.leaves, (state.params, want))))
     assert moved > 5e-3
     assert_close(got.params, want, atol=2e-5)
     for name, value in want_metrics.items():
-        np.testing.assert_allclose(aux.metrics[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
-    assert set(aux.metrics) == set(want_metrics) | {"train/lr"}
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-3, atol=1e-5, err_msg=name)
+    assert set(metrics) == set(want_metrics) | {"train/lr"}
     assert int(got.env_steps) == mask.sum()
 
 
 def _values(env_spec, network, params, obs):
-    return actor_critic.make(env_spec, network).value(params, obs)
+    return jax.jit(actor_critic.make(env_spec, network).value)(params, obs)
 
 
 def test_target_kl_stops_the_gradient_steps():
@@ -181,8 +180,8 @@ def test_the_three_ways_to_clip(max_grad_value, max_leaf_norm, max_grad_norm):
         max_grad_value=max_grad_value, max_leaf_norm=max_leaf_norm, max_grad_norm=max_grad_norm, adam_eps=10.0
     )
     optimizer = gradients.adam(cfg)
-    params = jax.tree.map(jnp.zeros_like, GRADIENT)
-    got, _ = optimizer.update(jax.tree.map(jnp.asarray, GRADIENT), optimizer.init(params), params)
+    params = jax.tree.map(np.zeros_like, GRADIENT)
+    got, _ = jax.jit(lambda g: optimizer.update(g, optimizer.init(params), params))(GRADIENT)
     for name, g in clipped(max_grad_value, max_leaf_norm, max_grad_norm).items():
         np.testing.assert_allclose(got[name], g / (np.abs(g) + 10.0), rtol=1e-4, err_msg=name)
 
@@ -229,7 +228,7 @@ def test_initial_standard_deviation():
         NetworkConfig(hidden=(8,), log_std_init=-1.0, state_dependent_std=True),
     ):
         net = actor_critic.make(fakes.spec(Box((2,))), network)
-        dist, _ = net.apply(jax.jit(net.init)(KEY), jnp.ones((3, 4)))
+        dist, _ = jax.jit(lambda key, net=net: net.apply(net.init(key), jnp.ones((3, 4))))(KEY)
         np.testing.assert_allclose(jnp.broadcast_to(dist.log_std, (3, 2)), -1.0, atol=0.05)
         np.testing.assert_allclose(dist.mean, 0.0, atol=0.05)
 
@@ -240,7 +239,7 @@ def test_initial_standard_deviation():
 def test_observation_statistics():
     cfg = dataclasses.replace(BASE, normalize_obs=True, gamma=0.9)
     env_spec, state, _ = setting(cfg)
-    algo = ppo.make(cfg, env_spec, SEPARATE)
+    algo, start = ppo.make(cfg, env_spec, SEPARATE), state
     seen = []
     for seed in range(3):
         rollout = fakes.rollout(algo, env_spec, algo.actor(state), T=T, seed=seed)
@@ -258,10 +257,9 @@ def test_observation_statistics():
         np.testing.assert_allclose(stats.mean, rows.mean(0), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(stats.m2 / stats.count, rows.var(0), rtol=1e-4)
     # and they are used: 2 +- 3 becomes 0 +- 1
-    shifted = jnp.asarray(seen[0]) * 2.0
-    used = algo.act(algo.actor(state), shifted, (), KEY).extras["log_prob"]
-    other = algo.act(algo.actor(state).replace(obs_stats=algo.init(KEY).obs_stats), shifted, (), KEY).extras["log_prob"]
-    assert differ(used, other)
+    shifted = seen[0] * np.float32(2)
+    act = jax.jit(lambda actor: algo.act(actor, shifted, (), KEY).extras["log_prob"])
+    assert differ(act(algo.actor(state)), act(algo.actor(state).replace(obs_stats=start.obs_stats)))
 
 
 @pytest.mark.parametrize("observation", [Discrete(5), Box((6,), "uint8", 0, 255)], ids=str)
@@ -273,7 +271,8 @@ def test_what_is_not_a_float_is_not_normalised(observation):
     plain, _ = update(BASE, env_spec, SEPARATE, state.replace(obs_stats=()), rollout)
     assert_same(after.params, plain.params)
     algo = ppo.make(cfg, env_spec, SEPARATE)
-    act = lambda algo, state: algo.act(algo.actor(state), rollout.obs[0], (), KEY)
+    obs = np.asarray(rollout.obs)[0]
+    act = lambda algo, state: jax.jit(lambda state: algo.act(algo.actor(state), obs, (), KEY))(state)
     assert_same(act(algo, after), act(ppo.make(BASE, env_spec, SEPARATE), plain))
 
 
@@ -282,12 +281,13 @@ def test_reward_normalisation():
     cfg = dataclasses.replace(BASE, normalize_reward=True, gamma=0.9)
     env = build(classic.cartpole(), B)
     algo = ppo.make(cfg, env.spec, SEPARATE)
-    state = fakes.perturbed(jax.jit(algo.init)(KEY))
+    state = fakes.perturbed(fakes.begun(algo))
     collect = unroll.make(env, algo.act, length=T, running_return_gamma=algo.running_return_gamma)
     step, source = jax.jit(collect.step), jax.jit(collect.init)(KEY)
     running, seen = np.zeros(B), []
     for i in range(4):
         source, rollout, _ = step(source, algo.actor(state), jax.random.fold_in(KEY, i))
+        rollout = jax.device_get(rollout)
         for t in range(T):
             for b in range(B):
                 if rollout.mask[t, b]:

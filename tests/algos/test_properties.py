@@ -58,33 +58,34 @@ def reads(name):
 def setting(name, env_spec, network, **options):
     """(algo, state, data): a state of an odd number of updates, away from its start."""
     algo = fakes.make(name, env_spec, network, **options)
-    state = fakes.perturbed(jax.jit(algo.init)(jax.random.key(0))).replace(updates=jnp.uint32(1))
+    state = fakes.perturbed(fakes.begun(algo)).replace(updates=jnp.uint32(1))
     burn_in = 0 if fakes.plays_for_a_return(name) else 2
     return algo, state, fakes.drawn(algo, env_spec, algo.actor(state), burn_in=burn_in)
 
 
 def spoiled(data):
     """The same with other contents of void rows, whatever they may be."""
+    data = jax.device_get(data)
     if isinstance(data, Rollout):
         void = ~data.mask
-        extras = {k: jnp.where(void, jnp.nan, x) if k == "log_prob" else x for k, x in data.extras.items()}
-        other = data.action + 1.0 if data.action.ndim > 2 else 2 - data.action
-        action = jnp.where(void.reshape(*void.shape, *[1] * (data.action.ndim - 2)), other, data.action)
-        return void, data.replace(reward=jnp.where(void, jnp.nan, data.reward), action=action, extras=extras)
+        extras = {k: np.where(void, np.nan, x) if k == "log_prob" else x for k, x in data.extras.items()}
+        other = data.action + np.float32(1) if data.action.ndim > 2 else 2 - data.action
+        action = np.where(void.reshape(*void.shape, *[1] * (data.action.ndim - 2)), other, data.action)
+        return void, data.replace(reward=np.where(void, np.nan, data.reward), action=action, extras=extras)
     void = data.weight == 0
-    fill = lambda x, value: jnp.where(void.reshape(*void.shape, *[1] * (x.ndim - void.ndim)), value, x)
-    changes = {"reward": fill(data.reward, jnp.nan), "discount": fill(data.discount, jnp.inf)}
-    changes["action"] = fill(data.action, 2**30 if data.action.dtype == jnp.int32 else jnp.nan)
+    fill = lambda x, value: np.where(void.reshape(*void.shape, *[1] * (x.ndim - void.ndim)), value, x)
+    changes = {"reward": fill(data.reward, np.nan), "discount": fill(data.discount, np.inf)}
+    changes["action"] = fill(data.action, 2**30 if data.action.dtype == np.int32 else np.nan)
     known = data.extras[NEXT_ACTION]
     unknown = ~known["valid"].reshape(*known["valid"].shape, *[1] * (data.action.ndim - void.ndim))
-    after = jnp.where(unknown, changes["action"].max(), fill(known["action"], changes["action"].max()))
+    after = np.where(unknown, changes["action"].max(), fill(known["action"], changes["action"].max()))
     changes["extras"] = {**data.extras, NEXT_ACTION: {**known, "action": after}}
     if isinstance(data, SequenceBatch):
         # observations that no row before led to; the others are what a time limit is bootstrapped from
         reset = data.window.reset
-        unread = reset & jnp.concatenate([jnp.ones_like(reset[:, :1]), reset[:, :-1]], 1)
+        unread = reset & np.concatenate([np.ones_like(reset[:, :1]), reset[:, :-1]], 1)
         behind = lambda x: unread.reshape(*unread.shape, *[1] * (x.ndim - unread.ndim))
-        hide = lambda x: jnp.where(behind(x), jnp.nan, x) if x.dtype == jnp.float32 else x
+        hide = lambda x: np.where(behind(x), np.nan, x) if x.dtype == np.float32 else x
         changes["window"] = data.window.replace(obs=jax.tree.map(hide, data.window.obs))
         changes["ahead"] = fill(data.ahead, 2**30)
     return void, data.replace(**changes)
@@ -143,7 +144,7 @@ def test_a_dictionary_of_vectors_is_their_concatenation(name):
     """In the order of the names; the parameters are the same."""
     plain, nested = spec(name, Box((5,)), 8), spec(name, NESTED, 8)
     algo, other = (fakes.make(name, s) for s in (plain, nested))
-    state = fakes.perturbed(jax.jit(algo.init)(KEY))
+    state = fakes.perturbed(fakes.begun(algo))
     assert jax.tree.structure(state) == jax.tree.structure(jax.eval_shape(other.init, KEY))
     data = fakes.data(algo, plain, algo.actor(state))
     halves = lambda x: {"at": x[..., :2], "motion": x[..., 2:]}
@@ -165,7 +166,7 @@ def test_running_statistics_are_of_all_rows_that_came(name):
     algo = fakes.make(name, env_spec, **options, normalize_obs=True, normalize_reward=True)
     plain = fakes.make(name, env_spec, **options)
     assert algo.running_return_gamma == 0.9 and plain.running_return_gamma is None
-    state, rows, returns = fakes.perturbed(jax.jit(algo.init)(jax.random.key(0))), [], []
+    state, rows, returns = fakes.perturbed(fakes.begun(algo)), [], []
     for seed in range(2):
         rollout = fakes.rollout(algo, env_spec, algo.actor(state), seed=seed)
         state = jax.jit(algo.ingest)(state, rollout)
@@ -177,7 +178,12 @@ def test_running_statistics_are_of_all_rows_that_came(name):
     batch = fakes.batch(algo, env_spec, algo.actor(state), N=32)
     see = lambda x: jnp.asarray((np.asarray(x, np.float64) - rows.mean(0)) / rows.std(0), jnp.float32)
     without = dataclasses.replace(state, obs_stats=(), return_stats=())
-    act = lambda algo, state, obs: algo.act(algo.actor(state), obs, algo.carry(32), KEY, explore=False).action
+
+    def act(algo, state, obs):
+        return jax.jit(algo.act, static_argnames="explore")(
+            algo.actor(state), obs, algo.carry(32), KEY, explore=False
+        ).action
+
     np.testing.assert_allclose(act(algo, state, batch.obs), act(plain, without, see(batch.obs)), rtol=1e-3, atol=1e-4)
     seen = batch.replace(
         obs=see(batch.obs), next_obs=see(batch.next_obs), reward=batch.reward / np.float32(returns.std())
@@ -196,7 +202,7 @@ def test_the_step_size_follows_the_environment_steps(name):
     """Piecewise linear, and 0 at first, when no parameter moves; also where there are more steps than int32 counts."""
     env_spec, lr = fakes.spec(name=name), ((0, 0.0), (50, 0.0), (150, 0.1))
     algo = fakes.make(name, env_spec, lr=lr)
-    state, update = fakes.perturbed(jax.jit(algo.init)(KEY)), jax.jit(algo.update)
+    state, update = fakes.perturbed(fakes.begun(algo)), jax.jit(algo.update)
     data = fakes.data(algo, env_spec, algo.actor(state))
     for steps, want in ((0, 0.0), (100, 0.05), (2**31 + 5, 0.1)):
         after, aux = update(state.replace(env_steps=jnp.uint32(steps)), data, KEY)
@@ -211,10 +217,10 @@ def test_epsilon_follows_the_environment_steps(name):
     """Of three actions epsilon-greedy takes the best with probability 1 - 2/3 epsilon."""
     env_spec = fakes.spec(name=name)
     algo = fakes.make(name, env_spec, exploration=EpsilonGreedy(epsilon=((0, 1.0), (1000, 0.0))))
-    state, act = fakes.perturbed(jax.jit(algo.init)(KEY)), jax.jit(algo.act, static_argnames="explore")
+    state, act = fakes.perturbed(fakes.begun(algo)), jax.jit(algo.act, static_argnames="explore")
     obs = fakes.observations(np.random.default_rng(0), env_spec.observation, (5000,))
     obs = jax.tree.map(jnp.asarray, obs)
-    best = algo.outputs(state, obs)["q"].argmax(-1)
+    best = np.asarray(jax.jit(algo.outputs)(state, obs)["q"]).argmax(-1)
 
     def share(env_steps, explore=True):
         actor = algo.actor(state.replace(env_steps=jnp.uint32(env_steps)))

@@ -32,13 +32,14 @@ both = pytest.mark.parametrize("name", OF)
 def test_random_actions_at_the_start(name, exploration):
     """They count environment steps, not gradient steps, and do not look at the observation."""
     algo, state, batch = OF[name].setting(dataclasses.replace(OF[name].BASE, exploration=exploration))
-    act = lambda state, obs: algo.act(algo.actor(state), obs, algo.carry(len(obs)), KEY).action
+    act = jax.jit(lambda state, obs: algo.act(algo.actor(state), obs, algo.carry(len(obs)), KEY).action)
+    ingest = jax.jit(algo.ingest)
     assert_same(act(state, batch.obs), act(state, 2 * batch.obs))
     rollout = fakes.rollout(algo, fakes.spec(test_sac.BOX), algo.actor(state))
     steps = int(rollout.mask.sum())
     assert 0 < steps < 50 < 2 * steps
     for _ in range(2):
-        state = algo.ingest(state, rollout)
+        state = ingest(state, rollout)
     assert int(state.env_steps) == 2 * steps
     assert differ(act(state, batch.obs), act(state, 2 * batch.obs))
 
@@ -86,8 +87,9 @@ def test_they_learn_a_bandit(cfg, make, steps):
 
         return jax.lax.scan(step, state, jax.random.split(KEY, steps))
 
-    state, metrics = run(jax.jit(algo.init)(KEY))
+    state, metrics = run(fakes.begun(algo))
     obs = jnp.array([[-0.5], [0.0], [0.5]])
-    np.testing.assert_allclose(algo.act(algo.actor(state), obs, (), KEY, explore=False).action, obs, atol=0.1)
+    act = jax.jit(algo.act, static_argnames="explore")
+    np.testing.assert_allclose(act(algo.actor(state), obs, (), KEY, explore=False).action, obs, atol=0.1)
     if "policy/entropy" in metrics:
         np.testing.assert_allclose(metrics["policy/entropy"][-300:].mean(), cfg.target_entropy, atol=0.1)

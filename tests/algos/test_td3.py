@@ -26,10 +26,11 @@ DDPG = dataclasses.replace(BASE, num_critics=1, target_noise=0.0)
 N = 32
 
 
+@functools.cache
 def setting(cfg=BASE, seed=0, network=fakes.NETWORK, spec=SPEC):
     """(algo, state, batch), the state away from its start and its targets away from the networks."""
     algo = td3.make(cfg, spec, network)
-    state = fakes.perturbed(jax.jit(algo.init)(jax.random.key(0)))
+    state = fakes.perturbed(fakes.begun(algo))
     state = state.replace(target_params=fakes.perturbed(state.replace(params=state.target_params), 0.5).params)
     return algo, state, fakes.batch(algo, spec, algo.actor(state), N=N, seed=seed)
 
@@ -136,9 +137,9 @@ def test_target_noise_is_clipped():
 
 def test_policy_and_targets_every_few_steps():
     cfg = dataclasses.replace(BASE, policy_every=3)
-    _, state, _ = setting(cfg)
+    algo, state, _ = setting(cfg)
     for i in range(1, 8):
-        batch, key = setting(cfg, seed=i)[2], jax.random.fold_in(KEY, i)
+        batch, key = fakes.batch(algo, SPEC, algo.actor(state), N=N, seed=i), jax.random.fold_in(KEY, i)
         after, aux = update(cfg, state, batch, key)
         assert differ(after.params["critic"], state.params["critic"])
         for old, new in (
@@ -175,7 +176,8 @@ def test_actions():
     best = act(algo.actor(state), batch.obs, (), KEY, explore=False).action
     np.testing.assert_allclose(best, np.tanh(forward(state.params["actor"], batch.obs)), rtol=1e-5, atol=1e-6)
     assert_same(best, act(algo.actor(state), batch.obs, (), jax.random.key(9), explore=False).action)
-    taken = np.stack([act(algo.actor(state), batch.obs, (), key).action for key in jax.random.split(KEY, 200)])
+    actor = algo.actor(state)
+    taken = np.stack(jax.device_get([act(actor, batch.obs, (), key).action for key in jax.random.split(KEY, 200)]))
     assert np.abs(taken).max() <= 1
     inside = np.abs(np.asarray(best)) < 0.2
     assert inside.sum() > 3
@@ -186,16 +188,18 @@ def test_actions():
 
 def test_the_first_actions_are_near_0():
     algo, _, batch = setting()
-    assert np.abs(algo.act(algo.actor(jax.jit(algo.init)(KEY)), batch.obs, (), KEY, explore=False).action).max() < 0.05
+    first = jax.jit(lambda obs: algo.act(algo.actor(algo.init(KEY)), obs, (), KEY, explore=False).action)
+    assert np.abs(first(batch.obs)).max() < 0.05
 
 
 def test_noise_that_is_correlated_in_time_is_carried():
     algo, state, batch = setting(dataclasses.replace(DDPG, exploration=OrnsteinUhlenbeck(sigma=0.1)))
     carry = algo.carry(N)
     assert_same(carry, jnp.zeros((N, 2)))
-    best = algo.act(algo.actor(state), batch.obs, carry, KEY, explore=False)
+    act = jax.jit(algo.act, static_argnames="explore")
+    best = act(algo.actor(state), batch.obs, carry, KEY, explore=False)
     assert_same(best.carry, carry)
-    out = algo.act(algo.actor(state), batch.obs, carry, KEY)
+    out = act(algo.actor(state), batch.obs, carry, KEY)
     assert differ(out.carry, carry)
     np.testing.assert_allclose(out.action, np.clip(best.action + out.carry, -1, 1), rtol=1e-5, atol=1e-6)
 

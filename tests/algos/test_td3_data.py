@@ -1,6 +1,7 @@
 """What TD3 has for data sets, TD3+BC and ReBRAC, against the equations written out, and what cannot be together."""
 
 import dataclasses
+import functools
 
 import fakes
 import jax
@@ -37,17 +38,18 @@ def update(cfg, state, batch):
     return jax.jit(td3.make(cfg, test_td3.SPEC, fakes.NETWORK).update)(state, batch, KEY)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def reference(cfg, state, batch):
     """(params after one update with Adam's first step, mean target, the policy's loss)."""
     mean = lambda x: jnp.sum(batch.weight * x) / N
-    noise = np.clip(cfg.target_noise * np.asarray(critics.noise(KEY, N, (2,), None)), -0.4, 0.4)
-    after = np.clip(np.tanh(forward(state.target_params["actor"], batch.next_obs)) + noise, -1, 1)
+    noise = jnp.clip(cfg.target_noise * critics.noise(KEY, N, (2,), None), -0.4, 0.4)
+    after = jnp.clip(jnp.tanh(forward(state.target_params["actor"], batch.next_obs)) + noise, -1, 1)
     q = q_of(cfg, state.target_params["critic"], batch.next_obs, after).min(0)
     if cfg.critic_bc is not None:
         known = batch.extras[NEXT_ACTION]
-        far = np.square(after - np.asarray(known["action"])).sum(1)
-        q = q - cfg.critic_bc * np.where(known["valid"], far, 0.0)
-    target = np.asarray(batch.reward + batch.discount * q)
+        far = jnp.square(after - known["action"]).sum(1)
+        q = q - cfg.critic_bc * jnp.where(known["valid"], far, 0.0)
+    target = batch.reward + batch.discount * q  # a constant
 
     def critic_loss(critic):
         values = q_of(cfg, critic, batch.obs, batch.action)
@@ -56,7 +58,7 @@ def reference(cfg, state, batch):
     adam = lambda params, gradient, lr: jax.tree.map(lambda p, g: p - lr * g / (jnp.abs(g) + 1.0), params, gradient)
     critic = adam(state.params["critic"], jax.grad(critic_loss)(state.params["critic"]), cfg.lr)
     of_policy = lambda actor: q_of(cfg, critic, batch.obs, jnp.tanh(forward(actor, batch.obs)))[0]
-    size = mean(np.abs(np.asarray(of_policy(state.params["actor"]))))  # a constant
+    size = mean(jnp.abs(of_policy(state.params["actor"])))  # a constant
 
     def actor_loss(actor):
         apart = jnp.tanh(forward(actor, batch.obs)) - batch.action
@@ -112,8 +114,9 @@ def test_the_policy_comes_to_where_both_pull_alike(options):
         batch = Batch(obs, action, reward, jnp.zeros(64), obs, jnp.ones(64), jnp.arange(64))
         return algo.update(state, batch, jax.random.fold_in(key, 1))[0], None
 
-    state, _ = jax.jit(lambda state: jax.lax.scan(step, state, jax.random.split(KEY, 1500)))(algo.init(KEY))
-    action = algo.act(algo.actor(state), jnp.ones((1, 1)), (), KEY, explore=False).action
+    state, _ = jax.jit(lambda state: jax.lax.scan(step, state, jax.random.split(KEY, 1500)))(fakes.begun(algo))
+    act = jax.jit(algo.act, static_argnames="explore")
+    action = act(algo.actor(state), jnp.ones((1, 1)), (), KEY, explore=False).action
     np.testing.assert_allclose(action, [[0.2]], atol=0.03)
 
 

@@ -41,7 +41,7 @@ def changed(obs, by=5.0):
 def drawn(name, core, observation=OBSERVATION):
     """(algo, a state away from its start, observations [B, *] of consecutive steps)."""
     algo = fakes.make(name, spec(name, observation), network(core), normalize_obs=True)
-    state = fakes.perturbed(jax.jit(algo.init)(KEY))
+    state = fakes.perturbed(fakes.begun(algo))
     made = fakes.rollouts(algo, spec(name, observation), algo.actor(state), count=1)[0]
     state = state.replace(obs_stats=jax.tree.map(lambda x: np.asarray(x) + np.float32(1), state.obs_stats))
     return algo, state, [jax.tree.map(operator.itemgetter(t), jax.device_get(made.obs)) for t in range(4)]
@@ -126,7 +126,7 @@ def test_no_gradient_of_the_policy_loss_comes_of_it(name, core):
 
     config = fakes.config(name, num_epochs=1, num_minibatches=1) if name != "a2c" else fakes.config(name)
     algo = algos.get(name).make(config, spec(name), network(core), loss=loss)
-    state = fakes.perturbed(jax.jit(algo.init)(KEY))
+    state = fakes.perturbed(fakes.begun(algo))
     data = fakes.rollouts(algo, spec(name), algo.actor(state), count=1)[0]
     _, aux = jax.jit(algo.update)(state, data, KEY)
     assert float(aux.metrics["reached/loss/policy"]) == float(aux.metrics["reached/policy/entropy"]) == 0.0

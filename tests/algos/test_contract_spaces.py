@@ -1,5 +1,7 @@
 """What holds for every algorithm in every space that it supports: actions and observations."""
 
+import functools
+
 import fakes
 import jax
 import jax.numpy as jnp
@@ -17,18 +19,30 @@ KEY = jax.random.key(11)
 PPOS_RELATIVES = tuple(name for name in NAMES if CASES[name].like == "ppo")
 
 
+@functools.cache
+def learner(name, action, observation=fakes.VECTOR):
+    """(algo, a state away from its start, what it learns from, act, update): compiled once for all tests of the spaces.
+
+    Observations are normalised where they can be.
+    """
+    env_spec = fakes.spec(action, observation, name=name)
+    network = NetworkConfig(hidden=(8,)) if len(observation.shape) < 3 else NetworkConfig(torso="impala")
+    options = {"normalize_obs": True} if hasattr(fakes.config(name), "normalize_obs") else {}
+    algo = fakes.make(name, env_spec, network, **options)
+    state = fakes.perturbed(fakes.begun(algo))
+    data = fakes.data(algo, env_spec, algo.actor(state))
+    return algo, state, data, jax.jit(algo.act, static_argnames="explore"), jax.jit(algo.update)
+
+
 @pytest.mark.parametrize("name", [n for n in NAMES if fakes.acts_in(n, Box)])
 def test_void_actions_of_a_box_change_nothing(name):
     """A huge action on a void row has a log-probability that overflows."""
-    env_spec = fakes.spec(fakes.BOX, name=name)
-    algo = fakes.make(name, env_spec)
-    state = jax.jit(algo.init)(KEY)
-    data, update = fakes.data(algo, env_spec, algo.actor(state)), jax.jit(algo.update)
+    algo, state, data, _, update = learner(name, fakes.BOX)
     before, aux = update(state, data, KEY)
-    void = ~data.mask if algo.on_policy else data.weight == 0
+    void = np.asarray(~data.mask if algo.on_policy else data.weight == 0)
     for value in (7.0, 1e30, np.inf, np.nan):
-        action = jnp.where(void[..., None], value, data.action)
-        after, spoiled = update(state, data.replace(action=action), KEY)
+        action = np.where(void[..., None], np.float32(value), data.action)
+        after, spoiled = update(state, data.replace(action=jnp.asarray(action)), KEY)
         assert_same((before, aux.metrics), (after, spoiled.metrics), f"action {value}: ")
 
 
@@ -70,21 +84,16 @@ SPACES += [
 @pytest.mark.parametrize(("name", "action", "observation"), SPACES, ids=str)
 def test_spaces(name, action, observation):
     """Shapes and dtypes of actions, and an update that moves the parameters and leaves them finite."""
-    env_spec = fakes.spec(action, observation, name=name)
-    network = fakes.NETWORK if len(observation.shape) < 3 else NetworkConfig(torso="impala")
-    options = {"normalize_obs": True} if hasattr(fakes.config(name), "normalize_obs") else {}
-    algo = fakes.make(name, env_spec, network, **options)
-    state = jax.jit(algo.init)(KEY)
-    data = fakes.data(algo, env_spec, algo.actor(state), T=4)
-    batch = (4, 8) if algo.on_policy else (32,)
-    assert data.action.shape == (*batch, *action.shape)
-    assert data.action.dtype == action.dtype
+    algo, state, data, act, update = learner(name, action, observation)
+    taken = data.action if algo.on_policy else act(algo.actor(state), data.obs, algo.carry(64), KEY).action
+    assert taken.shape == ((8, 8) if algo.on_policy else (64,)) + action.shape
+    assert taken.dtype == data.action.dtype == action.dtype
     if not isinstance(action, Box):
         high = np.asarray(action.n if isinstance(action, Discrete) else action.nvec) - 1
-        flat = np.asarray(data.action).reshape(32, *action.shape)
+        flat = np.asarray(taken).reshape(64, *action.shape)
         np.testing.assert_array_equal(flat.min(0), np.zeros_like(high))
         np.testing.assert_array_equal(flat.max(0), high)  # every choice is taken
-    after, aux = jax.jit(algo.update)(state, data, KEY)
+    after, aux = update(state, data, KEY)
     assert differ(state.params, after.params)
     for leaf in jax.tree.leaves((after, aux.metrics)):
         assert np.isfinite(leaf).all()
@@ -92,15 +101,14 @@ def test_spaces(name, action, observation):
 
 @pytest.mark.parametrize(("name", "action"), supported(ACTIONS), ids=str)
 def test_without_exploration_the_best_action_is_taken(name, action):
-    env_spec = fakes.spec(action, name=name)
-    algo = fakes.make(name, env_spec)
-    act = jax.jit(algo.act, static_argnames="explore")
-    actor = algo.actor(fakes.perturbed(jax.jit(algo.init)(KEY)))
-    obs = jax.tree.map(jnp.asarray, fakes.observations(np.random.default_rng(0), env_spec.observation, (8,)))
-    best = act(actor, obs, algo.carry(8), KEY, explore=False)
-    assert_same(best, act(actor, obs, algo.carry(8), jax.random.key(0), explore=False))
-    assert (best.action.shape, best.action.dtype) == ((8, *action.shape), action.dtype)
-    samples = [act(actor, obs, algo.carry(8), key, explore=True) for key in jax.random.split(KEY, 200)]
+    algo, state, data, act, _ = learner(name, action)
+    actor = algo.actor(state)
+    obs = jax.tree.map(lambda x: x[0], data.obs) if algo.on_policy else data.obs
+    rows = len(jax.tree.leaves(obs)[0])
+    best = act(actor, obs, algo.carry(rows), KEY, explore=False)
+    assert_same(best, act(actor, obs, algo.carry(rows), jax.random.key(0), explore=False))
+    assert (best.action.shape, best.action.dtype) == ((rows, *action.shape), action.dtype)
+    samples = jax.device_get([act(actor, obs, algo.carry(rows), key) for key in jax.random.split(KEY, 200)])
     assert differ(samples[0].action, samples[1].action)
     taken = np.stack([s.action for s in samples])
     # a Gaussian that is not bounded: the mode is the mean

@@ -24,9 +24,10 @@ def env():
 
 
 def learned(algo: Algo, env, updates: int):
-    """The States after each of so many updates on rollouts of the policy as it is."""
+    """The States before and after each of so many updates on rollouts of the policy as it is."""
     collect = unroll.make(env, algo.act, length=8, carry=algo.carry)
-    source, state, found = collect.init(jax.random.key(1), 0), algo.init(jax.random.key(0)), []
+    state = fakes.begun(algo)
+    source, found = collect.init(jax.random.key(1), 0), [state]
     step, update = jax.jit(collect.step), jax.jit(algo.update)
     for i in range(updates):
         source, rollout, _ = step(source, algo.actor(state), jax.random.key(i), 0)
@@ -44,8 +45,7 @@ def of_policy(state):
 @pytest.mark.parametrize("module", [ppo, appo])
 def test_the_policy_begins_to_learn_after_the_value(module, env):
     cfg = module.Config(policy_after=2, num_epochs=2, num_minibatches=2, ent_coef=0.01, lr=1e-3)
-    first = module.make(cfg, env.spec, NetworkConfig(hidden=(8,))).init(jax.random.key(0))
-    one, two, three = learned(module.make(cfg, env.spec, NetworkConfig(hidden=(8,))), env, 3)
+    first, one, two, three = learned(module.make(cfg, env.spec, NetworkConfig(hidden=(8,))), env, 3)
     (policy, value), (policy_1, value_1), (policy_2, _), (policy_3, value_3) = map(of_policy, (first, one, two, three))
     assert policy and value
     jax.tree.map(np.testing.assert_array_equal, (policy, policy), (policy_1, policy_2))
@@ -58,7 +58,7 @@ def test_the_policy_begins_to_learn_after_the_value(module, env):
 
 def test_without_it_the_policy_learns_at_once(env):
     learn = functools.partial(ppo.make, spec=env.spec, network=NetworkConfig(hidden=(8,)))
-    first, (one,) = learn(ppo.Config()).init(jax.random.key(0)), learned(learn(ppo.Config()), env, 1)
+    first, one = learned(learn(ppo.Config()), env, 1)
     assert any(np.any(a != b) for a, b in zip(*(jax.tree.leaves(of_policy(s)[0]) for s in (first, one)), strict=True))
 
 
@@ -73,7 +73,7 @@ def test_a_shared_torso_is_refused(env):
 def replayed(module, updates, **options):
     """The States before and after each of so many updates on one batch."""
     algo = module.make(module.Config(**options), fakes.spec(fakes.BOX), NetworkConfig(hidden=(8,)))
-    state = algo.init(jax.random.key(0))
+    state = fakes.begun(algo)
     slow = {"critic": jax.tree.map(lambda x: 0.5 * x, state.target_params["critic"])}  # which has a way to go
     state = state.replace(target_params={**state.target_params, **slow})
     batch, update, found = fakes.data(algo, fakes.spec(fakes.BOX), algo.actor(state)), jax.jit(algo.update), [state]

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import fakes
 import games
 import jax
 import jax.numpy as jnp
@@ -81,7 +82,7 @@ def test_targets_and_errors_are_of_the_joint_value(mixer):
     """One update's loss by hand: the chooser's best action of each agent among those allowed, valued by the target."""
     cfg = vdn.Config(mixer=mixer, gamma=0.9)
     algo = vdn.make(cfg, SPEC, SMALL)
-    state = jax.jit(algo.init)(KEY)
+    state = fakes.begun(algo)
     other = perturbed(state).params
     state = state.replace(target_params=other)
     allowed = np.ones((16, 12), np.int8)
@@ -121,7 +122,7 @@ def test_targets_and_errors_are_of_the_joint_value(mixer):
 def test_an_absent_agent_changes_nothing(mixer):
     """Neither what it sees nor what it did matters to the update; of one that is present both do."""
     algo = vdn.make(vdn.Config(mixer=mixer), SPEC, SMALL)
-    state, update = jax.jit(algo.init)(KEY), jax.jit(algo.update)
+    state, update = fakes.begun(algo), jax.jit(algo.update)
     others = np.array([1, 0, 1], np.int8)
     gone = lambda obs: {**obs, "present": obs["present"] * others}
     data = batch()
@@ -150,7 +151,7 @@ def test_each_agent_explores_on_its_own():
     """Of two agents, with epsilon 1/2 and two actions, each takes its best in 3/4 of all steps, independently."""
     spec = EnvSpec(observation(Box((3,)), 2), MultiDiscrete((2, 2)), 1)
     algo = vdn.make(vdn.Config(exploration=EpsilonGreedy(epsilon=0.5)), spec, SMALL)
-    state = jax.jit(algo.init)(KEY)
+    state = fakes.begun(algo)
     obs = jax.tree.map(lambda x: x[:1, :2], {k: v for k, v in observations(1).items() if k in ("agents", "present")})
     obs = jax.tree.map(lambda x: np.repeat(x, 20_000, 0), obs)
     best = acted(algo, state, obs, explore=False).action
@@ -166,7 +167,7 @@ def test_the_ladder_has_a_rung_for_each_agent():
     algo = vdn.make(vdn.Config(exploration=EpsilonGreedy(ladder=True)), SPEC, SMALL)
     np.testing.assert_allclose(algo.carry(2), np.arange(6).reshape(2, 3) / 5)
     np.testing.assert_allclose(algo.carry(2, 1, 4), np.arange(3, 9).reshape(2, 3) / 11, rtol=1e-6)
-    out = acted(algo, jax.jit(algo.init)(KEY), observations(2), algo.carry(2))
+    out = acted(algo, fakes.begun(algo), observations(2), algo.carry(2))
     assert out.action.shape == (2, 3)
 
 
@@ -176,7 +177,7 @@ def test_only_allowed_actions_are_taken(explore):
     mask = np.random.default_rng(0).random((64, 3, 4)) < 0.4
     mask[..., 2] |= ~mask.any(-1)
     obs = {**observations(64), "action_mask": mask.reshape(64, 12).astype(np.int8)}
-    action = acted(algo, jax.jit(algo.init)(KEY), obs, explore=explore).action
+    action = acted(algo, fakes.begun(algo), obs, explore=explore).action
     assert np.take_along_axis(mask, action[..., None], 2).all()
 
 
@@ -257,10 +258,11 @@ def test_the_two_step_game_has_one_answer_for_each_mixer(mixer, want):
     env = team(games.two_step(16))
     cfg = vdn.Config(mixer=mixer, exploration=Random(), lr=2e-3, target_update_every=100)
     algo = vdn.make(cfg, env.spec, NetworkConfig(hidden=(32,)))
-    run, outputs = by_replay(algo, env, iterations=150), jax.jit(algo.outputs)
+    keys = jnp.stack([jax.random.key(seed) for seed in range(3)])
+    states, found = jax.vmap(by_replay(algo, env, iterations=150, batch_size=32))(keys)
+    np.testing.assert_array_equal(found, want)
+    outputs = jax.jit(algo.outputs)
     for seed in range(3):
-        state, found = run(jax.random.key(seed))
-        assert found == want, seed
         # the joint values of the second game, for QMIX of the four pairs of actions, too
         third = np.eye(3, dtype=np.float32)[2]
         obs = {
@@ -268,7 +270,7 @@ def test_the_two_step_game_has_one_answer_for_each_mixer(mixer, want):
             "state": np.broadcast_to(third, (4, 3)),
             "present": np.ones((4, 2), np.int8),
         }
-        agent_q = np.asarray(outputs(state, obs)["q"])[0]
+        agent_q = np.asarray(outputs(fakes.part(states, seed), obs)["q"])[0]
         if mixer == "sum":
             joint = agent_q[0][:, None] + agent_q[1][None]
             np.testing.assert_allclose(joint, [[-1.5, 2.5], [2.5, 6.5]], atol=0.6)
@@ -281,7 +283,7 @@ def test_each_agent_remembers(core):
     cfg = vdn.Config(exploration=EpsilonGreedy(epsilon=0.3), lr=3e-3, target_update_every=50, mixer="qmix")
     network = NetworkConfig(hidden=(16,), **({"core": hyper.Gru(size=8), "max_seq_len": 6} if core else {}))
     algo = vdn.make(cfg, env.spec, network)
-    _, found = by_replay(algo, env, iterations=80, batch_size=32)(KEY)
+    _, found = by_replay(algo, env, iterations=60, batch_size=16)(KEY)
     assert found == 2.0 if core else found < 1.5, found
 
 

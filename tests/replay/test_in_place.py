@@ -27,10 +27,11 @@ BUFFERS = {
 
 
 def rollout_of(T):
-    obs = lambda *lead: jax.tree.map(lambda x: jnp.ones((*lead, *x.shape), x.dtype), spaces()[0])
-    no = jnp.zeros((T, B), bool)
-    reward = jnp.ones((T, B))
-    return Rollout(obs(T, B), obs(B), jnp.ones((T, B), jnp.int32), reward, no, no, ~no, ~no[0], {}, ())
+    ones = lambda shape, dtype: jax.device_put(np.ones(shape, dtype))
+    obs = lambda *lead: jax.tree.map(lambda x: ones((*lead, *x.shape), x.dtype), spaces()[0])
+    yes, no = ones((T, B), bool), jax.device_put(np.zeros((T, B), bool))
+    reward = ones((T, B), np.float32)
+    return Rollout(obs(T, B), obs(B), ones((T, B), np.int32), reward, no, no, yes, ones(B, bool), {}, ())
 
 
 def add(buffer):
@@ -120,9 +121,10 @@ def faults(program, state, rollout):
 PROGRAMS = {"add": add, "learn": learn, "branch": branch, "scanned": scanned}
 
 
-@pytest.mark.parametrize("name", BUFFERS)
-@pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("length", [1, T])
+@pytest.mark.parametrize(  # each program and each buffer with rollouts of both lengths
+    ("length", "program", "name"),
+    [((1, T)[(i + j) % 2], program, name) for i, program in enumerate(PROGRAMS) for j, name in enumerate(BUFFERS)],
+)
 def test_in_place(name, program, length):
     buffer = BUFFERS[name]()
     program = jax.jit(PROGRAMS[program](buffer), donate_argnums=0)
@@ -157,13 +159,13 @@ def test_each_device_has_its_own(four_devices):
     """The same program on four devices: each adds its columns and samples from them."""
     buffer = BUFFERS["prioritized"]()
     columns = np.arange(4 * B, dtype=np.float32)[None]
-    whole = rollout_of(T)
-    wide = lambda x, axis: jnp.concatenate([x] * 4, axis)
+    whole = jax.device_get(rollout_of(T))
+    wide = lambda x, axis: np.concatenate([x] * 4, axis)
     rollout = Rollout(
         obs=jax.tree.map(lambda x: wide(x, 1), whole.obs),
         last_obs=jax.tree.map(lambda x: wide(x, 0), whole.last_obs),
         action=wide(whole.action, 1),
-        reward=jnp.broadcast_to(columns, (T, 4 * B)),
+        reward=np.broadcast_to(columns, (T, 4 * B)),
         terminated=wide(whole.terminated, 1),
         truncated=wide(whole.truncated, 1),
         mask=wide(whole.mask, 1),
@@ -179,7 +181,7 @@ def test_each_device_has_its_own(four_devices):
 
     specs = (parallel.PER_DEVICE, parallel.ROLLOUT)
     program = parallel.pmap(body, four_devices, specs, (parallel.PER_DEVICE,) * 2, donate_argnums=(0,))
-    state = jax.tree.map(lambda x: jnp.stack([x] * 4), buffer.init())
+    state = jax.tree.map(lambda x: np.stack([x] * 4), jax.device_get(buffer.init()))
     state, reward = jax.block_until_ready(
         program(parallel.shard(state, four_devices), parallel.shard(rollout, four_devices, parallel.ROLLOUT))
     )

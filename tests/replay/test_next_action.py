@@ -96,4 +96,5 @@ def _sampled(buffer, steps=37):
     """A sample of two columns of so many rows: an episode's end on the ninth of ten rows, and a masked one behind."""
     number = np.broadcast_to(np.arange(steps, dtype=np.int32)[:, None], (steps, 2))
     rollout = plain(steps, action=number, truncated=number % 10 == 8, mask=number % 10 != 9)
-    return buffer.sample(jax.jit(buffer.add)(buffer.init(), rollout), jax.random.key(3)), steps
+    sample = jax.jit(lambda rollout: buffer.sample(buffer.add(buffer.init(), rollout), jax.random.key(3)))
+    return jax.device_get(sample(rollout)), steps

@@ -67,11 +67,13 @@ def check(batch, valid, oracle, n_step, spare):
     return seen
 
 
-@pytest.mark.parametrize("in_step", [True, False])
-@pytest.mark.parametrize(
-    ("n_step", "stack", "axis"),
-    [(1, 1, 0), (3, 1, 0), ((2, 5), 1, 0), (1, 3, 0), (3, 4, -1), ((1, 3), 2, 0)],
-)
+@pytest.mark.parametrize(  # one step, several, a drawn number x frames x in step or not: every pair
+    ("n_step", "stack", "axis", "in_step"),
+    [
+        (1, 1, 0, True), (3, 1, 0, True), ((1, 3), 2, 0, True), (3, 4, -1, True),
+        (1, 3, 0, False), ((2, 5), 1, 0, False), (3, 4, -1, False),
+    ],
+)  # fmt: skip
 def test_every_row_is_as_in_a_list(n_step, stack, axis, in_step):
     rows, add, look = programs(n_step, stack, axis, in_step)
     rng, seen = np.random.default_rng(1), 0

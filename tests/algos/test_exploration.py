@@ -1,6 +1,7 @@
 """Exploration as a section of a config: schedules, random actions at the start, carries, a user's own."""
 
 import dataclasses
+import functools
 import itertools
 import sys
 
@@ -62,21 +63,27 @@ def made(cfg):
     return explorer, OUTPUTS[kind]
 
 
-def sample(cfg, *, env_steps=0, key=KEY):
+@functools.cache
+def sampler(cfg):
+    """Compiled once for all of its draws."""
     explorer, output = made(cfg)
-    return jax.jit(explorer.sample)(output, key, np.uint32(env_steps), explorer.carry(N))
+    draw = jax.jit(lambda key, env_steps: explorer.sample(output, key, env_steps, explorer.carry(N)))
+    return lambda env_steps, key: draw(key, np.uint32(env_steps))
+
+
+def sample(cfg, *, env_steps=0, key=KEY):
+    return sampler(cfg)(env_steps, key)
 
 
 @each
 def test_actions_of_the_space_and_the_same_from_the_same_key(cfg):
-    explorer, output = made(cfg)
-    draw = jax.jit(explorer.sample)
-    action, carry = draw(output, KEY, jnp.uint32(0), explorer.carry(N))
+    explorer, _ = made(cfg)
+    action, carry = sample(cfg)
     space = SPACES[explorer.kind]
     assert (action.shape, action.dtype) == ((N, *space.shape), space.dtype)
     assert jax.tree.structure(carry) == jax.tree.structure(explorer.carry(N))  # it can be a scan's carry
-    again, _ = draw(output, KEY, jnp.uint32(0), explorer.carry(N))
-    other, _ = draw(output, jax.random.key(6), jnp.uint32(0), explorer.carry(N))
+    again, _ = sample(cfg)
+    other, _ = sample(cfg, key=jax.random.key(6))
     np.testing.assert_array_equal(action, again)
     if not isinstance(cfg, ParameterNoiseAction):  # whose noise is in the output already
         assert not np.array_equal(action, other)
@@ -113,11 +120,12 @@ def test_epsilon_follows_its_schedule(env_steps, epsilon):
 
 def test_temperature_and_deviation_follow_their_schedules():
     schedule = ((0, 1.0), (100, 0.1))
+    explorer = exploration.make(Gaussian(std=schedule), SPACES["action"], kinds=("action",))
+    noisy = jax.jit(lambda env_steps: explorer.sample(jnp.zeros((N, 2)), KEY, env_steps, ())[0])
     for env_steps, value in ((0, 1.0), (50, 0.55), (200, 0.1)):
         action = np.asarray(sample(SoftQ(temperature=schedule), env_steps=env_steps)[0])
         np.testing.assert_allclose(np.bincount(action, minlength=3) / N, jax.nn.softmax(Q[0] / value), atol=0.015)
-        explorer = exploration.make(Gaussian(std=schedule), SPACES["action"], kinds=("action",))
-        noise = explorer.sample(jnp.zeros((N, 2)), KEY, jnp.uint32(env_steps), ())[0]
+        noise = noisy(np.uint32(env_steps))
         expected = np.clip(value * stats.norm.ppf((np.arange(N) + 0.5) / N), -1, 1).std()
         np.testing.assert_allclose(np.std(noise), expected, rtol=0.02)
 
@@ -167,9 +175,10 @@ def test_floats_can_be_traced_and_vmapped(cfg):
         return explorer.sample(output, KEY, jnp.uint32(7000), explorer.carry(50))[0]
 
     one, other = (jax.tree.map(lambda x, s=s: jnp.float32(x * s), cfg) for s in (1.0, 0.5))
-    together = jax.jit(jax.vmap(draw))(jax.tree.map(lambda *x: jnp.stack(x), one, other))
-    np.testing.assert_allclose(together[0], draw(one), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(together[1], draw(other), rtol=1e-5, atol=1e-6)
+    together = np.asarray(jax.jit(jax.vmap(draw))(jax.tree.map(lambda *x: np.stack(x), one, other)))
+    alone = jax.jit(draw)
+    np.testing.assert_allclose(together[0], alone(one), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(together[1], alone(other), rtol=1e-5, atol=1e-6)
     assert not np.array_equal(together[0], together[1])
 
 
@@ -225,9 +234,12 @@ def policy_over(space):
 def test_the_log_probability_is_of_what_chose_the_action(space):
     dist = policy_over(space)
     early, late = jnp.uint32(9), jnp.uint32(10)
-    for cfg in (Stochastic(random_timesteps=10), Random()):
-        explorer = exploration.make(cfg, space, kinds=("distribution",))
-        action, log_prob, _ = explorer.sample_and_log_prob(dist, KEY, early, ())
+    draws = [
+        jax.jit(exploration.make(cfg, space, kinds=("distribution",)).sample_and_log_prob)
+        for cfg in (Stochastic(random_timesteps=10), Random())
+    ]
+    for draw in draws:
+        action, log_prob, _ = draw(dist, KEY, early, ())
         assert (action.shape, action.dtype) == ((N, *space.shape), space.dtype)
         np.testing.assert_allclose(log_prob, np.full(N, UNIFORM[space]), rtol=1e-6)
         values = np.asarray(action).reshape(N, -1)
@@ -249,29 +261,33 @@ slow = lambda name, quick: pytest.param(name, marks=[] if name in quick else pyt
 @pytest.mark.parametrize("name", [slow(name, ("ppo", "dqn", "td3")) for name in algos.names()])
 def test_every_algorithm_can_act_at_random(name):
     algo = fakes.make(name, exploration=Random())
-    actor = algo.actor(fakes.perturbed(jax.jit(algo.init)(KEY)))
+    actor = algo.actor(fakes.perturbed(fakes.begun(algo)))
     like = element(fakes.spec(name=name).observation)
     obs = jax.tree.map(lambda x: jnp.ones((3000, *x.shape), x.dtype), like)
-    out = algo.act(actor, obs, algo.carry(3000), KEY)
+    act = jax.jit(algo.act, static_argnames="explore")
+    out = act(actor, obs, algo.carry(3000), KEY)
     if name == "td3":
         assert stats.kstest(np.ravel(out.action), stats.uniform(-1, 2).cdf).pvalue > 1e-3
     else:
         assert stats.chisquare(np.bincount(np.ravel(out.action), minlength=3)).pvalue > 1e-3
     if "log_prob" in out.extras:
         np.testing.assert_allclose(out.extras["log_prob"], -np.log(3) * np.ones(3000), rtol=1e-6)
-    greedy = algo.act(actor, obs, algo.carry(3000), KEY, explore=False).action
+    greedy = act(actor, obs, algo.carry(3000), KEY, explore=False).action
     assert (np.asarray(greedy) == np.asarray(greedy)[:1]).all()  # and not where it does not explore
 
 
 @pytest.mark.parametrize("name", [slow(name, ("ppo",)) for name in ("ppo", "a2c", "impala", "appo")])
 def test_actor_critics_begin_with_random_actions(name):
     default = fakes.make(name)
-    assert default.actor(jax.jit(default.init)(KEY)).env_steps == ()  # what nobody reads is not sent
+    assert default.actor(fakes.begun(default)).env_steps == ()  # what nobody reads is not sent
     algo = fakes.make(name, exploration=Stochastic(random_timesteps=100))
-    state = fakes.perturbed(jax.jit(algo.init)(KEY))
-    act = lambda steps: algo.act(algo.actor(state.replace(env_steps=jnp.uint32(steps))), jnp.ones((50, 4)), (), KEY)
+    state = fakes.perturbed(fakes.begun(algo))
+    obs = np.ones((50, 4), np.float32)
+    drawn = jax.jit(lambda state: algo.act(algo.actor(state), obs, (), KEY))
+    act = lambda steps: drawn(state.replace(env_steps=np.uint32(steps)))
     np.testing.assert_allclose(act(99).extras["log_prob"], np.full(50, -np.log(3)), rtol=1e-6)
-    np.testing.assert_array_equal(act(100).action, default.act(default.actor(state), jnp.ones((50, 4)), (), KEY).action)
+    plain = jax.jit(lambda state: default.act(default.actor(state), obs, (), KEY))
+    np.testing.assert_array_equal(act(100).action, plain(state).action)
     assert np.unique(act(100).extras["log_prob"]).size > 1
 
 
@@ -309,7 +325,7 @@ def test_a_custom_one_over_a_distribution_may_give_the_log_probability():
     with pytest.raises(InputError, match=r"log_prob must have the shape \(5,\), one number for each action, not \(\)"):
         act("wrong_log_prob")
     algo = fakes.make("ppo", exploration=Custom(path=f"{__name__}:inverted"))
-    actor = algo.actor(jax.jit(algo.init)(KEY))
+    actor = algo.actor(fakes.begun(algo))
     assert set(algo.act(actor, jnp.ones((5, 4)), algo.carry(5), KEY).extras) == {"log_prob"}
 
 

@@ -1,5 +1,7 @@
 """Stacked critics against one network after the other, on every kind of observation and action."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -76,12 +78,13 @@ def test_a_gradient_reaches_its_own_critic_only():
 def test_discrete_actions_have_a_value_each(num_critics):
     env_spec = spec(action=Discrete(3))
     critics = build_critics(env_spec, CFG, num_critics)
-    params, obs = jax.jit(critics.init)(KEY), some((7, 4))
+    params, obs = jax.device_get(jax.jit(critics.init)(KEY)), some((7, 4))
     q = applied(critics, params, obs)
     assert (q.shape, q.dtype) == ((num_critics, 7, 3), jnp.float32)
     network = networks.build(env_spec, CFG, {"value": Head(3)})
+    valued = jax.jit(lambda params: network.apply(params, obs, "value")[0])
     for i in range(num_critics):
-        one = network.apply(jax.tree.map(lambda x, i=i: x[i], params), obs, "value")[0]
+        one = valued(jax.tree.map(lambda x, i=i: x[i], params))
         np.testing.assert_allclose(q[i], one, rtol=1e-5, atol=1e-6)
 
 
@@ -105,17 +108,22 @@ def test_observation_and_action_both_count(observation, cfg, action):
     high = {"Discrete": lambda s: s.n, "MultiDiscrete": lambda s: s.nvec}.get(type(observation).__name__)
     integers = high is not None or observation.dtype == "uint8"
     draw = lambda: rng.integers(0, 256 if high is None else high(observation), (6, *observation.shape))
-    obs = jnp.asarray(draw() if integers else rng.normal(size=(6, *observation.shape)), observation.dtype)
+    obs = np.asarray(draw() if integers else rng.normal(size=(6, *observation.shape)), observation.dtype)
     if isinstance(observation, Discrete):
-        obs = jnp.arange(6, dtype=jnp.int32) % 5
+        obs = np.arange(6, dtype=np.int32) % 5
     params, actions = jax.jit(critics.init)(KEY), some((6, *action.shape))
-    apply = jax.jit(critics.apply)
-    q = np.asarray(apply(params, obs, actions))
+
+    @jax.jit
+    @functools.partial(jax.grad, has_aux=True)
+    def slope_and_value(action, obs):
+        q = critics.apply(params, obs, action)
+        return q.sum(), q
+
+    slope, q = jax.device_get(slope_and_value(actions, obs))
     assert q.shape == (2, 6)
     assert np.isfinite(q).all()
-    slope = jax.jit(jax.grad(lambda action: critics.apply(params, obs, action).sum()))(actions)
     assert np.abs(slope).min() > 0  # every element of every action
-    assert np.abs(q - np.asarray(apply(params, jnp.roll(obs, 1, 0), actions))).max() > 1e-4
+    assert np.abs(q - np.asarray(slope_and_value(actions, np.roll(obs, 1, 0))[1])).max() > 1e-4
 
 
 def test_bytes_are_scaled():
@@ -146,9 +154,10 @@ def _dense(params):
 def test_vmap_over_seeds():
     critics = build_critics(spec(), CFG, 2)
     keys, obs, action = jax.random.split(KEY, 3), some((5, 4)), some((5, 2))
-    together = jax.jit(jax.vmap(lambda key: critics.apply(critics.init(key), obs, action)))(keys)
+    value = lambda key: critics.apply(critics.init(key), obs, action)
+    together, one = np.asarray(jax.jit(jax.vmap(value))(keys)), jax.jit(value)
     for i in range(3):
-        np.testing.assert_allclose(together[i], critics.apply(critics.init(keys[i]), obs, action), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(together[i], one(keys[i]), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("action", [ACTION, Discrete(3)], ids=str)
@@ -164,22 +173,23 @@ def test_memory_runs_over_windows(action):
     """Row by row is all at once; a row knows of those before it, but of none before a reset."""
     critics = build_critics(spec(action=action), NetworkConfig(hidden=(8,), core=hyper.Gru(size=5)), 2)
     params, obs = jax.jit(critics.init)(KEY), some((3, 6, 4), 1)
-    reset = jnp.zeros((3, 6), bool).at[1, 2].set(True)
+    reset = np.zeros((3, 6), bool)
+    reset[1, 2] = True
     actions = () if isinstance(action, Discrete) else (some((3, 6, 2), 2),)
     start = critics.carry(params, 3)
     assert {x.shape[:2] for x in jax.tree.leaves(start)} == {(2, 3)}
     apply, unroll = jax.jit(critics.apply), jax.jit(critics.unroll)
-    whole = apply(params, Window(obs, start, reset), *actions)
+    whole = np.asarray(apply(params, Window(obs, start, reset), *actions))
     assert whole.shape == ((2, 3, 6, 3) if isinstance(action, Discrete) else (2, 3, 6))
     carry = start
     for t in range(6):
         row = lambda x, t=t: x[:, t : t + 1]
         window = Window(row(obs), carry, row(reset))
-        one = apply(params, window, *(row(a) for a in actions))
+        one = np.asarray(apply(params, window, *(row(a) for a in actions)))
         np.testing.assert_allclose(one[:, :, 0], whole[:, :, t], rtol=1e-5, atol=1e-6)
         carry = unroll(params, window)[1]
     second = np.float32(np.arange(6) == 1)[None, :, None]
-    other = apply(params, Window(obs + second, start, reset), *actions)
+    other = np.asarray(apply(params, Window(obs + second, start, reset), *actions))
     changed = np.abs(other - whole).reshape(2, 3, 6, -1).max((0, 3)) > 1e-6
     np.testing.assert_array_equal(changed[0], [False, *[True] * 5])
     np.testing.assert_array_equal(changed[1], [False, True, True, False, False, False])

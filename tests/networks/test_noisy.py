@@ -20,11 +20,11 @@ SPEC = EnvSpec(Box((IN,)), Discrete(3), 4)
 def layer():
     module = NoisyDense(OUT, 0.7)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(3, IN)), jnp.float32)
-    return module, module.init(jax.random.key(0), x)["params"], x
+    return module, jax.device_get(jax.jit(module.init)(jax.random.key(0), x)["params"]), x
 
 
 def test_initial_parameters():
-    params = NoisyDense(200, 0.5).init(jax.random.key(0), jnp.zeros((1, 16)))["params"]
+    params = jax.device_get(jax.jit(NoisyDense(200, 0.5).init)(jax.random.key(0), np.zeros((1, 16), "f4"))["params"])
     assert {k: v.shape for k, v in params.items()} == {
         "kernel": (16, 200), "kernel_sigma": (16, 200), "bias": (200,), "bias_sigma": (200,)
     }  # fmt: skip
@@ -40,7 +40,7 @@ def test_moments_of_the_noise(layer):
     rng = np.random.default_rng(1)
     params = {**params, "kernel_sigma": jnp.asarray(rng.uniform(0, 1, (IN, OUT)), jnp.float32)}
     params["bias_sigma"] = jnp.asarray(rng.uniform(0, 1, OUT), jnp.float32)
-    silent = np.asarray(module.apply({"params": params}, x))
+    silent = np.asarray(jax.jit(module.apply)({"params": params}, x))
     np.testing.assert_allclose(silent, np.asarray(x) @ params["kernel"] + params["bias"][None], atol=1e-6)
     keys = jax.random.split(jax.random.key(2), 40_000)
     draws = np.asarray(jax.jit(jax.vmap(lambda key: module.apply({"params": params}, x, key)))(keys))
@@ -54,14 +54,15 @@ def test_moments_of_the_noise(layer):
 def test_factorised_noise_is_one_draw_for_all_rows(layer):
     module, params, _ = layer
     key = jax.random.key(3)
-    apply = lambda x: np.asarray(module.apply({"params": params}, x, key))
-    bias = apply(jnp.zeros((1, IN)))
-    kernel = apply(jnp.eye(IN)) - bias  # the noisy kernel, read off row by row
+    noisy = jax.jit(lambda x: module.apply({"params": params}, x, key))
+    apply = lambda x: np.asarray(noisy(np.asarray(x, np.float32)))
+    bias = apply(np.zeros((1, IN)))
+    kernel = apply(np.eye(IN)) - bias  # the noisy kernel, read off row by row
     factor = (kernel - params["kernel"]) / np.asarray(params["kernel_sigma"])
     assert np.linalg.matrix_rank(factor, tol=1e-4) == 1  # an outer product
     f = (bias - params["bias"][None]) / np.asarray(params["bias_sigma"])[None]
     np.testing.assert_allclose(factor / f, np.broadcast_to((factor / f)[:, :1], factor.shape), rtol=1e-3)
-    x = jnp.asarray(np.random.default_rng(4).normal(size=(7, IN)), jnp.float32)
+    x = np.random.default_rng(4).normal(size=(7, IN)).astype(np.float32)
     np.testing.assert_allclose(apply(x), np.asarray(x) @ kernel + bias, atol=1e-5)
 
 
@@ -74,18 +75,19 @@ def test_noisy_heads():
     assert noisy == {"value_hidden_0", "value_head"}
     obs = jnp.ones((2, IN))
     a, b = jax.random.split(jax.random.key(1))
-    silent = network.apply(params, obs)
-    first, again, second = (network.apply(params, obs, key=key) for key in (a, a, b))
+    apply = jax.jit(network.apply, static_argnums=2)
+    silent = jax.device_get(apply(params, obs))
+    first, again, second = (jax.device_get(apply(params, obs, key=key)) for key in (a, a, b))
     np.testing.assert_array_equal(first[1], silent[1])  # an ordinary head
     np.testing.assert_array_equal(first[0], again[0])
     assert np.abs(first[0] - silent[0]).min() > 0 and np.abs(first[0] - second[0]).min() > 0
     # the noise of a head does not depend on which others are asked for
-    np.testing.assert_allclose(network.apply(params, obs, "value", key=a)[0], first[0], rtol=1e-6)
+    np.testing.assert_allclose(apply(params, obs, "value", key=a)[0], first[0], rtol=1e-6)
     # a layer's noise is its own: silent last layers leave that of the hidden one
     quiet = {**params, "value_head": {**params["value_head"]}}
     for name in ("kernel_sigma", "bias_sigma"):
-        quiet["value_head"][name] = 0 * params["value_head"][name]
-    partly = network.apply(quiet, obs, "value", key=a)[0]
+        quiet["value_head"][name] = np.zeros_like(params["value_head"][name])
+    partly = np.asarray(apply(quiet, obs, "value", key=a)[0])
     assert np.abs(partly - silent[0]).min() > 0 and np.abs(partly - first[0]).min() > 0
 
 
@@ -93,15 +95,15 @@ def test_each_layer_has_noise_of_its_own():
     """With biases alone noisy, a hidden layer of relu(f_1) in front of the identity gives relu(f_1) + f_2."""
     heads = {name: Head(6, 1.0, 1.0) for name in ("value", "advantage")}
     network = networks.build(SPEC, NetworkConfig(hidden=(6,), head_hidden=(6,), activation="relu", shared=True), heads)
-    params = jax.tree.map(jnp.zeros_like, jax.jit(network.init)(jax.random.key(0)))
-    one = {"bias_sigma": jnp.ones(6)}
+    params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(network.init, jax.random.key(0)))
+    one, apply = {"bias_sigma": np.ones(6, np.float32)}, jax.jit(network.apply, static_argnums=2)
     seen = []
     for name in heads:
         params[f"{name}_hidden_0"] |= one
-        params[f"{name}_head"] |= {"kernel": jnp.eye(6)}
-        first = network.apply(params, jnp.ones((1, IN)), name, key=jax.random.key(1))[0]
+        params[f"{name}_head"] |= {"kernel": np.eye(6, dtype=np.float32)}
+        first = np.asarray(apply(params, np.ones((1, IN), np.float32), name, key=jax.random.key(1))[0])
         params[f"{name}_head"] |= one
-        both = network.apply(params, jnp.ones((1, IN)), name, key=jax.random.key(1))[0]
+        both = np.asarray(apply(params, np.ones((1, IN), np.float32), name, key=jax.random.key(1))[0])
         seen += [np.asarray(first)[0], np.maximum(both - first, 0)[0]]
     for i, noise in enumerate(seen):
         assert noise.max() > 0
@@ -115,7 +117,8 @@ def test_a_head_with_layers_of_its_own_by_hand():
     mlp = lambda outputs: (8 * 6 + 6) + (6 * 7 + 7) + (7 * outputs + outputs)
     assert sum(x.size for x in jax.tree.leaves(params)) == (IN * 8 + 8) + mlp(1) + mlp(3)
     x = np.random.default_rng(0).normal(size=(5, IN)).astype(np.float32)
-    for name, out in zip(("value", "policy"), network.apply(params, jnp.asarray(x), "value", "policy")):
+    found = jax.jit(lambda params: network.apply(params, x, "value", "policy"))(params)
+    for name, out in zip(("value", "policy"), found):
         y = x
         layers = [params["torso"]["Dense_0"], params[f"{name}_hidden_0"], params[f"{name}_hidden_1"]]
         for w in layers:
@@ -131,10 +134,10 @@ def test_options_reach_the_layers_of_heads(noise):
     params = jax.jit(network.init)(jax.random.key(0))
     assert "value_norm_0" in params
     assert {p.dtype for p in jax.tree.leaves(params)} == {jnp.dtype("float32")}
-    out = network.apply(params, jnp.ones((2, IN)), key=jax.random.key(1))[0]
+    out = np.asarray(jax.jit(network.apply)(params, jnp.ones((2, IN)), key=jax.random.key(1))[0])
     exact_cfg = NetworkConfig(hidden=(8,), head_hidden=(6,), layer_norm=True, shared=True)
     exact = networks.build(SPEC, exact_cfg, {"value": Head(1, 1.0, noise)})
-    want = exact.apply(params, jnp.ones((2, IN)), key=jax.random.key(1))[0]
+    want = np.asarray(jax.jit(exact.apply)(params, jnp.ones((2, IN)), key=jax.random.key(1))[0])
     assert out.dtype == jnp.float32
     assert not np.array_equal(out, out.astype(jnp.bfloat16))  # with all its digits
     np.testing.assert_allclose(out, want, atol=0.05)

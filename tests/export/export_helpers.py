@@ -22,11 +22,11 @@ def trained(state):
     """The state with large parameters, so that actions differ, and statistics of observations that were seen."""
     rng = np.random.default_rng(0)
     scale = lambda x: 0.02 if x.ndim < 2 else 0.5 / math.sqrt(math.prod(x.shape[:-1]))
-    noisy = jax.tree.map(lambda x: x + scale(x) * rng.normal(size=x.shape).astype(x.dtype), state.params)
-    state = state.replace(params=noisy)
+    noisy = lambda x: np.asarray(x + scale(x) * rng.normal(size=x.shape).astype(x.dtype), x.dtype)
+    state = state.replace(params=jax.device_put(jax.tree.map(noisy, jax.device_get(state.params))))
     if getattr(state, "obs_stats", ()) != ():
         seen = rng.normal(2.0, 3.0, (100, *state.obs_stats.mean.shape)).astype(np.float32)
-        state = state.replace(obs_stats=normalize.update(state.obs_stats, seen))
+        state = state.replace(obs_stats=jax.jit(normalize.update)(state.obs_stats, seen))
     return state
 
 

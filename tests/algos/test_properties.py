@@ -180,9 +180,8 @@ def test_running_statistics_are_of_all_rows_that_came(name):
     without = dataclasses.replace(state, obs_stats=(), return_stats=())
 
     def act(algo, state, obs):
-        return jax.jit(algo.act, static_argnames="explore")(
-            algo.actor(state), obs, algo.carry(32), KEY, explore=False
-        ).action
+        run = jax.jit(algo.act, static_argnames="explore")
+        return run(algo.actor(state), obs, algo.carry(32), KEY, explore=False).action
 
     np.testing.assert_allclose(act(algo, state, batch.obs), act(plain, without, see(batch.obs)), rtol=1e-3, atol=1e-4)
     seen = batch.replace(

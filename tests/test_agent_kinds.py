@@ -25,6 +25,8 @@ from jrl.run.session import Session
 from jrl.settings import config, multi_agent
 from jrl.types import ActOut, Box, Dict, Discrete, Tuple
 
+pytestmark = pytest.mark.usefixtures("built_once")
+
 HUNTER, PREY = Box((6,)), Dict((("me", Box((2,))), ("hunters", Box((2, 2)))))
 VELOCITY = Box((2,), low=-0.5, high=0.5)
 AGENTS, KINDS = ("hunter_0", "prey_0", "hunter_1"), ((0, 2), (1,))

@@ -325,7 +325,7 @@ def test_hunters_learn_to_follow_and_the_prey_to_flee():
 def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, capsys):
     """On two devices, with memory."""
     more = {
-        "network": {"core": {"name": "gru", "size": 4}, "use_prev_action": True},
+        "network": {"hidden": [], "core": {"name": "gru", "size": 4}, "use_prev_action": True},
         "env": {"frame_stack": 2},
         "multi_agent": {"agent_id": True},
         "devices": {"fake": 2},

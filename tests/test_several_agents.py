@@ -252,7 +252,7 @@ def test_different_algorithms_learn_beside_each_other():
         {
             "env": {"id": "LateArrivals-v0"},
             "multi_agent": {"mapping": {"late": "b", ".*": "a"}},
-            "network": {"core": {"name": "gru", "size": 8}},
+            "network": {"hidden": [], "core": {"name": "gru", "size": 8}},
             "devices": {"fake": 2},
         },
     ],

@@ -167,7 +167,7 @@ def rows_of(path):
 def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path):
     """A team, a bigger one and an agent alone have policies of their own; they come and go, and have memory."""
     teams = {"group": {"pair": ["late", "guest"]}, "mapping": "by_agent"}
-    data = config.merge(PPO, {"multi_agent": teams, "network": {"core": {"name": "gru", "size": 4}}})
+    data = config.merge(PPO, {"multi_agent": teams, "network": {"hidden": [], "core": {"name": "gru", "size": 4}}})
     data = config.merge(data, {"run": {"log": ["jsonl"], "report_every": 48}})
     rows = whole_and_resumed(tmp_path, data, cut=96, steps=192)
     # what is counted since the row before depends on where that was

@@ -54,6 +54,18 @@ def _forget_programs():
     gc.collect()
 
 
+@pytest.fixture(scope="module")
+def built_once():
+    """Runs of the module that ask for it by `pytestmark` share what is compiled: see tests/built_once.py."""
+    import built_once
+
+    from jrl.run import build
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "run", built_once.kept(build.run))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _typed_by_module(monkeypatch):
     """Commands are told as `python -m jrl.X` in each test, whatever was typed in the one before."""

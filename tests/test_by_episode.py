@@ -25,6 +25,8 @@ from jrl.settings import by_episode as by_settings
 from jrl.settings import config, multi_agent
 from jrl.types import PLACE, Box, Discrete
 
+pytestmark = pytest.mark.usefixtures("built_once")
+
 GAMES, STEPS = 4, 12
 ROSTER = by_episode.ROSTER
 

@@ -10,6 +10,8 @@ from jrl.errors import InputError
 from jrl.run.session import Session
 from jrl.settings import config
 
+pytestmark = pytest.mark.usefixtures("built_once")
+
 SMALL = {
     "env": {"id": "MultiAgentCartPole-v1", "num_envs": 4, "options": {"num_agents": 3}},
     "algo": {"name": "ppo", "num_epochs": 1, "num_minibatches": 2},

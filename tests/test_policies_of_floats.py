@@ -14,6 +14,8 @@ from jrl.run.program import own_replay
 from jrl.run.session import Session
 from jrl.settings import config
 
+pytestmark = pytest.mark.usefixtures("built_once")
+
 
 def session_of(own, agents=3, **sections):
     """A run whose agent_0, agent_1, ... have these values of their own."""
@@ -85,6 +87,7 @@ OWN = {
 
 @pytest.mark.parametrize("name", OWN)
 def test_each_policy_acts_and_learns_as_it_would_alone(name, monkeypatch):
+    monkeypatch.setattr(build, "run", build.run.__wrapped__)
     monkeypatch.setattr(parallel, "compile_ahead", lambda fn, *_: fn)  # the program of both halves, which is not called
     algo, own, sections = OWN[name]
     with session_of(own, 2, **{**sections, "algo": algo}) as session:
@@ -153,6 +156,7 @@ def test_a_run_goes_on_whose_policies_of_other_floats_were_groups_of_their_own(t
         return [group.label for group in groups], jax.device_get((state.learner, replay, memory))
 
     with monkeypatch.context() as before:
+        before.setattr(build, "run", build.run.__wrapped__)
         before.setattr(build_policies, "_without_floats", lambda cfg: dataclasses.replace(cfg, multi_agent=None))
         session = session_of(own, 3, **sections)
     with session:

@@ -22,6 +22,8 @@ from jrl.run.session import Session
 from jrl.settings import config, multi_agent
 from jrl.types import Rollout
 
+pytestmark = pytest.mark.usefixtures("built_once")
+
 POOL = 2
 SMALL = {
     "env": {"id": "TicTacToe-v0", "num_envs": 8},

@@ -17,10 +17,12 @@ from jrl.errors import InputError
 from jrl.metrics import episodes
 from jrl.ops import minibatch
 from jrl.rollout import unroll
-from jrl.run import learner, several
+from jrl.run import build, learner, several
 from jrl.run.session import Session
 from jrl.settings import config, multi_agent
 from jrl.types import JaxEnv, Several
+
+pytestmark = pytest.mark.usefixtures("built_once")
 
 GAMES, STEPS = 4, 16
 SMALL = {
@@ -207,6 +209,7 @@ def test_policies_that_learn_one_after_the_other_learn_as_side_by_side(monkeypat
     at_once, row = trained(cfg)
     blocks, map_rows = [], minibatch.map_rows
     watched = lambda fn, rows, chunk: (blocks.append(chunk), map_rows(fn, rows, chunk))[1]
+    monkeypatch.setattr(build, "run", build.run.__wrapped__)
     monkeypatch.setattr(minibatch, "map_rows", watched)
     monkeypatch.setattr(several, "_ROWS_AT_ONCE", 2 * STEPS * GAMES)
     two_by_two, of_two = trained(cfg)
@@ -249,7 +252,7 @@ def test_different_algorithms_learn_beside_each_other():
         {
             "env": {"id": "LateArrivals-v0"},
             "multi_agent": {"mapping": {"late": "b", ".*": "a"}},
-            "network": {"core": {"name": "gru", "size": 8}},
+            "network": {"hidden": [], "core": {"name": "gru", "size": 8}},
             "devices": {"fake": 2},
         },
     ],

@@ -21,6 +21,8 @@ from jrl.run import checkpoint
 from jrl.run.session import Session
 from jrl.settings import config
 
+pytestmark = pytest.mark.usefixtures("built_once")
+
 SMALL = [
     "--algo=ppo", "--env=CartPole-v1", "--set=env.backend=jax", "--set=env.num_envs=4", "--set=rollout.length=16",
     "--set=network.hidden=[8]", "--set=rollout.iterations_per_call=2", "--set=run.log=[jsonl,csv]",

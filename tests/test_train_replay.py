@@ -1,5 +1,6 @@
 """python -m jrl.train with algorithms that learn from replay, and every config that was not tried elsewhere."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -63,8 +64,22 @@ OPTIONS = (
 )
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A function that gives a data set of random play in an environment, recorded once for all configs."""
+
+    @functools.cache
+    def of(env):
+        out = tmp_path_factory.mktemp("set") / "set"
+        random = ["--env", env, "--random", "1", "--steps", "100", "--num-envs", "2"]
+        assert data_command.main(["record", *random, "--out", str(out)]) == 0
+        return out
+
+    return of
+
+
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in OPTIONS else []) for n in NAMES])
-def test_every_config_trains(name, tmp_path):
+def test_every_config_trains(name, tmp_path, recorded):
     cfg = config.load(CONFIGS / f"{name}.yaml")
     small = ["network.head_hidden=[]", "env.num_envs=2", "evaluation.every=1000000000", "run.log=[jsonl]"]
     if cfg.replay is None and not hasattr(cfg.algo, "num_minibatches"):
@@ -78,10 +93,9 @@ def test_every_config_trains(name, tmp_path):
     if cfg.multi_agent and cfg.multi_agent.self_play:
         small.append("multi_agent.self_play.pool=1")
     if cfg.data.input:
-        random = ["--env", cfg.env.id, "--random", "1", "--steps", "100", "--num-envs", "2"]
-        assert data_command.main(["record", *random, "--out", str(tmp_path / "set")]) == 0
-        mixed = f"{{sampler: 0.5, '{tmp_path / 'set'}': 0.5}}"
-        small.append(f"data.input={mixed if datasets.is_mixed(cfg) else tmp_path / 'set'}")
+        path = recorded(cfg.env.id)
+        mixed = f"{{sampler: 0.5, '{path}': 0.5}}"
+        small.append(f"data.input={mixed if datasets.is_mixed(cfg) else path}")
     if config.algo_name(cfg) == "dt":  # whose sequences are read from their first row on
         small.append("replay.burn_in=0")
     settings, budget = [f"--set={s}" for s in small], plan.counts_by(cfg)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
+import numpy as np
 
 from jrl import envs, spaces
 from jrl.envs import envpool_env
@@ -206,7 +207,7 @@ def guarded(cfg: RunConfig, algo: Algo, like: PyTree, make: Callable[[Algo], lea
     if cfg.run.on_nonfinite == "ignore":
         return make(algo)
     learn = make(guard.guarded(algo, like, axis_name=parallel.AXIS))
-    return learn._replace(keep=lambda state: state.state, resume=lambda kept: guard.fresh(kept, like))
+    return learn._replace(keep=lambda state: state.state, resume=lambda kept: guard.fresh(kept, like, np.zeros))
 
 
 def _most_held(cfg: RunConfig, spec: EnvSpec) -> int:

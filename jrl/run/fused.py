@@ -54,28 +54,32 @@ class Fused(Program):
 
     def init(self, seed: int) -> LoopState:
         pure = self.unroll.pure
-
-        def start(root, source):
-            source = self._environments(root) if pure else source
-            return LoopState(
-                self.learner.init(role_key(root, Role.INIT)), empty_replay(self.learner, self._devices), source
-            ), root
-
         root = jax.random.key(seed)
         source = () if pure else self._environments(root)  # from the host, not while tracing
         if self._advance is None:
             mapped = parallel.pmap(self._body, self.mesh, self._in_specs, self._out_specs, donate_argnums=(0,))
             if pure:  # compiles while the state is made
                 counts = [jax.ShapeDtypeStruct((), jnp.uint32)] * 2
-                shapes = (*jax.eval_shape(start, root, source), *counts)
+                shapes = (*jax.eval_shape(self._start, root, source), *counts)
                 self._advance = parallel.compile_ahead(mapped, shapes, self.mesh, self._in_specs)
             else:
                 self._advance = outside_compile_cache(mapped)
-        placed = parallel.place_outputs(start, self.mesh, (self._specs, parallel.REPLICATED))
-        state, self._roots[seed] = placed(root, source)
+        state, self._roots[seed] = self._start(root, source)
         state = dataclasses.replace(state, replay=self._begun_with_data(state.replay))
         self._begun = None if pure else state.source
         return state
+
+    @functools.cached_property
+    def _start(self) -> jax.stages.Wrapped:
+        """The program that makes a state of a key and of environments that are not pure, and hands on the key."""
+
+        def start(root, source):
+            source = self._environments(root) if self.unroll.pure else source
+            return LoopState(
+                self.learner.init(role_key(root, Role.INIT)), empty_replay(self.learner, self._devices), source
+            ), root
+
+        return parallel.place_outputs(start, self.mesh, (self._specs, parallel.REPLICATED))
 
     _specs = LoopState(parallel.REPLICATED, parallel.PER_DEVICE, parallel.PER_DEVICE)
     _in_specs = (_specs, parallel.REPLICATED, parallel.REPLICATED, parallel.REPLICATED)

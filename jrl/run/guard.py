@@ -6,10 +6,12 @@ The check is part of the program: nobody waits for it. After a bad update the st
 drives the algorithm reads `state.fault.found`, or the metric NOT_FINITE, when it suits.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from jrl.types import NOT_FINITE, Algo, Array, Key, PyTree, Rollout, UpdateAux
@@ -83,11 +85,11 @@ def guarded(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
     )
 
 
-def fresh(state: PyTree, like: PyTree) -> Guarded:
-    """A state in which nothing was found yet."""
-    no = lambda: jnp.zeros((), bool)
-    batch = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-    return Guarded(state, Fault(no(), no(), no(), jnp.zeros((2,), jnp.uint32), batch))
+def fresh(state: PyTree, like: PyTree, zeros: Callable[..., Any] = jnp.zeros) -> Guarded:
+    """A state in which nothing was found yet; `zeros` makes its arrays, on the device or (np.zeros) on the host."""
+    no = lambda: zeros((), bool)
+    batch = jax.tree.map(lambda x: zeros(x.shape, x.dtype), like)
+    return Guarded(state, Fault(no(), no(), no(), zeros((2,), np.uint32), batch))
 
 
 def _finite(tree: PyTree) -> Array:

@@ -1,6 +1,7 @@
 """Learning from data sets alone: one compiled program of many updates, or batches that are fetched ahead."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -56,13 +57,18 @@ class Offline(Program):
 
     def init(self, seed: int) -> LoopState:
         self._roots[seed] = root = jax.random.key(seed)
-        start = lambda root: self.learner.init(role_key(root, Role.INIT))
-        learned = parallel.place_outputs(start, self.mesh, parallel.REPLICATED)(root)
+        learned = self._start(root)
         if self._rows is None:
             self._rows = self._filled()
             if self._held_out is not None and self._held_out.data is not None:
                 self._apart = parallel.shard(self._held_out.data.fill(), self.mesh)
         return LoopState(learned, self._begun(), ())
+
+    @functools.cached_property
+    def _start(self) -> jax.stages.Wrapped:
+        """The program that makes the learner's state of a key."""
+        start = lambda root: self.learner.init(role_key(root, Role.INIT))
+        return parallel.place_outputs(start, self.mesh, parallel.REPLICATED)
 
     def _filled(self) -> PyTree:
         """The data, where they are drawn from."""

@@ -137,7 +137,7 @@ def pmap(
     return jax.jit(mapped, donate_argnums=donate_argnums)
 
 
-def place_outputs(fn: Callable, mesh: Mesh, specs: Any) -> Callable:
+def place_outputs(fn: Callable, mesh: Mesh, specs: Any) -> jax.stages.Wrapped:
     """`fn`, not mapped, as a jitted program whose outputs lie on the mesh as `specs` say (a prefix of their tree)."""
     shardings = jax.tree.map(lambda s: NamedSharding(mesh, s), specs, is_leaf=lambda x: isinstance(x, P))
     return jax.jit(fn, out_shardings=shardings)
@@ -170,8 +170,12 @@ def compile_ahead(fn: jax.stages.Wrapped, args: tuple[Any, ...], mesh: Mesh, spe
 
 def replicate(tree: PyTree, mesh: Mesh) -> PyTree:
     """Copies every leaf to all devices."""
-    # a copy first: device_put would share the buffer that is already on device 0, and donating one deletes the other
-    return jax.device_put(jax.tree.map(lambda x: jnp.array(x, copy=True), tree), NamedSharding(mesh, REPLICATED))
+
+    def copied(x: Any) -> Any:
+        """A copy first: device_put would share the buffer that is already there, and donating one deletes the other."""
+        return np.array(x) if isinstance(x, np.ndarray | np.generic) else jnp.array(x, copy=True)
+
+    return jax.device_put(jax.tree.map(copied, tree), NamedSharding(mesh, REPLICATED))
 
 
 def shard(tree: PyTree, mesh: Mesh, specs: Any = PER_DEVICE) -> PyTree:

@@ -20,6 +20,8 @@ from jrl.host import elsewhere
 from jrl.migrate import KEYS
 from jrl.run.session import Session
 
+pytestmark = pytest.mark.usefixtures("built_once")
+
 RLLIB = Path(__file__).parent.parent / "fixtures" / "rllib"
 
 

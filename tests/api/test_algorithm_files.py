@@ -12,6 +12,8 @@ from jrl.errors import InputError
 from jrl.metrics import loggers
 from jrl.settings import config
 
+pytestmark = pytest.mark.usefixtures("built_once")
+
 
 def test_save_restore_and_go_on(tmp_path):
     with small().build() as algo:

@@ -16,6 +16,8 @@ from jrl.migrate import migrate
 from jrl.record import main as record
 from jrl.settings import multi_agent
 
+pytestmark = pytest.mark.usefixtures("built_once")
+
 ENV = "MultiAgentCartPole-v1"  # agent_0, agent_1
 AGENTS = ("agent_0", "agent_1")
 

@@ -12,6 +12,8 @@ from jrl.errors import InputError
 from jrl.settings import datasets
 from jrl.types import Batch, Box, Discrete
 
+pytestmark = pytest.mark.usefixtures("built_once")
+
 SPACES = {
     "CartPole-v1": (Box((4,), "float32"), Discrete(2, "int64")),
     "Pendulum-v1": (Box((3,), "float32"), Box((1,), "float32", -2.0, 2.0)),

@@ -11,6 +11,8 @@ from jrl.data import __main__
 from jrl.settings import config
 from jrl.settings.datasets import OutputConfig
 
+pytestmark = pytest.mark.usefixtures("built_once")
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "data.md").read_text()
 OWN, RECORD, LEARN, LOOK, FORMATS, TUNE = (

@@ -15,6 +15,8 @@ from jrl.run import build_data, checkpoint
 from jrl.run.session import Session
 from jrl.types import Box, Discrete
 
+pytestmark = pytest.mark.usefixtures("built_once")
+
 
 def with_a_nan(path):
     """A data set of which one reward is NaN."""

@@ -12,6 +12,8 @@ from jrl.run import checkpoint
 from jrl.settings import config
 from jrl.types import Box, Discrete
 
+pytestmark = pytest.mark.usefixtures("built_once")
+
 CONFIGS = Path(__file__).parents[2] / "configs"
 PENDULUM = Box((3,)), Box((1,), "float32", -2.0, 2.0)
 CARTPOLE = Box((4,)), Discrete(2, "int64")

@@ -15,6 +15,8 @@ from jrl.run.session import Session
 from jrl.settings import config
 from jrl.types import Box, Discrete, element
 
+pytestmark = pytest.mark.usefixtures("built_once")
+
 GAMMA = 0.9
 
 

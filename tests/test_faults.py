@@ -40,7 +40,7 @@ class Child:
 
     def __init__(self, code):
         preamble = "import ctypes, os, signal, sys, threading, time\n"
-        preamble += "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # under nohup it is ignored, and children inherit it
+        preamble += "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # children of nohup inherit that it is ignored
         preamble += "from jrl.host import faults\n" + BLOCKED + LOOP
         ready = "\nready = lambda: print('ready', flush=True)\n"
         self.process = subprocess.Popen(

@@ -119,7 +119,8 @@ def test_what_replay_gives_is_the_plain_record_of_the_members():
             capacity=3 * (steps + 2), num_envs=3, batch_size=4096, gamma=0.9,
         )  # fmt: skip
         mine = several._rollout_of(own, width, rollout.replace(extras={name: {}}, carry={name: ()}))
-        batch = jax.device_get(buffer.sample(buffer.add(buffer.init(), mine), jax.random.key(2)))
+        drawn = jax.jit(lambda rows, buffer=buffer: buffer.sample(buffer.add(buffer.init(), rows), jax.random.key(2)))
+        batch = jax.device_get(drawn(mine))
         found = set()
         for i in np.flatnonzero(batch.weight):
             seen = [tree["agents"]["obs"][i] if isinstance(tree["agents"], dict) else tree["agents"][i]

@@ -178,7 +178,7 @@ def repeated():
             found = of_all(reward, mask, ratio, q_taken, along_v, weight)
             return found.at[METHODS.index("dm")].set(estimators.direct(of_first, weight))
 
-        return estimators.bootstrap(estimate, 300, draw, replicates=300)
+        return estimators.bootstrap(estimate, 300, draw, replicates=100)
 
     found = jax.jit(lambda keys: jax.lax.map(one, keys))(jax.random.split(jax.random.key(4), 300))
     return truth, jax.tree.map(np.asarray, found)

@@ -146,6 +146,7 @@ TASKS = (
     Task("data-rebrac-pendulum", "configs/rebrac.yaml", bounds=(-250, math.inf)),
     Task("data-pendulum-control", "configs/bc.yaml", _PENDULUM_MIXED, control=True, bounds=(-300, math.inf)),
     Task("data-dt-cartpole", "configs/dt.yaml", bounds=(400, math.inf)),
+    Task("rlpd-halfcheetah", "configs/rlpd.yaml", ("stop.env_steps=40000", "stop.evaluation/return=3000")),
     Task("data-dt-cartpole-100", "configs/dt.yaml", ("algo.target_return=100",), bounds=(60, 160)),
 )
 

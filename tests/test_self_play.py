@@ -102,7 +102,7 @@ def test_the_learner_learns_from_its_columns_as_from_a_plain_record():
         session.start()
         program, learner = session.run.program, session.run.groups[0]
         state, rollout, _ = program.collect(session.state, 0, 0)
-        before = jax.tree.map(jnp.copy, state.learner[learner.label])
+        before = jax.jit(lambda x: jax.tree.map(jnp.copy, x))(state.learner[learner.label])
         learned, _ = program.learn(state, rollout, 0, 0)
         key = program._keys(0, 0, 0)[1]
         columns = np.array([2 * g + g % 2 for g in range(8)])
@@ -120,8 +120,10 @@ def test_the_learner_learns_from_its_columns_as_from_a_plain_record():
             carry=(),
             over=rollout.over,
         )
-        alone = jax.vmap(
-            lambda _: learner.learner.step(before, (), record, jax.random.fold_in(key, 0))[0], axis_name="device"
+        alone = jax.jit(
+            jax.vmap(
+                lambda _: learner.learner.step(before, (), record, jax.random.fold_in(key, 0))[0], axis_name="device"
+            )
         )(jnp.zeros(1))
         found = learned.learner[learner.label]
     jax.tree.map(

@@ -180,7 +180,7 @@ def test_what_stands_on_rows_of_nobody_changes_nothing(algo):
                 reward=blur(rollout.reward),
                 extras=jax.tree.map(blur, rollout.extras),
             )
-            copied = jax.tree.map(jnp.copy, state)
+            copied = jax.jit(lambda x: jax.tree.map(jnp.copy, x))(state)
             learned, metrics = program.learn(copied, changed, 0, 0)
             found.append(jax.device_get((learned.learner.state.params, metrics)))
     equal(*found)

@@ -169,13 +169,17 @@ def compile_ahead(fn: jax.stages.Wrapped, args: tuple[Any, ...], mesh: Mesh, spe
 
 
 def replicate(tree: PyTree, mesh: Mesh) -> PyTree:
-    """Copies every leaf to all devices."""
+    """Copies every leaf to all devices.
 
-    def copied(x: Any) -> Any:
-        """A copy first: device_put would share the buffer that is already there, and donating one deletes the other."""
-        return np.array(x) if isinstance(x, np.ndarray | np.generic) else jnp.array(x, copy=True)
+    A copy first: device_put would share the buffer that is already there, and donating one deletes the other.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    there = iter(_copies([x for x in leaves if isinstance(x, jax.Array)]))
+    copied = [next(there) if isinstance(x, jax.Array) else np.array(x) for x in leaves]
+    return jax.device_put(jax.tree.unflatten(structure, copied), NamedSharding(mesh, REPLICATED))
 
-    return jax.device_put(jax.tree.map(copied, tree), NamedSharding(mesh, REPLICATED))
+
+_copies = jax.jit(lambda leaves: [jnp.copy(x) for x in leaves])
 
 
 def shard(tree: PyTree, mesh: Mesh, specs: Any = PER_DEVICE) -> PyTree:

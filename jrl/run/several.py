@@ -287,6 +287,8 @@ def learning(groups: Sequence[Group], num_agents: int, *, lockstep: bool = False
         again = lambda group: (lambda x: x) if group.learner is None else group.mapped(lambda one: _taught(one).resume)
         return {group.label: again(group)(group.together(kept)) for group in groups}
 
+    if any(group.stacked for group in groups):  # one program instead of one for each shape
+        keep, resume = jax.jit(keep), jax.jit(resume)
     return Learner(init, init_replay, actor, step, keep=keep, resume=resume)
 
 

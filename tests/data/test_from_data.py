@@ -54,7 +54,7 @@ def buffer_of(cfg, devices=1):
     buffer, sets = build_data.of_stores(
         cfg, algo, found.train, found.spec, devices, cfg.replay.batch_size // devices, online=None
     )
-    full, like = sets.fill(), jax.eval_shape(buffer.init)
+    full, like = jax.device_get(sets.fill()), jax.eval_shape(buffer.init)
     parts = [jax.tree.map(lambda x, own, d=d: x.reshape(devices, *own.shape)[d], full, like) for d in range(devices)]
     return buffer, parts, next(iter(found.train.values()))
 

@@ -159,7 +159,7 @@ def test_estimates_of_ten_thousand_episodes_are_within_three_standard_errors(mak
 
 @pytest.fixture(scope="module")
 def repeated():
-    """300 times 300 episodes of the chain: the truth, estimates, errors, low and high ends [300, len(METHODS)]."""
+    """300 times 200 episodes of the chain: the truth, estimates, errors, low and high ends [300, len(METHODS)]."""
     process = chain()
     q, v = values(process, process.pi)
     truth = float(process.begin @ v)
@@ -170,7 +170,7 @@ def repeated():
 
     def one(key):
         play, draw = jax.random.split(key)
-        state, action, reward, mask, ratio = played(own, play, 300, 40)
+        state, action, reward, mask, ratio = played(own, play, 200, 40)
         q_taken, along_v = along(wrong, wrong_v, state, action, mask)
         of_first = jnp.asarray(v, jnp.float32)[state[:, 0]]
 
@@ -178,7 +178,7 @@ def repeated():
             found = of_all(reward, mask, ratio, q_taken, along_v, weight)
             return found.at[METHODS.index("dm")].set(estimators.direct(of_first, weight))
 
-        return estimators.bootstrap(estimate, 300, draw, replicates=100)
+        return estimators.bootstrap(estimate, 200, draw, replicates=100)
 
     found = jax.jit(lambda keys: jax.lax.map(one, keys))(jax.random.split(jax.random.key(4), 300))
     return truth, jax.tree.map(np.asarray, found)

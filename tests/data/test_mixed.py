@@ -17,6 +17,7 @@ STEPS = 230  # of the data
 MEMORY = ("network.core={name: gru, size: 4}", "network.max_seq_len=4", "replay.burn_in=2", "network.hidden=[4]")
 KINDS = {
     "transitions": (),
+    "by priority": ("replay.prioritized=true",),
     "of three steps by priority": ("replay.n_step=3", "replay.prioritized=true"),
     "sequences": MEMORY,
     "sequences by priority": (*MEMORY, "replay.prioritized=true"),
@@ -79,6 +80,11 @@ def parts_of(tree, devices):
 def test_every_batch_has_its_share_of_each(kind, devices, written):
     cfg = run_config(written, f"devices.learners={list(range(devices))}", *KINDS[kind])
     state, learn, *_ = trained(cfg, 3)
+    assert_shares(state, learn, devices)
+
+
+def assert_shares(state, learn, devices):
+    """A quarter of each device's batch is of the environment, the rest of the data."""
     sample = jax.jit(learn.data.buffer.sample)
     size = 32 // devices
     for part in parts_of(state.replay, devices):
@@ -100,9 +106,10 @@ def test_a_run_that_is_continued_is_the_same_to_the_bit(kind, written):
     jax.tree.map(np.testing.assert_array_equal, whole, resumed)
 
 
-@pytest.mark.parametrize("kind", ["transitions", "of three steps by priority"])
+@pytest.mark.parametrize("kind", ["transitions", "by priority"])
 def test_a_checkpoint_holds_nothing_of_the_data(kind, written):
-    kept = trained(run_config(written, *KINDS[kind]), 3)[2]
+    state, learn, kept, *_ = trained(run_config(written, *KINDS[kind]), 3)
+    assert_shares(state, learn, devices=1)
     online, of_data = kept.replay.parts
     rows = getattr(online, "rows", online)
     assert (np.asarray(rows.reward) == 1).any() and not (np.asarray(rows.reward) == OF_DATA).any()

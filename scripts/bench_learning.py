@@ -64,6 +64,18 @@ _PENDULUM_MIXED = ("env.id=Pendulum-v1", "data.input=runs/data/pendulum-mixed")
 _IQL_PENDULUM = (
     *_PENDULUM_MIXED, "algo.expectile=0.9", "algo.beta=0.5", "algo.gamma=0.95", "algo.tau=0.01", "stop.updates=8000"
 )  # fmt: skip
+# half a minute to some minutes; BC of 10k updates does not come to 3700
+_CHEETAH = (
+    "env.id=HalfCheetah-v4", "env.backend=envpool", "data.input=runs/data/halfcheetah-medium",
+    "network.hidden=[256, 256]", "network.activation=relu", "algo.normalize_obs=true", "evaluation.every=10000",
+)  # fmt: skip
+_BC_CHEETAH = (*_CHEETAH, "algo.lr=[[0, 1e-3], [10000, 0]]", "stop.updates=10000", "evaluation.every=2500")
+_TD3_BC_CHEETAH = (*_CHEETAH, "algo.bc_alpha=2.5", "algo.lr=3e-4", "algo.tau=0.02", "stop.updates=40000")
+_REBRAC_CHEETAH = (*_CHEETAH, "algo.tau=0.02", "stop.updates=30000")
+_IQL_CHEETAH = (
+    *_CHEETAH, "data.reward.normalize=range", "algo.expectile=0.7", "algo.beta=3", "algo.lr=[[0, 1e-3], [40000, 0]]",
+    "stop.updates=40000",
+)  # fmt: skip
 _FORGETS = ("network.core=null",)
 TASKS = (
     Task("cartpole", "configs/ppo.yaml"),
@@ -145,6 +157,10 @@ TASKS = (
     Task("data-td3-bc-pendulum", "configs/td3_bc.yaml", bounds=(-250, math.inf)),
     Task("data-rebrac-pendulum", "configs/rebrac.yaml", bounds=(-250, math.inf)),
     Task("data-pendulum-control", "configs/bc.yaml", _PENDULUM_MIXED, control=True, bounds=(-300, math.inf)),
+    Task("data-iql-halfcheetah", "configs/iql.yaml", _IQL_CHEETAH, bounds=(3700, math.inf)),
+    Task("data-td3-bc-halfcheetah", "configs/td3_bc.yaml", _TD3_BC_CHEETAH, bounds=(3700, math.inf)),
+    Task("data-rebrac-halfcheetah", "configs/rebrac.yaml", _REBRAC_CHEETAH, bounds=(3700, math.inf)),
+    Task("data-halfcheetah-control", "configs/bc.yaml", _BC_CHEETAH, control=True, bounds=(3700, math.inf)),
     Task("data-dt-cartpole", "configs/dt.yaml", bounds=(400, math.inf)),
     Task("rlpd-halfcheetah", "configs/rlpd.yaml", ("stop.env_steps=40000", "stop.evaluation/return=3000")),
     Task("data-dt-cartpole-100", "configs/dt.yaml", ("algo.target_return=100",), bounds=(60, 160)),

@@ -10,7 +10,7 @@ curricula and custom evaluations are given it as `algorithm` (or the Algorithm i
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from jrl.run.staged import Step
 from jrl.run.workers import Workers
 from jrl.settings import by_episode, datasets, multi_agent, plan
 from jrl.settings.config import RunConfig
-from jrl.types import EnvSpec, PyTree, Rollout
+from jrl.types import EnvSpec, Episodes, Metrics, PyTree, Rollout
 
 _log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class Session(Policies):
         self.iteration, self.clock = 0, Clock()
         self.result: dict[str, Any] | None = None  # the latest, as callbacks left it
         self.reporter: reporter.Reporter
-        self._infos: Iterator[StepInfo] | None = None
+        self._calls: loop.Calls | None = None
         self._latest: StepInfo | None = None
         self._row: dict[str, Any] | None = None  # the latest
         self._tasks = 0
@@ -191,7 +191,7 @@ class Session(Policies):
 
     def close(self) -> None:
         """Ends the environments, the evaluation and whoever else works for the run. May be called again."""
-        self._infos = None
+        self._calls = None
         self._recompiles.close()
         self.schedule.close()
         self.run.program.close()
@@ -213,24 +213,39 @@ class Session(Policies):
           Recompiled: the calls before compiled more programs again than `run.max_recompiles`.
         """
         self._recompiles.check()
-        if self._infos is None:
-            cfg = self.config
-            self._infos = loop.run(
-                self.run.program,
+        if self.run.recorder:
+            self.run.recorder.iteration = self.iteration
+        with self._recompiles.iteration(self.reporter.count):
+            count = self.ahead()
+            if count is None:
+                return None
+            made = self.run.program.advance(self.calls.state, self.config.run.seed, self.iteration, count)
+        return self.advanced(*made)
+
+    @property
+    def calls(self) -> loop.Calls:
+        """The calls of the program from the present state on."""
+        if self._calls is None:
+            program = self.run.program
+            self._calls = loop.Calls(
+                program.rows,
+                program.iterations,
                 self.state,
-                seed=cfg.run.seed,
                 total_env_steps=self._total,
                 iteration=self.iteration,
                 clock=self.clock,
                 timers=self.timers,
                 prepare=self.seats.ahead if self.seats else None,
             )
-        if self.run.recorder:
-            self.run.recorder.iteration = self.iteration
-        with self._recompiles.iteration(self.reporter.count):
-            info = next(self._infos, None)
-        if info is None:
-            return None
+        return self._calls
+
+    def ahead(self) -> int | None:
+        """How many iterations the next call makes, for whoever calls the program; None: `stop.env_steps` is reached."""
+        return self.calls.ahead()
+
+    def advanced(self, state: LoopState, metrics: Metrics, report: Episodes) -> StepInfo:
+        """Goes on from what a call of the program made."""
+        info = self.calls.made(state, metrics, report)
         self._latest, self.state = info, info.state
         self.version += 1
         self.iteration, self.clock = info.iteration, info.clock
@@ -287,7 +302,7 @@ class Session(Policies):
         """Goes on from another state, which has learned from so many more environment steps."""
         now = self.clock_now()
         self.clock = now._replace(env_steps=now.env_steps + steps, agent_steps=now.agent_steps + steps)
-        self.state, self._infos = state, None
+        self.state, self._calls = state, None
         self._latest = None
         self.version += 1
 

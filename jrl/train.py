@@ -76,6 +76,10 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--init-from", metavar="PATH", help="begin with the weights of another run or checkpoint")
     p.add_argument("--policy-only", action="store_true", help="of --init-from: the policy's, not those of values")
+    p.add_argument(
+        "--seeds", type=int, metavar="N", help="so many runs side by side, with seeds run.seed, run.seed + 1, ..."
+    )
+    p.add_argument("--processes", type=int, metavar="P", help="of --seeds: P at once, each in a process of its own")
     p.add_argument("-v", "--verbose", action="count", default=0, help="tell where the time goes; -vv: all of jax's log")
     p.add_argument("--as-test", action="store_true", help="exit with 1 unless a stop criterion beside env_steps is met")
     return p
@@ -116,6 +120,8 @@ def _train(args: argparse.Namespace, transcript: output.Transcript) -> int:
     settings = runtime.apply(cfg.runtime)
     if args.verbose and settings:
         print("runtime:", *settings)
+    if (changes := _members(args, cfg)) is not None:
+        return _population(args, cfg, changes, transcript)
     with contextlib.ExitStack() as stack:
         directory, saved = _directory(args, cfg, stack)
         from jrl.run import checkpoint
@@ -133,6 +139,51 @@ def _train(args: argparse.Namespace, transcript: output.Transcript) -> int:
             cfg, start = _rolled_back(cfg, directory, start, count)
             end = _run(cfg, start, options, interrupted)
         return _tell_end(args, cfg, directory, end, interrupted)
+
+
+def _members(args: argparse.Namespace, cfg: config.RunConfig) -> list[dict[str, Any]] | None:
+    """What differs between the members of a population, [] of one that goes on; None: it is one run.
+
+    Raises:
+      InputError: --seeds or --processes cannot be had.
+    """
+    from jrl.sweep import members
+
+    goes_on = cfg.run.out if args.resume == "auto" else args.resume
+    if goes_on and members.is_population(Path(goes_on)):
+        if args.seeds:
+            raise InputError(f"--seeds: {goes_on} has its members: leave it out")
+        return []
+    if args.seeds is None:
+        if args.processes is not None:
+            raise InputError("--processes says how --seeds are trained: give that, too")
+        return None
+    for name, value in (("seeds", args.seeds), ("processes", args.processes)):
+        if value is not None and value < 1:
+            raise InputError(f"--{name}: expected at least 1, got {value}")
+    if args.init_from or args.as_test or (args.resume and args.resume != "auto"):
+        raise InputError("--seeds begins a population: it goes with none of --init-from, --as-test, --resume PATH")
+    return [{"run.seed": cfg.run.seed + i} for i in range(args.seeds)]
+
+
+def _population(
+    args: argparse.Namespace, cfg: config.RunConfig, changes: list[dict[str, Any]], transcript: output.Transcript
+) -> int:
+    """Trains several members side by side; the exit status."""
+    from jrl.sweep import train
+
+    directory = Path(cfg.run.out) if cfg.run.out else files.new(Path("runs") / _name(args, cfg))
+    return train.train(cfg, directory, changes or None, transcript, processes=args.processes)
+
+
+def _name(args: argparse.Namespace, cfg: config.RunConfig) -> str:
+    """The name of a directory for a run that is given none, with the time."""
+    return f"{_title(args, cfg)}_{datetime.datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _title(args: argparse.Namespace, cfg: config.RunConfig) -> str:
+    name = f"{Path(args.config).stem if args.config else config.algo_name(cfg)}_{datasets.title(cfg)}"
+    return name.replace("/", "-").replace(":", "-")
 
 
 def _tell_end(
@@ -235,12 +286,11 @@ def _directory(
     """The run directory, which is held until the stack ends, and the checkpoint to continue from."""
     from jrl.run import checkpoint
 
-    name = f"{Path(args.config).stem if args.config else config.algo_name(cfg)}_{datasets.title(cfg)}"
-    name = name.replace("/", "-").replace(":", "-")
+    name = _title(args, cfg)
 
     def fresh() -> Path:
         given = cfg.run.out is not None
-        path = Path(cfg.run.out or f"runs/{name}_{datetime.datetime.now():%Y%m%d-%H%M%S}")
+        path = Path(cfg.run.out or f"runs/{_name(args, cfg)}")
         path = path if given else files.new(path)
         stack.enter_context(files.held(path, made=not given))
         return path

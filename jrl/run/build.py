@@ -68,6 +68,8 @@ class Run(NamedTuple):
     recorder: recorders.Recorder | None = None  # of `data.output`
     judge: estimates.Beside | None = None  # of `data.estimate`
     data: Mapping[str, str] = MappingProxyType({})  # checksums of what `data.input` names
+    # the program of a config that differs in floats of its algorithm, which may be traced; None: there is none
+    of_config: Callable[[RunConfig], Fused] | None = None
 
 
 def run(
@@ -183,12 +185,8 @@ def _refilled(cfg: RunConfig) -> bool:
 
 def _in_one_program(cfg: RunConfig, learning: _Learning) -> Run:
     """A run of which one program collects and learns."""
-    devices, vectors, algo = learning.devices, learning.vectors, learning.algo
+    devices, vectors = learning.devices, learning.vectors
     env, iterations = vectors[0], plan.iterations_per_call(cfg)
-    assert isinstance(env, JaxEnv)
-    pools = plan.num_pools(cfg, devices.learners.devices.size)
-    place = plan.columns(cfg) if numbered(cfg) else None
-    collect = unroll.make(env, algo.act, place=place, **collecting(cfg, algo, env.spec, pools))
 
     def apply_task(state: LoopState, fn: tasks.TaskFn, result: dict[str, Any], count: int) -> LoopState:
         if not env.pure:
@@ -199,22 +197,35 @@ def _in_one_program(cfg: RunConfig, learning: _Learning) -> Run:
         context = EnvContext(cfg.env.options)
         return dataclasses.replace(state, source=tasks.apply_in(state.source, env, fn, result, context)[0])
 
+    def of_config(other: RunConfig) -> Fused:
+        return _fused(other, _learning(other, devices, vectors, None))
+
+    program = _fused(cfg, learning)
     return learning.run(
-        program=Fused(
-            learning.learn,
-            collect,
-            devices.learners,
-            iterations=iterations,
-            rows=plan.batch_plan(cfg).rows,
-            close=lambda: close_all(vectors),
-        ),
+        program=program,
         backend=f"{envs.resolve(cfg.env.id, cfg.env.backend)}, {counted(iterations, 'iteration')} per call",
         in_program=True,
         guarantee="refilled" if _refilled(cfg) else "bitwise" if env.pure else "learner",
-        unroll=collect,
+        unroll=program.unroll,
         note="",
         apply_task=apply_task,
         programs="one program collects and learns",
+        of_config=of_config if env.pure else None,
+    )
+
+
+def _fused(cfg: RunConfig, learning: _Learning) -> Fused:
+    env, algo = learning.vectors[0], learning.algo
+    assert isinstance(env, JaxEnv)
+    pools = plan.num_pools(cfg, learning.devices.learners.devices.size)
+    place = plan.columns(cfg) if numbered(cfg) else None
+    return Fused(
+        learning.learn,
+        unroll.make(env, algo.act, place=place, **collecting(cfg, algo, env.spec, pools)),
+        learning.devices.learners,
+        iterations=plan.iterations_per_call(cfg),
+        rows=plan.batch_plan(cfg).rows,
+        close=lambda: close_all(learning.vectors),
     )
 
 

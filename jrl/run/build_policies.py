@@ -189,7 +189,7 @@ def _alike(cfg: RunConfig, spec: EnvSpec) -> list[_Members]:
     found: list[tuple[Any, _Members]] = []
     for name, agents in multi_agent.followers(cfg).items():
         own, learns = multi_agent.policy_config(cfg, name), multi_agent.is_trained(cfg, name)
-        like = (_without_floats(own), learns, len(agents), _kind_of(spec, agents))
+        like = (without_floats(own), learns, len(agents), _kind_of(spec, agents))
         for other, members in found:
             if other == like:
                 members[name] = agents, own
@@ -207,7 +207,7 @@ def _numbers(spec: EnvSpec, members: _Members) -> np.ndarray:
 def _group(spec: EnvSpec, members: _Members, make: MakeAlgo) -> tuple[Group, RunConfig, EnvSpec]:
     """A group, and config and spec of its first policy."""
     agents, own = next(iter(members.values()))
-    of_one, floats = spec_of(spec, agents), _differing([each.algo for _, each in members.values()])
+    of_one, floats = spec_of(spec, agents), differing([each.algo for _, each in members.values()])
     group = Group(tuple(members), _numbers(spec, members), make(own, of_one), kinds=spec.kinds)
     if floats:
         bound = lambda values: group._replace(algo=make(with_floats(own, values), of_one))
@@ -215,7 +215,7 @@ def _group(spec: EnvSpec, members: _Members, make: MakeAlgo) -> tuple[Group, Run
     return group, own, of_one
 
 
-def _without_floats(cfg: RunConfig) -> tuple[Any, ...]:
+def without_floats(cfg: RunConfig) -> tuple[Any, ...]:
     """What policies of a group have in common: the config without its agents and the floats of its algorithm.
 
     Nobody says of a user's own algorithm that its Python reads no float: of that, they count.
@@ -226,7 +226,7 @@ def _without_floats(cfg: RunConfig) -> tuple[Any, ...]:
     return dataclasses.replace(rest, algo=None), type(cfg.algo), jax.tree.structure(cfg.algo)
 
 
-def _differing(configs: Sequence[Any]) -> dict[int, np.ndarray]:
+def differing(configs: Sequence[Any]) -> dict[int, np.ndarray]:
     """The floats in which Configs of one structure differ: number of the leaf -> [P] f32.
 
     The others stay the numbers that they are, which XLA can fold.

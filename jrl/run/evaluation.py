@@ -79,6 +79,7 @@ class Evaluations:
         self.workers = EvaluationWorkers(self.prepare, num_envs=sum(self._sizes), timeout_s=limit)
         self._custom = registry.load(cfg.custom.evaluation, "custom.evaluation") if cfg.custom.evaluation else None
         self._group: Player | EvaluationRunners | None = None
+        self._host: Evaluations | None = None  # whose environments these are, too
         self._watches: list[Watch | None] | None = None  # of each process: they follow episodes over evaluations
         self._index = 0  # of the environments
         self._running: _Running | None = None
@@ -108,12 +109,22 @@ class Evaluations:
         """The keys `evaluation/...` of a result row before the first evaluation: every row has every key."""
         return {f"evaluation/{name}": math.nan for name in self.names}
 
+    def share(self, other: "Evaluations") -> None:
+        """Plays in the environments of another run's evaluations, one after the other, where they are a program."""
+        if not (self._settings.parallel or self._custom or self._callbacks):
+            self._host = other
+
     def prepare(self) -> Player | EvaluationRunners:
         """Makes the environments, if there are none, and returns who plays in them.
 
         Raises:
           InputError: they cannot be made, or have other spaces than those of training.
         """
+        if self._group is None and self._host is not None:
+            theirs = self._host.prepare()
+            if isinstance(theirs, Player) and theirs.in_program:
+                return theirs
+            self._host = None
         if self._group is None:
             infos = self._callbacks is not None
             self._group = build_evaluation.group(self._cfg, self.config, self._index, infos=infos, spec=self._spec)

@@ -17,7 +17,7 @@ from jrl.run import parallel
 from jrl.run.keys import Role, role_key, vector_key
 from jrl.run.learner import Learner
 from jrl.run.program import LoopState, Program, empty_replay, joined_replay, over_iterations, own_replay
-from jrl.types import Key, PyTree, Rollout
+from jrl.types import Episodes, Key, Metrics, PyTree, Rollout
 
 
 class Fused(Program):
@@ -57,7 +57,7 @@ class Fused(Program):
         root = jax.random.key(seed)
         source = () if pure else self._environments(root)  # from the host, not while tracing
         if self._advance is None:
-            mapped = parallel.pmap(self._body, self.mesh, self._in_specs, self._out_specs, donate_argnums=(0,))
+            mapped = parallel.pmap(self.body, self.mesh, self._in_specs, self._out_specs, donate_argnums=(0,))
             if pure:  # compiles while the state is made
                 counts = [jax.ShapeDtypeStruct((), jnp.uint32)] * 2
                 shapes = (*jax.eval_shape(self._start, root, source), *counts)
@@ -74,12 +74,16 @@ class Fused(Program):
         """The program that makes a state of a key and of environments that are not pure, and hands on the key."""
 
         def start(root, source):
-            source = self._environments(root) if self.unroll.pure else source
-            return LoopState(
-                self.learner.init(role_key(root, Role.INIT)), empty_replay(self.learner, self._devices), source
-            ), root
+            return self.begun(root, source), root
 
         return parallel.place_outputs(start, self.mesh, (self._specs, parallel.REPLICATED))
+
+    def begun(self, root: Key, source: PyTree = ()) -> LoopState:
+        """The state of a run that begins, whose environments are `source` where they are not pure."""
+        source = self._environments(root) if self.unroll.pure else source
+        return LoopState(
+            self.learner.init(role_key(root, Role.INIT)), empty_replay(self.learner, self._devices), source
+        )
 
     _specs = LoopState(parallel.REPLICATED, parallel.PER_DEVICE, parallel.PER_DEVICE)
     _in_specs = (_specs, parallel.REPLICATED, parallel.REPLICATED, parallel.REPLICATED)
@@ -95,7 +99,9 @@ class Fused(Program):
         device = jax.lax.axis_index(parallel.AXIS)
         return self.unroll.step(source, self.learner.actor(learner), vector_key(key, device, self._devices), device)
 
-    def _body(self, state: LoopState, root, iteration, count):
+    def body(self, state: LoopState, root: Key, iteration: Any, count: Any) -> tuple[LoopState, Metrics, Episodes]:
+        """On one device: `count` iterations from that number on, inside a mapped program."""
+
         def one(state: LoopState, i):
             source, rollout, report = self._collect(state.learner, state.source, role_key(root, Role.COLLECT, i))
             update_key = role_key(root, Role.UPDATE, i)

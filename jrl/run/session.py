@@ -48,6 +48,7 @@ class Session(Policies):
       endless: whether it goes on beyond `stop.env_steps`.
       training_step: what an iteration does; None: as the config says.
       directory: of the run, for videos of evaluations; None: `run.out`.
+      run: its parts; None: as the config says.
     Attributes:
       config, run: the run and its parts.
       state: LoopState; taken over by the next call.
@@ -73,6 +74,7 @@ class Session(Policies):
         endless: bool = False,
         training_step: Callable[[Step], Any] | None = None,
         directory: Path | None = None,
+        run: build.Run | None = None,
     ):
         if errors := loggers.check(cfg.run.log):
             raise InputError(*errors)
@@ -90,7 +92,7 @@ class Session(Policies):
         self._task_fn = cfg.custom.env_task and registry.load(cfg.custom.env_task, "custom.env_task")
         self.schedule = evaluation.Schedule(self, self.callback_list, self._face, directory)
         self._recompiles = runtime.Recompiles(cfg.run.max_recompiles)
-        self.run = build.run(
+        self.run = run or build.run(
             cfg, timers=self.timers, restarts=restarts, callback_list=self.callback_list, training_step=training_step
         )
         self.workers, self.by_hand = Workers(self), ByHand(self)

@@ -1,0 +1,63 @@
+"""From RunConfigs that differ in their seed and floats of their algorithm to a Population."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+
+from jrl.errors import InputError
+from jrl.run import build, build_policies, parallel
+from jrl.run.population import Member, Population
+from jrl.settings import by_episode
+from jrl.settings.config import RunConfig
+from jrl.settings.sections import CustomConfig
+from jrl.types import PyTree
+
+
+def apart(configs: Sequence[RunConfig]) -> str:
+    """Says why runs cannot be one program, as far as their configs tell; "" where they may be."""
+    first = configs[0]
+    if any(_common(cfg) != _common(first) for cfg in configs[1:]):
+        return "members differ in more than run.seed and floats of the algorithm"
+    if first.custom != CustomConfig():
+        return "custom: code of one's own may look at one run at a time"
+    several = first.multi_agent
+    if by_episode.per_episode(first) or (several is not None and several.self_play is not None):
+        return "who plays changes between the calls of each run"
+    if several is not None and several.policies and build_policies.differing([cfg.algo for cfg in configs]):
+        return "policies have configs of their own"
+    return ""
+
+
+def make(configs: Sequence[RunConfig]) -> tuple[Population, list[build.Run]]:
+    """Makes the program of all members, and of each the Run that has its place in it.
+
+    Raises:
+      InputError: what cannot be run, or not as one program.
+    """
+    cfg = configs[0]
+    found = parallel.devices(learners=cfg.devices.learners, actors=cfg.devices.actors, fake=cfg.devices.fake)
+    devices = list(found.learners.devices.flat)
+    number = jax.local_devices().index(devices[0])
+    alone = dataclasses.replace(cfg, devices=dataclasses.replace(cfg.devices, learners=(number,)))
+    run = build.run(alone)
+    if run.of_config is None:
+        run.program.close()
+        raise InputError(f"a population as one program: {run.programs} ({run.backend}): use --processes")
+    of_config = run.of_config
+    floats = build_policies.differing([each.algo for each in configs])
+
+    def of_floats(values: PyTree) -> build.Fused:
+        return of_config(build_policies.with_floats(alone, values) if floats else alone)
+
+    assert isinstance(run.program, build.Fused)
+    seeds = [each.run.seed for each in configs]
+    population = Population(run.program, of_floats, seeds=seeds, floats=floats, devices=devices)
+    runs = [run._replace(program=Member(population, i)) for i in range(len(configs))]
+    return population, runs
+
+
+def _common(cfg: RunConfig) -> tuple[object, ...]:
+    """What members have in common: the config without its seed, its directory and the floats of its algorithm."""
+    rest = dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, seed=0, out=None))
+    return cfg.multi_agent, *build_policies.without_floats(rest)

@@ -1,0 +1,265 @@
+"""Runs that differ in their seed and in floats of their algorithm alone, as one program: members of a population.
+
+The program is the fused iteration of one run (fused.py), vmapped over the members and dealt to the devices, each of
+which has some of them whole. Each member's own Program is a view of its place: it keeps, places and acts like any.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jrl.run import parallel
+from jrl.run.fused import Fused
+from jrl.run.program import LoopState, Program
+from jrl.types import Episodes, Key, Metrics, PyTree, Rollout
+
+_MEMBERS = "member"  # the axis of the mesh
+_OWN, _SAME = P(_MEMBERS), P()
+
+
+class Population:
+    """The state of all members [S, ...], and the program that advances it.
+
+    Args:
+      fused: of one device, of the first member, whose environments are pure.
+      of_floats: floats of one member, which may be traced -> its Fused.
+      seeds: [S].
+      floats: those in which members differ, [S] f32 each; () where none do.
+      devices: that members are dealt to.
+    """
+
+    def __init__(
+        self,
+        fused: Fused,
+        of_floats: Callable[[PyTree], Fused],
+        *,
+        seeds: Sequence[int],
+        floats: PyTree,
+        devices: Sequence[jax.Device],
+    ):
+        self.fused, self._of_floats = fused, of_floats
+        self._mesh = Mesh(np.asarray(devices), (_MEMBERS,))
+        self._roots = jnp.stack([jax.random.key(seed) for seed in seeds])
+        self._floats = jax.tree.map(jnp.asarray, floats)
+        self._places = {i: i for i in range(len(seeds))}  # member -> place
+        self._state: LoopState | None = None
+
+    # ------------------------------------------------------------ beginning
+
+    def begin(self) -> None:
+        """Makes each member's state, one after the other: a vmapped orthogonal init hangs on jaxlib 0.10 on CPU."""
+        if self._state is not None:
+            return
+        start = jax.jit(lambda floats, root: self._of_floats(floats).begun(root))
+        width = self._width(len(self._places))
+        repeat = lambda tree: jax.tree.map(lambda x: jnp.broadcast_to(x[None], (width, *x.shape)), tree)
+        first, *others = self._places
+        self._state = jax.jit(repeat, out_shardings=NamedSharding(self._mesh, _OWN))(start(*self._own(first)))
+        for i in others:
+            self._write(i, start(*self._own(i)))
+
+    def _width(self, members: int) -> int:
+        """Places: so many that each device has as many as the others."""
+        devices = self._mesh.devices.size
+        return -(-members // devices) * devices
+
+    def _own(self, member: int) -> tuple[PyTree, Key]:
+        """A member's floats and the root of its keys."""
+        return jax.tree.map(lambda x: x[member], self._floats), self._roots[member]
+
+    # ------------------------------------------------------------ one member's state
+
+    def of(self, member: int) -> LoopState:
+        """A copy of a member's state."""
+        assert self._state is not None
+        return _taken(self._state, self._places[member])
+
+    def put(self, member: int, state: LoopState) -> None:
+        """Replaces a member's state."""
+        self._write(self._places[member], state)
+
+    def _write(self, place: int, one: LoopState) -> None:
+        self._state = self._writing(self._state, one, place)
+
+    @functools.cached_property
+    def _writing(self) -> Callable[..., LoopState]:
+        own, same = (NamedSharding(self._mesh, spec) for spec in (_OWN, _SAME))
+        write = lambda tree, one, place: jax.tree.map(lambda x, new: x.at[place].set(new), tree, one)
+        placed = jax.jit(write, donate_argnums=0, out_shardings=own)
+        return lambda tree, one, place: placed(tree, jax.device_put(one, same), place)
+
+    def keep_alone(self, members: Sequence[int]) -> None:
+        """Goes on with some of the members, in a smaller program."""
+        places = np.array([self._places[i] for i in members])
+        places = np.resize(places, self._width(len(members)))  # what fills up a device is somebody once more
+        take = jax.jit(
+            lambda tree: jax.tree.map(lambda x: x[places], tree), out_shardings=NamedSharding(self._mesh, _OWN)
+        )
+        self._state = take(self._state)
+        self._places = {member: place for place, member in enumerate(members)}
+
+    def actor(self, member: int) -> PyTree:
+        """What a member acts with."""
+        return parallel.first(self._acting(self._own(member)[0], self.of(member).learner))
+
+    @functools.cached_property
+    def _acting(self) -> Callable[..., PyTree]:
+        return jax.jit(lambda floats, learner: self._of_floats(floats).learner.actor(learner))
+
+    # ------------------------------------------------------------ going on
+
+    def advance(
+        self, calls: Mapping[int, tuple[int, int]], *, hold: bool = False
+    ) -> dict[int, tuple[Metrics, Episodes]]:
+        """Makes a call of each member that is named: (iteration, count), in one program where these are equal.
+
+        Args:
+          calls: by member.
+          hold: the other members stay where they are. Without it their states are worth nothing afterwards.
+        Returns:
+          Metrics and episodes of the call by member, on the host.
+        """
+        found: dict[int, tuple[Metrics, Episodes]] = {}
+        alike = list(dict.fromkeys(calls.values()))
+        hold = hold or len(alike) > 1
+        for call in alike:
+            members = [member for member, own in calls.items() if own == call]
+            before = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))(self._state) if hold else None
+            order = np.zeros(self._state_width, np.int32)
+            order[[*self._places.values()]] = [*self._places]
+            floats = jax.tree.map(lambda x, order=order: x[order], self._floats)
+            advance = self._advance_one if self._state_width == 1 else self._advance
+            self._state, metrics, report = advance(floats, self._state, self._roots[order], *map(np.uint32, call))
+            metrics, report = jax.device_get((metrics, report))
+            for member in members:
+                own = lambda x, place=self._places[member]: x[place]
+                found[member] = jax.tree.map(own, metrics), jax.tree.map(own, report)
+            if hold:
+                mine = np.zeros(self._state_width, bool)
+                mine[[self._places[member] for member in members]] = True
+                self._state = _chosen(mine, self._state, before)
+        return found
+
+    @property
+    def size(self) -> int:
+        """The members that are advanced."""
+        return len(self._places)
+
+    @property
+    def _state_width(self) -> int:
+        return jax.tree.leaves(self._state)[0].shape[0]
+
+    @functools.cached_property
+    def _advance(self) -> Callable[..., Any]:
+        """(floats, state, roots, iteration, count) -> (state, metrics, episodes); all but the numbers [S, ...]."""
+
+        def one(floats, state, root, iteration, count):
+            body = self._of_floats(floats).body
+            # the learner's collectives are over its one device
+            out = jax.vmap(lambda _: body(state, root, iteration, count), axis_name=parallel.AXIS)(jnp.zeros(1))
+            return jax.tree.map(lambda x: x[0], out)
+
+        every = jax.vmap(one, in_axes=(0, 0, 0, None, None))
+        mapped = jax.shard_map(
+            every, mesh=self._mesh, in_specs=(_OWN, _OWN, _OWN, _SAME, _SAME), out_specs=_OWN, check_vma=False
+        )
+        return jax.jit(mapped, donate_argnums=1)
+
+    @functools.cached_property
+    def _advance_one(self) -> Callable[..., Any]:
+        """As `_advance`, for one member: the plain program."""
+        specs = LoopState(_SAME, parallel.PER_DEVICE, parallel.PER_DEVICE)
+
+        def body(floats, state, root, iteration, count):
+            return self._of_floats(floats).body(state, root, iteration, count)
+
+        mapped = parallel.pmap(
+            body, self.fused.mesh, (_SAME, specs, _SAME, _SAME, _SAME), (specs, _SAME, parallel.PER_DEVICE)
+        )
+
+        def advance(floats, state, root, iteration, count):
+            mine = jax.tree.map(lambda x: x[0], (floats, state, root))
+            return jax.tree.map(lambda x: x[None], mapped(*mine, iteration, count))
+
+        return jax.jit(advance, donate_argnums=1)
+
+    def close(self) -> None:
+        """Ends the environments."""
+        self.fused.close()
+
+
+_taken = jax.jit(lambda tree, place: jax.tree.map(lambda x: x[place], tree))
+
+
+@jax.jit
+def _chosen(mine: jax.Array, new: PyTree, old: PyTree) -> PyTree:
+    """Of some places the one tree, of the others the other."""
+    choose = lambda a, b: jnp.where(mine.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+    return jax.tree.map(choose, new, old)
+
+
+class Place:
+    """A member's state, read when it is asked for: it has the fields of a LoopState."""
+
+    def __init__(self, population: Population, member: int):
+        self._population, self._member = population, member
+
+    learner = property(lambda self: self._population.of(self._member).learner)
+    replay = property(lambda self: self._population.of(self._member).replay)
+    source = property(lambda self: self._population.of(self._member).source)
+
+
+class Member(Program):
+    """One member of a population as a Program. Whoever advances all of them calls `Population.advance`."""
+
+    def __init__(self, population: Population, member: int):
+        fused = population.fused
+        super().__init__(fused.learner, fused.mesh, rows=fused.rows)
+        self.population, self.member, self.iterations = population, member, fused.iterations
+        self.place_of = Place(population, member)
+
+    def init(self, seed: int) -> Any:
+        self.population.begin()
+        return self.place_of
+
+    def advance(self, state: Any, seed: int, iteration: int, count: int = 1) -> tuple[Any, Metrics, Episodes]:
+        made = self.population.advance({self.member: (iteration, count)}, hold=True)
+        return self.place_of, *made[self.member]
+
+    def keep(self, state: Any) -> LoopState:
+        return self.population.fused.keep(self.population.of(self.member))
+
+    def place(self, state: LoopState) -> Any:
+        self.population.put(self.member, self.population.fused.place(state))
+        return self.place_of
+
+    def assign(self, state: Any, kept: PyTree) -> Any:
+        of_all = self.population.of(self.member)
+        self.population.put(self.member, super().assign(of_all, kept))
+        return self.place_of
+
+    def actor(self, state: Any) -> PyTree:
+        return self.population.actor(self.member)
+
+    def collect(self, state: Any, seed: int, iteration: int, call: int = 0) -> tuple[Any, Rollout, Episodes]:
+        raise RuntimeError("a member of a population collects in the program of all")
+
+    def learn(self, state: Any, rollout: Rollout, seed: int, iteration: int, call: int = 0) -> tuple[Any, Metrics]:
+        raise RuntimeError("a member of a population learns in the program of all")
+
+    def apart(self, state: Any) -> Any:
+        one = self.population.of(self.member)
+        self.population.put(self.member, self.population.fused.apart(one))
+        return self.place_of
+
+    def restart(self, count: int) -> None:
+        """Does nothing: what is kept holds these environments."""
+
+    def close(self) -> None:
+        """Does nothing: the environments are the population's, which `Population.close` ends."""

@@ -1,0 +1,61 @@
+"""Members of a population in processes of their own: where they are not one program, as with EnvPool or Gymnasium."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from jrl.errors import counted
+from jrl.host import faults, files
+from jrl.settings import config
+from jrl.sweep.members import Member
+
+_POLL = 0.2  # seconds between two looks at who has ended
+_CONFIGS = "configs"
+
+
+def train(members: Sequence[Member], directory: Path, processes: int, interrupted: faults.Signals) -> dict[str, str]:
+    """Trains each member by `python -m jrl.train`, so many at once; those that began before go on.
+
+    What a member prints is in `console.txt` of its directory.
+
+    Returns:
+      How each ended, by name: `ended`, `failed: status N`, or `interrupted`.
+    """
+    found: dict[str, str] = {}
+    left, running = list(members), dict[str, subprocess.Popen]()
+    print(f"{counted(len(members), 'member')}, {processes} at once, in processes of their own")
+    try:
+        while left or running:
+            while left and len(running) < processes and not interrupted:
+                member = left.pop(0)
+                running[member.name] = _started(member, directory)
+            for name, process in list(running.items()):
+                if process.poll() is None:
+                    continue
+                del running[name]
+                found[name] = "ended" if process.returncode == 0 else f"failed: status {process.returncode}"
+                print(f"{name}: {found[name]}  ({len(found)} of {len(members)})", flush=True)
+            if interrupted:
+                for process in running.values():
+                    process.terminate()  # saves where it is
+                for process in running.values():
+                    process.wait()
+                return {**dict.fromkeys((m.name for m in members), "interrupted"), **found}
+            time.sleep(_POLL)
+    finally:
+        for process in running.values():
+            process.kill()
+    return found
+
+
+def _started(member: Member, directory: Path) -> subprocess.Popen:
+    path = directory / _CONFIGS / f"{member.name}.yaml"
+    path.parent.mkdir(exist_ok=True)
+    files.replace(path, config.to_yaml(member.config))
+    member.directory.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "jrl.train", str(path), "--out", str(member.directory), "--resume", "auto"]
+    with (member.directory / "console.txt").open("a") as out:
+        # a session of its own: a Ctrl-C of the terminal comes here, and is handed on once
+        return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)

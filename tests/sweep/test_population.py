@@ -1,0 +1,152 @@
+"""Members of a population: each is the run that it would be alone, whatever becomes of the others."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from jrl.run import build_population, checkpoint
+from jrl.run.session import Session
+from jrl.settings import config
+
+SMALL = {
+    "env": {"id": "CartPole-v1", "backend": "jax", "num_envs": 4}, "network": {"hidden": [8]},
+    "rollout": {"iterations_per_call": 2}, "run": {"log": [], "compile_cache": False},
+    "stop": {"env_steps": 10_000},
+}  # fmt: skip
+BY_REPLAY = {"replay": {"batch_size": 16, "learning_starts": 16, "capacity": 128, "prioritized": True}}
+# a config, and floats of each of three members
+KINDS = {
+    "ppo": (
+        {"algo": {"name": "ppo", "num_epochs": 2, "num_minibatches": 2}, "rollout": {"length": 8}},
+        [{}, {"lr": 1e-2, "gamma": 0.5}, {"clip_eps": 0.1, "ent_coef": 0.1}],
+    ),
+    "dqn": ({"algo": {"name": "dqn"}, **BY_REPLAY}, [{}, {"lr": 1e-2, "gamma": 0.5}, {"tau": 0.5}]),
+    "sac": (
+        {"algo": {"name": "sac"}, "env": {"id": "Pendulum-v1"}, **BY_REPLAY},
+        [{}, {"lr": 1e-2}, {"ent_coef": 0.1, "tau": 0.5}],
+    ),
+    "pqn": ({"algo": {"name": "pqn", "num_minibatches": 2}, "rollout": {"length": 8}}, [{}, {"lr": 1e-2}, {}]),
+}  # fmt: skip
+
+
+def configs(sections, floats, **more):
+    """Members with seeds 5, 6, ..."""
+    data = config.merge(config.merge(SMALL, sections), more)
+    return [config.from_dict(config.merge(data, {"algo": own, "run": {"seed": 5 + i}})) for i, own in enumerate(floats)]
+
+
+@pytest.fixture
+def members(request):
+    """Makes a population of configs that has begun: (it, the sessions of its members)."""
+
+    def begun(configs, saved=()):
+        population, runs = build_population.make(configs)
+        request.addfinalizer(population.close)
+        sessions = [Session(cfg, run=run) for cfg, run in zip(configs, runs, strict=True)]
+        for i, session in enumerate(sessions):
+            session.start(saved[i] if saved else None)
+        return population, sessions
+
+    return begun
+
+
+def advanced(population, sessions, calls):
+    for _ in range(calls):
+        asked = {i: (session.iteration, session.ahead()) for i, session in enumerate(sessions)}
+        for i, made in population.advance(asked).items():
+            sessions[i].reporter.add(sessions[i].advanced(sessions[i].state, *made))
+
+
+def alone(cfg, calls):
+    """What the same number of calls makes of a run of its own: what is kept, what acts, and the row."""
+    with Session(cfg) as session:
+        session.start()
+        for _ in range(calls):
+            session.reporter.add(session.advance())
+        session.reporter.flush()
+        kept, actor = jax.device_get((session.run.program.keep(session.state), session.actor()))
+        return kept, actor, session.reporter.row
+
+
+def close(found, expected, tolerance=1e-5):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(*map(plain, (a, b)), rtol=tolerance, atol=tolerance), found, expected
+    )
+
+
+def plain(x):
+    return jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+def of_time(name):
+    return name.startswith(("time", "perf/"))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_each_member_is_the_run_that_it_would_be_alone(name, members):
+    made = configs(*KINDS[name])
+    population, sessions = members(made)
+    advanced(population, sessions, 1)
+    for session, cfg in zip(sessions, made, strict=True):
+        kept, actor, row = alone(cfg, 1)
+        close(jax.device_get(session.run.program.keep(session.state)), kept)
+        close(session.actor(), actor)
+        session.reporter.flush()
+        found = {key: value for key, value in session.reporter.row.items() if not of_time(key)}
+        assert found == pytest.approx({key: row[key] for key in found}, rel=1e-3, abs=1e-4, nan_ok=True)
+    first, second, _ = (jax.tree.leaves(session.learner_state().params) for session in sessions)
+    assert not all(map(np.array_equal, first, second))
+
+
+def test_a_population_of_one_is_the_plain_run_to_the_bit(members):
+    (cfg,) = configs(KINDS["ppo"][0], [{}])
+    population, (session,) = members([cfg])
+    advanced(population, [session], 3)
+    kept, *_ = alone(cfg, 3)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        *(jax.tree.map(plain, x) for x in (session.run.program.keep(session.state), kept)),
+    )
+
+
+def test_members_do_not_know_of_each_other_nor_of_devices(members):
+    """Held back, in a smaller program, and on two devices: the bits of who is advanced are the same."""
+    made = configs(*KINDS["dqn"])
+    expected = []
+    population, sessions = members(made)
+    advanced(population, sessions, 2)
+    expected = [jax.device_get(population.of(i)) for i in range(3)]
+    again, sessions = members(made)
+    advanced(again, sessions, 1)
+    asked = {i: (session.iteration, session.ahead()) for i, session in enumerate(sessions)}
+    again.advance({1: asked[1]}, hold=True)
+    again.advance({0: asked[0], 2: asked[2]}, hold=True)
+    for i in range(3):
+        jax.tree.map(np.testing.assert_array_equal, *(jax.tree.map(plain, x) for x in (again.of(i), expected[i])))
+    fewer, sessions = members(made)
+    advanced(fewer, sessions, 1)
+    fewer.keep_alone([2])
+    fewer.advance({2: (sessions[2].iteration, sessions[2].ahead())})
+    close(jax.device_get(fewer.of(2)), expected[2])
+    dealt, sessions = members(
+        [dataclasses.replace(c, devices=dataclasses.replace(c.devices, learners=(0, 1))) for c in made]
+    )
+    advanced(dealt, sessions, 2)
+    for i in range(3):
+        close(jax.device_get(dealt.of(i)), expected[i])
+
+
+def test_members_go_on_from_their_checkpoints(members, tmp_path):
+    made = configs(KINDS["ppo"][0], KINDS["ppo"][1][:2])
+    population, sessions = members(made)
+    advanced(population, sessions, 2)
+    for i, session in enumerate(sessions):
+        checkpoint.write(tmp_path / str(i), checkpoint.on_host(session.parts()), session.description())
+    advanced(population, sessions, 2)
+    again, resumed = members(made, [tmp_path / "0", tmp_path / "1"])
+    assert [session.iteration for session in resumed] == [4, 4]
+    advanced(again, resumed, 2)
+    for i in range(2):
+        jax.tree.map(np.testing.assert_array_equal, *(jax.tree.map(plain, x.of(i)) for x in (again, population)))

@@ -72,6 +72,13 @@ _CHEETAH = (
 _BC_CHEETAH = (*_CHEETAH, "algo.lr=[[0, 1e-3], [10000, 0]]", "stop.updates=10000", "evaluation.every=2500")
 _TD3_BC_CHEETAH = (*_CHEETAH, "algo.bc_alpha=2.5", "algo.lr=3e-4", "algo.tau=0.02", "stop.updates=40000")
 _REBRAC_CHEETAH = (*_CHEETAH, "algo.tau=0.02", "stop.updates=30000")
+# a policy that begins as the data's, values that do not reach beyond the data, and steps that become smaller
+_CQL_CHEETAH = (
+    *_CHEETAH, "network.critic_layer_norm=true", "algo.gamma=0.99", "algo.cql_weight=0.1", "algo.ent_coef=0.02",
+    "algo.ent_coef_lr=3e-4", "algo.lr=[[0, 1e-3], [15000, 0]]", "algo.actor_lr=[[0, 1e-3], [15000, 0]]",
+    "algo.bc_updates=2500", "replay.batch_size=256", "data.reward.scale=0.1", "evaluation.every=5000",
+    "stop.updates=15000",
+)  # fmt: skip
 _IQL_CHEETAH = (
     *_CHEETAH, "data.reward.normalize=range", "algo.expectile=0.7", "algo.beta=3", "algo.lr=[[0, 1e-3], [40000, 0]]",
     "stop.updates=40000",
@@ -157,6 +164,7 @@ TASKS = (
     Task("data-td3-bc-pendulum", "configs/td3_bc.yaml", bounds=(-250, math.inf)),
     Task("data-rebrac-pendulum", "configs/rebrac.yaml", bounds=(-250, math.inf)),
     Task("data-pendulum-control", "configs/bc.yaml", _PENDULUM_MIXED, control=True, bounds=(-300, math.inf)),
+    Task("data-cql-halfcheetah", "configs/cql.yaml", _CQL_CHEETAH, bounds=(3700, math.inf)),
     Task("data-iql-halfcheetah", "configs/iql.yaml", _IQL_CHEETAH, bounds=(3700, math.inf)),
     Task("data-td3-bc-halfcheetah", "configs/td3_bc.yaml", _TD3_BC_CHEETAH, bounds=(3700, math.inf)),
     Task("data-rebrac-halfcheetah", "configs/rebrac.yaml", _REBRAC_CHEETAH, bounds=(3700, math.inf)),

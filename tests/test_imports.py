@@ -35,6 +35,7 @@ ARROWS = {
         "algos", "callbacks", "data", "envs", "errors", "fields", "host", "metrics", "ops", "registry", "replay",
         "rollout", "settings", "spaces", "types",
     },
+    "sweep": {"errors", "host", "metrics", "run", "settings"},
     "export": {"data", "errors", "host", "run", "settings", "spaces", "types"},
     # the commands that a user types; what is slow to import inside functions
     "": {"envs", "run"},
@@ -59,7 +60,7 @@ LAZY_ARROWS = {
     "settings": {"algos"},
     "migrate": {"algos"},
     "config": {"migrate", "run"},
-    "train": {"metrics"},
+    "train": {"metrics", "sweep"},
     "evaluate": {"run", "settings"},
     "record": {"run"},
     "check_env": {"envs", "fields"},

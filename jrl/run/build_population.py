@@ -14,6 +14,10 @@ from jrl.settings.sections import CustomConfig
 from jrl.types import PyTree
 
 
+class NotOneProgram(InputError):
+    """Members of a population that cannot be one program, though each can be run."""
+
+
 def apart(configs: Sequence[RunConfig]) -> str:
     """Says why runs cannot be one program, as far as their configs tell; "" where they may be."""
     first = configs[0]
@@ -33,7 +37,8 @@ def make(configs: Sequence[RunConfig]) -> tuple[Population, list[build.Run]]:
     """Makes the program of all members, and of each the Run that has its place in it.
 
     Raises:
-      InputError: what cannot be run, or not as one program.
+      InputError: what cannot be run.
+      NotOneProgram: environments that are no part of a program, or are not pure.
     """
     cfg = configs[0]
     found = parallel.devices(learners=cfg.devices.learners, actors=cfg.devices.actors, fake=cfg.devices.fake)
@@ -43,7 +48,7 @@ def make(configs: Sequence[RunConfig]) -> tuple[Population, list[build.Run]]:
     run = build.run(alone)
     if run.of_config is None:
         run.program.close()
-        raise InputError(f"a population as one program: {run.programs} ({run.backend}): use --processes")
+        raise NotOneProgram(f"{run.programs} ({run.backend})")
     of_config = run.of_config
     floats = build_policies.differing([each.algo for each in configs])
 

@@ -130,7 +130,7 @@ class Population:
         hold = hold or len(alike) > 1
         for call in alike:
             members = [member for member, own in calls.items() if own == call]
-            before = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))(self._state) if hold else None
+            before = _copied(self._state) if hold else None
             order = np.zeros(self._state_width, np.int32)
             order[[*self._places.values()]] = [*self._places]
             floats = jax.tree.map(lambda x, order=order: x[order], self._floats)
@@ -194,6 +194,7 @@ class Population:
         self.fused.close()
 
 
+_copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 _taken = jax.jit(lambda tree, place: jax.tree.map(lambda x: x[place], tree))
 
 

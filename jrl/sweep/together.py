@@ -41,13 +41,15 @@ class Running:
 
     def start(self, stack: contextlib.ExitStack) -> None:
         """Begins, or goes on from the latest checkpoint; the files are open until `stack` ends."""
-        cfg, directory, done = self.member.config, self.member.directory, 0
+        cfg, directory = self.member.config, self.member.directory
+        done = self._meta["env_steps"] if self._meta else 0
         stack.enter_context(self.session)
+        if done >= cfg.stop[plan.counts_by(cfg)]:
+            self.ended = "complete"
+            return
         self._checkpoints = stack.enter_context(checkpoint.Checkpointer(directory / "checkpoints", cfg.checkpoint))
         self.session.start(self.saved, anew=self._meta is None)
         rows_until = self._meta["rows"]["env_steps"] if self._meta else 0
-        if self._meta:
-            done = self._meta["env_steps"]
         with files.opening(directory):
             more = {"make_room": self._checkpoints.make_room}
             write = stack.enter_context(run_directory.opened(self.session, directory, rows_until, **more))
@@ -56,8 +58,6 @@ class Running:
             reporter.evaluation_ends(cfg.stop, found) or self._checkpoints.improves(found)
         )
         self._saving = Saving(self.session, self._checkpoints, self._watchdog, done)
-        if done >= cfg.stop[plan.counts_by(cfg)]:
-            self.ended = "complete"
 
     def after(self, made: tuple[Any, Any]) -> None:
         """Takes what a call made: the row, evaluation and checkpoint that are due; the end, where it is one."""
@@ -141,7 +141,7 @@ def _drive(
 ) -> None:
     """Advances all members, call by call, until each has ended."""
     # those of a later checkpoint wait for the others, so that all make the calls of a run that was not interrupted
-    waiting = {one.number: one.session.iteration for one in every}
+    waiting = {one.number: one.session.iteration for one in every if one.ended is None}
     held = {n: population.of(n) for n, iteration in waiting.items() if iteration > min(waiting.values())}
     iteration, started = min(waiting.values(), default=0), time.monotonic()
     watchdog.beat("compilation and the first steps", grace=_COMPILATION, hint=faults.IN_A_PROGRAM)
@@ -180,7 +180,7 @@ def _drive(
 
 def _show(every: Sequence[Running], shown: Sequence[Any], started: float) -> None:
     """Shows the mean of the members' latest rows, where each has one."""
-    rows = [one.session.reporter.row for one in every]
+    rows = [one.session.reporter.row for one in every if one.ended != "complete"]
     if any(row is None for row in rows):
         return
     first, numbers = rows[0], [row for row in rows if row]

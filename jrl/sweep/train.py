@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import math
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -70,17 +71,20 @@ def _trained(
     interrupted: faults.Signals,
     processes: int | None,
 ) -> dict[str, str]:
-    """Why each member ended, by name."""
+    """Why each member ended, by name: as one program where that can be and nobody asks for processes."""
     from jrl.run import build_population
     from jrl.sweep import processes as apart
     from jrl.sweep import together
 
     why = build_population.apart([member.config for member in members])
     if processes is None and not why:
-        return together.train(members, directory, transcript, interrupted)
-    if processes is None:
-        raise InputError(f"{why}: they cannot be one program; --processes 2 trains two at once in processes")
-    return apart.train(members, directory, processes, interrupted)
+        try:
+            return together.train(members, directory, transcript, interrupted)
+        except build_population.NotOneProgram as e:
+            (why,) = e.errors
+    if why:
+        print(f"not one program: {why}")
+    return apart.train(members, directory, processes or max(1, (os.cpu_count() or 1) // 2), interrupted)
 
 
 def _table(members: Sequence[Member], ended: Mapping[str, str], objective: str | None) -> list[dict[str, Any]]:

@@ -84,7 +84,10 @@ def of_time(name):
     return name.startswith(("time", "perf/"))
 
 
-@pytest.mark.parametrize("name", KINDS)
+QUICK = ("ppo", "sac")  # of the others the test of bits below has DQN, and the slow set all
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in KINDS])
 def test_each_member_is_the_run_that_it_would_be_alone(name, members):
     made = configs(*KINDS[name])
     population, sessions = members(made)

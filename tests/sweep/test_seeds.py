@@ -1,0 +1,119 @@
+"""`jrl.train --seeds`: directories, ends, and populations that go on; docs/sweeps.md as it is written."""
+
+import csv
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from jrl import evaluate, train
+from jrl.host import output
+from jrl.metrics import loggers
+from jrl.settings import config
+from jrl.sweep import train as populations
+
+PAGE = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
+SMALL = [
+    "ppo", "--env=CartPole-v1", "--set=env.backend=jax", "--set=env.num_envs=2", "--set=network.hidden=[4]",
+    "--set=rollout.length=8", "--set=algo.num_epochs=1", "--set=algo.num_minibatches=1", "--set=run.log=[jsonl]",
+    "--set=run.report_every=16", "--set=checkpoint.every=32", "--set=checkpoint.keep_last=9",
+    "--set=run.compile_cache=false",
+]  # fmt: skip
+
+
+def run(*args):
+    return train.main([*SMALL, *args])
+
+
+def rows(directory):
+    """The result rows of a run, without what differs from run to run."""
+    own = ("time", "perf/")
+    return [
+        {k: v for k, v in row.items() if not k.startswith(own)} for row in loggers.read_rows(directory / "result.jsonl")
+    ]
+
+
+def table(directory):
+    with (directory / "sweep.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for command, line in re.findall(r"^python -m jrl\.(train|evaluate) (.+)$", PAGE, re.M):
+        assert {"train": train, "evaluate": evaluate}[command].main(line.split()) == 0, capsys.readouterr().err
+    made = Path("runs/seeds")
+    assert [json.loads((made / "members" / f"0{i}" / "params.json").read_text())["run"]["seed"] for i in range(3)] == [
+        0,
+        1,
+        2,
+    ]
+    found = table(made)
+    assert [(row["member"], row["run.seed"], row["ended"]) for row in found] == [
+        (f"0{i}", str(i), "env_steps") for i in range(3)
+    ]
+    best = max(found, key=lambda row: float(row["last"]))
+    assert rows(made / "best") == rows(made / "members" / best["member"])
+    assert all(int(row["env_steps"]) >= 8192 for row in found)
+    said = capsys.readouterr().out
+    assert "3 members, each with its run.seed, in one program" in said
+    assert "2 members, 2 at once, in processes of their own" in said
+    assert [row["ended"] for row in table(Path("runs/processes"))] == ["ended", "ended"]
+
+
+def test_members_of_other_checkpoints_become_what_they_were(tmp_path, capsys):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert run("--stop=env_steps=128", "--seeds=3", f"--out={whole}") == 0
+    shutil.copytree(whole, cut)
+    for name, left in {"00": 2, "01": 1, "02": None}.items():  # killed while they were saved; the last is complete
+        found = (cut / "members" / name / "checkpoints").iterdir()
+        saved = sorted((path for path in found if path.name.isdigit()), key=lambda path: int(path.name))
+        assert len(saved) > 2
+        for path in saved[left:] if left else []:
+            shutil.rmtree(path)
+    capsys.readouterr()
+    assert train.main([f"--resume={cut}"]) == 0
+    assert "resume: 3 of them from their checkpoints" in capsys.readouterr().out
+    for i in range(3):
+        name = Path("members") / f"0{i}"
+        assert rows(cut / name) == rows(whole / name) and rows(whole / name)[-1]["env_steps"] >= 128
+
+
+def test_one_that_is_not_finite_ends_alone(tmp_path, capsys):
+    cfg = config.load(
+        "ppo", [arg.removeprefix("--set=") for arg in SMALL[2:]], env="CartPole-v1", stop=["env_steps=64"]
+    )
+    changes = [{"algo.lr": 1e-3}, {"algo.lr": 1e38}, {"algo.lr": 1e-2}]
+    with output.recorded() as transcript:
+        assert populations.train(cfg, tmp_path / "x", changes, transcript) == 1
+    found = table(tmp_path / "x")
+    assert [row["ended"].split(":")[0] for row in found] == ["env_steps", "not finite", "env_steps"]
+    assert Path(found[1]["ended"].partition(": ")[2]).is_dir()
+    assert "failed: 01" in capsys.readouterr().err
+    assert (tmp_path / "x" / "best" / "config.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--seeds=0"], "--seeds: expected at least 1, got 0"),
+        (["--seeds=2", "--processes=-1"], "--processes: expected at least 1, got -1"),
+        (["--processes=2"], "--processes says how --seeds are trained: give that, too"),
+        (["--seeds=2", "--init-from=x"], "it goes with none of --init-from, --as-test, --resume PATH"),
+    ],
+)
+def test_what_cannot_be_is_said_first(args, told, capsys, tmp_path):
+    assert run("--stop=env_steps=64", f"--out={tmp_path / 'x'}", *args) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_directory_is_of_one_population(tmp_path, capsys):
+    config.write(config.load("ppo", env="CartPole-v1", stop=["env_steps=64"]), tmp_path)
+    assert run("--stop=env_steps=64", "--seeds=2", f"--out={tmp_path}") == 2
+    assert "holds a run already: add --resume" in capsys.readouterr().err
+    (tmp_path / "population.json").write_text("{")
+    assert train.main([f"--resume={tmp_path}"]) == 2
+    assert "population.json cannot be read" in capsys.readouterr().err

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from jrl import registry
-from jrl.errors import InputError
+from jrl.errors import InputError, counted
 from jrl.host import files
 
 Row = Mapping[str, float | int | str | list[float]]  # lists, such as of one number per episode, go to jsonl only
@@ -296,6 +296,14 @@ def wandb(directory: str | Path, resume_at: int | None = None) -> Logger:
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a jsonl file, without what is no row, such as a half last line; none if there is no file."""
     return _read_jsonl(Path(path))[0]
+
+
+def damage(path: str | Path) -> str:
+    """What of a jsonl file is no row, in words; empty for nothing."""
+    path = Path(path)
+    damaged = len(_read_jsonl(path)[1])
+    torn = path.exists() and _is_torn(path)
+    return " and ".join(filter(None, [counted(damaged, "damaged line") * bool(damaged), "half a last line" * torn]))
 
 
 def _read_jsonl(path: Path) -> tuple[list[dict[str, Any]], list[str]]:

@@ -1,11 +1,13 @@
-"""What a run leaves beside its numbers: `env.json` (what it ran on) and learning curves."""
+"""What a run leaves beside its numbers: `env.json` (what it ran on, by which command) and learning curves."""
 
 import importlib.metadata
 import json
 import math
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +24,7 @@ PACKAGES = ("jrl", "jax", "jaxlib", "flax", "optax", "numpy", "envpool", "gymnas
 
 
 def write_env_json(directory: str | Path, *, devices: Iterable[str] = ()) -> Path:
-    """Writes versions, git state and machine to `directory`/env.json.
+    """Writes versions, git state, machine and the command that runs to `directory`/env.json.
 
     Args:
       devices: the accelerators in words; passed in, so that this file needs no jax.
@@ -36,6 +38,7 @@ def write_env_json(directory: str | Path, *, devices: Iterable[str] = ()) -> Pat
         "cpu": {"model": _cpu_model(), "count": os.cpu_count(), "usable": _usable_cpus()},
         "memory_gib": _memory_gib(),
         "devices": list(devices),
+        "command": shlex.join(sys.orig_argv),
     }
     path.write_text(json.dumps(content, indent=2) + "\n")
     return path
@@ -93,7 +96,11 @@ def read_curve(path: str | Path, *, x: str = "env_steps", y: str = "episode/retu
     """Columns `x` and `y` of a result.jsonl, f64 [N] each, without the rows where one of them is missing or null; of
     an evaluation's metric the row that first has it.
     """
-    rows = read_rows(path)
+    return curve(read_rows(path), x=x, y=y)
+
+
+def curve(rows: Sequence[Mapping[str, Any]], *, x: str, y: str) -> tuple[np.ndarray, np.ndarray]:
+    """Columns `x` and `y` of rows, as `read_curve`."""
     found, values = _columns(evaluations(rows) if y.startswith("evaluation/") else rows, x, y)
     return found, values
 
@@ -125,14 +132,20 @@ def _result(path: str | Path) -> Path:
 def band(
     curves: Sequence[tuple[np.ndarray, np.ndarray]], points: int = 200
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Curves over one grid: (grid, median, min, max), f64 [points] each.
+    """Curves over one grid: (grid, median, min, max), f64 [points] each."""
+    grid, values = on_one_grid(curves, points)
+    return grid, np.median(values, 0), values.min(0), values.max(0)
 
-    The grid covers the steps that all curves have; between its rows a curve is linear.
+
+def on_one_grid(curves: Sequence[tuple[np.ndarray, np.ndarray]], points: int = 200) -> tuple[np.ndarray, np.ndarray]:
+    """Curves of N runs that were reported at different points, over one grid: f64 [points] and [N, points].
+
+    The grid covers the steps that all curves have; between its rows a curve is linear. As a step function it would lag
+    by up to the distance of two rows, and the curve of whom reports more seldom would look slower.
     """
     low, high = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     grid = np.linspace(low, max(low, high), points)
-    values = np.stack([np.interp(grid, x, y) for x, y in curves])
-    return grid, np.median(values, 0), values.min(0), values.max(0)
+    return grid, np.stack([np.interp(grid, x, y) for x, y in curves])
 
 
 def plot_learning_curve(

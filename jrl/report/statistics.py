@@ -69,7 +69,7 @@ def mean(scores: Scores) -> np.ndarray:
 
 
 def median(scores: Scores) -> np.ndarray:
-    """The median over tasks of the mean over runs [...], as rliable's `aggregate_median`; of one task that is its mean."""
+    """The median over tasks of the mean over runs [...], as rliable's `aggregate_median`."""
     return np.median(_of_tasks(scores), axis=-1)
 
 

@@ -40,6 +40,18 @@ class Run(NamedTuple):
         """Axis and objective, f64 [N] each, of the rows that have both; an evaluation counts once, not in each row."""
         return report.curve(self.rows, x=axis, y=objective if self.path else _VALUE)
 
+    def last(self, axis: str, objective: str) -> float:
+        """The last value of the objective; NaN where there is none."""
+        values = self.curve(axis, objective)[1]
+        return float(values[-1]) if len(values) else math.nan
+
+    def best(self, axis: str, objective: str) -> float:
+        """The greatest value of the objective; means over the first few episodes count only if there are no others."""
+        window = _window(self.config)
+        full = [row for row in self.rows if criteria.counts(objective, _numbers(row), window)]
+        found = [run.curve(axis, objective)[1] for run in (self._replace(rows=full), self)]
+        return float(max(next(filter(len, found), [math.nan])))
+
     def column(self, name: str) -> np.ndarray:
         """A column of the rows as f64 [rows], NaN where a row has no such number."""
         values = [row.get(name) for row in self.rows]
@@ -113,10 +125,14 @@ def named(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Run]:
     """The same runs with the names of their methods, which tell what differs between them."""
     own = {i: run.config for i, run in enumerate(runs) if run.path}
     labels = methods.names(own, apart=("env.id",), by=by)
-    return [
-        run._replace(method=labels[i] or str(run.config.get("algo.name", "run"))) if i in labels else run
-        for i, run in enumerate(runs)
-    ]
+    taken = {label or str(runs[i].config.get("algo.name", "run")) for i, label in labels.items()}
+
+    def name(i: int, run: Run) -> str:
+        if i in labels:
+            return labels[i] or str(run.config.get("algo.name", "run"))
+        return f"{run.method} of {Path(run.name.partition(': ')[0]).name}" if run.method in taken else run.method
+
+    return [run._replace(method=name(i, run)) for i, run in enumerate(runs)]
 
 
 def numbers(runs: Iterable[Run]) -> list[str]:
@@ -173,13 +189,10 @@ def _state(directory: Path, config: Mapping[str, Any], rows: Sequence[Mapping[st
     """Whether a run came to the end that its config names. One that went on after a fault has."""
     if not rows:
         return EMPTY
-    window = config.get("run.smoothing_episodes")
-    window = window if isinstance(window, int) else 1
+    window = _window(config)
     for name, target in _criteria(config).items():
-        for row in rows:
-            row = {key: value for key, value in row.items() if _is_number(value)}
-            if criteria.met(name, row, target, window):
-                return FINISHED
+        if any(criteria.met(name, _numbers(row), target, window) for row in rows):
+            return FINISHED
     return NOT_FINITE if any((directory / "nonfinite").glob("*")) else UNFINISHED
 
 
@@ -218,6 +231,16 @@ def _provenance(directory: Path) -> tuple[Mapping[str, Any], list[str]]:
     except ValueError:
         found = None
     return (found, []) if isinstance(found, dict) else ({}, [f"{path.name} is no JSON, and is left out"])
+
+
+def _window(config: Mapping[str, Any]) -> int:
+    """The number of episodes that means of a row are over."""
+    window = config.get("run.smoothing_episodes")
+    return window if isinstance(window, int) else 1
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in row.items() if _is_number(value)}
 
 
 def _is_number(value: Any) -> bool:
@@ -269,6 +292,17 @@ def read_csv(path: Path) -> list[Run]:
         )
         for (method, task, seed), rows in runs.items()
     ]
+
+
+def only_method(path: Path) -> str:
+    """The method that a CSV file has rows of. Raises InputError: it has several."""
+    found = list(dict.fromkeys(run.method for run in read_csv(path)))
+    if len(found) > 1:
+        raise InputError(
+            f"--against {path}: it has several methods, {', '.join(found)}: give the file among the runs, and one of "
+            "them as --against"
+        )
+    return found[0]
 
 
 def _measured(line: Mapping[str, str]) -> Iterator[tuple[str, float]]:

@@ -224,9 +224,6 @@ def plot_runs(
 
 def _draw(axes: Any, color: str, label: str, curves: Sequence[Curve], around: Band | None) -> None:
     """Draws a group of runs: a thin line each, and their middle and band where there is one."""
-    if not curves:
-        axes.plot([], [], color=color, label=f"{label} (no rows)")
-        return
     single = len(curves) == 1
     for steps, values in curves:
         marker = "." if len(steps) <= _FEW else ""
@@ -237,7 +234,8 @@ def _draw(axes: Any, color: str, label: str, curves: Sequence[Curve], around: Ba
         grid, middle, low, high = around
         axes.fill_between(grid, low, high, color=color, alpha=0.15, linewidth=0)
         axes.plot(grid, middle, color=color)
-    axes.plot([], [], color=color, label=label if single else f"{label} ({len(curves)} runs)")
+    count = "" if single or not curves else f" ({len(curves)} runs)"
+    axes.plot([], [], color=color, label=label + (count if curves or around else " (no rows)"))
 
 
 _MOST_NAMED = 12  # groups that a legend names

@@ -53,7 +53,7 @@ def report(args: argparse.Namespace) -> None:
         raise InputError(f"--seed {args.seed}: expected 0 or more")
     bounds = content.normalization(args.normalize) if args.normalize else None
     if against and Path(against).suffix == ".csv":
-        paths.append(against)
+        paths.insert(0, against)  # before the same file of another spelling, which would not be read twice
         against = runs.only_method(Path(against))
     found = runs.read(paths, [key for key in args.by.split(",") if key])
     if against != args.against:

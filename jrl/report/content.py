@@ -10,6 +10,7 @@
     profiles                         thresholds, and of each method the share of runs above them
     improvement                      of pairs of methods the probability that a run of the first is better
     curves                           of each task and method: every run, and the interquartile mean with its interval
+    curves_over_tasks                of each method the same, of normalised scores of all tasks together
     hyper_parameters                 what each has to do with the score
     differences                      key -> method -> its values
     failures, provenance             runs without an end or without scores; where runs come from
@@ -25,15 +26,13 @@ import numpy as np
 from jrl.errors import InputError
 from jrl.fields import schema
 from jrl.metrics import report
-from jrl.report import methods, runs, statistics
+from jrl.report import curves, methods, runs, statistics
 from jrl.report.cautions import cautions
 from jrl.report.runs import EMPTY, FINISHED, Found, Run
 
 Groups = dict[tuple[str, str], list[Run]]  # task, method -> runs that have scores
 
 OBJECTIVE, TRAINING = "evaluation/return", "episode/return"
-_CURVE_REPLICATES = 2_000  # rliable's advice for what is drawn
-_MOST_POINTS = 500  # of a run's curve
 _MOST_PAIRED = 8  # methods that are compared each with each
 _STATISTICS = (statistics.interquartile_mean, statistics.median, statistics.mean, statistics.optimality_gap)
 
@@ -82,6 +81,7 @@ def content(found: Found, options: Options) -> dict[str, Any]:
         "profiles": _profiles(normal, tasks, names, options),
         "improvement": _improvement(scores, tasks, names, options),
         "curves": [_curve(*key, own, options) for key, own in groups.items()],
+        "curves_over_tasks": _curves_over_tasks(groups, tasks, names, options),
         "hyper_parameters": _hyper_parameters(groups, scores),
         "differences": _differences(scored, names),
         "failures": [_failure(run, options) for run in found.runs if run.state != FINISHED or run not in scored],
@@ -233,7 +233,7 @@ def _profiles(
     thresholds = np.linspace(0.0, max(1.0, most), 51)
     profile = lambda scores: statistics.performance_profile(scores, thresholds)
     found = {
-        name: statistics.estimate(profile, scores, replicates=_CURVE_REPLICATES, seed=options.seed)._asdict()
+        name: statistics.estimate(profile, scores, replicates=curves.REPLICATES, seed=options.seed)._asdict()
         for name, scores in whole.items()
     }
     return {"thresholds": thresholds, "methods": found}
@@ -262,23 +262,30 @@ def _improvement(
 
 def _curve(task: str, method: str, own: Sequence[Run], options: Options) -> dict[str, Any]:
     """The runs of a method on a task, and their interquartile mean as far as all of them go."""
-    curves = [run.curve(options.axis, options.objective) for run in own]
-    found: dict[str, Any] = {"task": task, "method": method}
-    found["runs"] = [dict(zip(("name", "x", "y"), (run.name, *_thin(*c)))) for run, c in zip(own, curves)]
-    found["band"] = None
-    if len(own) > 1 and max(x[0] for x, _ in curves) < min(x[-1] for x, _ in curves):
-        grid, values = report.on_one_grid(curves, points=100)
-        band = statistics.estimate(
-            statistics.interquartile_mean, [values.T], replicates=_CURVE_REPLICATES, seed=options.seed
-        )
-        found["band"] = {"x": grid, **band._asdict()}
+    found = [run.curve(options.axis, options.objective) for run in own]
+    lines = [dict(zip(("name", "x", "y"), (run.name, *curves.thin(*c)))) for run, c in zip(own, found)]
+    return {"task": task, "method": method, "runs": lines, "band": _band([found], options)}
+
+
+def _curves_over_tasks(groups: Groups, tasks: Sequence[str], names: Sequence[str], options: Options) -> list[Any]:
+    """Of each method with runs on all tasks the interquartile mean of normalised scores; [] of one task."""
+    found = []
+    for name in names:
+        if options.normalize is None or len(tasks) == 1 or any((task, name) not in groups for task in tasks):
+            continue
+        scaled = []
+        for task in tasks:
+            low, high = options.normalize[task]
+            own = [run.curve(options.axis, options.objective) for run in groups[task, name]]
+            scaled.append([(x, (y - low) / (high - low)) for x, y in own])
+        found.append({"method": name, "band": _band(scaled, options)})
     return found
 
 
-def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """As many points as can be told apart in a picture, the first and the last among them."""
-    kept = np.unique(np.linspace(0, len(x) - 1, min(len(x), _MOST_POINTS)).round().astype(int))
-    return x[kept], y[kept]
+def _band(tasks: Sequence[Sequence[report.Curve]], options: Options) -> dict[str, Any] | None:
+    """None of a single run, and where runs have no part of the axis in common."""
+    found = curves.efficiency(tasks, seed=options.seed) if sum(map(len, tasks)) > 1 else None
+    return {"x": found.grid, **found.estimate._asdict()} if found else None
 
 
 # ---------------------------------------------------------------- hyper-parameters

@@ -114,11 +114,15 @@ def run_directories(path: Path) -> list[Path]:
     if not path.is_dir():
         what = "is no run directory" if path.exists() else "does not exist"
         raise InputError(f"{path} {what}: give the --out of a run, a directory of runs or a .csv file")
-    members = sorted(filter(_is_run, (path / MEMBERS).glob("*")))
-    found = members or ([path] if _is_run(path) else sorted(filter(_is_run, path.iterdir())))
+    found = _own(path) or [directory for inside in sorted(path.iterdir()) for directory in _own(inside)]
     if not found:
         raise InputError(f"{path} holds no run: expected config.yaml and result.jsonl in it, in {MEMBERS}/* or in *")
     return found
+
+
+def _own(path: Path) -> list[Path]:
+    """The members of a directory, or itself if it is a run."""
+    return sorted(filter(_is_run, (path / MEMBERS).glob("*"))) or [path][: _is_run(path)]
 
 
 def named(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Run]:

@@ -28,7 +28,7 @@ def to_json(said: Mapping[str, Any]) -> str:
     return json.dumps(said, indent=1, allow_nan=False) + "\n"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table; bars in its cells do not end them."""
     line = lambda cells: "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
     return "\n".join([line(header), line(["---"] * len(header)), *map(line, rows)])
@@ -38,10 +38,10 @@ def number(value: float | None) -> str:
     """A number to four digits; a dash for one that is not there.
 
     >>> [number(x) for x in (475.0, 0.123456, 1234567.0, -0.00012, None)]
-    ['475', '0.1235', '1,234,567', '-0.00012', '–']
+    ['475', '0.1235', '1,234,567', '-0.00012', '-']
     """
     if value is None:
-        return "–"
+        return "-"
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
@@ -56,12 +56,12 @@ def interval(found: Mapping[str, Any]) -> str:
 
 
 _BAND = (
-    "A thin line is a run; the thick one is the interquartile mean of a method's runs with its 95 % interval, as far as "
-    "all of them go."
+    "A thin line is a run; the thick one is the interquartile mean of a method's runs with its 95 % interval, as far "
+    "as all of them go."
 )
 _HOW = (
-    "Intervals are 95 % percentile intervals of the stratified bootstrap (arXiv:2108.13264). IQM: the mean of the middle "
-    "half. Best values are maxima over a run, and luck is in them."
+    "Intervals are 95 % percentile intervals of the stratified bootstrap (arXiv:2108.13264). IQM: the mean of the "
+    "middle half. Best values are maxima over a run, and luck is in them."
 )
 
 
@@ -117,7 +117,8 @@ def _improvement(said: Mapping[str, Any]) -> str:
         many = len(said["methods"]) > 1
         return "## Improvement\n\nToo many methods to compare each with each: --against NAME says with which." * many
     rows = [(row["method"], row["over"], len(row["tasks"]), interval(row)) for row in said["improvement"]]
-    text = "The probability that a run of a method is better than one of another, averaged over tasks; a half is none."
+    text = "The probability that a run of a method is better than one of another, averaged over tasks: a half is none. "
+    text += "An interval without width says that the runs at hand lie apart, not that all would."
     return f"## Improvement\n\n{text}\n\n{table(('method', 'over', 'tasks', 'probability'), rows)}"
 
 
@@ -130,8 +131,8 @@ def _hyper_parameters(said: Mapping[str, Any]) -> str:
     ]
     header = ("algorithm", "key", "values", "runs", "rank correlation", "share of the ranks", "by chance", "best")
     text = (
-        "The rank correlation of a number with the score, and for any key the share of the variance of the scores' ranks "
-        "that lies between its values, beside what chance alone gives. The best is the value of the highest mean rank."
+        "The rank correlation of a number with the score, and for any key the share of the variance of the scores' "
+        "ranks that lies between its values, beside what chance gives. The best is the value of the highest mean rank."
     )
     return f"## Hyper-parameters\n\n{text}\n\n{table(header, rows)}"
 
@@ -145,7 +146,7 @@ def _differences(said: Mapping[str, Any]) -> str:
     found, names = said["differences"], said["methods"]
     if not found:
         return ""
-    cell = lambda key, name: " / ".join(found[key].get(name, ())) or "–"
+    cell = lambda key, name: " / ".join(found[key].get(name, ())) or "-"
     if len(names) <= _MOST_COLUMNS:
         text = table(("key", *names), [(f"`{key}`", *(cell(key, name) for name in names)) for key in found])
     else:

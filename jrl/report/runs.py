@@ -147,7 +147,7 @@ def numbers(runs: Iterable[Run]) -> list[str]:
 
 def near(name: str, known: Sequence[str]) -> str:
     """What to name instead of what is not known, in words."""
-    close = difflib.get_close_matches(name, known, 4, 0.5)
+    close = difflib.get_close_matches(name, known, 4, 0.6)
     close += [k for k in known if k not in close and k.rpartition("/")[2] == name.rpartition("/")[2]]
     return f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known) or 'none'}"
 

@@ -35,7 +35,7 @@ def test_seeds_of_one_config_are_one_method_named_by_what_differs(tmp_path):
     }
     assert {one.method for one in runs.read([tmp_path], by=["algo.name"]).runs} == {"ppo", "dqn"}
     assert {one.method for one in runs.read([tmp_path / "ppo0", tmp_path / "ppo1"]).runs} == {"ppo"}
-    with pytest.raises(InputError, match="--by algo.lrr: no run has that key .* did you mean algo.lr"):
+    with pytest.raises(InputError, match=r"--by algo.lrr: no run has that key .* did you mean algo.lr"):
         runs.read([tmp_path], by=["algo.lrr"])
 
 
@@ -133,7 +133,7 @@ def test_what_is_no_run_is_refused(tmp_path, made):
 
 
 def test_runs_without_any_row_are_refused(tmp_path):
-    with pytest.raises(InputError, match="none of the runs has a result row yet: .*no result row yet"):
+    with pytest.raises(InputError, match=r"none of the runs has a result row yet: .*no result row yet"):
         runs.read([run(tmp_path / "x", seed=0, values=())])
 
 

@@ -298,12 +298,12 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     return _read_jsonl(Path(path))[0]
 
 
-def damage(path: str | Path) -> str:
-    """What of a jsonl file is no row, in words; empty for nothing."""
+def read_damaged(path: str | Path) -> tuple[list[dict[str, Any]], str]:
+    """As `read_rows`, and in words what of the file is no row; empty for nothing."""
     path = Path(path)
-    damaged = len(_read_jsonl(path)[1])
-    torn = path.exists() and _is_torn(path)
-    return " and ".join(filter(None, [counted(damaged, "damaged line") * bool(damaged), "half a last line" * torn]))
+    rows, damaged = _read_jsonl(path)
+    lines = counted(len(damaged), "damaged line") * bool(damaged)
+    return rows, " and ".join(filter(None, [lines, "half a last line" * (path.exists() and _is_torn(path))]))
 
 
 def _read_jsonl(path: Path) -> tuple[list[dict[str, Any]], list[str]]:

@@ -54,17 +54,20 @@ def content(found: Found, options: Options) -> dict[str, Any]:
       InputError: no row has the objective, a method or a task is not there, or pairs of scores are wanting.
     """
     options, notes = _with_objective(found.runs, options)
-    scored = [run for run in found.runs if len(run.curve(options.axis, options.objective)[0])]
+    told = {run.name: _told(run, options) for run in found.runs}
+    scored = [run for run in found.runs if math.isfinite(told[run.name]["last"])]
     if not scored:
         raise InputError(f"--axis {options.axis}: no row has it beside {options.objective}: take --axis env_steps")
     names = list(dict.fromkeys(run.method for run in scored))
     if options.against is not None and options.against not in names:
-        raise InputError(f"--against {options.against}: no such method: {runs.near(options.against, names)}")
+        there = any(run.method == options.against for run in found.runs)
+        why = f"none of its runs has {options.objective} beside {options.axis}" if there else "no such method"
+        raise InputError(f"--against {options.against}: {why}: {runs.near(options.against, names)}")
     names.sort(key=lambda name: name != options.against)
     tasks = list(dict.fromkeys(run.task for run in scored))
     groups = {(task, name): own for task in tasks for name in names if (own := _of(scored, task, name))}
-    ends = {key: [run.last(options.axis, options.objective) for run in own] for key, own in groups.items()}
-    scores = {key: np.array(values) for key, values in ends.items()}
+    scores = {key: np.array([told[run.name]["last"] for run in own]) for key, own in groups.items()}
+    best = {key: np.array([told[run.name]["best"] for run in own]) for key, own in groups.items()}
     normal = _normalized(scores, tasks, options.normalize)
     said = {
         "objective": options.objective,
@@ -75,8 +78,8 @@ def content(found: Found, options: Options) -> dict[str, Any]:
         "cautions": [*found.cautions, *cautions(groups, options.axis)],
         "tasks": tasks,
         "methods": names,
-        "runs": [_told(run, options) for run in found.runs],
-        "per_task": [_per_task(*key, own, scores[key], options) for key, own in groups.items()],
+        "runs": list(told.values()),
+        "per_task": [_per_task(*key, scores[key], best[key], options) for key in groups],
         "aggregate": _aggregate(normal, tasks, names, options),
         "profiles": _profiles(normal, tasks, names, options),
         "improvement": _improvement(scores, tasks, names, options),
@@ -84,7 +87,7 @@ def content(found: Found, options: Options) -> dict[str, Any]:
         "curves_over_tasks": _curves_over_tasks(groups, tasks, names, options),
         "hyper_parameters": _hyper_parameters(groups, scores),
         "differences": _differences(scored, names),
-        "failures": [_failure(run, options) for run in found.runs if run.state != FINISHED or run not in scored],
+        "failures": _failures(found.runs, told, options),
         "provenance": _origins(found.runs),
     }
     return plain(said)
@@ -161,18 +164,17 @@ def _told(run: Run, options: Options) -> dict[str, Any]:
     }
 
 
-def _per_task(task: str, method: str, own: Sequence[Run], scores: np.ndarray, options: Options) -> dict[str, Any]:
+def _per_task(task: str, method: str, scores: np.ndarray, best: np.ndarray, options: Options) -> dict[str, Any]:
     """A row of the table of a task."""
     measures = lambda s: np.stack([statistics.interquartile_mean(s), statistics.median_run(s), statistics.mean(s)])
     found = statistics.estimate(measures, [scores], seed=options.seed)
-    best = [run.best(options.axis, options.objective) for run in own]
     named = {name: _estimate(found, i) for i, name in enumerate(("iqm", "median", "mean"))}
     return {
         "task": task,
         "method": method,
-        "seeds": len(own),
+        "seeds": len(scores),
         "last": {"least": scores.min(), "most": scores.max()},
-        "best": {"mean": np.mean(best), "most": np.max(best)},
+        "best": {"mean": best.mean(), "most": best.max()},
         **named,
     }
 
@@ -353,18 +355,18 @@ def _differences(given: Sequence[Run], names: Sequence[str]) -> dict[str, dict[s
     return found
 
 
-def _failure(run: Run, options: Options) -> dict[str, Any]:
-    """A run that does not count as others do, and why."""
-    scored = len(run.curve(options.axis, options.objective)[0])
-    why = {FINISHED: f"it has no {options.objective}", EMPTY: "it has no rows"}.get(run.state, run.state)
-    counts = "its last value counts" if scored else "it is left out"
-    return {
-        "name": run.name,
-        "method": run.method,
-        "task": run.task,
-        "why": f"{why}; {counts}",
-        "env_steps": run.reached("env_steps"),
-    }
+def _failures(given: Sequence[Run], told: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
+    """The runs that do not count as others do, and why."""
+    found = []
+    for run in given:
+        scored = math.isfinite(told[run.name]["last"])
+        if run.state == FINISHED and scored:
+            continue
+        lacks = f"no row has {options.objective} beside {options.axis}"
+        why = {FINISHED: lacks, EMPTY: "it has no rows"}.get(run.state, run.state)
+        why += "; its last value counts" if scored else "; it is left out"
+        found.append({**{key: told[run.name][key] for key in ("name", "method", "task", "env_steps")}, "why": why})
+    return found
 
 
 def _origins(given: Sequence[Run]) -> list[dict[str, Any]]:

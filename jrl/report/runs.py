@@ -38,7 +38,10 @@ class Run(NamedTuple):
 
     def curve(self, axis: str, objective: str) -> tuple[np.ndarray, np.ndarray]:
         """Axis and objective, f64 [N] each, of the rows that have both; an evaluation counts once, not in each row."""
-        return report.curve(self.rows, x=axis, y=objective if self.path else _VALUE)
+        x, y = report.curve(self.rows, x=axis, y=objective if self.path else _VALUE)
+        x, y = x[finite := np.isfinite(x + y)], y[finite]
+        order = np.argsort(x, kind="stable")
+        return x[order], y[order]
 
     def last(self, axis: str, objective: str) -> float:
         """The last value of the objective; NaN where there is none."""
@@ -48,9 +51,9 @@ class Run(NamedTuple):
     def best(self, axis: str, objective: str) -> float:
         """The greatest value of the objective; means over the first few episodes count only if there are no others."""
         window = _window(self.config)
-        full = [row for row in self.rows if criteria.counts(objective, _numbers(row), window)]
-        found = [run.curve(axis, objective)[1] for run in (self._replace(rows=full), self)]
-        return float(max(next(filter(len, found), [math.nan])))
+        full = [row for row in self.rows if criteria.counts(objective, _numbers(row, objective), window)]
+        values = self._replace(rows=full).curve(axis, objective)[1]
+        return float(max(values)) if len(values) else float(max(self.curve(axis, objective)[1], default=math.nan))
 
     def column(self, name: str) -> np.ndarray:
         """A column of the rows as f64 [rows], NaN where a row has no such number."""
@@ -165,9 +168,11 @@ def _read_run(directory: Path) -> tuple[Run | None, list[str]]:
         tree = schema.read_yaml(directory / "config.yaml")
     except InputError as e:
         return None, [f"{directory} is left out: {e.errors[0]}"]
-    config = schema.flatten(tree)
-    rows = loggers.read_rows(directory / "result.jsonl")
-    damage = loggers.damage(directory / "result.jsonl")
+    config = {str(key): value for key, value in schema.flatten(tree).items()}
+    try:
+        rows, damage = loggers.read_damaged(directory / "result.jsonl")
+    except OSError as e:
+        return None, [f"{directory} is left out: result.jsonl cannot be read: {e.strerror}"]
     state = _state(directory, config, rows)
     provenance, unread = _provenance(directory)
     seed = config.get("run.seed")
@@ -195,7 +200,7 @@ def _state(directory: Path, config: Mapping[str, Any], rows: Sequence[Mapping[st
         return EMPTY
     window = _window(config)
     for name, target in _criteria(config).items():
-        if any(criteria.met(name, _numbers(row), target, window) for row in rows):
+        if any(criteria.met(name, _numbers(row, name), target, window) for row in rows):
             return FINISHED
     return NOT_FINITE if any((directory / "nonfinite").glob("*")) else UNFINISHED
 
@@ -243,8 +248,9 @@ def _window(config: Mapping[str, Any]) -> int:
     return window if isinstance(window, int) else 1
 
 
-def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in row.items() if _is_number(value)}
+def _numbers(row: Mapping[str, Any], name: str) -> dict[str, float]:
+    """What `criteria` read of a row."""
+    return {key: row[key] for key in (name, "episode/window") if _is_number(row.get(key))}
 
 
 def _is_number(value: Any) -> bool:

@@ -8,7 +8,7 @@ from run_files import run
 from scipy import stats
 
 from jrl.errors import InputError
-from jrl.report import content, runs, statistics, tables
+from jrl.report import content, figures, runs, statistics, tables
 from jrl.report.content import Options
 
 LAST = {
@@ -65,6 +65,16 @@ def test_the_table_over_tasks_is_of_normalised_scores(found):
     assert over["x"][-1] == 300 and over["value"][-1] == pytest.approx(statistics.interquartile_mean(scores))
 
 
+def test_a_picture_has_a_panel_for_each_task_and_one_over_all(found, tmp_path):
+    from matplotlib.image import imread
+
+    shapes = []
+    for options in (Options(), Options(normalize=BOUNDS)):
+        said = content.content(found, options)
+        shapes.append(imread(figures.curves(said, tmp_path / "curves.png")).shape)
+    assert shapes[0][0] == shapes[1][0] and shapes[1][1] == pytest.approx(1.5 * shapes[0][1], abs=2)
+
+
 def test_improvement_is_over_the_reference(found):
     (one,) = content.content(found, Options(against=SLOW))["improvement"]
     assert (one["method"], one["over"]) == (FAST, SLOW) and sorted(one["tasks"]) == sorted(BOUNDS)
@@ -91,7 +101,9 @@ def test_without_evaluations_the_episodes_of_training_count(tmp_path):
     run(tmp_path / "b", seed=0, values=(4, 5, 6), algo="dqn", key="episode/return")
     said = content.content(runs.read([tmp_path]), Options())
     assert said["objective"] == "episode/return" and said["notes"][0].startswith("dqn: no run was evaluated")
-    assert [failure["why"] for failure in said["failures"]] == ["it has no episode/return; it is left out"]
+    assert [failure["why"] for failure in said["failures"]] == [
+        "no row has episode/return beside env_steps; it is left out"
+    ]
     assert said["methods"] == ["dqn"]
     asked = content.content(runs.read([tmp_path]), Options(objective="loss"))
     assert asked["notes"] == [] and row(asked["per_task"], method="ppo")["mean"]["value"] == pytest.approx(3 / 7)
@@ -106,11 +118,15 @@ def test_without_evaluations_the_episodes_of_training_count(tmp_path):
         ),
         (Options(objective="custom/return"), "did you mean .*evaluation/return"),
         (Options(against="dqn"), "--against dqn: no such method: there are algo.lr"),
+        (Options(against="other", axis="updates"), "--against other: none of its runs has evaluation/return beside up"),
         (Options(against="algo.lr=0.01"), "did you mean algo.lr=0.001"),
         (Options(normalize={"CartPole-v1": (0.0, 1.0)}), "--normalize: Acrobot-v1 is missing"),
     ],
 )
-def test_what_runs_do_not_have_is_refused(found, options, says):
+def test_what_runs_do_not_have_is_refused(tmp_path, found, options, says):
+    file = tmp_path / "x.csv"
+    file.write_text("method,task,seed,step,value\nother,CartPole-v1,0,100,1\n")
+    found = found._replace(runs=[*found.runs, *runs.read_csv(file)])
     with pytest.raises(InputError, match=says):
         content.content(found, options)
 

@@ -88,6 +88,13 @@ def test_the_best_mean_is_one_over_enough_episodes(tmp_path):
         (lambda d: d.joinpath("env.json").write_text("[1"), runs.FINISHED, "env.json is no JSON"),
         (lambda d: d.joinpath("config.yaml").write_text("a: [1"), None, "is left out"),
         (lambda d: d.joinpath("config.yaml").write_text("- 1"), None, "is left out"),
+        (lambda d: d.joinpath("config.yaml").write_text("{1: 2, stop: 3, env: x}"), runs.UNFINISHED, "300 env_steps"),
+        (lambda d: (d / "result.jsonl").unlink() or (d / "result.jsonl").mkdir(), None, "Is a directory"),
+        (
+            lambda d: d.joinpath("result.jsonl").write_text('{"env_steps": 300, "evaluation/return": NaN}\nNaN\n'),
+            runs.FINISHED,
+            "1 damaged line",
+        ),
         (
             lambda d: d.joinpath("result.jsonl").write_text('{"env_steps": 100, "evaluation/return": 1}\n'),
             runs.UNFINISHED,

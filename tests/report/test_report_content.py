@@ -147,6 +147,11 @@ def test_a_file_of_bounds_that_is_none_is_refused(tmp_path, text, says):
     assert content.normalization(path) == {"a": (-1.0, 2.5)}
 
 
+def test_scores_are_ranked_on_their_own_task():
+    ranked = content._ranked(["a", "b", "a", "b", "b"], np.array([9.0, 1.0, 5.0, 2.0, 2.0]))
+    assert ranked == pytest.approx([0.75, 1 / 6, 0.25, 2 / 3, 2 / 3])
+
+
 def test_what_hyper_parameters_have_to_do_with_scores(tmp_path):
     rng = np.random.default_rng(0)
     for i in range(24):

@@ -10,9 +10,7 @@ from jrl.errors import InputError
 from jrl.fields import schema
 from jrl.host import command
 from jrl.metrics import report
-
-# keys of a config that say nothing about what was learned
-_APART = ("run.seed", "run.out", "run.log", "run.compile_cache", "run.report_every", "checkpoint", "stop")
+from jrl.report import methods
 
 
 def parser() -> argparse.ArgumentParser:
@@ -70,18 +68,10 @@ def plot(
 
 def grouped(configs: Mapping[Path, Mapping[str, Any]]) -> dict[str, list[Path]]:
     """Run directories by what their configs (plain data) have that those of other groups have not: label -> runs."""
-    flat = {path: _learning(config) for path, config in configs.items()}
-    keys = dict.fromkeys(key for config in flat.values() for key in config)
-    differ = [key for key in keys if len({repr(config.get(key)) for config in flat.values()}) > 1]
     groups: dict[str, list[Path]] = {}
-    for path, config in flat.items():
-        label = ", ".join(f"{key}={schema.flow(config[key])}" for key in differ if key in config) or "all"
-        groups.setdefault(label, []).append(path)
+    for path, label in methods.names({path: schema.flatten(config) for path, config in configs.items()}).items():
+        groups.setdefault(label or "all", []).append(path)
     return groups
-
-
-def _learning(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in schema.flatten(config).items() if not key.startswith(_APART)}
 
 
 def _name(configs: Iterable[Mapping[str, Any]], key: str) -> str:

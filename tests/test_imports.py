@@ -27,6 +27,7 @@ ARROWS = {
     "replay": {"errors", "host", "ops", "types"},
     "envs": {"errors", "fields", "host", "ops", "registry", "spaces", "types"},
     "metrics": {"errors", "host", "ops", "registry", "types"},
+    "report": {"errors", "fields", "metrics"},
     "rollout": {"envs", "errors", "host", "metrics", "ops", "spaces", "types"},
     "callbacks": {"errors", "registry", "rollout"},
     "settings": {"errors", "fields", "host", "registry"},
@@ -44,7 +45,8 @@ ARROWS = {
     "train": {"config", "errors", "fields", "host", "run", "settings"},
     "evaluate": {"errors", "host"},
     "record": {"errors", "host"},
-    "plot": {"errors", "fields", "host", "metrics"},
+    "plot": {"errors", "fields", "host", "metrics", "report"},
+    "report.__main__": {"errors", "host", "report"},
     "check_env": {"errors", "host"},
     "data.__main__": {"data", "errors", "host"},
     "debug": {"errors", "host", "run", "types"},
@@ -83,7 +85,7 @@ CONFINED = {
     "orbax": ("run/checkpoint.py",),
 }
 # of a room that is a command, too: the modules of the command
-COMMANDS_IN_ROOMS = {"data.__main__": ("data/__main__/", "data/commands/")}
+COMMANDS_IN_ROOMS = {"data.__main__": ("data/__main__/", "data/commands/"), "report.__main__": ("report/__main__/",)}
 MAPPERS = {"pmap", "shard_map"}
 
 
@@ -236,7 +238,7 @@ def loaded(code: str) -> set[str]:
 HEAVY = {"jax", "jaxlib", "flax", "optax", "envpool", "gymnasium", "orbax", "ray", "matplotlib", "tensorboardX", "rich"}
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "debug", "export", "record", "check_env", "data"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "debug", "export", "record", "check_env", "data", "report"])
 def test_help_loads_neither_jax_nor_an_environment_library(command):
     code = f"""
 import contextlib, io, runpy, sys

@@ -17,6 +17,7 @@ COMMANDS = {
     "evaluate": "play episodes with a trained policy",
     "record": "write a video of a trained policy",
     "plot": "draw learning curves of runs",
+    "report": "compare runs: tables with intervals, learning curves, what is doubtful",
     "export": "write a trained policy as files that run without jrl",
     "config": "list, show or check configs, or migrate RLlib's",
     "data": "look at data sets, and write them in other formats",

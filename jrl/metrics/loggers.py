@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from jrl import registry
-from jrl.errors import InputError
+from jrl.errors import InputError, counted
 from jrl.host import files
 
 Row = Mapping[str, float | int | str | list[float]]  # lists, such as of one number per episode, go to jsonl only
@@ -296,6 +296,14 @@ def wandb(directory: str | Path, resume_at: int | None = None) -> Logger:
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a jsonl file, without what is no row, such as a half last line; none if there is no file."""
     return _read_jsonl(Path(path))[0]
+
+
+def read_damaged(path: str | Path) -> tuple[list[dict[str, Any]], str]:
+    """As `read_rows`, and in words what of the file is no row; empty for nothing."""
+    path = Path(path)
+    rows, damaged = _read_jsonl(path)
+    lines = counted(len(damaged), "damaged line") * bool(damaged)
+    return rows, " and ".join(filter(None, [lines, "half a last line" * (path.exists() and _is_torn(path))]))
 
 
 def _read_jsonl(path: Path) -> tuple[list[dict[str, Any]], list[str]]:

@@ -1,11 +1,13 @@
-"""What a run leaves beside its numbers: `env.json` (what it ran on) and learning curves."""
+"""What a run leaves beside its numbers: `env.json` (what it ran on, by which command) and learning curves."""
 
 import importlib.metadata
 import json
 import math
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +24,7 @@ PACKAGES = ("jrl", "jax", "jaxlib", "flax", "optax", "numpy", "envpool", "gymnas
 
 
 def write_env_json(directory: str | Path, *, devices: Iterable[str] = ()) -> Path:
-    """Writes versions, git state and machine to `directory`/env.json.
+    """Writes versions, git state, machine and the command that runs to `directory`/env.json.
 
     Args:
       devices: the accelerators in words; passed in, so that this file needs no jax.
@@ -36,6 +38,7 @@ def write_env_json(directory: str | Path, *, devices: Iterable[str] = ()) -> Pat
         "cpu": {"model": _cpu_model(), "count": os.cpu_count(), "usable": _usable_cpus()},
         "memory_gib": _memory_gib(),
         "devices": list(devices),
+        "command": shlex.join(sys.orig_argv),
     }
     path.write_text(json.dumps(content, indent=2) + "\n")
     return path
@@ -85,15 +88,22 @@ def _memory_gib() -> float | None:
 # ---------------------------------------------------------------- learning curves
 
 
+Curve = tuple[np.ndarray, np.ndarray]  # x and y of a run, f64 [N] each
+Band = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # grid, middle, low and high, f64 [points] each
+
 _FEW = 40  # rows that are drawn as points, too
 _LABELS = {"env_steps": "environment steps", "time_s": "seconds", "episode/return": "return of an episode"}
 
 
-def read_curve(path: str | Path, *, x: str = "env_steps", y: str = "episode/return") -> tuple[np.ndarray, np.ndarray]:
+def read_curve(path: str | Path, *, x: str = "env_steps", y: str = "episode/return") -> Curve:
     """Columns `x` and `y` of a result.jsonl, f64 [N] each, without the rows where one of them is missing or null; of
     an evaluation's metric the row that first has it.
     """
-    rows = read_rows(path)
+    return curve(read_rows(path), x=x, y=y)
+
+
+def curve(rows: Sequence[Mapping[str, Any]], *, x: str, y: str) -> Curve:
+    """Columns `x` and `y` of rows, as `read_curve`."""
     found, values = _columns(evaluations(rows) if y.startswith("evaluation/") else rows, x, y)
     return found, values
 
@@ -122,17 +132,21 @@ def _result(path: str | Path) -> Path:
     return Path(path) / "result.jsonl" if Path(path).is_dir() else Path(path)
 
 
-def band(
-    curves: Sequence[tuple[np.ndarray, np.ndarray]], points: int = 200
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Curves over one grid: (grid, median, min, max), f64 [points] each.
+def band(curves: Sequence[Curve], points: int = 200) -> Band:
+    """Curves over one grid: (grid, median, min, max), f64 [points] each."""
+    grid, values = on_one_grid(curves, points)
+    return grid, np.median(values, 0), values.min(0), values.max(0)
 
-    The grid covers the steps that all curves have; between its rows a curve is linear.
+
+def on_one_grid(curves: Sequence[Curve], points: int = 200) -> Curve:
+    """Curves of N runs that were reported at different points, over one grid: f64 [points] and [N, points].
+
+    The grid covers the steps that all curves have; between its rows a curve is linear. As a step function it would lag
+    by up to the distance of two rows, and the curve of whom reports more seldom would look slower.
     """
     low, high = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     grid = np.linspace(low, max(low, high), points)
-    values = np.stack([np.interp(grid, x, y) for x, y in curves])
-    return grid, np.median(values, 0), values.min(0), values.max(0)
+    return grid, np.stack([np.interp(grid, x, y) for x, y in curves])
 
 
 def plot_learning_curve(
@@ -199,26 +213,61 @@ def plot_runs(
     """
     figure, axes = _axes(x, y, title)
     for number, (label, paths) in enumerate(runs.items()):
-        color = f"C{number}"
         curves = [c for c in (read_curve(_result(path), x=x, y=y) for path in paths) if len(c[0])]
-        if not curves:
-            axes.plot([], [], color=color, label=f"{label} (no rows)")
-            continue
-        single = len(curves) == 1
-        for steps, values in curves:
-            marker = "." if len(steps) <= _FEW else ""
-            axes.plot(
-                steps, values, color=color, marker=marker, linewidth=1.5 if single else 0.7, alpha=1 if single else 0.5
-            )
-        if not single:
-            grid, median, low, high = band(curves)
-            axes.fill_between(grid, low, high, color=color, alpha=0.15, linewidth=0)
-            axes.plot(grid, median, color=color)
-        axes.plot([], [], color=color, label=label if single else f"{label} ({len(curves)} runs)")
+        _draw(axes, f"C{number}", label, curves, band(curves) if len(curves) > 1 else None)
     if stop is not None:
         axes.axhline(stop, color="0.4", linestyle="--", linewidth=1, label=f"{y} {stop:g}")
     if runs:
         axes.legend(framealpha=0.85, edgecolor="none", fontsize=9)
+    return save(figure, png)
+
+
+def _draw(axes: Any, color: str, label: str, curves: Sequence[Curve], around: Band | None) -> None:
+    """Draws a group of runs: a thin line each, and their middle and band where there is one."""
+    single = len(curves) == 1
+    for steps, values in curves:
+        marker = "." if len(steps) <= _FEW else ""
+        axes.plot(
+            steps, values, color=color, marker=marker, linewidth=1.5 if single else 0.7, alpha=1 if single else 0.5
+        )
+    if around is not None:
+        grid, middle, low, high = around
+        axes.fill_between(grid, low, high, color=color, alpha=0.15, linewidth=0)
+        axes.plot(grid, middle, color=color)
+    count = "" if single or not curves else f" ({len(curves)} runs)"
+    axes.plot([], [], color=color, label=label + (count if curves or around else " (no rows)"))
+
+
+_MOST_NAMED = 12  # groups that a legend names
+
+
+def plot_groups(
+    panels: Mapping[str, Mapping[str, tuple[Sequence[Curve], Band | None]]], png: str | Path, *, x: str, y: str
+) -> Path:
+    """Draws a panel for each task, in it groups of runs: each run as a thin line, and the band that is given.
+
+    Args:
+      panels: title -> label -> the curves of its runs, and (grid, middle, low, high), which may be missing.
+      png: is written.
+      x, y: what the axes are.
+    """
+    from matplotlib.ticker import EngFormatter
+
+    columns = min(len(panels), 3)
+    lines = math.ceil(len(panels) / columns)
+    figure = figure_of((max(7.0, 4.5 * columns), 4.5 if lines == 1 else 3.4 * lines))
+    colors = {label: f"C{i}" for i, label in enumerate(dict.fromkeys(name for own in panels.values() for name in own))}
+    for number, (title, groups) in enumerate(panels.items()):
+        axes = figure.add_subplot(lines, columns, number + 1)
+        for label, (curves, around) in groups.items():
+            _draw(axes, colors[label], label, curves, around)
+        axes.set_title(title, fontsize=10)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.grid(alpha=0.3)
+        if len(groups) <= _MOST_NAMED:
+            axes.legend(framealpha=0.85, edgecolor="none", fontsize=8)
+    figure.supxlabel(_LABELS.get(x, x), fontsize=10)
+    figure.supylabel(_LABELS.get(y, y), fontsize=10)
     return save(figure, png)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,7 @@ def test_env_json(tmp_path):
     assert set(content["versions"]) == {"python", *report.PACKAGES}
     assert content["versions"]["jax"] == __import__("jax").__version__
     assert content["devices"] == ["cpu:0", "cpu:1"]
+    assert shlex.split(content["command"]) == sys.orig_argv
     assert content["cpu"]["count"] >= content["cpu"]["usable"] >= 1 and content["memory_gib"] > 0
 
 

@@ -1,0 +1,1 @@
+"""`python -m jrl.report`: runs read, compared with honest statistics, told as tables and learning curves."""

@@ -1,0 +1,108 @@
+"""What a reader of a comparison has to know before believing it, a line each."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jrl.report import methods
+from jrl.report.runs import FINISHED, Run
+
+FEW_SEEDS = 5
+_UNEQUAL = 0.05  # by which budgets may differ
+_MOST_NAMED = 6  # in a line
+_OF_THE_MACHINE = ("time", "timestamp", "perf/", "sys/")  # rows have other numbers there whenever they run
+
+Groups = Mapping[tuple[str, str], Sequence[Run]]  # task, method -> runs
+
+
+def cautions(groups: Groups, axis: str) -> list[str]:
+    """Everything that is doubtful about the runs beside what could not be read; [] for nothing."""
+    checks: tuple[Callable[[Groups, str], Iterator[str]], ...] = (
+        _few_seeds, _one_task, _seeds_twice, _same_numbers, _budgets, _machines
+    )  # fmt: skip
+    return [line for check in checks for line in check(groups, axis)]
+
+
+def _few_seeds(groups: Groups, axis: str) -> Iterator[str]:
+    few = [f"{method} on {task} ({len(runs)})" for (task, method), runs in groups.items() if len(runs) < FEW_SEEDS]
+    if few:
+        yield (
+            f"fewer than {FEW_SEEDS} seeds: {_listed(few)}: so few tell little of how runs vary; their intervals are "
+            "too narrow, or missing"
+        )
+
+
+def _one_task(groups: Groups, axis: str) -> Iterator[str]:
+    tasks = {task for task, _ in groups}
+    if len(tasks) == 1 and len(groups) > 1:
+        yield f"one task, {tasks.pop()}: which method is better there says little of other tasks"
+
+
+def _seeds_twice(groups: Groups, axis: str) -> Iterator[str]:
+    for (task, method), runs in groups.items():
+        by_seed: dict[int, list[str]] = {}
+        for run in runs:
+            if run.seed is not None:
+                by_seed.setdefault(run.seed, []).append(run.name)
+        for seed, names in by_seed.items():
+            if len(names) > 1:
+                yield f"{method} on {task} has seed {seed} more than once: {_listed(names)}: it counts as several runs"
+
+
+def _same_numbers(groups: Groups, axis: str) -> Iterator[str]:
+    by_task: dict[str, dict[Any, list[Run]]] = {}
+    for (task, _), runs in groups.items():
+        for run in runs:
+            if (found := _fingerprint(run)) is not None:
+                by_task.setdefault(task, {}).setdefault(found, []).append(run)
+    for task, found_runs in by_task.items():
+        for same in (runs for runs in found_runs.values() if len(runs) > 1):
+            names = _listed([run.name for run in same])
+            if len({run.method for run in same}) == 1:
+                seeds = _listed([str(run.seed) for run in same])
+                yield f"the same numbers on {task} under the seeds {seeds}: {names}: they are one run, not {len(same)}"
+            else:
+                keys = _listed(methods.differing([methods.learning(run.config) for run in same])) or "what differs"
+                yield f"the same numbers on {task} of other methods: {names}: {keys} changed nothing"
+
+
+def _fingerprint(run: Run) -> Any:
+    """The numbers of a run that do not depend on the machine; None where they are too few to be told from chance."""
+    kept = [{k: v for k, v in row.items() if not k.startswith(_OF_THE_MACHINE)} for row in run.rows]
+    values = {repr(value) for row in kept for name, value in row.items() if name != "env_steps"}
+    return repr(kept) if len(kept) > 1 and len(values) > 2 else None
+
+
+def _budgets(groups: Groups, axis: str) -> Iterator[str]:
+    """Of env_steps over all methods, of updates within one: a method may learn more often from as many steps."""
+    for task in dict.fromkeys(task for task, _ in groups):
+        of_task = {method: runs for (where, method), runs in groups.items() if where == task}
+        said = list(_unequal(task, [run for runs in of_task.values() for run in runs], "env_steps"))
+        yield from said or (line for runs in of_task.values() for line in _unequal(task, runs, "updates"))
+
+
+def _unequal(task: str, runs: Sequence[Run], axis: str) -> Iterator[str]:
+    reached = [(steps, run) for run in runs if run.state == FINISHED and math.isfinite(steps := run.reached(axis))]
+    if not reached:
+        return
+    (least, first), (most, last) = min(reached, key=lambda pair: pair[0]), max(reached, key=lambda pair: pair[0])
+    if most * (1 - _UNEQUAL) > least:
+        yield (
+            f"unequal budgets on {task}: {least:,.0f} {axis} of {first.name} ({first.method}), {most:,.0f} of "
+            f"{last.name} ({last.method}): curves compare where both are, last values do not"
+        )
+
+
+def _machines(groups: Groups, axis: str) -> Iterator[str]:
+    runs = [run for found in groups.values() for run in found if run.provenance]
+    commits = {(run.provenance.get("git") or {}).get("commit") for run in runs} - {None}
+    if len(commits) > 1:
+        yield f"runs of {len(commits)} commits of jrl: see their provenance"
+    machines = {repr((run.provenance.get("cpu"), run.provenance.get("devices"))) for run in runs}
+    if axis == "time_s" and len(machines) > 1:
+        yield f"seconds of {len(machines)} machines do not compare: take --axis env_steps"
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,382 @@
+"""What a report says, as plain data: the one source of its tables, its JSON and its pages.
+
+`content` gives a dict whose every part is lists, dicts, texts and numbers; what is not finite is None. Its keys:
+
+    objective, axis, seed, against   what was asked for
+    notes, cautions                  lines: how scores were taken; what to know before believing them
+    tasks, methods, runs             names; each run with its task, method, seed, state, last and best value, counters
+    per_task                         of each task and method: seeds, last, best, iqm, median, mean as {value, low, high}
+    aggregate                        over tasks, of each method; `none` says why there is none
+    profiles                         thresholds, and of each method the share of runs above them
+    improvement                      of pairs of methods the probability that a run of the first is better
+    curves                           of each task and method: every run, and the interquartile mean with its interval
+    curves_over_tasks                of each method the same, of normalised scores of all tasks together
+    hyper_parameters                 what each has to do with the score
+    differences                      key -> method -> its values
+    failures, provenance             runs without an end or without scores; where runs come from
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jrl.errors import InputError
+from jrl.fields import schema
+from jrl.metrics import report
+from jrl.report import curves, methods, runs, statistics
+from jrl.report.cautions import cautions
+from jrl.report.runs import EMPTY, FINISHED, Found, Run
+
+Groups = dict[tuple[str, str], list[Run]]  # task, method -> runs that have scores
+
+OBJECTIVE, TRAINING = "evaluation/return", "episode/return"
+_MOST_PAIRED = 8  # methods that are compared each with each
+_STATISTICS = (statistics.interquartile_mean, statistics.median, statistics.mean, statistics.optimality_gap)
+
+
+class Options(NamedTuple):
+    """What a report is asked for."""
+
+    objective: str = OBJECTIVE  # of the rows; greater is better
+    axis: str = "env_steps"
+    against: str | None = None  # the method that others are compared with
+    normalize: Mapping[str, tuple[float, float]] | None = None  # task -> the scores that become 0 and 1
+    seed: int = 0  # of the intervals
+
+
+def content(found: Found, options: Options) -> dict[str, Any]:
+    """Says everything about runs that a report tells.
+
+    Raises:
+      InputError: no row has the objective, a method or a task is not there, or pairs of scores are wanting.
+    """
+    options, notes = _with_objective(found.runs, options)
+    told = {run.name: _told(run, options) for run in found.runs}
+    scored = [run for run in found.runs if math.isfinite(told[run.name]["last"])]
+    if not scored:
+        raise InputError(f"--axis {options.axis}: no row has it beside {options.objective}: take --axis env_steps")
+    names = list(dict.fromkeys(run.method for run in scored))
+    if options.against is not None and options.against not in names:
+        there = any(run.method == options.against for run in found.runs)
+        why = f"none of its runs has {options.objective} beside {options.axis}" if there else "no such method"
+        raise InputError(f"--against {options.against}: {why}: {runs.near(options.against, names)}")
+    names.sort(key=lambda name: name != options.against)
+    tasks = list(dict.fromkeys(run.task for run in scored))
+    groups = {(task, name): own for task in tasks for name in names if (own := _of(scored, task, name))}
+    scores = {key: np.array([told[run.name]["last"] for run in own]) for key, own in groups.items()}
+    best = {key: np.array([told[run.name]["best"] for run in own]) for key, own in groups.items()}
+    normal = _normalized(scores, tasks, options.normalize)
+    said = {
+        "objective": options.objective,
+        "axis": options.axis,
+        "seed": options.seed,
+        "against": options.against,
+        "notes": notes,
+        "cautions": [*found.cautions, *cautions(groups, options.axis)],
+        "tasks": tasks,
+        "methods": names,
+        "runs": list(told.values()),
+        "per_task": [_per_task(*key, scores[key], best[key], options) for key in groups],
+        "aggregate": _aggregate(normal, tasks, names, options),
+        "profiles": _profiles(normal, tasks, names, options),
+        "improvement": _improvement(scores, tasks, names, options),
+        "curves": [_curve(*key, own, options) for key, own in groups.items()],
+        "curves_over_tasks": _curves_over_tasks(groups, tasks, names, options),
+        "hyper_parameters": _hyper_parameters(groups, scores),
+        "differences": _differences(scored, names),
+        "failures": _failures(found.runs, told, options),
+        "provenance": _origins(found.runs),
+    }
+    return plain(said)
+
+
+def plain(value: Any) -> Any:
+    """Arrays as lists, and numbers that are not finite as None: what JSON can hold."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(x) for key, x in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(x) for x in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def normalization(path: Path) -> dict[str, tuple[float, float]]:
+    """The scores of each task that become 0 and 1, of a JSON file {"task": [low, high]}. Raises InputError."""
+    found, errors = {}, []
+    for task, pair in schema.read_mapping(path).items():
+        numbers = pair if isinstance(pair, list) and len(pair) == 2 else []
+        if not numbers or not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
+            errors.append(f"{path}: {task}: expected [low, high], two numbers, got {pair!r}")
+        elif numbers[0] == numbers[1]:
+            errors.append(f"{path}: {task}: low and high are the same: nothing can be normalised by them")
+        else:
+            found[task] = (float(numbers[0]), float(numbers[1]))
+    if errors:
+        raise InputError(*errors)
+    return found
+
+
+# ---------------------------------------------------------------- scores
+
+
+def _with_objective(given: Sequence[Run], options: Options) -> tuple[Options, list[str]]:
+    """The objective that all methods have, and what there is to say of it.
+
+    A run that was not evaluated yet has no score; a method of which no run ever was makes all be compared by the
+    episodes of training.
+    """
+    wanted, notes = options.objective, []
+    own = [run for run in given if run.path and run.rows]
+    having = {run.method for run in own if len(run.curve("env_steps", wanted)[0])}
+    lacking = dict.fromkeys(run.method for run in own if run.method not in having)
+    if wanted == OBJECTIVE and lacking and any(len(run.curve("env_steps", TRAINING)[0]) for run in own):
+        notes.append(
+            f"{', '.join(lacking)}: no run was evaluated: all are compared by {TRAINING}, the mean of the latest "
+            "episodes of training, with its exploration"
+        )
+        wanted, having = TRAINING, {run.method for run in own if len(run.curve("env_steps", TRAINING)[0])}
+    elif lacking and having:
+        notes.append(f"{', '.join(lacking)}: no run has {wanted}: left out of all that needs it")
+    if own and not having:
+        raise InputError(f"--objective {wanted}: no row has it: {runs.near(wanted, runs.numbers(own))}")
+    return options._replace(objective=wanted), notes
+
+
+def _of(given: Sequence[Run], task: str, method: str) -> list[Run]:
+    return [run for run in given if run.task == task and run.method == method]
+
+
+def _told(run: Run, options: Options) -> dict[str, Any]:
+    """A run as the table of runs has it."""
+    return {
+        "name": run.name,
+        "method": run.method,
+        "task": run.task,
+        "seed": run.seed,
+        "state": run.state,
+        "last": run.last(options.axis, options.objective),
+        "best": run.best(options.axis, options.objective),
+        **{axis: run.reached(axis) for axis in runs.AXES},
+    }
+
+
+def _per_task(task: str, method: str, scores: np.ndarray, best: np.ndarray, options: Options) -> dict[str, Any]:
+    """A row of the table of a task."""
+    measures = lambda s: np.stack([statistics.interquartile_mean(s), statistics.median_run(s), statistics.mean(s)])
+    found = statistics.estimate(measures, [scores], seed=options.seed)
+    named = {name: _estimate(found, i) for i, name in enumerate(("iqm", "median", "mean"))}
+    return {
+        "task": task,
+        "method": method,
+        "seeds": len(scores),
+        "last": {"least": scores.min(), "most": scores.max()},
+        "best": {"mean": best.mean(), "most": best.max()},
+        **named,
+    }
+
+
+def _estimate(found: statistics.Estimate, *at: int) -> dict[str, Any]:
+    return {"value": found.value[at], "low": found.low[at], "high": found.high[at]}
+
+
+def _normalized(
+    scores: Mapping[tuple[str, str], np.ndarray],
+    tasks: Sequence[str],
+    bounds: Mapping[str, tuple[float, float]] | None,
+) -> dict[tuple[str, str], np.ndarray]:
+    """(score - low) / (high - low); {} without bounds. Raises InputError: a task has none."""
+    if bounds is None:
+        return {}
+    if missing := [task for task in tasks if task not in bounds]:
+        raise InputError(*(f"--normalize: {task} is missing: add it, as [low, high]" for task in missing))
+    return {
+        (task, name): (x - bounds[task][0]) / (bounds[task][1] - bounds[task][0]) for (task, name), x in scores.items()
+    }
+
+
+# ---------------------------------------------------------------- over tasks
+
+
+def _whole(scores: Mapping[tuple[str, str], np.ndarray], tasks: Sequence[str], name: str) -> list[np.ndarray]:
+    """The scores of a method on all tasks; [] where it has none on one."""
+    return [scores[task, name] for task in tasks] if all((task, name) in scores for task in tasks) else []
+
+
+def _aggregate(
+    normal: Mapping[tuple[str, str], np.ndarray], tasks: Sequence[str], names: Sequence[str], options: Options
+) -> dict[str, Any]:
+    """The table over tasks, of the methods that have runs on all."""
+    if not normal:
+        return {"none": "scores of different tasks have different scales: --normalize FILE says which become 0 and 1"}
+    rows, left_out = [], {}
+    for name in names:
+        if not (scores := _whole(normal, tasks, name)):
+            left_out[name] = [task for task in tasks if (task, name) not in normal]
+            continue
+        measures = lambda s: np.stack([statistic(s) for statistic in _STATISTICS])
+        found = statistics.estimate(measures, scores, seed=options.seed)
+        rows.append({"method": name, "runs": sum(map(len, scores))})
+        rows[-1] |= {key: _estimate(found, i) for i, key in enumerate(("iqm", "median", "mean", "optimality_gap"))}
+    return {"tasks": tasks, "rows": rows, "left_out": left_out}
+
+
+def _profiles(
+    normal: Mapping[tuple[str, str], np.ndarray], tasks: Sequence[str], names: Sequence[str], options: Options
+) -> dict[str, Any]:
+    """Of each method with runs on all tasks the share of runs above each threshold."""
+    whole = {name: scores for name in names if (scores := _whole(normal, tasks, name))}
+    if not whole:
+        return {}
+    most = max(float(task.max()) for scores in whole.values() for task in scores)
+    thresholds = np.linspace(0.0, max(1.0, most), 51)
+    profile = lambda scores: statistics.performance_profile(scores, thresholds)
+    found = {
+        name: statistics.estimate(profile, scores, replicates=curves.REPLICATES, seed=options.seed)._asdict()
+        for name, scores in whole.items()
+    }
+    return {"thresholds": thresholds, "methods": found}
+
+
+def _improvement(
+    scores: Mapping[tuple[str, str], np.ndarray], tasks: Sequence[str], names: Sequence[str], options: Options
+) -> list[dict[str, Any]]:
+    """The probability that a run of one method is better than one of another, on the tasks that both have."""
+    if options.against is None and len(names) > _MOST_PAIRED:
+        return []
+    others = [options.against] if options.against else names
+    pairs = [(ours, theirs) for i, theirs in enumerate(others) for ours in names[i + 1 :]]
+    rows = []
+    for ours, theirs in pairs:
+        both = [task for task in tasks if (task, ours) in scores and (task, theirs) in scores]
+        if both:
+            samples = [[scores[task, name] for task in both] for name in (ours, theirs)]
+            found = statistics.estimate(statistics.probability_of_improvement, *samples, seed=options.seed)
+            rows.append({"method": ours, "over": theirs, "tasks": both, **found._asdict()})
+    return rows
+
+
+# ---------------------------------------------------------------- learning curves
+
+
+def _curve(task: str, method: str, own: Sequence[Run], options: Options) -> dict[str, Any]:
+    """The runs of a method on a task, and their interquartile mean as far as all of them go."""
+    found = [run.curve(options.axis, options.objective) for run in own]
+    lines = [dict(zip(("name", "x", "y"), (run.name, *curves.thin(*c)))) for run, c in zip(own, found)]
+    return {"task": task, "method": method, "runs": lines, "band": _band([found], options)}
+
+
+def _curves_over_tasks(groups: Groups, tasks: Sequence[str], names: Sequence[str], options: Options) -> list[Any]:
+    """Of each method with runs on all tasks the interquartile mean of normalised scores; [] of one task."""
+    found = []
+    for name in names:
+        if options.normalize is None or len(tasks) == 1 or any((task, name) not in groups for task in tasks):
+            continue
+        scaled = []
+        for task in tasks:
+            low, high = options.normalize[task]
+            own = [run.curve(options.axis, options.objective) for run in groups[task, name]]
+            scaled.append([(x, (y - low) / (high - low)) for x, y in own])
+        found.append({"method": name, "band": _band(scaled, options)})
+    return found
+
+
+def _band(tasks: Sequence[Sequence[report.Curve]], options: Options) -> dict[str, Any] | None:
+    """None of a single run, and where runs have no part of the axis in common."""
+    found = curves.efficiency(tasks, seed=options.seed) if sum(map(len, tasks)) > 1 else None
+    return {"x": found.grid, **found.estimate._asdict()} if found else None
+
+
+# ---------------------------------------------------------------- hyper-parameters
+
+
+def _hyper_parameters(
+    groups: Mapping[tuple[str, str], Sequence[Run]], scores: Mapping[tuple[str, str], np.ndarray]
+) -> list[dict[str, Any]]:
+    """What each key that differs between the runs of one algorithm has to do with their scores, the most first.
+
+    Scores count by their rank on their task. Three methods at least are needed to tell.
+    """
+    pairs = [(run, score) for key, own in groups.items() for run, score in zip(own, scores[key]) if run.path]
+    found = []
+    for algo in dict.fromkeys(run.config.get("algo.name") for run, _ in pairs):
+        own = [(run, score) for run, score in pairs if run.config.get("algo.name") == algo]
+        if len({run.method for run, _ in own}) < 3:
+            continue
+        configs = [methods.learning(run.config, ("env.id",)) for run, _ in own]
+        tasks = [run.task for run, _ in own]
+        ranked = _ranked(tasks, np.array([score for _, score in own]))
+        for key in methods.differing(configs):
+            found.append({"algo": algo, "key": key, **_importance([config.get(key) for config in configs], ranked)})
+    return sorted(found, key=lambda row: -row["share"] if math.isfinite(row["share"]) else 0.0)
+
+
+def _ranked(tasks: Sequence[str], scores: np.ndarray) -> np.ndarray:
+    """The rank of each score on its task, in (0, 1)."""
+    ranked = np.zeros(len(scores))
+    for task in dict.fromkeys(tasks):
+        own = np.array([name == task for name in tasks])
+        ranked[own] = (statistics.ranks(scores[own]) - 0.5) / own.sum()
+    return ranked
+
+
+def _importance(values: Sequence[Any], ranked: np.ndarray) -> dict[str, Any]:
+    """Of numbers the rank correlation; of all the share of the scores' ranks that lies between values."""
+    shown = [schema.flow(value) for value in values]
+    levels = list(dict.fromkeys(shown))
+    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    mean_rank = {level: ranked[[value == level for value in shown]].mean() for level in levels}
+    return {
+        "values": len(levels),
+        "runs": len(shown),
+        "correlation": statistics.rank_correlation(np.array(values, float), ranked) if numeric else None,
+        "share": statistics.rank_share(shown, ranked),
+        "by_chance": (len(levels) - 1) / (len(shown) - 1),
+        "best": max(mean_rank, key=mean_rank.__getitem__),
+    }
+
+
+# ---------------------------------------------------------------- where runs differ, fail and come from
+
+
+def _differences(given: Sequence[Run], names: Sequence[str]) -> dict[str, dict[str, list[str]]]:
+    """Each key that differs between runs: method -> its values, as YAML has them."""
+    configs = {run.name: methods.learning(run.config, ("env.id",)) for run in given if run.path}
+    found: dict[str, dict[str, list[str]]] = {}
+    for key in methods.differing(configs.values()):
+        for name in names:
+            own = [configs[run.name] for run in given if run.method == name and run.path]
+            values = dict.fromkeys(schema.flow(config[key]) for config in own if key in config)
+            if values:
+                found.setdefault(key, {})[name] = list(values)
+    return found
+
+
+def _failures(given: Sequence[Run], told: Mapping[str, Any], options: Options) -> list[dict[str, Any]]:
+    """The runs that do not count as others do, and why."""
+    found = []
+    for run in given:
+        scored = math.isfinite(told[run.name]["last"])
+        if run.state == FINISHED and scored:
+            continue
+        lacks = f"no row has {options.objective} beside {options.axis}"
+        why = {FINISHED: lacks, EMPTY: "it has no rows"}.get(run.state, run.state)
+        why += "; its last value counts" if scored else "; it is left out"
+        found.append({**{key: told[run.name][key] for key in ("name", "method", "task", "env_steps")}, "why": why})
+    return found
+
+
+def _origins(given: Sequence[Run]) -> list[dict[str, Any]]:
+    """What runs were made by: code, versions, machine; runs of one origin together, with their commands."""
+    found: dict[str, dict[str, Any]] = {}
+    for run in given:
+        if run.path:
+            origin = {key: value for key, value in run.provenance.items() if key != "command"}
+            entry = found.setdefault(repr(origin), {**origin, "runs": [], "commands": {}})
+            entry["runs"].append(run.name)
+            if command := run.provenance.get("command"):
+                entry["commands"].setdefault(str(command), []).append(run.name)
+    return list(found.values())

@@ -1,0 +1,325 @@
+"""Runs as they lie on disk, read into one plain structure: run directories of jrl, and rows of others as CSV."""
+
+import csv
+import difflib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jrl.errors import InputError, counted
+from jrl.fields import schema
+from jrl.metrics import criteria, loggers, report
+from jrl.report import methods
+
+AXES = ("env_steps", "updates", "time_s")
+MEMBERS = "members"  # of a directory whose runs were made together, the folder where they are
+CSV_COLUMNS = ("method", "task", "seed", "step", "value")
+_VALUE = "value"  # the column of a CSV's rows that stands for any objective
+
+FINISHED, NOT_FINITE, UNFINISHED, EMPTY = "finished", "not finite", "unfinished", "no rows"
+
+
+class Run(NamedTuple):
+    """One run: a method on a task with one seed."""
+
+    name: str  # its directory as it was given, or where in a CSV file it is from
+    method: str  # of `named`
+    task: str  # id of the environment, or of data alone their name
+    seed: int | None
+    config: Mapping[str, Any]  # dotted key -> leaf; empty of a CSV
+    rows: Sequence[Mapping[str, Any]]
+    state: str  # FINISHED, NOT_FINITE, UNFINISHED or EMPTY
+    provenance: Mapping[str, Any]  # env.json: versions, git, machine, command
+    path: Path | None  # the run directory; None of a CSV
+
+    def curve(self, axis: str, objective: str) -> tuple[np.ndarray, np.ndarray]:
+        """Axis and objective, f64 [N] each, of the rows that have both; an evaluation counts once, not in each row."""
+        x, y = report.curve(self.rows, x=axis, y=objective if self.path else _VALUE)
+        x, y = x[finite := np.isfinite(x + y)], y[finite]
+        order = np.argsort(x, kind="stable")
+        return x[order], y[order]
+
+    def last(self, axis: str, objective: str) -> float:
+        """The last value of the objective; NaN where there is none."""
+        values = self.curve(axis, objective)[1]
+        return float(values[-1]) if len(values) else math.nan
+
+    def best(self, axis: str, objective: str) -> float:
+        """The greatest value of the objective; means over the first few episodes count only if there are no others."""
+        window = _window(self.config)
+        full = [row for row in self.rows if criteria.counts(objective, _numbers(row, objective), window)]
+        values = self._replace(rows=full).curve(axis, objective)[1]
+        return float(max(values)) if len(values) else float(max(self.curve(axis, objective)[1], default=math.nan))
+
+    def column(self, name: str) -> np.ndarray:
+        """A column of the rows as f64 [rows], NaN where a row has no such number."""
+        values = [row.get(name) for row in self.rows]
+        return np.array([value if isinstance(value, int | float) else math.nan for value in values], np.float64)
+
+    def reached(self, axis: str) -> float:
+        """The last number of a counter in the rows; NaN where there is none."""
+        found = self.column(axis)
+        found = found[np.isfinite(found)]
+        return float(found[-1]) if len(found) else math.nan
+
+
+class Found(NamedTuple):
+    """What was read."""
+
+    runs: list[Run]
+    cautions: list[str]  # of what could not be read, or not whole
+
+
+def read(paths: Iterable[str | Path], by: Sequence[str] = ()) -> Found:
+    """Reads run directories, directories of such, and CSV files; runs of one method are named alike.
+
+    A directory is itself a run (config.yaml and result.jsonl), or has its runs in `members/`, or right in it.
+
+    Args:
+      paths: of what to read; what is named twice is read once.
+      by: the keys that make a method, as of `methods.names`.
+    Raises:
+      InputError: a path does not exist or holds no run, a CSV file has no such rows, or there is no run at all.
+    """
+    runs: list[Run] = []
+    cautions: list[str] = []
+    errors: list[str] = []
+    seen: set[Path] = set()
+    for path in map(Path, paths):
+        if path.suffix == ".csv":
+            runs += read_csv(path) if path.resolve() not in seen else []
+            seen.add(path.resolve())
+            continue
+        try:
+            directories = run_directories(path)
+        except InputError as e:
+            errors += e.errors
+            continue
+        for directory in directories:
+            if directory.resolve() not in seen:
+                seen.add(directory.resolve())
+                run, said = _read_run(directory)
+                runs += [run] if run else []
+                cautions += said
+    if errors:
+        raise InputError(*errors)
+    if not any(run.rows for run in runs):
+        raise InputError("none of the runs has a result row yet" + "".join(f": {said}" for said in cautions[:1]))
+    return Found(named(runs, by), cautions)
+
+
+def run_directories(path: Path) -> list[Path]:
+    """The run directories that a path stands for, in the order of their names. Raises InputError: there are none."""
+    if not path.is_dir():
+        what = "is no run directory" if path.exists() else "does not exist"
+        raise InputError(f"{path} {what}: give the --out of a run, a directory of runs or a .csv file")
+    found = _own(path) or [directory for inside in sorted(path.iterdir()) for directory in _own(inside)]
+    if not found:
+        raise InputError(f"{path} holds no run: expected config.yaml and result.jsonl in it, in {MEMBERS}/* or in *")
+    return found
+
+
+def _own(path: Path) -> list[Path]:
+    """The members of a directory, or itself if it is a run."""
+    return sorted(filter(_is_run, (path / MEMBERS).glob("*"))) or [path][: _is_run(path)]
+
+
+def named(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Run]:
+    """The same runs with the names of their methods, which tell what differs between them."""
+    own = {i: run.config for i, run in enumerate(runs) if run.path}
+    labels = methods.names(own, apart=("env.id",), by=by)
+    taken = {label or str(runs[i].config.get("algo.name", "run")) for i, label in labels.items()}
+
+    def name(i: int, run: Run) -> str:
+        if i in labels:
+            return labels[i] or str(run.config.get("algo.name", "run"))
+        return f"{run.method} of {Path(run.name.partition(': ')[0]).name}" if run.method in taken else run.method
+
+    return [run._replace(method=name(i, run)) for i, run in enumerate(runs)]
+
+
+def numbers(runs: Iterable[Run]) -> list[str]:
+    """The names of all numbers that rows of the runs have."""
+    found = {name for run in runs if run.path for row in run.rows for name, x in row.items() if _is_number(x)}
+    return sorted(found)
+
+
+def near(name: str, known: Sequence[str]) -> str:
+    """What to name instead of what is not known, in words."""
+    close = difflib.get_close_matches(name, known, 4, 0.6)
+    close += [k for k in known if k not in close and k.rpartition("/")[2] == name.rpartition("/")[2]]
+    return f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known) or 'none'}"
+
+
+# ---------------------------------------------------------------- a run directory
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.yaml").is_file()
+
+
+def _read_run(directory: Path) -> tuple[Run | None, list[str]]:
+    """A run, None where nobody can tell which it is; and what is wrong with it, in one line."""
+    try:
+        tree = schema.read_yaml(directory / "config.yaml")
+    except InputError as e:
+        return None, [f"{directory} is left out: {e.errors[0]}"]
+    config = {str(key): value for key, value in schema.flatten(tree).items()}
+    try:
+        rows, damage = loggers.read_damaged(directory / "result.jsonl")
+    except OSError as e:
+        return None, [f"{directory} is left out: result.jsonl cannot be read: {e.strerror}"]
+    state = _state(directory, config, rows)
+    provenance, unread = _provenance(directory)
+    seed = config.get("run.seed")
+    run = Run(
+        name=str(directory),
+        method="",
+        task=_task(tree),
+        seed=seed if isinstance(seed, int) else None,
+        config=config,
+        rows=rows,
+        state=state,
+        provenance=provenance,
+        path=directory,
+    )
+    said = [f"result.jsonl has {damage}, which is left out"] if damage else []
+    said += ["it has no result row yet"] if state == EMPTY else []
+    said += [f"it is not finished: {_progress(run)}"] if state == UNFINISHED else []
+    said += [f"it ended by an update that was not finite: {_progress(run)}"] if state == NOT_FINITE else []
+    return run, [f"{directory}: {'; '.join(said + unread)}"] if said + unread else []
+
+
+def _state(directory: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Whether a run came to the end that its config names. One that went on after a fault has."""
+    if not rows:
+        return EMPTY
+    window = _window(config)
+    for name, target in _criteria(config).items():
+        if any(criteria.met(name, _numbers(row, name), target, window) for row in rows):
+            return FINISHED
+    return NOT_FINITE if any((directory / "nonfinite").glob("*")) else UNFINISHED
+
+
+def _criteria(config: Mapping[str, Any]) -> dict[str, float]:
+    stop = {key.removeprefix("stop."): value for key, value in config.items() if key.startswith("stop.")}
+    return {name: value for name, value in stop.items() if _is_number(value)}
+
+
+def _progress(run: Run) -> str:
+    """How far a run is."""
+    budget = _criteria(run.config)
+    axis = next((name for name in AXES if name in budget), "env_steps")
+    of = f" of {budget[axis]:,.0f}" if axis in budget else ""
+    return f"{run.reached(axis):,.0f}{of} {axis}"
+
+
+def _task(tree: Mapping[str, Any]) -> str:
+    """What a run learns in: the id of its environment, or the name of its data."""
+    section = lambda name: tree[name] if isinstance(tree.get(name), Mapping) else {}
+    if env := section("env").get("id"):
+        return str(env)
+    data = section("data").get("input") or "unknown"
+    return Path(str(data if isinstance(data, str) else next(iter(data)))).name
+
+
+def _provenance(directory: Path) -> tuple[Mapping[str, Any], list[str]]:
+    """env.json, of a member that of those it was made with; and what is wrong with it."""
+    places = [directory / "env.json"]
+    if directory.parent.name == MEMBERS:
+        places.append(directory.parent.parent / "env.json")
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
+        return {}, []
+    try:
+        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except ValueError:
+        found = None
+    return (found, []) if isinstance(found, dict) else ({}, [f"{path.name} is no JSON, and is left out"])
+
+
+def _window(config: Mapping[str, Any]) -> int:
+    """The number of episodes that means of a row are over."""
+    window = config.get("run.smoothing_episodes")
+    return window if isinstance(window, int) else 1
+
+
+def _numbers(row: Mapping[str, Any], name: str) -> dict[str, float]:
+    """What `criteria` read of a row."""
+    return {key: row[key] for key in (name, "episode/window") if _is_number(row.get(key))}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# ---------------------------------------------------------------- rows of others
+
+
+def read_csv(path: Path) -> list[Run]:
+    """The runs of a CSV file with the columns method, task, seed, step and value, and perhaps `updates` and `time_s`.
+
+    A row is one measurement of the objective; rows of one method, task and seed are one run, in the order of its steps.
+
+    Raises:
+      InputError: it cannot be read, lacks a column, has no rows, or a row has no number where one is expected.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            header, lines = reader.fieldnames or [], [(reader.line_num, line) for line in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as e:
+        raise InputError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
+    if missing := [name for name in CSV_COLUMNS if name not in header]:
+        raise InputError(f"{path} lacks {', '.join(missing)}: its first line has to name {', '.join(CSV_COLUMNS)}")
+    runs: dict[tuple[str, str, int], list[dict[str, float]]] = {}
+    errors = []
+    for number, line in lines:
+        try:
+            key = (line["method"], line["task"], int(line["seed"]))
+            runs.setdefault(key, []).append(dict(_measured(line)))
+        except (TypeError, ValueError):
+            errors.append(f"{path}:{number}: expected a whole number as seed, and numbers as step and value")
+    if errors:
+        raise InputError(*errors[:5], *([f"and {counted(len(errors) - 5, 'more such line')}"] if errors[5:] else []))
+    if not runs:
+        raise InputError(f"{path} has no rows below its first line")
+    return [
+        Run(
+            name=f"{path}: {method}, {task}, seed {seed}",
+            method=method,
+            task=task,
+            seed=seed,
+            config={},
+            rows=sorted(rows, key=lambda row: row["env_steps"]),
+            state=FINISHED,
+            provenance={},
+            path=None,
+        )
+        for (method, task, seed), rows in runs.items()
+    ]
+
+
+def only_method(path: Path) -> str:
+    """The method that a CSV file has rows of. Raises InputError: it has several."""
+    found = list(dict.fromkeys(run.method for run in read_csv(path)))
+    if len(found) > 1:
+        raise InputError(
+            f"--against {path}: it has several methods, {', '.join(found)}: give the file among the runs, and one of "
+            "them as --against"
+        )
+    return found[0]
+
+
+def _measured(line: Mapping[str, str]) -> Iterator[tuple[str, float]]:
+    """The numbers of a line under the names of rows. Raises ValueError: one is missing or not finite."""
+    for name, column in (("env_steps", "step"), (_VALUE, _VALUE), ("updates", "updates"), ("time_s", "time_s")):
+        if column in CSV_COLUMNS or line.get(column):
+            number = float(line[column])
+            if not math.isfinite(number):
+                raise ValueError(name)
+            yield name, number

@@ -36,7 +36,7 @@ ARROWS = {
         "algos", "callbacks", "data", "envs", "errors", "fields", "host", "metrics", "ops", "registry", "replay",
         "rollout", "settings", "spaces", "types",
     },
-    "sweep": {"errors", "host", "metrics", "run", "settings"},
+    "sweep": {"errors", "host", "metrics", "report", "run", "settings"},
     "export": {"data", "errors", "host", "run", "settings", "spaces", "types"},
     # the commands that a user types; what is slow to import inside functions
     "": {"envs", "run"},

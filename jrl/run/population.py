@@ -166,10 +166,7 @@ class Population:
             return jax.tree.map(lambda x: x[0], out)
 
         every = jax.vmap(one, in_axes=(0, 0, 0, None, None))
-        mapped = jax.shard_map(
-            every, mesh=self._mesh, in_specs=(_OWN, _OWN, _OWN, _SAME, _SAME), out_specs=_OWN, check_vma=False
-        )
-        return jax.jit(mapped, donate_argnums=1)
+        return parallel.pmap(every, self._mesh, (_OWN, _OWN, _OWN, _SAME, _SAME), _OWN, donate_argnums=(1,))
 
     @functools.cached_property
     def _advance_one(self) -> Callable[..., Any]:

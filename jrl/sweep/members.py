@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from jrl.errors import InputError
 from jrl.host import files
+from jrl.report.runs import MEMBERS
 from jrl.settings import config
 from jrl.settings.config import RunConfig
 
-FOLDER = "members"
 _LIST = "population.json"
 
 
@@ -43,7 +43,7 @@ def of(cfg: RunConfig, directory: Path, changes: Sequence[Mapping[str, Any]]) ->
     common, found = config.to_dict(cfg), []
     for i, changed in enumerate(changes):
         name = f"{i:0{width}}"
-        out = directory / FOLDER / name
+        out = directory / MEMBERS / name
         data = common
         for key, value in {**changed, "run.out": str(out)}.items():
             data = _with(data, key.split("."), value)

@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import io
-import json
 import math
 import os
 import shutil
@@ -14,6 +13,7 @@ from typing import Any
 
 from jrl.errors import InputError
 from jrl.host import command, faults, files, output
+from jrl.metrics import loggers
 from jrl.settings.config import RunConfig
 from jrl.sweep import members as populations
 from jrl.sweep.members import Member
@@ -91,7 +91,7 @@ def _table(members: Sequence[Member], ended: Mapping[str, str], objective: str |
     """A row for each member: what differs, how it ended, and its objective, last and best."""
     table = []
     for member in members:
-        rows = _rows(member.directory)
+        rows = loggers.read_rows(member.directory / "result.jsonl")
         names = (objective,) if objective else _OBJECTIVES
         name = next((n for n in names if any(_is_number(row.get(n)) for row in rows)), names[-1])
         values = [row[name] for row in rows if _is_number(row.get(name))]
@@ -106,16 +106,6 @@ def _table(members: Sequence[Member], ended: Mapping[str, str], objective: str |
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _rows(directory: Path) -> list[dict[str, Any]]:
-    """The result rows of a run directory; a last line that was cut by a kill is none."""
-    found = []
-    with contextlib.suppress(FileNotFoundError), (directory / "result.jsonl").open() as file:
-        for line in file:
-            with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
-    return found
 
 
 def _write(directory: Path, table: Sequence[Mapping[str, Any]]) -> None:

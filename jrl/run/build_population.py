@@ -25,6 +25,10 @@ def apart(configs: Sequence[RunConfig]) -> str:
         return "members differ in more than run.seed and floats of the algorithm"
     if first.custom != CustomConfig():
         return "custom: code of one's own may look at one run at a time"
+    if first.run.on_nonfinite == "rollback":
+        return "run.on_nonfinite rollback begins a run again with other step sizes"
+    if first.run.disable_jit:
+        return "run.disable_jit: there are no programs"
     several = first.multi_agent
     if by_episode.per_episode(first) or (several is not None and several.self_play is not None):
         return "who plays changes between the calls of each run"

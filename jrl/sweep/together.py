@@ -143,7 +143,7 @@ def _drive(
     # those of a later checkpoint wait for the others, so that all make the calls of a run that was not interrupted
     waiting = {one.number: one.session.iteration for one in every if one.ended is None}
     held = {n: population.of(n) for n, iteration in waiting.items() if iteration > min(waiting.values())}
-    iteration, started = min(waiting.values(), default=0), time.monotonic()
+    iteration, started, rows = min(waiting.values(), default=0), time.monotonic(), -1
     watchdog.beat("compilation and the first steps", grace=_COMPILATION, hint=faults.IN_A_PROGRAM)
     while live := [one for one in every if one.ended is None]:
         calls: dict[int, tuple[int, int]] = {}
@@ -163,7 +163,8 @@ def _drive(
             for one in live:
                 if one.number in made:
                     one.after(made[one.number])
-            _show(every, shown, started)
+            if rows != (rows := sum(one.session.reporter.count for one in every if one.ended != "complete")):
+                _show(every, shown, started)
             watchdog.beat("environment steps and update", hint=faults.IN_A_PROGRAM)
         iteration = min((one.session.iteration for one in live if one.ended is None), default=iteration)
         left = [one.number for one in live if one.ended is None]

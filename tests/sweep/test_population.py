@@ -103,6 +103,23 @@ def test_each_member_is_the_run_that_it_would_be_alone(name, members):
     assert not all(map(np.array_equal, first, second))
 
 
+@pytest.mark.parametrize(
+    ("section", "why"),
+    [
+        ({"network": {"hidden": [4]}}, "differ in more than run.seed and floats of the algorithm"),
+        ({"algo": {"num_epochs": 3}}, "differ in more than run.seed and floats of the algorithm"),
+        ({"custom": {"callbacks": ["x:y"]}}, "custom: code of one's own"),
+        ({"run": {"on_nonfinite": "rollback"}}, "rollback begins a run again"),
+        ({"run": {"disable_jit": True}}, "there are no programs"),
+    ],
+)
+def test_who_cannot_be_one_program_is_told_why(section, why):
+    one, other = configs({"algo": {"name": "ppo"}}, [{}, {"lr": 1e-2}])
+    assert build_population.apart([one, other]) == ""
+    changed = config.from_dict(config.merge(config.to_dict(one), section))
+    assert why in build_population.apart([changed, other])
+
+
 def test_a_population_of_one_is_the_plain_run_to_the_bit(members):
     (cfg,) = configs(KINDS["ppo"][0], [{}])
     population, (session,) = members([cfg])

@@ -36,7 +36,8 @@ ARROWS = {
         "algos", "callbacks", "data", "envs", "errors", "fields", "host", "metrics", "ops", "registry", "replay",
         "rollout", "settings", "spaces", "types",
     },
-    "sweep": {"errors", "host", "metrics", "report", "run", "settings"},
+    "sweep": {"errors", "fields", "host", "metrics", "report", "run", "settings"},
+    "sweep.__main__": {"config", "errors", "host", "settings", "sweep"},
     "export": {"data", "errors", "host", "run", "settings", "spaces", "types"},
     # the commands that a user types; what is slow to import inside functions
     "": {"envs", "run"},
@@ -85,7 +86,11 @@ CONFINED = {
     "orbax": ("run/checkpoint.py",),
 }
 # of a room that is a command, too: the modules of the command
-COMMANDS_IN_ROOMS = {"data.__main__": ("data/__main__/", "data/commands/"), "report.__main__": ("report/__main__/",)}
+COMMANDS_IN_ROOMS = {
+    "data.__main__": ("data/__main__/", "data/commands/"),
+    "report.__main__": ("report/__main__/",),
+    "sweep.__main__": ("sweep/__main__/",),
+}
 MAPPERS = {"pmap", "shard_map"}
 
 
@@ -238,7 +243,9 @@ def loaded(code: str) -> set[str]:
 HEAVY = {"jax", "jaxlib", "flax", "optax", "envpool", "gymnasium", "orbax", "ray", "matplotlib", "tensorboardX", "rich"}
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "debug", "export", "record", "check_env", "data", "report"])
+@pytest.mark.parametrize(
+    "command", ["train", "evaluate", "debug", "export", "record", "check_env", "data", "report", "sweep"]
+)
 def test_help_loads_neither_jax_nor_an_environment_library(command):
     code = f"""
 import contextlib, io, runpy, sys

@@ -18,11 +18,28 @@ class NotOneProgram(InputError):
     """Members of a population that cannot be one program, though each can be run."""
 
 
-def apart(configs: Sequence[RunConfig]) -> str:
-    """Says why runs cannot be one program, as far as their configs tell; "" where they may be."""
+def grouped(configs: Sequence[RunConfig]) -> list[tuple[list[int], str]]:
+    """Deals runs to groups that differ in their seed and floats of their algorithm alone.
+
+    Returns:
+      The numbers of each group's runs, and why they cannot be one program as far as their configs tell; "" where they
+      may be.
+    """
+    found: list[tuple[object, list[int]]] = []
+    for i, cfg in enumerate(configs):
+        common = _common(cfg)
+        for other, numbers in found:
+            if other == common:
+                numbers.append(i)
+                break
+        else:
+            found.append((common, [i]))
+    return [(numbers, _why_not([configs[i] for i in numbers])) for _, numbers in found]
+
+
+def _why_not(configs: Sequence[RunConfig]) -> str:
+    """Why runs that are alike cannot be one program, as far as their configs tell."""
     first = configs[0]
-    if any(_common(cfg) != _common(first) for cfg in configs[1:]):
-        return "members differ in more than run.seed and floats of the algorithm"
     if first.custom != CustomConfig():
         return "custom: code of one's own may look at one run at a time"
     if first.run.on_nonfinite == "rollback":

@@ -94,7 +94,7 @@ def train(
     """Trains all members to their ends.
 
     Args:
-      members: whose configs `build_population.apart` finds alike.
+      members: whose configs `build_population.grouped` finds alike.
       directory: of the population.
       transcript: what is printed.
       interrupted: by a signal, after which the members are saved where they are.

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jrl.errors import InputError
+from jrl.errors import InputError, counted
+from jrl.fields.plain_yaml import flow
 from jrl.host import command, faults, files, output
 from jrl.metrics import loggers
 from jrl.settings.config import RunConfig
@@ -71,20 +72,29 @@ def _trained(
     interrupted: faults.Signals,
     processes: int | None,
 ) -> dict[str, str]:
-    """Why each member ended, by name: as one program where that can be and nobody asks for processes."""
+    """Why each member ended, by name: those that can be one program together, unless somebody asks for processes."""
     from jrl.run import build_population
     from jrl.sweep import processes as apart
     from jrl.sweep import together
 
-    why = build_population.apart([member.config for member in members])
-    if processes is None and not why:
-        try:
-            return together.train(members, directory, transcript, interrupted)
-        except build_population.NotOneProgram as e:
-            (why,) = e.errors
-    if why:
-        print(f"not one program: {why}")
-    return apart.train(members, directory, processes or max(1, (os.cpu_count() or 1) // 2), interrupted)
+    alone, ended = list(members), dict[str, str]()
+    if processes is None:
+        groups, alone = build_population.grouped([member.config for member in members]), []
+        for numbers, why in groups:
+            group = [members[i] for i in numbers]
+            try:
+                if not why:
+                    ended |= together.train(group, directory, transcript, interrupted)
+            except build_population.NotOneProgram as e:
+                (why,) = e.errors
+            if why:
+                print(f"{', '.join(member.name for member in group)}: not one program: {why}")
+                alone += group
+            if interrupted:
+                return {**dict.fromkeys((member.name for member in members), "interrupted"), **ended}
+    if alone:
+        ended |= apart.train(alone, directory, processes or max(1, (os.cpu_count() or 1) // 2), interrupted)
+    return ended
 
 
 def _table(members: Sequence[Member], ended: Mapping[str, str], objective: str | None) -> list[dict[str, Any]]:
@@ -106,6 +116,23 @@ def _table(members: Sequence[Member], ended: Mapping[str, str], objective: str |
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
+
+
+_MOST = 10  # points that are told
+
+
+def _tell_points(members: Sequence[Member], table: Sequence[Mapping[str, Any]]) -> None:
+    """Prints the points of a sweep in the order of their mean over seeds, the best first."""
+    points: dict[str, list[float]] = {}
+    for member, row in zip(members, table, strict=True):
+        name = ", ".join(f"{key}={flow(value)}" for key, value in member.changed.items() if key != "run.seed")
+        points.setdefault(name, []).append(row["last"])
+    if len(points) < 2:
+        return
+    of_all = {name: sum(values) / len(values) for name, values in points.items()}
+    order = sorted(of_all, key=lambda name: -of_all[name] if _is_number(of_all[name]) else math.inf)
+    for name in order[:_MOST]:
+        print(f"  {of_all[name]:.4g}  {name}  ({counted(len(points[name]), 'seed')})")
 
 
 def _write(directory: Path, table: Sequence[Mapping[str, Any]]) -> None:
@@ -136,6 +163,7 @@ def _tell(
         values = [last for last, _ in good]
         name = table[i]["objective"]
         print(f"{name}: {sum(values) / len(values):.4g} on average, {min(values):.4g} to {max(values):.4g}")
+        _tell_points(members, table)
         print(f"best: member {table[i]['member']}, {value:.4g}, which is also in {best}")
     print(
         f"population: {directory}    table: {directory / 'sweep.csv'}    "

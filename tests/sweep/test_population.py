@@ -106,18 +106,21 @@ def test_each_member_is_the_run_that_it_would_be_alone(name, members):
 @pytest.mark.parametrize(
     ("section", "why"),
     [
-        ({"network": {"hidden": [4]}}, "differ in more than run.seed and floats of the algorithm"),
-        ({"algo": {"num_epochs": 3}}, "differ in more than run.seed and floats of the algorithm"),
         ({"custom": {"callbacks": ["x:y"]}}, "custom: code of one's own"),
         ({"run": {"on_nonfinite": "rollback"}}, "rollback begins a run again"),
         ({"run": {"disable_jit": True}}, "there are no programs"),
     ],
 )
 def test_who_cannot_be_one_program_is_told_why(section, why):
-    one, other = configs({"algo": {"name": "ppo"}}, [{}, {"lr": 1e-2}])
-    assert build_population.apart([one, other]) == ""
-    changed = config.from_dict(config.merge(config.to_dict(one), section))
-    assert why in build_population.apart([changed, other])
+    made = configs(config.merge({"algo": {"name": "ppo"}}, section), [{}, {"lr": 1e-2}])
+    ((numbers, told),) = build_population.grouped(made)
+    assert numbers == [0, 1] and why in told
+
+
+def test_who_differs_in_more_than_floats_is_of_another_program():
+    made = configs({"algo": {"name": "ppo"}}, [{}, {"num_epochs": 3}, {"lr": 1e-2}, {"num_epochs": 3, "gamma": 0.5}])
+    wide = config.from_dict(config.merge(config.to_dict(made[0]), {"network": {"hidden": [4]}}))
+    assert build_population.grouped([*made, wide]) == [([0, 2], ""), ([1, 3], ""), ([4], "")]
 
 
 def test_a_population_of_one_is_the_plain_run_to_the_bit(members):

@@ -12,6 +12,7 @@ from jrl import evaluate, train
 from jrl.host import output
 from jrl.metrics import loggers
 from jrl.settings import config
+from jrl.sweep import __main__
 from jrl.sweep import train as populations
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
@@ -42,8 +43,9 @@ def table(directory):
 
 def test_the_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for command, line in re.findall(r"^python -m jrl\.(train|evaluate) (.+)$", PAGE, re.M):
-        assert {"train": train, "evaluate": evaluate}[command].main(line.split()) == 0, capsys.readouterr().err
+    commands = {"train": train, "evaluate": evaluate, "sweep": __main__}
+    for command, line in re.findall(r"^python -m jrl\.(train|evaluate|sweep) (.+)$", PAGE, re.M):
+        assert commands[command].main(line.split()) == 0, capsys.readouterr().err
     made = Path("runs/seeds")
     assert [json.loads((made / "members" / f"0{i}" / "params.json").read_text())["run"]["seed"] for i in range(3)] == [
         0,
@@ -61,6 +63,10 @@ def test_the_page(tmp_path, monkeypatch, capsys):
     assert "3 members, each with its run.seed, in one program" in said
     assert "2 members, 2 at once, in processes of their own" in said
     assert [row["ended"] for row in table(Path("runs/processes"))] == ["ended", "ended"]
+    found = [(float(row["algo.lr"]), row["run.seed"]) for row in table(Path("runs/sweep"))]
+    assert found == [(lr, seed) for lr in (1e-4, 1e-3, 1e-2) for seed in ("0", "1")]
+    assert "6 members, each with its algo.lr, run.seed, in one program" in said
+    assert re.search(r"^  [\d.]+  algo.lr=0.01  \(2 seeds\)$", said, re.M)
 
 
 def test_members_of_other_checkpoints_become_what_they_were(tmp_path, capsys):

@@ -8,7 +8,6 @@ import jax
 from jrl.errors import InputError
 from jrl.run import build, build_policies, parallel
 from jrl.run.population import Member, Population
-from jrl.settings import by_episode
 from jrl.settings.config import RunConfig
 from jrl.settings.sections import CustomConfig
 from jrl.types import PyTree
@@ -46,11 +45,8 @@ def _why_not(configs: Sequence[RunConfig]) -> str:
         return "run.on_nonfinite rollback begins a run again with other step sizes"
     if first.run.disable_jit:
         return "run.disable_jit: there are no programs"
-    several = first.multi_agent
-    if by_episode.per_episode(first) or (several is not None and several.self_play is not None):
-        return "who plays changes between the calls of each run"
-    if several is not None and several.policies and build_policies.differing([cfg.algo for cfg in configs]):
-        return "policies have configs of their own"
+    if first.multi_agent is not None:
+        return "multi_agent: policies have configs of their own, and who plays may change between calls"
     return ""
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jrl.errors import InputError
 from jrl.host import files
 from jrl.report.runs import MEMBERS
-from jrl.settings import config
+from jrl.settings import config, plan
 from jrl.settings.config import RunConfig
 
 _LIST = "population.json"
@@ -62,6 +62,16 @@ def write(cfg: RunConfig, directory: Path, members: Sequence[Member]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     config.write(dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, out=str(directory))), directory)
     files.replace(directory / _LIST, json.dumps({"members": [m.changed for m in members]}, indent=1) + "\n")
+
+
+def is_complete(member: Member) -> bool:
+    """Whether the run of a member has spent its budget. Raises InputError: its checkpoint cannot be read."""
+    from jrl.run import checkpoint
+
+    if not checkpoint.exists(member.directory):
+        return False
+    meta = checkpoint.read_meta(checkpoint.locate(member.directory), resumable=True)
+    return bool(meta["env_steps"] >= member.config.stop[plan.counts_by(member.config)])
 
 
 def is_population(directory: Path) -> bool:

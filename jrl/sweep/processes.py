@@ -9,7 +9,7 @@ from pathlib import Path
 from jrl.errors import counted
 from jrl.host import faults, files
 from jrl.settings import config
-from jrl.sweep.members import Member
+from jrl.sweep.members import Member, is_complete
 
 _POLL = 0.2  # seconds between two looks at who has ended
 _CONFIGS = "configs"
@@ -21,10 +21,10 @@ def train(members: Sequence[Member], directory: Path, processes: int, interrupte
     What a member prints is in `console.txt` of its directory.
 
     Returns:
-      How each ended, by name: `ended`, `failed: status N`, or `interrupted`.
+      How each ended, by name: `ended`, `complete` before, `failed: status N`, or `interrupted`.
     """
-    found: dict[str, str] = {}
-    left, running = list(members), dict[str, subprocess.Popen]()
+    found = {member.name: "complete" for member in members if is_complete(member)}
+    left, running = [member for member in members if member.name not in found], dict[str, subprocess.Popen]()
     print(f"{counted(len(members), 'member')}, {processes} at once, in processes of their own")
     try:
         while left or running:

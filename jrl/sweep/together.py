@@ -15,8 +15,7 @@ from jrl.metrics import progress
 from jrl.run import build, build_population, checkpoint, reporter, run_directory
 from jrl.run.saving import Saving
 from jrl.run.session import Session
-from jrl.settings import plan
-from jrl.sweep.members import Member
+from jrl.sweep.members import Member, is_complete
 
 _COMPILATION = 900.0  # seconds that the first call may take beyond run.stall_seconds
 
@@ -44,7 +43,7 @@ class Running:
         cfg, directory = self.member.config, self.member.directory
         done = self._meta["env_steps"] if self._meta else 0
         stack.enter_context(self.session)
-        if done >= cfg.stop[plan.counts_by(cfg)]:
+        if is_complete(self.member):
             self.ended = "complete"
             return
         self._checkpoints = stack.enter_context(checkpoint.Checkpointer(directory / "checkpoints", cfg.checkpoint))

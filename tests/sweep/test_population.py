@@ -109,6 +109,7 @@ def test_each_member_is_the_run_that_it_would_be_alone(name, members):
         ({"custom": {"callbacks": ["x:y"]}}, "custom: code of one's own"),
         ({"run": {"on_nonfinite": "rollback"}}, "rollback begins a run again"),
         ({"run": {"disable_jit": True}}, "there are no programs"),
+        ({"multi_agent": {}}, "policies have configs of their own"),
     ],
 )
 def test_who_cannot_be_one_program_is_told_why(section, why):

@@ -63,6 +63,8 @@ def test_the_page(tmp_path, monkeypatch, capsys):
     assert "3 members, each with its run.seed, in one program" in said
     assert "2 members, 2 at once, in processes of their own" in said
     assert [row["ended"] for row in table(Path("runs/processes"))] == ["ended", "ended"]
+    assert train.main(["--resume=runs/processes", "--processes=2"]) == 0  # none of them is begun again
+    assert [row["ended"] for row in table(Path("runs/processes"))] == ["complete", "complete"]
     found = [(float(row["algo.lr"]), row["run.seed"]) for row in table(Path("runs/sweep"))]
     assert found == [(lr, seed) for lr in (1e-4, 1e-3, 1e-2) for seed in ("0", "1")]
     assert "6 members, each with its algo.lr, run.seed, in one program" in said

@@ -14,6 +14,7 @@ from jrl.errors import InputError, details
 # name as typed after `jrl` -> what it does; its module has the same name, with _ for -
 COMMANDS = {
     "train": "train a policy as a config says, or continue a run",
+    "serve": "train on episodes that clients play over HTTP",
     "sweep": "train with many hyper-parameters and seeds side by side",
     "evaluate": "play episodes with a trained policy",
     "record": "write a video of a trained policy",

@@ -26,12 +26,17 @@ from jrl.types import ActOut, EnvSpec, PyTree, element
 
 
 class Clients:
-    """Those who play the episodes of a run; see `jrl.train.Clients`."""
+    """Those who play the episodes of a run; see `jrl.train.Clients`.
+
+    Attributes:
+      address: http://HOST:PORT where they come; "" before `open`.
+    """
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
         self._token: bytes | None = None
         self._tls: ssl.SSLContext | None = None
+        self.address = ""
 
     @contextlib.contextmanager
     def open(self, cfg: RunConfig) -> Iterator[None]:
@@ -43,6 +48,7 @@ class Clients:
         assert cfg.external is not None
         self._token, self._tls = server.token_of(cfg.external), server.tls(cfg.external)
         self._socket = server.bound(cfg.external, self._token)
+        self.address = _address(self._socket, self._tls is not None)
         try:
             yield
         finally:
@@ -83,7 +89,8 @@ class Clients:
         def begin() -> None:
             inference.warm_up(first)
             sock, self._socket = self._socket or server.bound(given, self._token), None
-            print(_at(sock, self._tls is not None), flush=True)
+            self.address = _address(sock, self._tls is not None)
+            print("clients:", self.address, flush=True)
             found.web.open(sock, self._tls)
 
         return _Serving(
@@ -119,7 +126,7 @@ def _bytes(spec: EnvSpec) -> int:
     return 64 + sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in found)
 
 
-def _at(sock: socket.socket, tls: bool) -> str:
+def _address(sock: socket.socket, tls: bool) -> str:
     host, port = sock.getsockname()[:2]
     name = f"[{host}]" if ":" in host else host
-    return f"clients: http{'s' if tls else ''}://{name}:{port}"
+    return f"http{'s' if tls else ''}://{name}:{port}"

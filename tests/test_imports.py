@@ -37,8 +37,8 @@ ARROWS = {
         "rollout", "settings", "spaces", "types",
     },
     "sweep": {"errors", "fields", "host", "metrics", "report", "run", "settings"},
-    "serve": {"data", "envs", "errors", "host", "metrics", "rollout", "settings", "spaces", "types"},
-    "serve.__main__": {"serve", "train"},
+    "serve": {"data", "envs", "errors", "host", "metrics", "rollout", "run", "settings", "spaces", "types"},
+    "serve.__main__": {"errors", "fields", "host", "serve", "settings", "train"},
     "sweep.__main__": {"config", "errors", "host", "settings", "sweep"},
     "export": {"data", "errors", "host", "run", "settings", "spaces", "types"},
     # the commands that a user types; what is slow to import inside functions

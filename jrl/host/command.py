@@ -14,13 +14,13 @@ from jrl.errors import InputError, details
 # name as typed after `jrl` -> what it does; its module has the same name, with _ for -
 COMMANDS = {
     "train": "train a policy as a config says, or continue a run",
-    "serve": "train on episodes that clients play over HTTP",
     "sweep": "train with many hyper-parameters and seeds side by side",
     "evaluate": "play episodes with a trained policy",
     "record": "write a video of a trained policy",
     "plot": "draw learning curves of runs",
     "report": "compare runs: tables with intervals, learning curves, what is doubtful",
     "export": "write a trained policy as files that run without jrl",
+    "serve": "train on episodes that clients play over HTTP, or serve trained policies",
     "config": "list, show or check configs, or migrate RLlib's",
     "data": "look at data sets, and write them in other formats",
     "check-env": "check an environment against what it says of itself",

@@ -90,15 +90,19 @@ class PolicyClient:
 
     # ------------------------------------------------------------ one episode
 
-    def start_episode(self, episode_id: str | None = None, training_enabled: bool = True) -> str:
+    def start_episode(
+        self, episode_id: str | None = None, training_enabled: bool = True, policy: str | None = None
+    ) -> str:
         """Begins an episode; its id.
 
         Args:
           episode_id: its name; None: a new one.
           training_enabled: whether the server learns from it.
+          policy: the name of that which acts; None: the server's first.
         """
         id = episode_id or uuid.uuid4().hex
-        fields = {"episode_id": id, "training_enabled": bool(training_enabled)}
+        fields: dict[str, Any] = {"episode_id": id, "training_enabled": bool(training_enabled)}
+        fields |= {} if policy is None else {"policy": policy}
         try:
             self._post("/v1/episodes", fields)
         except RequestRefused as e:
@@ -140,9 +144,10 @@ class PolicyClient:
 
     # ------------------------------------------------------------ many episodes in one request
 
-    def start_episodes(self, count: int, training_enabled: bool = True) -> list[str]:
-        """Begins so many episodes, for `steps`."""
-        fields = {"count": count, "training_enabled": bool(training_enabled)}
+    def start_episodes(self, count: int, training_enabled: bool = True, policy: str | None = None) -> list[str]:
+        """Begins so many episodes, for `steps`; arguments as `start_episode`."""
+        fields: dict[str, Any] = {"count": count, "training_enabled": bool(training_enabled)}
+        fields |= {} if policy is None else {"policy": policy}
         return [str(id) for id in self._post("/v1/episodes", fields)["episode_ids"]]
 
     def steps(
@@ -183,9 +188,17 @@ class PolicyClient:
 
     # ------------------------------------------------------------ over the wire
 
-    def policy(self) -> dict[str, Any]:
-        """What the server tells of its policy: algorithm, spaces, version."""
-        return self._request("GET", "/v1/policy", b"", {})
+    def get_once(self, observation: Any, policy: str | None = None) -> Any:
+        """The action at an observation [*] without an episode, of a policy that remembers nothing."""
+        fields: dict[str, Any] = {"observation": observation}
+        fields |= {} if policy is None else {"policy": policy}
+        found = self._post("/v1/action", fields)
+        self.version = int(found["version"])
+        return _arrays(found["action"])
+
+    def policies(self) -> dict[str, Any]:
+        """What the server tells of its policies, by name: algorithm, spaces, version."""
+        return self._request("GET", "/v1/policies", b"", {})["policies"]
 
     def close(self) -> None:
         """Closes the connection."""

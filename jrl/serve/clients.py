@@ -14,7 +14,7 @@ from jrl.envs import played
 from jrl.envs.played import Played
 from jrl.host import faults
 from jrl.rollout.source import Source
-from jrl.serve import server
+from jrl.serve import address
 from jrl.serve.columns import Columns
 from jrl.serve.inference import Inference, Program, zeros
 from jrl.serve.server import Facts, Server
@@ -46,9 +46,9 @@ class Clients:
           InputError: it is taken, or the files of token or certificate do not do.
         """
         assert cfg.external is not None
-        self._token, self._tls = server.token_of(cfg.external), server.tls(cfg.external)
-        self._socket = server.bound(cfg.external, self._token)
-        self.address = _address(self._socket, self._tls is not None)
+        self._token, self._tls = address.token_of(cfg.external), address.tls(cfg.external)
+        self._socket = address.bound(cfg.external, self._token)
+        self.address = address.url(self._socket, tls=self._tls is not None)
         try:
             yield
         finally:
@@ -79,17 +79,17 @@ class Clients:
         before = jax.tree.map(np.asarray, jax.device_get(carry(num)))
         initial = lambda column: jax.tree.map(lambda x: x[column], before)
         most = capacity(length, replay=cfg.replay is not None, bytes_per_row=_bytes(spec), num=num)
-        table = Table(Columns(num, length, most), num, given.max_clients, initial)
+        table = Table(Columns(num, length, most), num, given.max_clients)
         program = Program(act, env.to_env, explore=explore, most=max(num, min(given.max_batch, 64)))
-        found = Server(table, facts(cfg, spec), given, self._token)
+        found = Server(table, given, self._token)
         inference = Inference(table, program, initial, found.deliver, max_wait_ms=given.max_wait_ms)
-        found.inference = inference
+        found.add("default", facts(cfg, spec), inference)
         first = zeros(element(spec.observation))
 
         def begin() -> None:
             inference.warm_up(first)
-            sock, self._socket = self._socket or server.bound(given, self._token), None
-            self.address = _address(sock, self._tls is not None)
+            sock, self._socket = self._socket or address.bound(given, self._token), None
+            self.address = address.url(sock, tls=self._tls is not None)
             print("clients:", self.address, flush=True)
             found.web.open(sock, self._tls)
 
@@ -124,9 +124,3 @@ def _bytes(spec: EnvSpec) -> int:
     """Of a row, about: its observation and some numbers."""
     found = jax.tree.leaves(element(spec.observation))
     return 64 + sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in found)
-
-
-def _address(sock: socket.socket, tls: bool) -> str:
-    host, port = sock.getsockname()[:2]
-    name = f"[{host}]" if ":" in host else host
-    return f"http{'s' if tls else ''}://{name}:{port}"

@@ -63,10 +63,15 @@ def _padded(x: np.ndarray, size: int) -> np.ndarray:
 class Inference:
     """A thread that answers items, as many at once as ask within `max_wait_ms` of the first.
 
+    Attributes:
+      initial: a column's number -> what the policy remembers before an episode.
+      count: calls so far.
+      failure: what ended the thread.
+
     Args:
       table: of the episodes.
       program: chooses.
-      initial: a column's number -> what the policy remembers before an episode.
+      initial: see above.
       deliver: gets what was chosen, in this thread.
       max_wait_ms: see above; it waits for no more than the episodes that are under way.
     """
@@ -80,13 +85,13 @@ class Inference:
         *,
         max_wait_ms: float,
     ):
-        self._table, self._program, self._initial, self._deliver = table, program, initial, deliver
+        self._table, self._program, self.initial, self._deliver = table, program, initial, deliver
         self._most, self._wait_s = program.sizes[-1], max_wait_ms / 1000
         self._weights: Weights | None = None
         self._items: collections.deque[Item] = collections.deque()
         self._asked = threading.Condition()
         self._closed = False
-        self.count = 0  # calls so far
+        self.count = 0
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="jrl-inference", daemon=True)
 
@@ -106,7 +111,7 @@ class Inference:
         assert self._weights is not None
         for size in self._program.sizes:
             repeat = lambda x, size=size: np.repeat(np.asarray(x)[None], size, 0)
-            observations, carry = jax.tree.map(repeat, (obs, self._initial(0)))
+            observations, carry = jax.tree.map(repeat, (obs, self.initial(0)))
             self._program(self._weights, observations, carry, 0)
 
     def ask(self, items: Sequence[Item]) -> None:

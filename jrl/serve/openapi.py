@@ -2,6 +2,7 @@
 
 import html
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -81,8 +82,14 @@ def _route(
     return found
 
 
-def document(observation: Space, action: Space, *, most: int) -> dict[str, Any]:
-    """The description of a server whose clients send observations and get actions of these spaces, `most` at once."""
+def _any_of(kinds: Sequence[Space]) -> dict[str, Any]:
+    """An element of one of several spaces."""
+    found = [schema(space) for space in dict.fromkeys(kinds)]
+    return found[0] if len(found) == 1 else {"anyOf": found}
+
+
+def document(observations: Sequence[Space], actions: Sequence[Space], *, most: int) -> dict[str, Any]:
+    """The description of a server of policies with these spaces, which takes `most` episodes in a request."""
     obs, act = ({"$ref": f"#/components/schemas/{name}"} for name in ("Observation", "Action"))
     number = {"type": "number"}
     outcome = _object({"return": number, "length": {"type": "integer", "minimum": 0}}, "return", "length")
@@ -94,6 +101,7 @@ def document(observation: Space, action: Space, *, most: int) -> dict[str, Any]:
         "episode_id": _NAME,
         "training_enabled": {"type": "boolean"},
         "count": {"type": "integer", "minimum": 1, "maximum": most},
+        "policy": _NAME,
     }
     steps = {
         "episode_ids": _many(_NAME, most),
@@ -143,14 +151,23 @@ def document(observation: Space, action: Space, *, most: int) -> dict[str, Any]:
                 _object(steps, "episode_ids", "observations"), _json(_object(together, *together)),
             )
         },
-        "/v1/policy": {"get": _route("policy", "Tells of the policy and its spaces.", None, _json({"type": "object"}))},
+        "/v1/action": {
+            "post": _route(
+                "once", "Asks for an action without an episode, of a policy that remembers nothing.",
+                _object({"observation": obs, "policy": _NAME}, "observation"),
+                _json(_object({"action": act, "version": _VERSION}, "action", "version")),
+            )
+        },
+        "/v1/policies": {
+            "get": _route("policies", "Tells of the policies and their spaces.", None, _json({"type": "object"}))
+        },
         "/v1/health": {"get": _route("health", "Tells that the server answers.", None, _json({"type": "object"}))},
         "/metrics": {"get": _route("metrics", "Counts, as Prometheus reads them.", None, text)},
         "/openapi.json": {"get": _route("openapi", "This description.", None, _json({"type": "object"}))},
         "/docs": {"get": _route("docs", "This description, for people.", None, page)},
     }  # fmt: skip
     error = _object({"error": {"type": "string", "description": "what is wrong, in words"}}, "error")
-    schemas = {"Observation": schema(observation), "Action": schema(action), "Error": error}
+    schemas = {"Observation": _any_of(observations), "Action": _any_of(actions), "Error": error}
     return {
         "openapi": "3.1.0",
         "info": {"title": "jrl", "version": "1", "description": "Episodes that clients play, and a policy that acts."},

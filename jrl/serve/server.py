@@ -1,13 +1,9 @@
 """The routes: what clients may ask, and what becomes of it."""
 
-import ipaddress
 import re
-import socket
-import ssl
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +11,6 @@ import numpy as np
 
 from jrl import spaces
 from jrl.data.spaces_json import plain, space_to_json
-from jrl.errors import InputError
 from jrl.serve import openapi, protocol
 from jrl.serve.inference import Inference
 from jrl.serve.protocol import CLIENT, Refused, Request, Response, encoded
@@ -35,6 +30,14 @@ class Facts(NamedTuple):
     own_action: Callable[[PyTree], PyTree] | None
     why: str
     learns: bool
+    remembers: bool = False  # what it does depends on earlier observations of an episode
+
+
+class Served(NamedTuple):
+    """A policy that clients may ask."""
+
+    facts: Facts
+    inference: Inference
 
 
 class Answer:
@@ -52,24 +55,23 @@ class Answer:
 
 
 class Server:
-    """Answers the requests of clients, by an `Inference`.
+    """Answers the requests of clients, by the policies that `add` names: the first is that of who names none.
 
     Args:
-      table, inference: the episodes, and who chooses.
-      facts: see there.
+      table: the episodes.
       cfg: the `external` section.
       token: what clients have to show; None: nothing.
     """
 
-    def __init__(self, table: Table, facts: Facts, cfg: ExternalConfig, token: bytes | None):
-        self._table, self._facts, self._cfg = table, facts, cfg
-        self.inference: Inference
+    def __init__(self, table: Table, cfg: ExternalConfig, token: bytes | None):
+        self.table, self._cfg = table, cfg
+        self._served: dict[str, Served] = {}
         limits = Limits(int(cfg.max_body_mb * 2**20), cfg.max_clients, cfg.max_rate, cfg.timeout_s, token)
         self.web = Web(self._handle, limits, tick=lambda: table.sweep(cfg.timeout_s))
         # by episode: who waits for its action
         self._waiting: dict[str, tuple[Answer, int]] = {}
         self._begun = time.monotonic()
-        self._document = openapi.document(facts.observation, facts.action, most=cfg.max_batch)
+        self._asked_once = 0
         self._routes: list[tuple[str, re.Pattern[str], Callable[..., None]]] = [
             ("POST", re.compile(r"/v1/episodes"), self._begin),
             ("POST", re.compile(r"/v1/episodes/([^/]+)/action"), self._action),
@@ -77,16 +79,23 @@ class Server:
             ("POST", re.compile(r"/v1/episodes/([^/]+)/reward"), self._reward),
             ("POST", re.compile(r"/v1/episodes/([^/]+)/end"), self._end),
             ("POST", re.compile(r"/v1/steps"), self._steps),
-            ("GET", re.compile(r"/v1/policy"), self._policy),
+            ("POST", re.compile(r"/v1/action"), self._once),
+            ("GET", re.compile(r"/v1/policies"), self._policies),
             ("GET", re.compile(r"/v1/health"), self._health),
             ("GET", re.compile(r"/metrics"), self._metrics),
             ("GET", re.compile(r"/openapi\.json"), self._openapi),
             ("GET", re.compile(r"/(?:docs)?"), self._docs),
         ]
 
+    def add(self, name: str, facts: Facts, inference: Inference) -> None:
+        """A policy that clients may ask for by its name."""
+        self._served[name] = Served(facts, inference)
+
     def close(self) -> None:
-        """Closes all connections."""
+        """Closes all connections, and ends who chooses."""
         self.web.close()
+        for served in self._served.values():
+            served.inference.close()
 
     # ------------------------------------------------------------ from a request to its answer
 
@@ -101,7 +110,7 @@ class Server:
             if not fits:
                 raise Refused(405, f"{request.path[:200]} takes {there[0][0]}, not {request.method[:20]}")
             fn, found = fits[0]
-            with self._table.lock:
+            with self.table.lock:
                 fn(request, reply, *found.groups())
         except Refused:
             raise
@@ -133,40 +142,50 @@ class Server:
                 self._waiting[item.episode.id] = answer, i
                 item.episode.waits = True
                 i += 1
-        self.inference.ask(items)
+        self._served[items[0].episode.policy].inference.ask(items)
 
     # ------------------------------------------------------------ episodes
 
+    def _named(self, given: Mapping[str, Any]) -> tuple[str, Served]:
+        """The policy that a body names, or the first."""
+        name = protocol.text(given, "policy") or next(iter(self._served))
+        if name not in self._served:
+            raise Refused(404, f"policy: there is no {name!r}: expected one of {', '.join(self._served)}")
+        return name, self._served[name]
+
     def _begin(self, request: Request, reply: Reply) -> None:
         given = protocol.decoded(request)
-        protocol.fields(given, ("episode_id", "training_enabled", "count"))
-        learns = protocol.flag(given, "training_enabled", True) and self._facts.learns
-        client = request.headers.get(CLIENT, "")
+        protocol.fields(given, ("episode_id", "training_enabled", "count", "policy"))
+        name, served = self._named(given)
+        learns = protocol.flag(given, "training_enabled", True) and served.facts.learns
+        how: dict[str, Any] = {"learns": learns, "policy": name, "carry": served.inference.initial}
+        client, version = request.headers.get(CLIENT, ""), served.inference.version
         count = protocol.whole(given, "count", self._cfg.max_batch)
         if count is None:
-            episode = self._table.begin(client, protocol.text(given, "episode_id"), learns=learns)
-            reply(encoded({"episode_id": episode.id, "version": self.inference.version}, request, 201))
+            episode = self.table.begin(client, protocol.text(given, "episode_id"), **how)
+            reply(encoded({"episode_id": episode.id, "version": version}, request, 201))
             return
         if given.get("episode_id") is not None or count == 0:
             raise Refused(422, "count: expected 1 or more, without an episode_id: the server gives each its own")
         begun: list[Episode] = []
         try:
             for _ in range(count):
-                begun.append(self._table.begin(client, None, learns=learns))
+                begun.append(self.table.begin(client, None, **how))
         except Refused:
             for episode in begun:
-                self._table.close(episode, "was never begun")
+                self.table.close(episode, "was never begun")
             raise
-        reply(encoded({"episode_ids": [e.id for e in begun], "version": self.inference.version}, request, 201))
+        reply(encoded({"episode_ids": [e.id for e in begun], "version": version}, request, 201))
 
-    def _found(self, request: Request, id: str) -> Episode:
-        return self._table.find(id, request.headers.get(CLIENT, ""))
+    def _found(self, request: Request, id: str) -> tuple[Episode, Facts]:
+        episode = self.table.find(id, request.headers.get(CLIENT, ""))
+        return episode, self._served[episode.policy].facts
 
     def _action(self, request: Request, reply: Reply, id: str) -> None:
         given = protocol.decoded(request)
         protocol.fields(given, ("observation", "reward", "step"), ("observation",))
-        episode = self._found(request, id)
-        obs = protocol.read(self._facts.observation, given["observation"], "observation")
+        episode, facts = self._found(request, id)
+        obs = protocol.read(facts.observation, given["observation"], "observation")
         reward = protocol.number(given, "reward")
 
         def done(actions: list[PyTree], version: int, step: int) -> None:
@@ -203,25 +222,25 @@ class Server:
     def _log(self, request: Request, reply: Reply, id: str) -> None:
         given = protocol.decoded(request)
         protocol.fields(given, ("observation", "action", "reward", "step"), ("observation", "action"))
-        episode = self._found(request, id)
-        obs = protocol.read(self._facts.observation, given["observation"], "observation")
-        action = protocol.read(self._facts.action, given["action"], "action")
+        episode, facts = self._found(request, id)
+        obs = protocol.read(facts.observation, given["observation"], "observation")
+        action = protocol.read(facts.action, given["action"], "action")
         reward = protocol.number(given, "reward")
-        if self._facts.own_action is None:
-            raise Refused(422, self._facts.why)
+        if facts.own_action is None:
+            raise Refused(422, facts.why)
         step = protocol.whole(given, "step")
         if step is not None and step == episode.steps - 1 and not episode.waits:
             reply(encoded({"step": step}, request))
             return
         self._in_turn(episode, step)
         at = episode.steps
-        item = self._item(episode, obs, reward, action=self._facts.own_action(action))
+        item = self._item(episode, obs, reward, action=facts.own_action(action))
         self._ask([item], lambda actions, version: reply(encoded({"step": at}, request)))
 
     def _reward(self, request: Request, reply: Reply, id: str) -> None:
         given = protocol.decoded(request)
         protocol.fields(given, ("reward",), ("reward",))
-        episode = self._found(request, id)
+        episode, _ = self._found(request, id)
         reward = protocol.number(given, "reward")
         self._in_turn(episode, None)
         if not episode.steps:
@@ -232,23 +251,23 @@ class Server:
     def _end(self, request: Request, reply: Reply, id: str) -> None:
         given = protocol.decoded(request)
         protocol.fields(given, ("observation", "reward", "truncated", "step"), ("observation",))
-        if (answer := self._table.ended_with(id, request.headers.get(CLIENT, ""))) is not None:
+        if (answer := self.table.ended_with(id, request.headers.get(CLIENT, ""))) is not None:
             reply(encoded(answer, request))  # asked again
             return
-        episode = self._found(request, id)
-        obs = protocol.read(self._facts.observation, given["observation"], "observation")
+        episode, facts = self._found(request, id)
+        obs = protocol.read(facts.observation, given["observation"], "observation")
         reward, truncated = protocol.number(given, "reward"), protocol.flag(given, "truncated", False)
         self._in_turn(episode, protocol.whole(given, "step"))
         item = self._ended(episode, obs, reward, truncated=truncated)
         answer = {"return": episode.total, "length": episode.steps}
-        self._table.close(episode, "has ended", answer)
+        self.table.close(episode, "has ended", answer)
         if item is not None:
-            self.inference.ask([item])
+            self._served[episode.policy].inference.ask([item])
         reply(encoded(answer, request))
 
     def _ended(self, episode: Episode, obs: PyTree, reward: float, *, truncated: bool) -> Item | None:
         """The last item of an episode; None where there is nothing to learn from it."""
-        self._table.ended += 1
+        self.table.ended += 1
         item = self._item(episode, obs, reward, terminated=not truncated, truncated=truncated, final=True)
         return item if episode.steps and episode.column != UNLEARNED else None
 
@@ -260,8 +279,11 @@ class Server:
         count = len(ids)
         if not 1 <= count <= self._cfg.max_batch or len(set(ids)) < count:
             raise Refused(422, f"episode_ids: expected 1 to {self._cfg.max_batch} different ids, got {count}")
-        episodes = [self._found(request, id) for id in ids]
-        obs = protocol.read(self._facts.observation, given["observations"], "observations", (count,))
+        episodes = [self._found(request, id)[0] for id in ids]
+        if len({episode.policy for episode in episodes}) > 1:
+            raise Refused(422, "episode_ids: they follow different policies: send a request for each")
+        facts = self._served[episodes[0].policy].facts
+        obs = protocol.read(facts.observation, given["observations"], "observations", (count,))
         rewards = protocol.numbers(given.get("rewards"), count, "rewards")
         ends = {name: protocol.flags(given.get(name), count, name) for name in ("terminated", "truncated")}
         over = ends["terminated"] | ends["truncated"]
@@ -269,12 +291,12 @@ class Server:
         if over.any():
             if given.get("final_observations") is None:
                 raise Refused(400, "final_observations is missing: an episode ends with the observation after it")
-            last = protocol.read(self._facts.observation, given["final_observations"], "final_observations", (count,))
+            last = protocol.read(facts.observation, given["final_observations"], "final_observations", (count,))
         for episode in episodes:
             self._in_turn(episode, None)
         items = self._items(episodes, obs, rewards, ends["truncated"] & ~ends["terminated"], over, last)
         names = [item.episode.id for item in items if not item.final]
-        kind = self._facts.action
+        kind = facts.action
         self._ask(
             items,
             lambda actions, version: reply(
@@ -298,8 +320,10 @@ class Server:
             reward = float(rewards[i])
             if over[i]:
                 item = self._ended(episode, at(last, i), reward, truncated=bool(truncated[i]))
-                self._table.close(episode, "has ended", {"return": episode.total, "length": episode.steps})
-                episode = self._table.begin(episode.client, None, learns=episode.column != UNLEARNED)
+                self.table.close(episode, "has ended", {"return": episode.total, "length": episode.steps})
+                carry = self._served[episode.policy].inference.initial
+                how: dict[str, Any] = {"policy": episode.policy, "carry": carry}
+                episode = self.table.begin(episode.client, None, learns=episode.column != UNLEARNED, **how)
                 items += [] if item is None else [item]
                 reward = 0.0
             items.append(self._item(episode, at(obs, i), reward))
@@ -307,17 +331,36 @@ class Server:
 
     # ------------------------------------------------------------ about the server
 
-    def _policy(self, request: Request, reply: Reply) -> None:
-        facts = self._facts
-        seen, taken = (plain(space_to_json(space)) for space in (facts.observation, facts.action))
-        about = {"algorithm": facts.algorithm, "observation": seen, "action": taken, "learns": facts.learns}
-        reply(_json({**about, "version": self.inference.version}))
+    def _once(self, request: Request, reply: Reply) -> None:
+        given = protocol.decoded(request)
+        protocol.fields(given, ("observation", "policy"), ("observation",))
+        name, (facts, inference) = self._named(given)
+        if facts.remembers:
+            raise Refused(422, f"policy {name} remembers what it saw in an episode: begin one (POST /v1/episodes)")
+        obs = protocol.read(facts.observation, given["observation"], "observation")
+        # an episode of its own, which nobody can ask again
+        self._asked_once += 1
+        episode = Episode(f"/{self._asked_once}", "", name, UNLEARNED, inference.initial(0))
+
+        def done(actions: list[PyTree], version: int) -> None:
+            reply(encoded({"action": actions[0], "version": version}, request))
+
+        self._ask([Item(episode, obs, 0.0)], done)
+
+    def _policies(self, request: Request, reply: Reply) -> None:
+        found = {}
+        for name, (facts, inference) in self._served.items():
+            seen, taken = (plain(space_to_json(space)) for space in (facts.observation, facts.action))
+            about = {"algorithm": facts.algorithm, "learns": facts.learns, "remembers": facts.remembers}
+            found[name] = {**about, "observation": seen, "action": taken, "version": inference.version}
+        reply(encoded({"policies": found}))
 
     def _health(self, request: Request, reply: Reply) -> None:
-        reply(_json({"status": "ok", "version": self.inference.version, "episodes": len(self._table.episodes)}))
+        versions = {name: served.inference.version for name, served in self._served.items()}
+        reply(encoded({"status": "ok", "versions": versions, "episodes": len(self.table.episodes)}))
 
     def _metrics(self, request: Request, reply: Reply) -> None:
-        table, columns = self._table, self._table.columns
+        table, columns = self.table, self.table.columns
         found: dict[str, tuple[str, float]] = {
             "requests_total": ("counter", self.web.requests),
             "refused_total": ("counter", self.web.refused),
@@ -326,84 +369,28 @@ class Server:
             "episodes_begun_total": ("counter", table.begun),
             "episodes_ended_total": ("counter", table.ended),
             "episodes_failed_total": ("counter", table.failed),
-            "inferences_total": ("counter", self.inference.count),
-            "weights_version": ("gauge", self.inference.version),
+            "inferences_total": ("counter", sum(served.inference.count for served in self._served.values())),
             "uptime_seconds": ("gauge", time.monotonic() - self._begun),
         }
         if columns is not None:
             found["steps_dropped_total"] = "counter", columns.dropped
-        lines = [f"# TYPE jrl_{name} {kind}\njrl_{name} {value:g}\n" for name, (kind, value) in found.items()]
+        lines = [f"# TYPE jrl_{name} {kind}\njrl_{name} {value:.12g}\n" for name, (kind, value) in found.items()]
+        versions = {name: served.inference.version for name, served in self._served.items()}
+        lines += ["# TYPE jrl_weights_version gauge\n"]
+        lines += [f'jrl_weights_version{{policy="{name}"}} {version}\n' for name, version in versions.items()]
         reply(Response(200, "".join(lines).encode(), "text/plain; version=0.0.4"))
 
+    def _document(self) -> dict[str, Any]:
+        seen, taken = zip(*((s.facts.observation, s.facts.action) for s in self._served.values()), strict=True)
+        return openapi.document(seen, taken, most=self._cfg.max_batch)
+
     def _openapi(self, request: Request, reply: Reply) -> None:
-        reply(_json(self._document))
+        reply(encoded(self._document()))
 
     def _docs(self, request: Request, reply: Reply) -> None:
-        reply(Response(200, openapi.page(self._document).encode(), "text/html; charset=utf-8"))
-
-
-def _json(fields: Mapping[str, Any]) -> Response:
-    return encoded(fields)
+        reply(Response(200, openapi.page(self._document()).encode(), "text/html; charset=utf-8"))
 
 
 def _together(space: Space, actions: list[PyTree]) -> PyTree:
     """Actions [N, *] of N actions."""
     return spaces.map_leaves(lambda leaf, *parts: np.stack(parts), space, *actions)
-
-
-# ---------------------------------------------------------------- where it listens
-
-
-def bound(cfg: ExternalConfig, token: bytes | None) -> socket.socket:
-    """A socket at the address of the section; connections are refused until a server answers there.
-
-    Raises:
-      InputError: the address is taken or none of this machine's, or it can be reached by others without a token.
-    """
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(cfg.host, cfg.port, type=socket.SOCK_STREAM)[0]
-    except OSError as e:
-        raise InputError(f"external.host {cfg.host}: {e.strerror}: name an address of this machine") from e
-    if token is None and not ipaddress.ip_address(address[0]).is_loopback:
-        raise InputError(
-            f"external.host {cfg.host} can be reached from other machines, and nothing says who may: set "
-            "external.token_file (--token-file)"
-        )
-    found = socket.socket(family, kind)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        found.bind(address)
-    except OSError as e:
-        found.close()
-        raise InputError(
-            f"external.port {cfg.port}: cannot listen at {cfg.host}:{cfg.port} ({e.strerror}): name another port"
-        ) from e
-    return found
-
-
-def token_of(cfg: ExternalConfig) -> bytes | None:
-    """The token of the section's file. Raises InputError: it cannot be read, or is too short to be a secret."""
-    if cfg.token_file is None:
-        return None
-    try:
-        lines = Path(cfg.token_file).read_text().split()
-    except (OSError, UnicodeDecodeError) as e:
-        raise InputError(f"external.token_file: cannot read {cfg.token_file}: {e}") from e
-    if not lines or len(lines[0]) < 16 or not lines[0].isascii():
-        raise InputError(
-            f"external.token_file: {cfg.token_file} must hold a secret of 16 characters or more, such as what "
-            "python -c 'import secrets; print(secrets.token_hex())' prints"
-        )
-    return lines[0].encode()
-
-
-def tls(cfg: ExternalConfig) -> ssl.SSLContext | None:
-    """What TLS needs, of the section's certificate; None without. Raises InputError: the files do not do."""
-    if cfg.certificate is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(cfg.certificate, cfg.private_key)
-    except (OSError, ssl.SSLError) as e:
-        raise InputError(f"external.certificate: cannot use {cfg.certificate}: {e}") from e
-    return context

@@ -22,6 +22,7 @@ class Episode:
 
     Attributes:
       id, client: its name, and that of who plays it.
+      policy: the name of that which acts.
       column: whose rows it fills; UNLEARNED of one that is not learned from.
       carry: what the policy remembers of it, [*] without a leading axis.
       steps: actions that were asked for so far.
@@ -34,6 +35,7 @@ class Episode:
 
     id: str
     client: str
+    policy: str
     column: int
     carry: PyTree
     steps: int = 0
@@ -63,24 +65,34 @@ class Table:
       columns: the rows; None where nobody learns.
       num: columns.
       most: of episodes that are not learned from, at a time.
-      carry: a column's number -> what the policy remembers before an episode.
     Attributes:
       lock: guards all of it; notified when rows have come.
       begun, ended, failed: episodes so far.
     """
 
-    def __init__(self, columns: Columns | None, num: int, most: int, carry: Callable[[int], PyTree]):
+    def __init__(self, columns: Columns | None, num: int, most: int):
         self.lock = threading.Condition()
         self.columns = columns
-        self._carry, self._most = carry, most
+        self._most = most
         self._free = list(range(num - 1, -1, -1)) if columns is not None else []  # the last is taken first
         self._num = len(self._free)
         self.episodes: dict[str, Episode] = {}
         self._over: collections.OrderedDict[str, tuple[str, str, Any]] = collections.OrderedDict()
         self.begun = self.ended = self.failed = 0
 
-    def begin(self, client: str, id: str | None, *, learns: bool) -> Episode:
-        """A new episode. Raises Refused: the id is taken, or there is no room. Call with the lock held."""
+    def begin(
+        self, client: str, id: str | None, *, learns: bool, policy: str, carry: Callable[[int], PyTree]
+    ) -> Episode:
+        """A new episode. With the lock held.
+
+        Args:
+          client, policy: who plays, and who acts.
+          id: its name; None: a new one.
+          learns: whether it gets a column.
+          carry: a column's number -> what the policy remembers before an episode.
+        Raises:
+          Refused: the id is taken, or there is no room.
+        """
         if id is not None and (id in self.episodes or id in self._over):
             raise Refused(409, f"episode_id {id!r} is taken: leave it out, and the server gives one")
         if learns and not self._free:
@@ -92,7 +104,7 @@ class Table:
         if not learns and unlearned >= self._most:
             raise Refused(429, f"{unlearned} episodes are under way: end one first")
         column = self._free.pop() if learns else UNLEARNED
-        episode = Episode(id or secrets.token_hex(8), client, column, self._carry(max(0, column)))
+        episode = Episode(id or secrets.token_hex(8), client, policy, column, carry(max(0, column)))
         episode.seen = time.monotonic()
         self.episodes[episode.id] = episode
         self.begun += 1

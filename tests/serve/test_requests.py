@@ -229,7 +229,7 @@ def test_half_a_request_and_silence_end_a_connection(run, good, monkeypatch):
 
 def test_requests_that_follow_each_other_without_a_wait_are_answered_in_order(run):
     parts = urllib.parse.urlsplit(run.address)
-    three = [b"GET /v1/health HTTP/1.1", b"GET /nothing HTTP/1.1", b"GET /v1/policy HTTP/1.1\r\nConnection: close"]
+    three = [b"GET /v1/health HTTP/1.1", b"GET /nothing HTTP/1.1", b"GET /v1/policies HTTP/1.1\r\nConnection: close"]
     with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
         connection.sendall(b"".join(part + b"\r\n\r\n" for part in three))
         found = b""

@@ -26,8 +26,10 @@ import numpy as np
 
 from jrl.serve.client import PolicyClient
 
-_PPO = ["ppo", "--set=external.observation={box: [4]}", "--set=external.action={discrete: 2}", "--set=rollout.length=128",
-        "--stop=env_steps=100000000", "--set=network.hidden=[64, 64]"]  # fmt: skip
+_PPO = [
+    "ppo", "--set=external.observation={box: [4]}", "--set=external.action={discrete: 2}", "--set=rollout.length=128",
+    "--set=network.hidden=[64, 64]", "--set=run.report_every=10000", "--stop=env_steps=100000000",
+]  # fmt: skip
 _LENGTH = 200  # steps of an episode
 _SKIPPED = 0.3  # share of the time that is not counted: compilation, and the first rollouts
 
@@ -118,12 +120,8 @@ def batched(args: argparse.Namespace, out: Path) -> dict[str, Any]:
     server = Server(*_PPO, f"--set=env.num_envs={args.episodes}", f"--out={out}")
     try:
         client, count = PolicyClient(server.address), args.episodes
-        ids, obs, steps, rng = (
-            client.start_episodes(count),
-            np.zeros((count, 4), np.float32),
-            0,
-            np.random.default_rng(0),
-        )
+        ids, obs = client.start_episodes(count), np.zeros((count, 4), np.float32)
+        steps, rng = 0, np.random.default_rng(0)
         begin = time.perf_counter() + _SKIPPED * args.seconds
         end = begin + (1 - _SKIPPED) * args.seconds
         while (now := time.perf_counter()) < end:

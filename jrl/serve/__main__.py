@@ -15,6 +15,7 @@ from jrl.host import command, faults
 from jrl.settings.external import ExternalConfig
 
 _OF_TRAINING = ("algo", "env", "rllib", "drop", "out", "resume", "init_from", "policy_only", "as_test", "stop")
+_SWITCH_S = 0.0005  # seconds that a thread keeps Python's lock where another wants it: by default longer than an answer
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: as `jrl.train`."""
     args = parser().parse_args(argv)
+    sys.setswitchinterval(_SWITCH_S)
     short = {"host": args.host, "port": args.port, "token_file": args.token_file}
     args.overrides += [f"external.{name}={value}" for name, value in short.items() if value is not None]
     if not args.no_learn:

@@ -90,8 +90,8 @@ class Clients:
             inference.warm_up(first)
             sock, self._socket = self._socket or address.bound(given, self._token), None
             self.address = address.url(sock, tls=self._tls is not None)
-            print("clients:", self.address, flush=True)
             found.web.open(sock, self._tls)
+            print("clients:", self.address, flush=True)
 
         return _Serving(
             env, act, table=table, inference=inference, begin=begin, interrupted=lambda: bool(interrupted),

@@ -93,8 +93,8 @@ def serve(
         raise
     try:
         inferences = {name: _served(server, name, loaded, cfg) for name, loaded in found.items()}
-        print("clients:", address.url(sock, tls=context is not None), flush=True)
         server.web.open(sock, context)
+        print("clients:", address.url(sock, tls=context is not None), flush=True)
         for _ in _seconds(interrupted):
             for name, path in runs.items() if follow else ():
                 if (later := _later(path, best, found[name])) is not None:

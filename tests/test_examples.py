@@ -136,6 +136,11 @@ def replay(main, out):
     assert stayed and played[-1] > 40
 
 
+def serve_cartpole(main, out):
+    with pytest.raises(ValueError, match="expected http://HOST:PORT"):
+        main("localhost", 1)  # tests/serve/test_serving_page.py has a server for it
+
+
 def custom_network(main, out):
     found = main(15)
     assert {kind: count for kind, (count, _) in found.items()} == {"linen": 2432, "nnx": 320, "functions": 256}
@@ -167,6 +172,7 @@ CHECKS = {
     "replay": replay,
     "self_play": self_play,
     "league": league,
+    "serve_cartpole": serve_cartpole,
 }
 # their mechanisms have quick tests elsewhere
 SLOW = {

@@ -220,9 +220,9 @@ class PolicyClient:
     def _post(self, path: str, fields: Mapping[str, Any], *, again: bool = True, npz: bool = False) -> dict[str, Any]:
         if npz or _size(fields) > _LARGE:
             buffer = io.BytesIO()
-            np.savez(buffer, allow_pickle=False, **dict(_flat("", fields)))
+            np.savez(buffer, allow_pickle=False, **dict(flat("", fields)))
             return self._request("POST", path, buffer.getvalue(), {"Content-Type": _NPZ}, again=again)
-        body = json.dumps(fields, default=_plain).encode()
+        body = json.dumps(fields, default=plain).encode()
         return self._request("POST", path, body, {"Content-Type": "application/json"}, again=again)
 
     def _request(
@@ -290,11 +290,12 @@ def _size(tree: Any) -> int:
     return tree.size if isinstance(tree, np.ndarray) else 1
 
 
-def _plain(x: Any) -> Any:
+def plain(x: Any) -> Any:
+    """An array as JSON holds it."""
     return x.tolist()
 
 
-def _flat(name: str, tree: Any) -> list[tuple[str, np.ndarray]]:
+def flat(name: str, tree: Any) -> list[tuple[str, np.ndarray]]:
     """The arrays of a tree, each with its path."""
     if isinstance(tree, Mapping):
         parts = [(str(key), part) for key, part in tree.items()]
@@ -302,4 +303,4 @@ def _flat(name: str, tree: Any) -> list[tuple[str, np.ndarray]]:
         parts = [(str(i), part) for i, part in enumerate(tree)]
     else:
         return [(name, np.asarray(tree))]
-    return [found for key, part in parts for found in _flat(f"{name}/{key}" if name else key, part)]
+    return [found for key, part in parts for found in flat(f"{name}/{key}" if name else key, part)]

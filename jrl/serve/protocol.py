@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jrl.serve.client import flat, plain
 from jrl.types import Box, Dict, Discrete, Leaf, PyTree, Space, Tuple
 
 JSON, NPZ = "application/json", "application/x-npz"
@@ -98,30 +99,16 @@ def encoded(fields: Mapping[str, Any], request: Request | None = None, status: i
     headers = request.headers if request is not None else {}
     if NPZ in headers.get("accept", headers.get("content-type", "")):
         buffer = io.BytesIO()
-        arrays: dict[str, Any] = dict(_flat("", fields))
+        arrays: dict[str, Any] = dict(flat("", fields))
         np.savez(buffer, allow_pickle=False, **arrays)
         return Response(status, buffer.getvalue(), NPZ)
-    return Response(status, json.dumps(fields, default=_plain).encode())
+    return Response(status, json.dumps(fields, default=plain).encode())
 
 
 def refusal(e: Refused) -> Response:
     """The answer to a request that is refused: always JSON."""
     headers = (("Retry-After", "1"),) if e.status == 429 else ()
     return Response(e.status, json.dumps({"error": e.message}).encode(), JSON, headers)
-
-
-def _plain(x: Any) -> Any:
-    return x.tolist()
-
-
-def _flat(name: str, tree: Any) -> list[tuple[str, np.ndarray]]:
-    if isinstance(tree, Mapping):
-        parts = [(str(key), part) for key, part in tree.items()]
-    elif isinstance(tree, tuple):
-        parts = [(str(i), part) for i, part in enumerate(tree)]
-    else:
-        return [(name, np.asarray(tree))]
-    return [found for key, part in parts for found in _flat(f"{name}/{key}" if name else key, part)]
 
 
 # ---------------------------------------------------------------- fields

@@ -153,7 +153,9 @@ WORKS = {"latency": latency, "batched": batched, "policies": policies}
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     p.add_argument("works", nargs="*", metavar="WORK", help=f"of {', '.join(WORKS)}; none: all")
     p.add_argument("--clients", type=int, default=16)
     p.add_argument("--episodes", type=int, default=64)

@@ -136,11 +136,6 @@ def replay(main, out):
     assert stayed and played[-1] > 40
 
 
-def serve_cartpole(main, out):
-    with pytest.raises(ValueError, match="expected http://HOST:PORT"):
-        main("localhost", 1)  # tests/serve/test_serving_page.py has a server for it
-
-
 def custom_network(main, out):
     found = main(15)
     assert {kind: count for kind, (count, _) in found.items()} == {"linen": 2432, "nnx": 320, "functions": 256}
@@ -172,7 +167,6 @@ CHECKS = {
     "replay": replay,
     "self_play": self_play,
     "league": league,
-    "serve_cartpole": serve_cartpole,
 }
 # their mechanisms have quick tests elsewhere
 SLOW = {
@@ -190,7 +184,11 @@ SLOW = {
     "self_play",
     "league",
 }
-ELSEWHERE = ("tune_", "reinforce")  # tests/api/test_tune.py and tests/test_docs.py run those
+ELSEWHERE = (
+    "tune_",
+    "reinforce",
+    "serve_",
+)  # tests/api/test_tune.py, test_docs.py, serve/test_serving_page.py run those
 
 
 @pytest.fixture(autouse=True)

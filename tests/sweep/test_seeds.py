@@ -14,6 +14,7 @@ from jrl.metrics import loggers
 from jrl.settings import config
 from jrl.sweep import __main__
 from jrl.sweep import train as populations
+from jrl.sweep.members import Record
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
 SMALL = [
@@ -95,7 +96,7 @@ def test_one_that_is_not_finite_ends_alone(tmp_path, capsys):
     )
     changes = [{"algo.lr": 1e-3}, {"algo.lr": 1e38}, {"algo.lr": 1e-2}]
     with output.recorded() as transcript:
-        assert populations.train(cfg, tmp_path / "x", changes, transcript) == 1
+        assert populations.train(cfg, tmp_path / "x", Record(changes, {}, [3], []), transcript) == 1
     found = table(tmp_path / "x")
     assert [row["ended"].split(":")[0] for row in found] == ["env_steps", "not finite", "env_steps"]
     assert Path(found[1]["ended"].partition(": ")[2]).is_dir()

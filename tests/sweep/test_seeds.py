@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def test_the_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     commands = {"train": train, "evaluate": evaluate, "sweep": __main__}
     for command, line in re.findall(r"^python -m jrl\.(train|evaluate|sweep) (.+)$", PAGE, re.M):
-        assert commands[command].main(line.split()) == 0, capsys.readouterr().err
+        assert commands[command].main(shlex.split(line)) == 0, capsys.readouterr().err
     made = Path("runs/seeds")
     assert [json.loads((made / "members" / f"0{i}" / "params.json").read_text())["run"]["seed"] for i in range(3)] == [
         0,
@@ -70,6 +71,9 @@ def test_the_page(tmp_path, monkeypatch, capsys):
     assert found == [(lr, seed) for lr in (1e-4, 1e-3, 1e-2) for seed in ("0", "1")]
     assert "6 members, each with its algo.lr, run.seed, in one program" in said
     assert re.search(r"^  [\d.]+  algo.lr=0.01  \(2 seeds\)$", said, re.M)
+    assert [row["ended"] for row in table(Path("runs/tpe"))] == ["env_steps"] * 6
+    assert sorted(row["ended"] for row in table(Path("runs/asha"))) == ["env_steps", *["stopped at 2048"] * 6, *["stopped at 6144"] * 2]
+    assert re.search(r"^2,048 steps: 4 members, the best of them at [\d.]+; 0\d from 0\d$", said, re.M)
 
 
 def test_members_of_other_checkpoints_become_what_they_were(tmp_path, capsys):

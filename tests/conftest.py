@@ -105,7 +105,7 @@ def own_kernels(_kernels_without_draws, monkeypatch):
 
 @pytest.fixture(scope="session", autouse=True)
 def _runs_without_pictures():
-    """A run plans its pictures and leaves empty files: to draw one takes a tenth of a second, at the end of each run."""
+    """A run plans its pictures and leaves empty files: to draw one takes a tenth of a second."""
     from jrl.metrics import report
 
     own = report.save

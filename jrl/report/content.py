@@ -54,7 +54,7 @@ def content(found: Found, options: Options) -> dict[str, Any]:
     Raises:
       InputError: no row has the objective, a method or a task is not there, or pairs of scores are wanting.
     """
-    options, notes = _with_objective(found.runs, options)
+    options, notes = with_objective(found.runs, options)
     told = {run.name: _told(run, options) for run in found.runs}
     scored = [run for run in found.runs if math.isfinite(told[run.name]["last"])]
     if not scored:
@@ -124,8 +124,8 @@ def normalization(path: Path) -> dict[str, tuple[float, float]]:
 # ---------------------------------------------------------------- scores
 
 
-def _with_objective(given: Sequence[Run], options: Options) -> tuple[Options, list[str]]:
-    """The objective that all methods have, and what there is to say of it.
+def with_objective(given: Sequence[Run], options: Options) -> tuple[Options, list[str]]:
+    """The objective that all methods have, and what there is to say of it. Raises InputError: no row has it.
 
     A run that was not evaluated yet has no score; a method of which no run ever was makes all be compared by the
     episodes of training.

@@ -15,6 +15,7 @@ from jrl.errors import InputError, counted
 from jrl.fields.plain_yaml import flow
 from jrl.host import command, faults, files, output
 from jrl.metrics import loggers
+from jrl.report import figures
 from jrl.settings.config import RunConfig
 from jrl.sweep import members as populations
 from jrl.sweep.members import Member
@@ -62,6 +63,8 @@ def train(
         ended = _trained(members, directory, transcript, interrupted, processes)
         table = _table(members, ended, objective)
         _write(directory, table)
+        if not interrupted:
+            _draw(directory)
         return _tell(directory, members, table, interrupted)
 
 
@@ -142,6 +145,14 @@ def _write(directory: Path, table: Sequence[Mapping[str, Any]]) -> None:
     writer.writeheader()
     writer.writerows(table)
     files.replace(directory / "sweep.csv", text.getvalue())
+
+
+def _draw(directory: Path) -> None:
+    """Draws the interquartile mean of each point's seeds with its interval."""
+    try:
+        figures.learning_curve([directory], directory / "learning_curve.png")
+    except (InputError, OSError) as e:  # the population itself is whole; without a row there is nothing to draw
+        print(f"learning_curve.png was not drawn: {e}", file=sys.stderr)
 
 
 def _tell(

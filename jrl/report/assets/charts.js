@@ -48,7 +48,7 @@ function tooltip(more) {
 const tip = (title, ...lines) => h("div", { class: "tip" }, h("b", {}, title), ...lines);
 
 /** A band between two curves. */
-function band(xs, low, high, color) {
+function band(xs, low, high, color, opacity = 0.16) {
   const points = xs.map((x, i) => [x, low[i], high[i]]).filter((point) => point.every(known));
   if (!points.length) return null;
   const edge = [
@@ -58,7 +58,7 @@ function band(xs, low, high, color) {
   return {
     type: "custom", silent: true, data: edge, clip: true, z: 1,
     renderItem: (params, api) => params.dataIndex ? null : {
-      type: "polygon", silent: true, style: { fill: color, opacity: 0.16 },
+      type: "polygon", silent: true, style: { fill: color, opacity },
       shape: {
         points: [
           ...points.map(([x, below]) => api.coord([x, below])),
@@ -86,7 +86,8 @@ function shownCurves(data, state) {
 
 function drawCurves(data, state, keep) {
   const series = [], read = [], element = at("curve-chart");
-  for (const { method, band: around, runs } of shownCurves(data, state)) {
+  const shown = shownCurves(data, state);
+  for (const { method, band: around, runs } of shown) {
     const style = look(data, method);
     const lines = runs.map((run) => ({ x: run[state.axis] || [], y: smooth(run.y, state.smooth) }));
     const alone = !around;
@@ -95,7 +96,7 @@ function drawCurves(data, state, keep) {
         series.push(line(pairs(run.x, run.y), style, alone ? {} : { z: 2, lineStyle: { ...style, width: 1, opacity: 0.4 } }));
     if (around && state.lines !== "runs") {
       const [value, low, high] = ["value", "low", "high"].map((name) => smooth(around[name], state.smooth));
-      const drawn = band(around.x, low, high, style.color);
+      const drawn = band(around.x, low, high, style.color, shown.length > 4 ? 0.08 : 0.16);
       if (drawn) series.push(drawn);
       series.push(line(pairs(around.x, value), style));
       read.push({ method, x: around.x, value, low, high });
@@ -242,7 +243,7 @@ function drawScatter(data, runs, x) {
   const color = variable("accent");
   draw("heat-chart", {
     grid: { left: 8, right: 20, top: 30, bottom: 34, containLabel: true },
-    xAxis: axis({ type: found.type, data: found.data, name: x, splitLine: { show: false } }),
+    xAxis: axis({ type: found.type, data: found.data, min: found.low, max: found.high, name: x, splitLine: { show: false } }),
     yAxis: axis({ name: "score", nameLocation: "end", nameGap: 12 }),
     tooltip: tooltip({ formatter: ({ value }) => tip(`${x} ${number(value[0]) === "–" ? value[0] : number(value[0])}`, h("span", {}, number(value[1]))) }),
     series: [

@@ -22,17 +22,17 @@ function take(found) {
   data.prefix = common(data.runs.map((run) => run.name));
   if (first) {
     state.axis = data.axes.includes(data.axis) ? data.axis : data.axes[0];
+    if (data.methods.length > 5) state.lines = "mean";
     state.task = Object.values(data.over_tasks).some((c) => c.length) ? "*" : data.tasks[0];
     hideMany();
   }
   everything(!first);
 }
-function score(method) {
-  const row = data.per_task.find((r) => r.method === method && (r.task === state.task || state.task === "*"));
-  return row ? row.iqm.value : -Infinity;
-}
+const scored = (method) => data.per_task.find((r) => r.method === method && (r.task === state.task || state.task === "*"));
+const score = (method) => scored(method)?.iqm.value ?? -Infinity;
+const better = (a, b) => score(b) - score(a) || (scored(b)?.mean.value ?? 0) - (scored(a)?.mean.value ?? 0);
 function best(count) {
-  return [...data.methods].sort((a, b) => score(b) - score(a)).slice(0, count);
+  return [...data.methods].sort(better).slice(0, count);
 }
 function hideMany() {
   const kept = new Set(best(MOST_CURVES));
@@ -75,7 +75,7 @@ function curveControls() {
 
 function drawLegend() {
   const entries = data.methods.filter((method) => state.task === "*" || data.curves.some((c) => c.task === state.task && c.method === method));
-  entries.sort((a, b) => score(b) - score(a));
+  entries.sort(better);
   const put = (hidden) => { state.hidden = new Set(hidden); switched(); };
   const toggle = (method, event) => {
     if (event.altKey) return put(entries.filter((name) => name !== method));

@@ -7,7 +7,7 @@ function drawHead(data) {
   at("title").textContent = data.tasks.join(", ");
   at("lede").textContent = `${counted(runs.length, "run")} of ${counted(data.methods.length, "method")} by ${data.objective}`
     + (data.tasks.length > 1 ? `, on ${data.tasks.length} tasks` : "");
-  const best = [...data.per_task].sort((a, b) => b.iqm.value - a.iqm.value)[0];
+  const best = [...data.per_task].sort((a, b) => b.iqm.value - a.iqm.value || b.mean.value - a.mean.value)[0];
   const steps = runs.reduce((sum, run) => sum + (run.env_steps || 0), 0);
   const one = data.tasks.length === 1;
   fill("tiles",
@@ -52,7 +52,7 @@ function drawScores(data, state) {
       if (run.task === state.task && known(run.last)) dots.set(run.method, [...(dots.get(run.method) || []), run.last]);
     const all = rows.flatMap((row) => [row.last.least, row.last.most, row.iqm.low, row.iqm.high]).filter(known);
     const [low, high] = [Math.min(...all), Math.max(...all)];
-    rows.sort((a, b) => b.iqm.value - a.iqm.value);
+    rows.sort((a, b) => b.iqm.value - a.iqm.value || b.mean.value - a.mean.value);
     const made = table(["method", `${number(low)} to ${number(high)}`, "IQM [95 %]", "median", "mean", "best", "seeds"], rows.map((row) => [
       named(data, row.method), range(low, high, row.iqm, look(data, row.method).color, dots.get(row.method)),
       [interval(row.iqm), "number"], [number(row.median.value), "number"], [number(row.mean.value), "number"],

@@ -20,7 +20,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("runs", nargs="+", metavar="RUN", help="run directory")
     p.add_argument("--out", type=Path, help="PNG (default: learning_curve.png, of one run in its directory)")
     p.add_argument(
-        "--y", metavar="METRIC",
+        "--y",
+        metavar="METRIC",
         help="of the result rows (default episode/return; of a population its evaluations' return, if it has any)",
     )
     p.add_argument("--x", default="env_steps", metavar="METRIC", help="such as time_s (default env_steps)")

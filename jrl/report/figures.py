@@ -11,7 +11,6 @@ from jrl.metrics import report
 from jrl.report import content, runs
 from jrl.report.content import Options
 
-
 _MOST = 8  # configs of a population that are drawn
 
 
@@ -33,10 +32,8 @@ def curves(said: Mapping[str, Any], png: Path) -> Path:
     return report.plot_groups(panels, png, x=said["axis"], y=said["objective"])
 
 
-def learning_curve(
-    paths: Sequence[str | Path], png: str | Path, *, x: str = "env_steps", y: str | None = None
-) -> Path:
-    """Draws runs, and the interquartile mean of the seeds of each config with its 95 % interval; of many configs the best.
+def learning_curve(paths: Sequence[str | Path], png: str | Path, *, x: str = "env_steps", y: str | None = None) -> Path:
+    """Draws runs, and the interquartile mean of each config's seeds with its 95 % interval; of many configs the best.
 
     Args:
       paths: as of `runs.read`: run directories, or directories that hold runs.
@@ -54,7 +51,9 @@ def learning_curve(
         if len(line[0]):
             panels.setdefault(run.task, {}).setdefault(run.method, []).append(line)
     if not panels:
-        raise InputError(f"no result row has both {x} and {options.objective}: there are {', '.join(runs.numbers(found))}")
+        raise InputError(
+            f"no result row has both {x} and {options.objective}: there are {', '.join(runs.numbers(found))}"
+        )
     drawn = {}
     for task, groups in panels.items():
         last = {name: np.mean([line[1][-1] for line in lines]) for name, lines in groups.items()}

@@ -1,4 +1,4 @@
-"""The report as a page: one HTML file that needs no network, with the numbers, the drawing library and the code in it."""
+"""The report as a page: one HTML file that needs no network: numbers, drawing library and code are in it."""
 
 import importlib.resources
 import importlib.util
@@ -14,7 +14,7 @@ NAME = "index.html"
 LIMIT = 2_000_000  # bytes
 INSTALL = "pip install 'jrl[report]'"
 _LIBRARY = "dist/bundled/echarts/echarts@*/dist/echarts.min.js"  # Apache ECharts, as the package `panel` carries it
-_ASSETS = ("page.css", "base.js", "charts.js", "parts.js", "page.js")
+_ASSETS = ("page.css", "base.js", "charts.js", "parts.js", "runs.js", "beside.js", "page.js")
 
 
 def library() -> str | None:

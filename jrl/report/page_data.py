@@ -13,7 +13,7 @@ import numpy as np
 from jrl.fields import schema
 from jrl.metrics import report
 from jrl.report import content
-from jrl.report.content import Options
+from jrl.report.content import Groups, Options
 from jrl.report.runs import AXES, Found, Run
 
 POINTS = (400, 200, 100, 50, 25, 12, 0)  # of a run's curve; the page takes the most that fit into it
@@ -135,9 +135,7 @@ def _points(run: Run, objective: str, axes: Sequence[str]) -> dict[str, np.ndarr
     return {"y": y[kept], **{axis: own.column(axis)[kept] for axis in axes}}
 
 
-def _over_tasks(
-    groups: Mapping[tuple[str, str], Sequence[Run]], axis: str, said: Mapping[str, Any], options: Options
-) -> list[Any]:
+def _over_tasks(groups: Groups, axis: str, said: Mapping[str, Any], options: Options) -> list[Any]:
     if axis == options.axis:
         return list(said["curves_over_tasks"])
     asked = options._replace(axis=axis)
@@ -151,7 +149,7 @@ def _inside(task: str, run: Run) -> dict[str, Any]:
     for name in _INSIDE if run.path else ():
         values = run.column(name)
         kept = np.isfinite(values + steps)
-        if kept.sum() > 1 and not name.startswith("evaluation/"):
+        if kept.sum() > 1:
             found[name] = {"x": steps[kept], "y": values[kept]}
     return {"task": task, "method": run.method, "name": run.name, "metrics": found}
 
@@ -160,7 +158,7 @@ def _columns(found: Mapping[str, Any], names: Iterable[str], most: int) -> dict[
     """Columns of equal length at so many of their points, the first and the last among them; others as they are."""
     columns = {name: found[name] for name in names if name in found}
     length = len(next(iter(columns.values()), ()))
-    kept = np.unique(np.linspace(0, length - 1, min(length, most)).round().astype(int)) if most else []
+    kept = np.unique(np.linspace(0, length - 1, min(length, most)).round().astype(int))
     return {name: [_short(column[i]) for i in kept] for name, column in columns.items()}
 
 

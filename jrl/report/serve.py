@@ -114,7 +114,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         path = urllib.parse.urlsplit(self.path).path
         if path in ("/", f"/{page.NAME}"):
             data, _, _ = self.following.now()
-            return self._answer(HTTPStatus.OK, "text/html; charset=utf-8", page.html(data, self.code, live=True).encode())
+            return self._answer(
+                HTTPStatus.OK, "text/html; charset=utf-8", page.html(data, self.code, live=True).encode()
+            )
         if path == "/data.json":
             _, text, tag = self.following.now()
             if self.headers.get("If-None-Match") == tag:

@@ -107,8 +107,7 @@ def test_what_lies_beside_the_rows(found, tmp_path):
         (directory / "videos" / name).touch()
     lists = [{"hist/poles": [0.5, 1.5]}, {"hist/poles": [2.5, float("nan")]}, {}]
     more = [
-        {**row, "time/env": 0.25, "time/log": 0.0, **own}
-        for row, own in zip(found.runs[0].rows, lists, strict=True)
+        {**row, "time/env": 0.25, "time/log": 0.0, **own} for row, own in zip(found.runs[0].rows, lists, strict=True)
     ]
     found = found._replace(runs=[found.runs[0]._replace(rows=more), *found.runs[1:]])
     data = shown(found, tmp_path / "a page")

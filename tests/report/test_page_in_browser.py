@@ -28,7 +28,13 @@ def runs_of_a_sweep(tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs")
     for i, lr in enumerate((1e-2, 1e-3, 1e-4)):
         for seed in range(2):
-            run(directory / f"{i}{seed}", seed=seed, values=(1 + seed, 60, 100 * i + seed), lr=lr, clip_eps=0.1 * (1 + seed))
+            run(
+                directory / f"{i}{seed}",
+                seed=seed,
+                values=(1 + seed, 60, 100 * i + seed),
+                lr=lr,
+                clip_eps=0.1 * (1 + seed),
+            )
     others = directory / "others.csv"
     others.write_text(f"method,task,seed,step,value\n{BAD},CartPole-v1,0,100,1\n{BAD},CartPole-v1,0,300,2\n")
     return directory, others

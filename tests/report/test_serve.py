@@ -93,7 +93,7 @@ def test_pages_of_other_names_get_nothing(served):
 
 
 def test_a_port_that_is_taken(served, tmp_path, monkeypatch, capsys):
-    get, directory = served
+    _, directory = served
     monkeypatch.setattr(page, "library", lambda: LIBRARY)
     taken = serve.server(serve.Following(lambda link: {}, list), LIBRARY, 0)
     port = taken.server_address[1]

@@ -3,9 +3,13 @@
 
 const AXES = { env_steps: "steps", updates: "updates", time_s: "seconds" };
 const LABELS = {
-  env_steps: "environment steps", updates: "updates", time_s: "seconds of training",
-  "evaluation/return": "return of evaluations", "episode/return": "return of an episode",
-  "episode/length": "length of an episode", "perf/steps_per_s": "steps per second",
+  env_steps: "environment steps",
+  updates: "updates",
+  time_s: "seconds of training",
+  "evaluation/return": "return of evaluations",
+  "episode/return": "return of an episode",
+  "episode/length": "length of an episode",
+  "perf/steps_per_s": "steps per second",
 };
 
 /** An element with attributes and children; texts are never read as HTML. */
@@ -33,7 +37,11 @@ function number(x) {
 }
 function short(x) {
   if (!known(x)) return "–";
-  for (const [size, unit] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]])
+  for (const [size, unit] of [
+    [1e9, "G"],
+    [1e6, "M"],
+    [1e3, "k"],
+  ])
     if (Math.abs(x) >= size) return Number((x / size).toPrecision(4)) + unit;
   return String(Number(x.toPrecision(4)));
 }
@@ -48,15 +56,21 @@ const mean = (values) => values.reduce((sum, x) => sum + x, 0) / values.length;
 
 /** Interquartile mean and quartiles of numbers, as numpy's linear quantiles and jrl's weights of the middle half. */
 function middle(values) {
-  const sorted = [...values].sort((a, b) => a - b), n = sorted.length;
+  const sorted = [...values].sort((a, b) => a - b),
+    n = sorted.length;
   const quantile = (q) => {
-    const place = q * (n - 1), low = Math.floor(place);
+    const place = q * (n - 1),
+      low = Math.floor(place);
     return sorted[low] + (place - low) * (sorted[Math.min(low + 1, n - 1)] - sorted[low]);
   };
-  let sum = 0, weight = 0;
+  let sum = 0,
+    weight = 0;
   sorted.forEach((x, i) => {
     const kept = Math.min((i + 1) / n, 0.75) - Math.max(i / n, 0.25);
-    if (kept > 0) { sum += kept * x; weight += kept; }
+    if (kept > 0) {
+      sum += kept * x;
+      weight += kept;
+    }
   });
   return { value: sum / weight, low: quantile(0.25), high: quantile(0.75) };
 }
@@ -73,7 +87,8 @@ const ramp = () => (dark() ? ["#27364f", "#2a5796", "#2b85b6", "#54b5bf", "#a6d8
 const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 function look(data, method) {
-  const i = Math.max(data.methods.indexOf(method), 0), colors = dark() ? DARK : LIGHT;
+  const i = Math.max(data.methods.indexOf(method), 0),
+    colors = dark() ? DARK : LIGHT;
   return { color: colors[i % colors.length], dash: DASHES[Math.floor(i / colors.length) % DASHES.length] };
 }
 function swatch(data, method) {
@@ -97,7 +112,8 @@ const called = (data, name) => name.slice(data.prefix.length) || name;
 /** The exponential moving average that does not lean to its first value. */
 function smooth(values, weight) {
   if (!weight) return values;
-  let last = 0, total = 0;
+  let last = 0,
+    total = 0;
   return values.map((x) => {
     if (!known(x)) return x;
     last = weight * last + (1 - weight) * x;
@@ -107,11 +123,13 @@ function smooth(values, weight) {
 }
 /** y at x of a curve whose x ascend; null outside. */
 function reading(xs, ys, x) {
-  let low = 0, high = xs.length - 1;
+  let low = 0,
+    high = xs.length - 1;
   if (high < 0 || x < xs[0] || x > xs[high]) return null;
   while (high - low > 1) {
     const half = (low + high) >> 1;
-    if (xs[half] <= x) low = half; else high = half;
+    if (xs[half] <= x) low = half;
+    else high = half;
   }
   const part = xs[high] === xs[low] ? 0 : (x - xs[low]) / (xs[high] - xs[low]);
   return ys[low] + part * (ys[high] - ys[low]);
@@ -121,7 +139,8 @@ const pairs = (xs, ys) => xs.map((x, i) => [x, ys[i]]).filter(([x, y]) => known(
 /** What a config's values are: numbers, those over decades by their logarithm, and all else in categories. */
 function scale(values) {
   if (values.every(known)) {
-    const low = Math.min(...values), high = Math.max(...values);
+    const low = Math.min(...values),
+      high = Math.max(...values);
     return low > 0 && high / low >= 30 ? { type: "log", low, high } : { type: "value", low, high };
   }
   return { type: "category", data: [...new Set(values.map(String))].sort() };

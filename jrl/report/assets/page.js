@@ -4,8 +4,16 @@
 const MOST_CURVES = 10; // that are drawn before anybody chose
 let data = null;
 const state = {
-  task: null, axis: "env_steps", lines: "both", smooth: 0, hidden: new Set(),
-  sort: { by: "last", down: true }, filter: "", chosen: null, algo: null, heat: { x: null, y: null },
+  task: null,
+  axis: "env_steps",
+  lines: "both",
+  smooth: 0,
+  hidden: new Set(),
+  sort: { by: "last", down: true },
+  filter: "",
+  chosen: null,
+  algo: null,
+  heat: { x: null, y: null },
 };
 
 /** Takes numbers, for the first time or newer ones; what was chosen stays. */
@@ -28,7 +36,8 @@ function take(found) {
   }
   everything(!first);
 }
-const scored = (method) => data.per_task.find((r) => r.method === method && (r.task === state.task || state.task === "*"));
+const scored = (method) =>
+  data.per_task.find((r) => r.method === method && (r.task === state.task || state.task === "*"));
 const score = (method) => scored(method)?.iqm.value ?? -Infinity;
 const better = (a, b) => score(b) - score(a) || (scored(b)?.mean.value ?? 0) - (scored(a)?.mean.value ?? 0);
 function best(count) {
@@ -42,21 +51,47 @@ function hideMany() {
 // ---------------------------------------------------------------- controls
 
 function choice(label, name, options, chosen, put) {
-  return h("fieldset", { class: "control" }, h("span", {}, label), h("span", { class: "choice", role: "radiogroup", "aria-label": label },
-    Object.entries(options).map(([value, text]) => h("label", {},
-      h("input", { type: "radio", name, value, checked: value === chosen, onchange: () => put(value) }), h("span", {}, text)))));
+  return h(
+    "fieldset",
+    { class: "control" },
+    h("span", {}, label),
+    h(
+      "span",
+      { class: "choice", role: "radiogroup", "aria-label": label },
+      Object.entries(options).map(([value, text]) =>
+        h(
+          "label",
+          {},
+          h("input", { type: "radio", name, value, checked: value === chosen, onchange: () => put(value) }),
+          h("span", {}, text),
+        ),
+      ),
+    ),
+  );
 }
 function select(label, options, chosen, put, id) {
-  const made = h("select", { id, onchange: () => put(options[made.selectedIndex][0]) },
-    options.map(([value, text]) => h("option", { value: String(value), selected: value === chosen }, text)));
+  const made = h(
+    "select",
+    { id, onchange: () => put(options[made.selectedIndex][0]) },
+    options.map(([value, text]) => h("option", { value: String(value), selected: value === chosen }, text)),
+  );
   return h("label", { class: "control" }, h("span", {}, label), made);
 }
 
 function curveControls() {
-  const tasks = [...(Object.values(data.over_tasks).some((c) => c.length) ? [["*", "all, normalised"]] : []), ...data.tasks.map((task) => [task, task])];
+  const tasks = [
+    ...(Object.values(data.over_tasks).some((c) => c.length) ? [["*", "all, normalised"]] : []),
+    ...data.tasks.map((task) => [task, task]),
+  ];
   const output = h("output", {}, state.smooth ? state.smooth.toFixed(2) : "off");
   const slider = h("input", {
-    type: "range", min: 0, max: 0.98, step: 0.02, value: state.smooth, id: "smoothing", "aria-label": "Smoothing",
+    type: "range",
+    min: 0,
+    max: 0.98,
+    step: 0.02,
+    value: state.smooth,
+    id: "smoothing",
+    "aria-label": "Smoothing",
     oninput: () => {
       state.smooth = Number(slider.value);
       output.textContent = state.smooth ? state.smooth.toFixed(2) : "off";
@@ -64,19 +99,43 @@ function curveControls() {
     },
     onchange: () => drawInside(data, state),
   });
-  fill("curve-controls",
-    tasks.length > 1 && select("Task", tasks, state.task, (task) => { state.task = task; state.chosen = null; everything(); }, "task"),
-    choice("Over", "axis", Object.fromEntries(data.axes.map((axis) => [axis, AXES[axis]])), state.axis, (axis) => { state.axis = axis; drawCurves(data, state); }),
-    choice("Show", "lines", { mean: "mean", both: "mean and runs", runs: "runs" }, state.lines, (lines) => { state.lines = lines; drawCurves(data, state, true); }),
+  fill(
+    "curve-controls",
+    tasks.length > 1 &&
+      select(
+        "Task",
+        tasks,
+        state.task,
+        (task) => {
+          state.task = task;
+          state.chosen = null;
+          everything();
+        },
+        "task",
+      ),
+    choice("Over", "axis", Object.fromEntries(data.axes.map((axis) => [axis, AXES[axis]])), state.axis, (axis) => {
+      state.axis = axis;
+      drawCurves(data, state);
+    }),
+    choice("Show", "lines", { mean: "mean", both: "mean and runs", runs: "runs" }, state.lines, (lines) => {
+      state.lines = lines;
+      drawCurves(data, state, true);
+    }),
     h("label", { class: "control" }, h("span", {}, "Smoothing"), slider, output),
   );
-  at("curve-note").textContent = "A thin line is a run; the thick one is the interquartile mean of a method's runs with its 95 % interval, as far as all of them go.";
+  at("curve-note").textContent =
+    "A thin line is a run; the thick one is the interquartile mean of a method's runs with its 95 % interval, as far as all of them go.";
 }
 
 function drawLegend() {
-  const entries = data.methods.filter((method) => state.task === "*" || data.curves.some((c) => c.task === state.task && c.method === method));
+  const entries = data.methods.filter(
+    (method) => state.task === "*" || data.curves.some((c) => c.task === state.task && c.method === method),
+  );
   entries.sort(better);
-  const put = (hidden) => { state.hidden = new Set(hidden); switched(); };
+  const put = (hidden) => {
+    state.hidden = new Set(hidden);
+    switched();
+  };
   const toggle = (method, event) => {
     if (event.altKey) return put(entries.filter((name) => name !== method));
     const hidden = new Set(state.hidden);
@@ -85,12 +144,27 @@ function drawLegend() {
   };
   const focused = document.activeElement?.dataset?.method;
   const tool = (text, hidden) => h("button", { type: "button", class: "tool", onclick: () => put(hidden()) }, text);
-  fill("legend", entries.map((method) => h("button", {
-    type: "button", "aria-pressed": String(!state.hidden.has(method)), "data-method": method, title: `${method}: click for on or off, with Alt for this one alone`,
-    onclick: (event) => toggle(method, event),
-  }, swatch(data, method), h("span", {}, brief(method)), h("small", {}, number(score(method)) === "–" ? "" : number(score(method))))),
-  entries.length > 2 && [tool("all", () => []), tool("none", () => entries)],
-  entries.length > MOST_CURVES && tool(`best ${MOST_CURVES}`, () => entries.filter((m) => !best(MOST_CURVES).includes(m))));
+  fill(
+    "legend",
+    entries.map((method) =>
+      h(
+        "button",
+        {
+          type: "button",
+          "aria-pressed": String(!state.hidden.has(method)),
+          "data-method": method,
+          title: `${method}: click for on or off, with Alt for this one alone`,
+          onclick: (event) => toggle(method, event),
+        },
+        swatch(data, method),
+        h("span", {}, brief(method)),
+        h("small", {}, number(score(method)) === "–" ? "" : number(score(method))),
+      ),
+    ),
+    entries.length > 2 && [tool("all", () => []), tool("none", () => entries)],
+    entries.length > MOST_CURVES &&
+      tool(`best ${MOST_CURVES}`, () => entries.filter((m) => !best(MOST_CURVES).includes(m))),
+  );
   if (focused) [...at("legend").children].find((b) => b.dataset.method === focused)?.focus();
 }
 function switched() {
@@ -111,19 +185,40 @@ function drawSweep() {
   const runs = data.runs.filter((run) => run.algo === state.algo && run.task === task && known(run.last));
   const differs = (key) => new Set(runs.map((run) => String(run.values[key]))).size > 1;
   const keys = data.keys[state.algo].filter((key) => differs(key) && runs.every((run) => key in run.values));
-  fill("sweep-controls", algos.length > 1 && select("Algorithm", algos.map((a) => [a, a]), state.algo, (algo) => { state.algo = algo; drawSweep(); }));
+  fill(
+    "sweep-controls",
+    algos.length > 1 &&
+      select(
+        "Algorithm",
+        algos.map((a) => [a, a]),
+        state.algo,
+        (algo) => {
+          state.algo = algo;
+          drawSweep();
+        },
+      ),
+  );
   const few = runs.length < 2 || !keys.length;
-  for (const id of ["parallel-chart", "parallel-note", "heat-chart", "heat-controls", "heat-title"]) at(id).hidden = few;
+  for (const id of ["parallel-chart", "parallel-note", "heat-chart", "heat-controls", "heat-title"])
+    at(id).hidden = few;
   drawImportance(data, state.algo);
   if (few) return;
   drawParallel(data, state, runs, keys.slice(0, 8), (chosen) => change({ chosen }));
   if (!keys.includes(state.heat.x)) state.heat = { x: keys[0], y: keys[1] || null };
   if (state.heat.y && !keys.includes(state.heat.y)) state.heat.y = null;
-  const pick = (part) => (key) => { state.heat[part] = key; drawHeat(data, state, runs); };
+  const pick = (part) => (key) => {
+    state.heat[part] = key;
+    drawHeat(data, state, runs);
+  };
   const names = keys.map((key) => [key, key]);
   at("heat-title").textContent = keys.length > 1 ? "Two at a time" : "Score by value";
-  fill("heat-controls", keys.length > 1 && [select("Across", names, state.heat.x, pick("x"), "heat-x"),
-    select("Up", [...names, [null, "the score"]], state.heat.y, pick("y"), "heat-y")]);
+  fill(
+    "heat-controls",
+    keys.length > 1 && [
+      select("Across", names, state.heat.x, pick("x"), "heat-x"),
+      select("Up", [...names, [null, "the score"]], state.heat.y, pick("y"), "heat-y"),
+    ],
+  );
   drawHeat(data, state, runs);
 }
 
@@ -136,8 +231,14 @@ function change(more, focus) {
 }
 function runControls() {
   if (at("filter")) return;
-  const box = h("input", { type: "search", id: "filter", placeholder: "members/07, finished, lr<0.01, last>400", "aria-describedby": "run-note", autocomplete: "off",
-    oninput: () => change({ filter: box.value }) });
+  const box = h("input", {
+    type: "search",
+    id: "filter",
+    placeholder: "members/07, finished, lr<0.01, last>400",
+    "aria-describedby": "run-note",
+    autocomplete: "off",
+    oninput: () => change({ filter: box.value }),
+  });
   fill("run-controls", h("label", { class: "control" }, h("span", {}, "Filter"), box));
   at("run-controls").addEventListener("submit", (event) => event.preventDefault());
 }
@@ -161,8 +262,12 @@ function everything(keep = false) {
   drawDifferences(data);
   drawFailures(data);
   drawOrigins(data);
-  fill("nav", [...document.querySelectorAll("main > section")].filter((section) => !section.hidden)
-    .map((section) => h("a", { href: `#${section.id}` }, section.dataset.title)));
+  fill(
+    "nav",
+    [...document.querySelectorAll("main > section")]
+      .filter((section) => !section.hidden)
+      .map((section) => h("a", { href: `#${section.id}` }, section.dataset.title)),
+  );
 }
 
 async function follow() {
@@ -192,5 +297,12 @@ if (document.body.dataset.live === "true") follow();
 const again = () => data && everything(true);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
 // printed in light colours, and as wide as the paper
-addEventListener("beforeprint", () => { document.documentElement.dataset.print = ""; again(); charts.forEach((chart) => chart.resize()); });
-addEventListener("afterprint", () => { delete document.documentElement.dataset.print; again(); });
+addEventListener("beforeprint", () => {
+  document.documentElement.dataset.print = "";
+  again();
+  charts.forEach((chart) => chart.resize());
+});
+addEventListener("afterprint", () => {
+  delete document.documentElement.dataset.print;
+  again();
+});

@@ -58,6 +58,7 @@ def test_the_page(tmp_path, monkeypatch, capsys):
     ]
     best = max(found, key=lambda row: float(row["last"]))
     assert rows(made / "best") == rows(made / "members" / best["member"])
+    assert (made / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     assert all(int(row["env_steps"]) >= 8192 for row in found)
     said = capsys.readouterr().out
     assert "3 members, each with its run.seed, in one program" in said

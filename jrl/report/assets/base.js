@@ -28,6 +28,14 @@ function h(tag, attributes = {}, ...children) {
 const at = (id) => document.getElementById(id);
 const fill = (id, ...children) => at(id).replaceChildren(...children.flat().filter(Boolean));
 
+/** Fills what a user may be in the middle of using: only where it would become another. */
+function refill(id, signature, make) {
+  const found = JSON.stringify(signature);
+  if (at(id).dataset.signature === found) return;
+  at(id).dataset.signature = found;
+  fill(id, ...make());
+}
+
 const known = (x) => typeof x === "number" && Number.isFinite(x);
 
 function number(x) {

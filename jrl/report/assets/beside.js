@@ -86,8 +86,8 @@ function drawHistograms(data, state) {
   at("histograms").hidden = !found.length;
   figures(
     "histogram-charts",
-    found.map(({ name, edges, methods }) => ({
-      name,
+    found.map(({ name, task, edges, methods }) => ({
+      name: state.task === "*" ? `${name}, ${task}` : name,
       put: (element) => {
         const shown = Object.entries(methods).filter(([method]) => !state.hidden.has(method));
         const steps = (counts) => [...counts.map((n, i) => [edges[i], n]), [edges.at(-1), 0]];
@@ -109,7 +109,9 @@ function drawHistograms(data, state) {
 }
 
 function drawInside(data, state) {
-  const own = data.inside.filter((run) => run.task === state.task || state.task === "*");
+  const task = state.task === "*" ? data.tasks[0] : state.task; // losses of several tasks have no common scale
+  const own = data.inside.filter((run) => run.task === task);
+  at("inside-title").textContent = state.task === "*" ? `Inside learning, ${task}` : "Inside learning";
   const names = [...new Set(own.flatMap((run) => Object.keys(run.metrics)))].filter((name) => name !== data.objective);
   at("inside").hidden = !names.length;
   const methods = data.methods.filter((method) => !state.hidden.has(method));
@@ -152,9 +154,8 @@ function drawVideos(data) {
     .filter((run) => run.videos.length)
     .sort((a, b) => (b.last ?? -Infinity) - (a.last ?? -Infinity));
   at("videos").hidden = !found.length;
-  fill(
-    "video-cards",
-    found.slice(0, MOST_CARDS).map((run) => {
+  refill("video-cards", [data.runs.map((run) => run.videos), dark()], () => [
+    ...found.slice(0, MOST_CARDS).map((run) => {
       const film = (video) =>
         video.link.endsWith(".gif")
           ? h("img", { src: video.link, alt: `an episode of ${called(data, run.name)}`, loading: "lazy" })
@@ -195,7 +196,7 @@ function drawVideos(data) {
     }),
     found.length > MOST_CARDS &&
       h("p", { class: "note" }, `The ${MOST_CARDS} best of ${found.length} runs with videos.`),
-  );
+  ]);
 }
 
 function drawDifferences(data) {

@@ -220,7 +220,7 @@ function drawProfiles(data) {
 
 // ---------------------------------------------------------------- hyper-parameters
 
-function drawParallel(data, state, runs, keys, choose) {
+function drawParallel(runs, keys, choose) {
   const element = at("parallel-chart"),
     upright = narrow(element),
     scores = runs.map((run) => run.last);
@@ -239,6 +239,7 @@ function drawParallel(data, state, runs, keys, choose) {
   if (upright) element.style.height = `${90 + 74 * dimensions.length}px`;
   const value = (run, key) =>
     dimensions[keys.indexOf(key)].type === "category" ? String(run.values[key]) : run.values[key];
+  const order = [...runs.keys()].sort((a, b) => scores[a] - scores[b]); // the best are drawn last
   const halo = { textBorderColor: variable("card"), textBorderWidth: 4 };
   const chart = draw(element, {
     parallel: {
@@ -290,7 +291,6 @@ function drawParallel(data, state, runs, keys, choose) {
       },
     ],
   });
-  const order = [...runs.keys()].sort((a, b) => scores[a] - scores[b]);
   chart.off("axisareaselected");
   chart.on("axisareaselected", () => {
     const active = chart.getModel().getSeries()[0].getRawIndicesByActiveState("active");
@@ -316,10 +316,10 @@ function cells(values) {
   return { names, of: (x) => Math.min(CELLS - 1, Math.floor((to(x) - low) / width)) };
 }
 
-function drawHeat(data, state, runs) {
+function drawHeat(state, runs) {
   const [x, y] = [state.heat.x, state.heat.y];
   const own = runs.filter((run) => x in run.values && (!y || y in run.values));
-  if (!y) return drawScatter(data, own, x);
+  if (!y) return drawScatter(own, x);
   const across = cells(own.map((run) => run.values[x])),
     up = cells(own.map((run) => run.values[y]));
   const found = new Map();
@@ -389,7 +389,7 @@ function drawHeat(data, state, runs) {
     ],
   });
 }
-function drawScatter(data, runs, x) {
+function drawScatter(runs, x) {
   const found = scale(runs.map((run) => run.values[x])),
     by = new Map();
   const place = (run) => (found.type === "category" ? String(run.values[x]) : run.values[x]);

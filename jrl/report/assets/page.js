@@ -37,7 +37,9 @@ function take(found) {
   everything(!first);
 }
 const scored = (method) =>
-  data.per_task.find((r) => r.method === method && (r.task === state.task || state.task === "*"));
+  state.task === "*"
+    ? data.aggregate.rows.find((row) => row.method === method)
+    : data.per_task.find((row) => row.method === method && row.task === state.task);
 const score = (method) => scored(method)?.iqm.value ?? -Infinity;
 const better = (a, b) => score(b) - score(a) || (scored(b)?.mean.value ?? 0) - (scored(a)?.mean.value ?? 0);
 function best(count) {
@@ -99,8 +101,7 @@ function curveControls() {
     },
     onchange: () => drawInside(data, state),
   });
-  fill(
-    "curve-controls",
+  refill("curve-controls", [tasks, data.axes], () => [
     tasks.length > 1 &&
       select(
         "Task",
@@ -122,7 +123,7 @@ function curveControls() {
       drawCurves(data, state, true);
     }),
     h("label", { class: "control" }, h("span", {}, "Smoothing"), slider, output),
-  );
+  ]);
   at("curve-note").textContent =
     "A thin line is a run; the thick one is the interquartile mean of a method's runs with its 95 % interval, as far as all of them go.";
 }
@@ -176,50 +177,49 @@ function switched() {
 
 // ---------------------------------------------------------------- the sweep
 
+/** The runs that the pictures of hyper-parameters show, and the keys that differ between them. */
+function swept() {
+  const task = state.task === "*" ? data.tasks[0] : state.task;
+  const runs = data.runs.filter((run) => run.algo === state.algo && run.task === task && known(run.last));
+  const differs = (key) => new Set(runs.map((run) => String(run.values[key]))).size > 1;
+  const keys = data.keys[state.algo].filter((key) => differs(key) && runs.every((run) => key in run.values));
+  return { runs, keys };
+}
 function drawSweep() {
   const algos = Object.keys(data.keys);
   at("sweep").hidden = !algos.length;
   if (!algos.length) return;
   if (!algos.includes(state.algo)) state.algo = algos[0];
-  const task = state.task === "*" ? data.tasks[0] : state.task;
-  const runs = data.runs.filter((run) => run.algo === state.algo && run.task === task && known(run.last));
-  const differs = (key) => new Set(runs.map((run) => String(run.values[key]))).size > 1;
-  const keys = data.keys[state.algo].filter((key) => differs(key) && runs.every((run) => key in run.values));
-  fill(
-    "sweep-controls",
-    algos.length > 1 &&
-      select(
-        "Algorithm",
-        algos.map((a) => [a, a]),
-        state.algo,
-        (algo) => {
-          state.algo = algo;
-          drawSweep();
-        },
-      ),
-  );
+  const { runs, keys } = swept();
+  const chosen = (algo) => {
+    state.algo = algo;
+    drawSweep();
+  };
+  const named = algos.map((algo) => [algo, algo]);
+  refill("sweep-controls", algos, () => [algos.length > 1 && select("Algorithm", named, state.algo, chosen)]);
   const few = runs.length < 2 || !keys.length;
   for (const id of ["parallel-chart", "parallel-note", "heat-chart", "heat-controls", "heat-title"])
     at(id).hidden = few;
   drawImportance(data, state.algo);
   if (few) return;
-  drawParallel(data, state, runs, keys.slice(0, 8), (chosen) => change({ chosen }));
+  drawParallel(runs, keys.slice(0, 8), (names) => change({ chosen: names }));
   if (!keys.includes(state.heat.x)) state.heat = { x: keys[0], y: keys[1] || null };
   if (state.heat.y && !keys.includes(state.heat.y)) state.heat.y = null;
   const pick = (part) => (key) => {
     state.heat[part] = key;
-    drawHeat(data, state, runs);
+    drawHeat(state, swept().runs);
   };
   const names = keys.map((key) => [key, key]);
   at("heat-title").textContent = keys.length > 1 ? "Two at a time" : "Score by value";
-  fill(
-    "heat-controls",
-    keys.length > 1 && [
-      select("Across", names, state.heat.x, pick("x"), "heat-x"),
-      select("Up", [...names, [null, "the score"]], state.heat.y, pick("y"), "heat-y"),
-    ],
+  refill("heat-controls", [state.algo, keys], () =>
+    keys.length > 1
+      ? [
+          select("Across", names, state.heat.x, pick("x"), "heat-x"),
+          select("Up", [...names, [null, "the score"]], state.heat.y, pick("y"), "heat-y"),
+        ]
+      : [],
   );
-  drawHeat(data, state, runs);
+  drawHeat(state, runs);
 }
 
 // ---------------------------------------------------------------- runs
@@ -227,7 +227,10 @@ function drawSweep() {
 function change(more, focus) {
   Object.assign(state, more);
   drawRuns(data, state, change);
-  if (focus) [...at("run-table").querySelectorAll("button")].find((b) => b.dataset.column === focus)?.focus();
+  if (focus) refocus(focus);
+}
+function refocus(column) {
+  [...at("run-table").querySelectorAll("button")].find((b) => b.dataset.column === column)?.focus();
 }
 function runControls() {
   if (at("filter")) return;
@@ -246,6 +249,7 @@ function runControls() {
 // ---------------------------------------------------------------- all of it
 
 function everything(keep = false) {
+  const focused = document.activeElement?.dataset?.column;
   drawHead(data);
   curveControls();
   drawLegend();
@@ -258,10 +262,11 @@ function everything(keep = false) {
   drawInside(data, state);
   drawTime(data, state);
   drawHistograms(data, state);
-  if (!keep) drawVideos(data);
+  drawVideos(data);
   drawDifferences(data);
   drawFailures(data);
   drawOrigins(data);
+  if (focused) refocus(focused);
   fill(
     "nav",
     [...document.querySelectorAll("main > section")]

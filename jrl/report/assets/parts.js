@@ -22,7 +22,7 @@ function drawHead(data) {
     tile(`${finished} / ${runs.length}`, "runs finished"),
     tile(short(steps), "environment steps in all"),
     data.failures.length
-      ? tile(String(data.failures.length), "not as they should be")
+      ? tile(String(data.failures.length), "unfinished or failed")
       : tile(String(data.methods.length), data.methods.length > 1 ? "methods" : "method"),
   );
   const lines = [...data.notes, ...data.cautions];

@@ -39,7 +39,7 @@ function drawTime(data, state) {
     h(
       "div",
       { class: "bars" },
-      shown.flatMap((row) => {
+      shown.map((row) => {
         const part = (name, value) =>
           value > 0 &&
           h("span", {
@@ -50,7 +50,9 @@ function drawTime(data, state) {
           ...stages.map((name) => `${name} ${seconds(row.parts[name] || 0)}`),
           `rest ${seconds(row.rest)}`,
         ].join(", ");
-        return [
+        return h(
+          "div",
+          { class: "row" },
           h("span", { class: "name", title: row.method }, brief(row.method)),
           h(
             "span",
@@ -59,7 +61,7 @@ function drawTime(data, state) {
             part("rest", row.rest),
           ),
           h("span", {}, seconds(row.total)),
-        ];
+        );
       }),
     ),
   );

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jrl.errors import counted
+from jrl.errors import InputError, counted
 from jrl.host import command, faults, files
 from jrl.metrics import loggers
+from jrl.report import figures
 from jrl.sweep.members import Member
 from jrl.sweep.schedule import point_of
 
@@ -36,6 +37,14 @@ def _table(members: Sequence[Member], ended: Mapping[str, str], objective: str |
             "objective": name, "last": values[-1] if values else math.nan, "best": max(values, default=math.nan),
         })  # fmt: skip
     return table
+
+
+def _draw(directory: Path) -> None:
+    """Draws the interquartile mean of each point's seeds with its interval."""
+    try:
+        figures.learning_curve([directory], directory / "learning_curve.png")
+    except (InputError, OSError) as e:  # the population itself is whole; without a row there is nothing to draw
+        print(f"learning_curve.png was not drawn: {e}", file=sys.stderr)
 
 
 def is_number(value: Any) -> bool:
@@ -89,6 +98,7 @@ def tell(
     if interrupted:
         print(f"interrupted: continue with --resume {directory}")
         return interrupted.exit_status or 1
+    _draw(directory)
     failed = [row["member"] for row in table if str(row["ended"]).startswith(FAILED)]
     if failed:
         print(f"failed: {', '.join(failed)}: see the end of their log.txt or console.txt", file=sys.stderr)

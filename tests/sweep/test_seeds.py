@@ -60,6 +60,7 @@ def test_the_page(tmp_path, monkeypatch, capsys):
     ]
     best = max(found, key=lambda row: float(row["last"]))
     assert rows(made / "best") == rows(made / "members" / best["member"])
+    assert (made / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     assert all(int(row["env_steps"]) >= 8192 for row in found)
     said = capsys.readouterr().out
     assert "3 members, each with its run.seed, in one program" in said
@@ -72,7 +73,11 @@ def test_the_page(tmp_path, monkeypatch, capsys):
     assert "6 members, each with its algo.lr, run.seed, in one program" in said
     assert re.search(r"^  [\d.]+  algo.lr=0.01  \(2 seeds\)$", said, re.M)
     assert [row["ended"] for row in table(Path("runs/tpe"))] == ["env_steps"] * 6
-    assert sorted(row["ended"] for row in table(Path("runs/asha"))) == ["env_steps", *["stopped at 2048"] * 6, *["stopped at 6144"] * 2]
+    assert sorted(row["ended"] for row in table(Path("runs/asha"))) == [
+        "env_steps",
+        *["stopped at 2048"] * 6,
+        *["stopped at 6144"] * 2,
+    ]
     assert re.search(r"^2,048 steps: 4 members, the best of them at [\d.]+; 0\d from 0\d$", said, re.M)
 
 

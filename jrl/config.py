@@ -44,7 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         flags = {"--algo": args.algo, "--env": args.env}
         tell = lambda line: print(line, file=sys.stderr)
         data = given(args.config, algo=args.algo, env=args.env, drop=args.drop, tell=tell)
+        sweep = None
+        if "sweep" in data:
+            from jrl.sweep import settings
+
+            sweep, data, args.overrides = settings.read(data, {}, args.overrides)
         cfg, origins = config.read(data, args.overrides, flags, args.stop, None)
+        if sweep:
+            settings.checked(cfg, sweep)
         if args.network:
             from jrl.run import network_table  # imports jax
 

@@ -10,7 +10,8 @@ from jrl.errors import InputError
 from jrl.fields import schema
 from jrl.host import command
 from jrl.metrics import report
-from jrl.report import methods
+from jrl.report import figures, methods
+from jrl.report.runs import MEMBERS
 
 
 def parser() -> argparse.ArgumentParser:
@@ -19,7 +20,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("runs", nargs="+", metavar="RUN", help="run directory")
     p.add_argument("--out", type=Path, help="PNG (default: learning_curve.png, of one run in its directory)")
     p.add_argument(
-        "--y", default="episode/return", metavar="METRIC", help="of the result rows (default episode/return)"
+        "--y",
+        metavar="METRIC",
+        help="of the result rows (default episode/return; of a population its evaluations' return, if it has any)",
     )
     p.add_argument("--x", default="env_steps", metavar="METRIC", help="such as time_s (default env_steps)")
     return p
@@ -36,20 +39,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def plot(
-    runs: Iterable[str | Path], png: str | Path | None = None, *, x: str = "env_steps", y: str = "episode/return"
+    runs: Iterable[str | Path], png: str | Path | None = None, *, x: str = "env_steps", y: str | None = None
 ) -> Path:
-    """Draws the learning curves of run directories: of one its band and evaluations, too; of more their medians.
+    """Draws the learning curves of run directories: of one its band and evaluations, too; of more their medians; of one
+    population the interquartile means of its members' seeds with their intervals.
 
     Args:
       runs: run directories. Those whose configs differ in the seed alone are a group.
-      png: is written; None: learning_curve.png, of one run in its directory.
-      x, y: metrics of the result rows.
+      png: is written; None: learning_curve.png, of one run or population in its directory.
+      x, y: metrics of the result rows; y None: `episode/return`, of a population `evaluation/return` if rows have it.
     Returns:
       The path of the picture.
     Raises:
       InputError: a directory is no run, or has no row with both metrics.
     """
     directories = [Path(run) for run in runs]
+    if len(directories) == 1 and (directories[0] / MEMBERS).is_dir():
+        return figures.learning_curve(directories, png or directories[0] / "learning_curve.png", x=x, y=y)
+    y = y or "episode/return"
     configs = {directory: _config(directory) for directory in directories}
     for directory in directories:
         if not len(report.read_curve(directory / "result.jsonl", x=x, y=y)[0]):

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -46,6 +47,7 @@ class _Options(NamedTuple):
     directory: Path
     transcript: output.Transcript
     verbose: int
+    until: float  # environment steps at which the run pauses, saved
     clients: "Clients | None" = None
 
 
@@ -54,6 +56,7 @@ class _End(NamedTuple):
 
     reason: str | None  # the criterion that was met
     fault: Path | None = None  # bundle of an update that was not finite
+    paused: bool = False  # as --until says
 
 
 def parser(name: str = "train", what: str = "Train a policy as a config says.") -> argparse.ArgumentParser:
@@ -84,7 +87,7 @@ def parser(name: str = "train", what: str = "Train a policy as a config says.") 
     p.add_argument("--policy-only", action="store_true", help="of --init-from: the policy's, not those of values")
     p.add_argument("-v", "--verbose", action="count", default=0, help="tell where the time goes; -vv: all of jax's log")
     p.add_argument("--as-test", action="store_true", help="exit with 1 unless a stop criterion beside env_steps is met")
-    p.set_defaults(seeds=None, processes=None)
+    p.set_defaults(seeds=None, processes=None, until=None)
     return p
 
 
@@ -97,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--seeds", type=int, metavar="N", help="so many runs side by side, with seeds run.seed, run.seed + 1, ..."
     )
     p.add_argument("--processes", type=int, metavar="P", help="of --seeds: P at once, each in a process of its own")
+    p.add_argument("--until", type=float, metavar="STEPS", help="save there and exit; --resume goes on")
     return run(p.parse_args(argv))
 
 
@@ -134,8 +138,10 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, clients: Cli
     settings = runtime.apply(cfg.runtime)
     if args.verbose and settings:
         print("runtime:", *settings)
-    if (changes := _members(args, cfg)) is not None:
-        return _population(args, cfg, changes, transcript)
+    from jrl.sweep import seeds
+
+    if (status := seeds.train(args, cfg, _name(args, cfg), transcript)) is not None:
+        return status
     with contextlib.ExitStack() as stack:
         if clients is not None:
             stack.enter_context(clients.open(cfg))
@@ -145,7 +151,8 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, clients: Cli
         weights = checkpoint.locate(Path(args.init_from)) if args.init_from else None
         # a run that was killed before its first checkpoint begins anew: its rows do not count
         start = _Start(saved, weights, args.policy_only, 0 if args.resume else None)
-        options = _Options(directory, transcript, args.verbose, clients)
+        until = math.inf if args.until is None else args.until
+        options = _Options(directory, transcript, args.verbose, until, clients)
         interrupted = stack.enter_context(faults.signals())
         stack.enter_context(faults.stacks_on_request())
         end = _run(cfg, start, options, interrupted)
@@ -155,41 +162,6 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, clients: Cli
             cfg, start = _rolled_back(cfg, directory, start, count)
             end = _run(cfg, start, options, interrupted)
         return _tell_end(args, cfg, directory, end, interrupted)
-
-
-def _members(args: argparse.Namespace, cfg: config.RunConfig) -> list[dict[str, Any]] | None:
-    """What differs between the members of a population, [] of one that goes on; None: it is one run.
-
-    Raises:
-      InputError: --seeds or --processes cannot be had.
-    """
-    from jrl.sweep import members
-
-    goes_on = cfg.run.out if args.resume == "auto" else args.resume
-    if goes_on and members.is_population(Path(goes_on)):
-        if args.seeds:
-            raise InputError(f"--seeds: {goes_on} has its members: leave it out")
-        return []
-    if args.seeds is None:
-        if args.processes is not None:
-            raise InputError("--processes says how --seeds are trained: give that, too")
-        return None
-    for name, value in (("seeds", args.seeds), ("processes", args.processes)):
-        if value is not None and value < 1:
-            raise InputError(f"--{name}: expected at least 1, got {value}")
-    if args.init_from or args.as_test or (args.resume and args.resume != "auto"):
-        raise InputError("--seeds begins a population: it goes with none of --init-from, --as-test, --resume PATH")
-    return [{"run.seed": cfg.run.seed + i} for i in range(args.seeds)]
-
-
-def _population(
-    args: argparse.Namespace, cfg: config.RunConfig, changes: list[dict[str, Any]], transcript: output.Transcript
-) -> int:
-    """Trains several members side by side; the exit status."""
-    from jrl.sweep import train
-
-    directory = Path(cfg.run.out) if cfg.run.out else files.new(Path("runs") / _name(args, cfg))
-    return train.train(cfg, directory, changes or None, transcript, processes=args.processes)
 
 
 def _name(args: argparse.Namespace, cfg: config.RunConfig) -> str:
@@ -219,6 +191,8 @@ def _tell_end(
         print("interrupted: continue with --resume", directory)
     elif interrupted:
         print("interrupted before the first checkpoint: there is nothing to continue")
+    elif end.paused:
+        print(f"paused as --until says: continue with --resume {directory}")
     else:
         print("stopped:", end.reason or f"{key} reached {cfg.stop[key]:,}")
         if args.as_test and not end.reason:
@@ -357,6 +331,8 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
             f"--resume: the run is complete, with {done:,} of {total:,} steps: "
             f"to train on, raise the budget, e.g. --stop {key}={2 * max(total, done)}"
         )
+    if done >= options.until:
+        raise InputError(f"--until {options.until:.0f}: the run is at {done:,} steps already: give more")
     stages = timers.Timers()
     sinks: list[Sink] = []
     restarts = meta["iteration"] if meta else 0
@@ -378,7 +354,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
             reporter.evaluation_ends(cfg.stop, found) or checkpoints.improves(found)
         )
         saving = Saving(session, checkpoints, watchdog, done)
-        info, reason = driven.to_the_end(session, saving, watchdog, interrupted)
+        info, reason, paused = driven.to_the_end(session, saving, watchdog, interrupted, options.until)
         watchdog.beat("the end of the run", grace=60.0)
         if info is None:
             return _End(None)
@@ -388,7 +364,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
             return _End(None, bundle)
         if apart := parallel.diverged(session.state.learner):
             raise RuntimeError(f"the devices learned different things: {', '.join(apart)}: a reduction is missing")
-        if not interrupted:  # a row of its own would be one that an uninterrupted run does not have
+        if not interrupted and not paused:  # a row of its own would be one that an uninterrupted run does not have
             last = session.reporter.flush()
             reason = reason or last
         saving.last(info, interrupted=bool(interrupted))
@@ -396,7 +372,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         run_directory.plot(session, directory)
     except OSError as e:  # the run itself is whole
         print(f"learning_curve.png was not drawn: {e.strerror or e}", file=sys.stderr)
-    return _End(reason)
+    return _End(reason, paused=paused)
 
 
 def _sinks(

@@ -103,6 +103,32 @@ def own_kernels(_kernels_without_draws, monkeypatch):
     monkeypatch.setattr(initial, "orthogonal", _kernels_without_draws)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _runs_without_pictures():
+    """A run plans its pictures and leaves empty files: to draw one takes a tenth of a second."""
+    from jrl.metrics import report
+
+    own = report.save
+
+    def save(figure, png):
+        if Path(png).name not in ("learning_curve.png", "league.png"):
+            return own(figure, png)
+        Path(png).write_bytes(b"")
+        return Path(png)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "save", save)
+        yield own
+
+
+@pytest.fixture
+def own_pictures(_runs_without_pictures, monkeypatch):
+    """Runs draw their pictures: for tests of that."""
+    from jrl.metrics import report
+
+    monkeypatch.setattr(report, "save", _runs_without_pictures)
+
+
 @pytest.fixture(autouse=True)
 def _typed_by_module(monkeypatch):
     """Commands are told as `python -m jrl.X` in each test, whatever was typed in the one before."""

@@ -64,7 +64,7 @@ LAZY_ARROWS = {
     "callbacks": {"metrics"},
     "settings": {"algos"},
     "migrate": {"algos"},
-    "config": {"migrate", "run"},
+    "config": {"migrate", "run", "sweep"},
     "train": {"metrics", "sweep"},
     "evaluate": {"run", "settings"},
     "record": {"run"},

@@ -7,6 +7,7 @@ import pytest
 
 from jrl import plot
 from jrl.fields import schema
+from jrl.metrics import report
 
 
 def run(directory: Path, seed: int, lr: float = 1e-3, rows=((10, 1.0), (20, 2.0))) -> Path:
@@ -37,6 +38,30 @@ def test_the_command_draws_one_run_or_several(tmp_path, capsys):
     several = tmp_path / "all.png"
     assert plot.main([*map(str, runs), "--out", str(several)]) == 0
     assert several.read_bytes().startswith(b"\x89PNG") and (runs[0] / "learning_curve.png").exists()
+
+
+def test_a_population_has_its_band(tmp_path, monkeypatch, capsys):
+    for i, lr in enumerate((1e-3, 1e-3, 1e-4)):
+        run_directory = tmp_path / "population" / "members" / str(i)
+        run_directory.parent.mkdir(parents=True, exist_ok=True)
+        run(run_directory, seed=i, lr=lr, rows=((10, 1.0 + i), (20, 2.0 + i)))
+    drawn, plot_groups = [], report.plot_groups
+
+    def recorded(panels, png, **axes):
+        drawn.append((panels, axes))
+        return plot_groups(panels, png, **axes)
+
+    monkeypatch.setattr(report, "plot_groups", recorded)
+    assert plot.main([str(tmp_path / "population")]) == 0
+    png = tmp_path / "population" / "learning_curve.png"
+    assert capsys.readouterr().out.strip() == str(png) and png.read_bytes().startswith(b"\x89PNG")
+    ((panels, axes),) = drawn
+    assert axes == {"x": "env_steps", "y": "episode/return"}
+    lines, (grid, middle, low, high) = panels["CartPole-v1"]["algo.lr=0.001"]
+    assert len(lines) == 2 and grid[-1] == 20 and middle[-1] == 2.5 and (low[-1], high[-1]) == (2.0, 3.0)
+    assert panels["CartPole-v1"]["algo.lr=0.0001"][1] is None  # a single run has no interval
+    assert plot.main([str(tmp_path / "population"), "--y", "loss"]) == 2
+    assert "no result row has both env_steps and loss" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

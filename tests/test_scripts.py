@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jrl.settings import config, datasets, plan
+from jrl.sweep import settings
 
 ROOT = Path(__file__).parent.parent
 
@@ -24,7 +25,13 @@ def load(name):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda p: p.stem)
 def test_every_config_is_valid_and_has_a_return_criterion(path):
-    cfg = config.load(path)
+    data = config.mapping(path)
+    if "sweep" in data:
+        sweep, data, _ = settings.read(data, {}, [])
+        cfg = config.load(data)
+        settings.checked(cfg, sweep)
+        assert sweep.pauses(cfg, 27)
+    cfg = config.load(data)
     self_play = cfg.multi_agent is not None and cfg.multi_agent.self_play is not None  # what one wins another loses
     from_data = datasets.alone(cfg)  # learns from all updates; what it reaches is what evaluations say
     assert self_play or from_data or any(name.endswith("/return") for name in cfg.stop)

@@ -250,7 +250,9 @@ def test_nothing_is_compiled_again_when_copies_are_taken():
         {"devices": {"fake": 2}},
     ],
 )
-def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, more):
+def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, more, request):
+    if not more:
+        request.getfixturevalue("own_pictures")
     data = config.merge(SMALL, config.merge({"run": {"log": ["jsonl"], "report_every": 128}}, more))
     last = whole_and_resumed(tmp_path, data, cut=400, steps=900)
     assert last[0]["league/copies"] >= 2
@@ -258,7 +260,7 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(tmp_path, mor
     assert {k: last[0][k] for k in names} == {k: last[1][k] for k in names}
     tables = [json.loads((tmp_path / out / "league.json").read_text()) for out in ("whole", "cut")]
     assert tables[0] == tables[1]
-    assert (tmp_path / "cut" / "league.png").stat().st_size > 1000
+    assert more or (tmp_path / "cut" / "league.png").stat().st_size > 1000
 
 
 def test_replay_learns_from_the_learners_columns_alone():

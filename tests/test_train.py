@@ -16,7 +16,7 @@ import pytest
 
 from jrl import evaluate, train
 from jrl.host import files
-from jrl.metrics import loggers
+from jrl.metrics import loggers, report
 from jrl.run import checkpoint
 from jrl.run.session import Session
 from jrl.settings import config
@@ -35,9 +35,11 @@ def run(*args, out):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, _runs_without_pictures):
     out = tmp_path_factory.mktemp("run") / "a"
-    assert run("--stop=env_steps=1500", "--set=run.report_every=300", out=out) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "save", _runs_without_pictures)  # the product's own
+        assert run("--stop=env_steps=1500", "--set=run.report_every=300", out=out) == 0
     return out
 
 
@@ -45,6 +47,7 @@ def test_a_run_leaves_its_files(finished):
     names = {p.name for p in finished.iterdir()}
     assert names >= {"config.yaml", "result.jsonl", "progress.csv", "env.json", "learning_curve.png", "checkpoints"}
     assert names >= {"params.json", "log.txt"}
+    assert (finished / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((finished / "params.json").read_text()) == config.to_dict(config.load(finished / "config.yaml"))
     rows = loggers.read_rows(finished / "result.jsonl")
     assert len(rows) >= 4

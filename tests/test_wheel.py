@@ -42,11 +42,12 @@ def installed(wheel, tmp_path_factory):
     return target
 
 
-def test_it_holds_the_modules_the_configs_and_the_mark_of_types(wheel):
+def test_it_holds_the_modules_the_configs_the_page_and_the_mark_of_types(wheel):
     found = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "jrl").rglob("*.py")}
     configs = {f"jrl/configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}
-    assert found == modules | configs | {"jrl/py.typed"}
+    page = {path.relative_to(ROOT).as_posix() for path in (ROOT / "jrl" / "report" / "assets").iterdir()}
+    assert found == modules | configs | page | {"jrl/py.typed"} and len(page) == 8
 
 
 def test_its_command_trains_a_shipped_config(installed, tmp_path):

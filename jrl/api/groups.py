@@ -268,9 +268,12 @@ def _fields(cls: type) -> list[dataclasses.Field]:
     return [f for f in dataclasses.fields(cls) if f.init and f.name != "name"]
 
 
+_hints = functools.cache(typing.get_type_hints)
+
+
 def _argument(group: str, key: str, algo_config: type) -> Argument:
     section, _, name = key.partition(".")
-    hints = typing.get_type_hints(RunConfig)
+    hints = _hints(RunConfig)
     cls = algo_config if section == "algo" else schema.section_class(hints[section])
     assert cls is not None
     if not name:  # a whole section, as a dict
@@ -280,7 +283,7 @@ def _argument(group: str, key: str, algo_config: type) -> Argument:
     field = next(f for f in dataclasses.fields(cls) if f.name == name)
     default = NOT_SET if schema.is_required(field) else schema.default_of(field)
     doc = schema.docs(cls).get(name, "")
-    return Argument(group, key, typing.get_type_hints(cls)[name], default, doc)
+    return Argument(group, key, _hints(cls)[name], default, doc)
 
 
 def _shown(field: dataclasses.Field) -> str:

@@ -4,6 +4,7 @@ A config is a small tree of mappings, lists, numbers and texts; what is larger, 
 """
 
 import difflib
+import functools
 import json
 import math
 import re
@@ -234,6 +235,16 @@ def dump(
 
 def flow(value: Any) -> str:
     """A value as YAML has it, in one line."""
+    return _scalar(value) if isinstance(value, str | int | None) else _flow(value)
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def _scalar(value: str | int | None) -> str:
+    """`_flow` of the few names and numbers of which configs consist; not of floats, where 0.0 is -0.0."""
+    return _flow(value)
+
+
+def _flow(value: Any) -> str:
     text = yaml.dump(
         value, Dumper=_Dumper, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False
     )

@@ -105,7 +105,7 @@ def build(
         data = {}
     values: dict[str, Any] = {}
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = _hints(cls)
     unknown: list[str] = []
     for name, given in data.items():
         if name not in fields:
@@ -147,6 +147,11 @@ def build(
             problems.append(Problem(key, f"{key} is missing: expected {expected}"))
             values[name] = None
     return cls(**values)
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
 
 
 def text(value: Any) -> str:
@@ -213,7 +218,7 @@ def _choice_fault(choices: Mapping[str, type], default: Any, given: Any, key: st
 
 
 def _keys(cls: type, data: Any, swap: Mapping[str, type | None], prefix: str = "") -> Iterator[str]:
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = _hints(cls)
     for field in dataclasses.fields(cls):
         key = prefix + field.name
         given = data.get(field.name) if isinstance(data, Mapping) else None

@@ -1,5 +1,6 @@
 """What a run leaves beside its numbers: `env.json` (what it ran on, by which command) and learning curves."""
 
+import functools
 import importlib.metadata
 import json
 import math
@@ -59,6 +60,7 @@ def git_state(file: str | Path) -> dict[str, Any] | None:
         return None
 
 
+@functools.cache
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)

@@ -1,12 +1,18 @@
-"""python -m jrl.report RUN ... --out DIR: compares runs, with intervals, as report.md, report.json and curves.png."""
+"""python -m jrl.report RUN ... --out DIR: compares runs, with intervals: a page, report.md, report.json, curves.png."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from jrl.errors import InputError
 from jrl.host import command, files
+
+if TYPE_CHECKING:
+    from jrl.report import content, page_data, runs
+
+PORT = 8500
 
 
 def parser() -> argparse.ArgumentParser:
@@ -30,6 +36,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--by", default="", metavar="KEY,...", help="keys that make a method, such as algo.name (default all)"
     )
+    p.add_argument(
+        "--serve", type=int, nargs="?", const=PORT, metavar="PORT",
+        help=f"show the page at this port of this machine (default {PORT}), and follow runs that are under way",
+    )  # fmt: skip
     p.add_argument("--seed", type=int, default=0, help="of the intervals (default 0)")
     return p
 
@@ -45,30 +55,74 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report(args: argparse.Namespace) -> None:
-    """Reads the runs, and writes the report. Raises InputError: bad input."""
-    from jrl.report import content, figures, runs, tables
+    """Reads the runs, and writes the report; with --serve it shows the page until Ctrl-C. Raises InputError."""
+    from jrl.report import content, page, runs, serve
 
-    paths, against = list(args.runs), args.against
     if args.seed < 0:
         raise InputError(f"--seed {args.seed}: expected 0 or more")
+    if args.serve is not None and not 0 <= args.serve < 65536:
+        raise InputError(f"--serve {args.serve}: expected a port, 0 to 65535")
     bounds = content.normalization(args.normalize) if args.normalize else None
+    code = page.library() if args.serve is None else page.required()
+    try:
+        _write(args, *_read(args, bounds), code)
+    except runs.NoRows as e:
+        if args.serve is None:
+            raise
+        print(*e.errors, sep="\n")
+    if args.serve is not None and code:
+        following = serve.Following(lambda link: _page(*_read(args, bounds), link), lambda: _directories(args.runs))
+        serve.forever(following, code, args.serve)
+
+
+def _read(args: argparse.Namespace, bounds: "content.Bounds | None") -> "tuple[runs.Found, content.Options]":
+    """The runs, and what is asked of them. Raises InputError."""
+    from jrl.report import content, runs
+
+    paths, against = list(args.runs), args.against
     if against and Path(against).suffix == ".csv":
         paths.insert(0, against)  # before the same file of another spelling, which would not be read twice
         against = runs.only_method(Path(against))
     found = runs.read(paths, [key for key in args.by.split(",") if key])
     if against != args.against:
         against = next(run.method for run in found.runs if run.name.startswith(f"{Path(args.against)}: "))
-    options = content.Options(args.objective, args.axis, against, bounds, args.seed)
+    return found, content.Options(args.objective, args.axis, against, bounds, args.seed)
+
+
+def _page(found: "runs.Found", options: "content.Options", link: "page_data.Link") -> dict[str, Any]:
+    """What the page shows of runs as they are now."""
+    from jrl.report import content, page_data
+
+    return page_data.data(found, content.content(found, options), options, link)
+
+
+def _directories(paths: Sequence[str]) -> list[Path]:
+    """The run directories that there are by now, of those that were named."""
+    from jrl.report import runs
+
+    return [found for path in map(Path, paths) if path.is_dir() for found in runs.run_directories(path)]
+
+
+def _write(args: argparse.Namespace, found: "runs.Found", options: "content.Options", code: str | None) -> None:
+    """Writes all files, and prints what is doubtful and their paths."""
+    from jrl.report import content, figures, page, page_data, tables
+
     said = content.content(found, options)
     try:
         args.out.mkdir(parents=True, exist_ok=True)
-        picture = figures.curves(said, args.out / "curves.png")
-        files.replace(args.out / "report.md", tables.markdown(said, picture.name))
+        names = [figures.curves(said, args.out / "curves.png").name, "report.md", "report.json"]
+        files.replace(args.out / "report.md", tables.markdown(said, names[0]))
         files.replace(args.out / "report.json", tables.to_json(said))
+        if code:
+            shown = page_data.data(found, said, options, page_data.relative(args.out))
+            files.replace(args.out / page.NAME, page.html(shown, code))
+            names.insert(0, page.NAME)
     except OSError as e:
         raise InputError(f"--out {args.out}: cannot write there: {e.strerror}: choose another directory") from e
     print(*(f"caution: {line}" for line in said["cautions"]), sep="\n", end="\n" * bool(said["cautions"]))
-    print(*(args.out / name for name in ("report.md", "report.json", picture.name)), sep="\n")
+    print(*(args.out / name for name in names), sep="\n")
+    if not code:
+        print(f"{page.NAME} needs a drawing library: {page.INSTALL}")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from jrl.report import curves, methods, runs, statistics
 from jrl.report.cautions import cautions
 from jrl.report.runs import EMPTY, FINISHED, Found, Run
 
+Bounds = Mapping[str, tuple[float, float]]  # task -> the scores that become 0 and 1
 Groups = dict[tuple[str, str], list[Run]]  # task, method -> runs that have scores
 
 OBJECTIVE, TRAINING = "evaluation/return", "episode/return"
@@ -43,7 +44,7 @@ class Options(NamedTuple):
     objective: str = OBJECTIVE  # of the rows; greater is better
     axis: str = "env_steps"
     against: str | None = None  # the method that others are compared with
-    normalize: Mapping[str, tuple[float, float]] | None = None  # task -> the scores that become 0 and 1
+    normalize: Bounds | None = None
     seed: int = 0  # of the intervals
 
 
@@ -53,7 +54,7 @@ def content(found: Found, options: Options) -> dict[str, Any]:
     Raises:
       InputError: no row has the objective, a method or a task is not there, or pairs of scores are wanting.
     """
-    options, notes = _with_objective(found.runs, options)
+    options, notes = with_objective(found.runs, options)
     told = {run.name: _told(run, options) for run in found.runs}
     scored = [run for run in found.runs if math.isfinite(told[run.name]["last"])]
     if not scored:
@@ -84,7 +85,7 @@ def content(found: Found, options: Options) -> dict[str, Any]:
         "profiles": _profiles(normal, tasks, names, options),
         "improvement": _improvement(scores, tasks, names, options),
         "curves": [_curve(*key, own, options) for key, own in groups.items()],
-        "curves_over_tasks": _curves_over_tasks(groups, tasks, names, options),
+        "curves_over_tasks": curves_over_tasks(groups, tasks, names, options),
         "hyper_parameters": _hyper_parameters(groups, scores),
         "differences": _differences(scored, names),
         "failures": _failures(found.runs, told, options),
@@ -123,8 +124,8 @@ def normalization(path: Path) -> dict[str, tuple[float, float]]:
 # ---------------------------------------------------------------- scores
 
 
-def _with_objective(given: Sequence[Run], options: Options) -> tuple[Options, list[str]]:
-    """The objective that all methods have, and what there is to say of it.
+def with_objective(given: Sequence[Run], options: Options) -> tuple[Options, list[str]]:
+    """The objective that all methods have, and what there is to say of it. Raises InputError: no row has it.
 
     A run that was not evaluated yet has no score; a method of which no run ever was makes all be compared by the
     episodes of training.
@@ -186,7 +187,7 @@ def _estimate(found: statistics.Estimate, *at: int) -> dict[str, Any]:
 def _normalized(
     scores: Mapping[tuple[str, str], np.ndarray],
     tasks: Sequence[str],
-    bounds: Mapping[str, tuple[float, float]] | None,
+    bounds: Bounds | None,
 ) -> dict[tuple[str, str], np.ndarray]:
     """(score - low) / (high - low); {} without bounds. Raises InputError: a task has none."""
     if bounds is None:
@@ -266,10 +267,10 @@ def _curve(task: str, method: str, own: Sequence[Run], options: Options) -> dict
     """The runs of a method on a task, and their interquartile mean as far as all of them go."""
     found = [run.curve(options.axis, options.objective) for run in own]
     lines = [dict(zip(("name", "x", "y"), (run.name, *curves.thin(*c)))) for run, c in zip(own, found)]
-    return {"task": task, "method": method, "runs": lines, "band": _band([found], options)}
+    return {"task": task, "method": method, "runs": lines, "band": band([found], options)}
 
 
-def _curves_over_tasks(groups: Groups, tasks: Sequence[str], names: Sequence[str], options: Options) -> list[Any]:
+def curves_over_tasks(groups: Groups, tasks: Sequence[str], names: Sequence[str], options: Options) -> list[Any]:
     """Of each method with runs on all tasks the interquartile mean of normalised scores; [] of one task."""
     found = []
     for name in names:
@@ -280,11 +281,11 @@ def _curves_over_tasks(groups: Groups, tasks: Sequence[str], names: Sequence[str
             low, high = options.normalize[task]
             own = [run.curve(options.axis, options.objective) for run in groups[task, name]]
             scaled.append([(x, (y - low) / (high - low)) for x, y in own])
-        found.append({"method": name, "band": _band(scaled, options)})
+        found.append({"method": name, "band": band(scaled, options)})
     return found
 
 
-def _band(tasks: Sequence[Sequence[report.Curve]], options: Options) -> dict[str, Any] | None:
+def band(tasks: Sequence[Sequence[report.Curve]], options: Options) -> dict[str, Any] | None:
     """None of a single run, and where runs have no part of the axis in common."""
     found = curves.efficiency(tasks, seed=options.seed) if sum(map(len, tasks)) > 1 else None
     return {"x": found.grid, **found.estimate._asdict()} if found else None

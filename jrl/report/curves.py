@@ -35,7 +35,7 @@ def efficiency(
     run are drawn together, as they belong to each other.
 
     Args:
-      tasks: the curves of the runs of each task, every one with a point at least.
+      tasks: the curves of the runs of each task.
       statistic: of Scores.
       points: of the axis.
       replicates, seed: as of `statistics.bootstrap`.
@@ -43,7 +43,7 @@ def efficiency(
       None where there is no part of the axis that all runs have.
     """
     together = [curve for own in tasks for curve in own]
-    if max(x[0] for x, _ in together) >= min(x[-1] for x, _ in together):
+    if not all(len(x) for x, _ in together) or max(x[0] for x, _ in together) >= min(x[-1] for x, _ in together):
         return None
     grid, values = report.on_one_grid(together, points)
     ends = np.cumsum([len(own) for own in tasks])[:-1]

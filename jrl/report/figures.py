@@ -1,12 +1,17 @@
 """Pictures of a report."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jrl.errors import InputError
 from jrl.metrics import report
+from jrl.report import content, runs
+from jrl.report.content import Options
+
+_MOST = 8  # configs of a population that are drawn
 
 
 def curves(said: Mapping[str, Any], png: Path) -> Path:
@@ -25,6 +30,37 @@ def curves(said: Mapping[str, Any], png: Path) -> Path:
             found["method"]: ([], _around(found["band"])) for found in said["curves_over_tasks"] if found["band"]
         }
     return report.plot_groups(panels, png, x=said["axis"], y=said["objective"])
+
+
+def learning_curve(paths: Sequence[str | Path], png: str | Path, *, x: str = "env_steps", y: str | None = None) -> Path:
+    """Draws runs, and the interquartile mean of each config's seeds with its 95 % interval; of many configs the best.
+
+    Args:
+      paths: as of `runs.read`: run directories, or directories that hold runs.
+      png: is written.
+      x, y: metrics of the rows; y None: the return of evaluations, or where there are none that of episodes.
+    Raises:
+      InputError: there are no runs, or no row has both metrics.
+    """
+    found = runs.read(paths).runs
+    options = Options(y or content.OBJECTIVE, x)
+    options = content.with_objective(found, options)[0] if y is None else options
+    panels: dict[str, dict[str, Any]] = {}
+    for run in found:
+        line = run.curve(x, options.objective)
+        if len(line[0]):
+            panels.setdefault(run.task, {}).setdefault(run.method, []).append(line)
+    if not panels:
+        raise InputError(
+            f"no result row has both {x} and {options.objective}: there are {', '.join(runs.numbers(found))}"
+        )
+    drawn = {}
+    for task, groups in panels.items():
+        last = {name: np.mean([line[1][-1] for line in lines]) for name, lines in groups.items()}
+        best = sorted(groups, key=lambda name: -last[name])[:_MOST] if len(groups) > _MOST else list(groups)
+        title = f"{task}: the best {_MOST} of {len(groups)}" if len(groups) > _MOST else task
+        drawn[title] = {name: (groups[name], _around(content.band([groups[name]], options))) for name in best}
+    return report.plot_groups(drawn, png, x=x, y=options.objective)
 
 
 def _around(band: Mapping[str, Any] | None) -> report.Band | None:

@@ -67,6 +67,10 @@ class Run(NamedTuple):
         return float(found[-1]) if len(found) else math.nan
 
 
+class NoRows(InputError):
+    """Runs are there, and none of them has a result row yet."""
+
+
 class Found(NamedTuple):
     """What was read."""
 
@@ -108,7 +112,7 @@ def read(paths: Iterable[str | Path], by: Sequence[str] = ()) -> Found:
     if errors:
         raise InputError(*errors)
     if not any(run.rows for run in runs):
-        raise InputError("none of the runs has a result row yet" + "".join(f": {said}" for said in cautions[:1]))
+        raise NoRows("none of the runs has a result row yet" + "".join(f": {said}" for said in cautions[:1]))
     return Found(named(runs, by), cautions)
 
 

@@ -50,9 +50,12 @@ def _why_not(configs: Sequence[RunConfig]) -> str:
     return ""
 
 
-def make(configs: Sequence[RunConfig]) -> tuple[Population, list[build.Run]]:
+def make(configs: Sequence[RunConfig], also: Sequence[RunConfig] = ()) -> tuple[Population, list[build.Run]]:
     """Makes the program of all members, and of each the Run that has its place in it.
 
+    Args:
+      configs: of the members.
+      also: such as members may come to have: the program takes the floats in which these differ, too.
     Raises:
       InputError: what cannot be run.
       NotOneProgram: environments that are no part of a program, or are not pure.
@@ -67,7 +70,8 @@ def make(configs: Sequence[RunConfig]) -> tuple[Population, list[build.Run]]:
         run.program.close()
         raise NotOneProgram(f"{run.programs} ({run.backend})")
     of_config = run.of_config
-    floats = build_policies.differing([each.algo for each in configs])
+    differing = build_policies.differing([each.algo for each in (*configs, *also)])
+    floats = {i: values[: len(configs)] for i, values in differing.items()}
 
     def of_floats(values: PyTree) -> build.Fused:
         return of_config(build_policies.with_floats(alone, values) if floats else alone)

@@ -84,6 +84,17 @@ class Population:
         """Replaces a member's state."""
         self._write(self._places[member], state)
 
+    def copy(self, source: int, target: int, cfg: PyTree) -> None:
+        """Lets a member go on from another's state, with floats of its own.
+
+        Args:
+          source, target: members.
+          cfg: the Config of the target's algorithm from now on.
+        """
+        self.put(target, self.of(source))
+        values = dict(enumerate(jax.tree.leaves(cfg)))
+        self._floats = {i: x.at[target].set(np.float32(values[i])) for i, x in self._floats.items()}
+
     def _write(self, place: int, one: LoopState) -> None:
         self._state = self._writing(self._state, one, place)
 

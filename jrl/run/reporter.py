@@ -125,7 +125,7 @@ class Reporter:
         number = lambda x: float(x) if isinstance(x, str) else x  # numbers that are not finite
         self._marks = collections.deque([(self._clock(), state["env_steps"])], maxlen=2)
         self.count, self._trained_then = state.get("count", 0), state.get("trained", 0)
-        self.episodes = state.get("episodes", 0)
+        self.episodes, self._pending = state.get("episodes", 0), []
         self.extra.update({name: number(x) for name, x in state["extra"].items()})
         if state["pending"] is not None:
             p = state["pending"]

@@ -59,6 +59,11 @@ class Saving:
         if self._checkpoints.rescue(info.iteration, *session.to_save()):
             print(f"saved: what was learned in {counted(session.counted(), 'step', ',')}")
 
+    def pause(self, info: StepInfo) -> None:
+        """Saves the run where it is, if it is not saved yet; does not wait for it."""
+        if self._checkpoints.last_saved != info.iteration:
+            self._save(info)
+
     def last(self, info: StepInfo, *, interrupted: bool) -> None:
         """Saves the end of the run, if it is not saved yet, and waits until it is whole."""
         if (self._checkpoints.last_saved != info.iteration or self._is_best()) and not (interrupted and self._exact):

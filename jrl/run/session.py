@@ -311,6 +311,13 @@ class Session(Policies):
         self._latest = None
         self.version += 1
 
+    def go_on_as(self, source: "Session", cfg: RunConfig) -> None:
+        """Goes on as `source` would, whose state this session's program has been given, with another config."""
+        self.config, self.clock, self._calls, self._latest = cfg, source.clock_now(), None, None
+        self.iteration = source.iteration
+        self.reporter.restore(source.reporter.state(), self.timers)
+        self.version += 1
+
     # ------------------------------------------------------------ result rows
 
     def _finish_row(self, row: dict[str, Any]) -> None:

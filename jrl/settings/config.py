@@ -312,6 +312,8 @@ def _build(data: Mapping[str, Any], algos: Algos | None, *, ends: bool) -> tuple
             known = ", ".join(known_algos.names)
             problems.append(Problem("algo", f"algo.name: expected one of {known}, got {short(algo['name'])}{mend}"))
     data, iterations = {**data, "algo": algo}, None
+    if data.pop("sweep", None) is not None:
+        problems.append(Problem("sweep", "sweep: the file is of a sweep: `python -m jrl.sweep FILE`, or remove it"))
     env = data.get("env")
     if isinstance(env, Mapping) and isinstance(id := env.get("id"), str) and "." in id and ":" not in id:
         data["env"] = {**env, "id": registry.importable(id) or id}  # package.module.Class

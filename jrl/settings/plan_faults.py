@@ -223,7 +223,7 @@ def _collection_faults(cfg: Any) -> Iterator[Fault]:
         keys = ("checkpoint.exact", "env_runners.num", "env.batch_size", "env.batch_wait_ms")
         who = "env_runners" if runners.num else "environments that do not wait for each other"
         yield keys, f"checkpoint.exact: {who} never do the same twice: turn one of them off"
-    if cfg.checkpoint.exact and cfg.evaluation.parallel and _evaluates(cfg):
+    if cfg.checkpoint.exact and cfg.evaluation.parallel and evaluates(cfg):
         yield (
             ("checkpoint.exact", "evaluation.parallel"),
             "checkpoint.exact: an evaluation beside training (evaluation.parallel) that is under way is not in a "
@@ -239,13 +239,14 @@ def endless(cfg: Any) -> Iterator[Fault]:
         mend = f"rename stop.{near[0]}" if near else f"set it, e.g. stop.{key}=1000000"
         yield (f"stop.{key}", "stop"), f"stop.{key} is missing: every run needs an end: {mend}"
     yield from _metric_faults(cfg)
-    if cfg.evaluation.record > 0 and not _evaluates(cfg):
+    if cfg.evaluation.record > 0 and not evaluates(cfg):
         mend = f"set them, e.g. evaluation.every={_tenth(cfg)}"
         message = f"evaluation.record: expected evaluations to record, got none: {mend}"
         yield ("evaluation.record", "evaluation.every", "evaluation.interval"), message
 
 
-def _evaluates(cfg: Any) -> bool:
+def evaluates(cfg: Any) -> bool:
+    """Whether a run is evaluated as it learns."""
     return bool(cfg.evaluation.every or cfg.evaluation.interval)
 
 
@@ -255,19 +256,33 @@ def _tenth(cfg: Any) -> int:
 
 
 def _metric_faults(cfg: Any) -> Iterator[Fault]:
-    """Names of metrics that no result row will have. Code of the user's may give its metrics any name."""
+    """Names of metrics that no result row will have."""
+    named = {f"stop.{name}": name for name in cfg.stop} | {"checkpoint.keep_best_by": cfg.checkpoint.keep_best_by}
+    for key, name in named.items():
+        # without evaluations there is no best checkpoint, which is no fault
+        if name is not None and (fault := metric_fault(cfg, key, name, evaluated=key.startswith("stop."))):
+            more = ("evaluation.every", "evaluation.interval") if name.startswith("evaluation/") else ()
+            yield (key, *more), fault
+
+
+def metric_fault(cfg: Any, key: str, name: str, *, evaluated: bool = True) -> str:
+    """Why no result row has a metric that `key` names; "" where one may. Code of the user's may give its own names.
+
+    Args:
+      cfg: of the run.
+      key: what names it.
+      name: of the metric.
+      evaluated: whether those of evaluations need some.
+    """
     if any(vars(cfg.custom).values()) or not type(cfg.algo).__module__.startswith("jrl."):
-        return
-    best = cfg.checkpoint.keep_best_by
-    for key in (f"stop.{name}" for name in cfg.stop if name.startswith("evaluation/") and not _evaluates(cfg)):
-        message = f"{key}: there are no evaluations: set them, e.g. evaluation.every={_tenth(cfg)}"
-        yield (key, "evaluation.every", "evaluation.interval"), message
-    for key, name in (*((f"stop.{name}", name) for name in cfg.stop), ("checkpoint.keep_best_by", best)):
-        if name is None or name in _METRICS or ("/" in name and name.split("/")[0] not in _SCORES):
-            continue
-        near = [k for k in _METRICS if k.endswith(f"/{name}")][:2] or difflib.get_close_matches(name, _METRICS, 1)
-        mend = f"did you mean {' or '.join(near)}?" if near else "such as episode/return or evaluation/return"
-        yield (key,), f"{key}: expected a key of the result rows, got {short(name)}, which they do not have: {mend}"
+        return ""
+    if evaluated and name.startswith("evaluation/") and not evaluates(cfg):
+        return f"{key}: there are no evaluations: set them, e.g. evaluation.every={_tenth(cfg)}"
+    if name in _METRICS or ("/" in name and name.split("/")[0] not in _SCORES):
+        return ""
+    near = [k for k in _METRICS if k.endswith(f"/{name}")][:2] or difflib.get_close_matches(name, _METRICS, 1)
+    mend = f"did you mean {' or '.join(near)}?" if near else "such as episode/return or evaluation/return"
+    return f"{key}: expected a key of the result rows, got {short(name)}, which they do not have: {mend}"
 
 
 def _episode_faults(cfg: Any) -> Iterator[Fault]:

@@ -4,13 +4,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jrl.config import given
 from jrl.errors import EnvironmentFailed, InputError
 from jrl.host import command, files, output, runtime
 from jrl.settings import config
-from jrl.sweep import members, space, train
+from jrl.sweep import members, search, settings, space, train
+
+_OPTIONS = ("seeds", "samples", "search", "batch", "scheduler", "objective", "max_members")  # of settings.SweepConfig
 
 
 def parser() -> argparse.ArgumentParser:
@@ -24,12 +25,16 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--algo", help="short for --set algo.name=...")
     p.add_argument("--env", help="short for --set env.id=...")
     p.add_argument("--stop", action="append", default=[], metavar="metric=v", help="end each run there")
-    p.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each point, with seeds from run.seed on")
+    p.add_argument("--budget", type=float, metavar="N", help="steps of a run: short for --stop env_steps=N")
+    p.add_argument("--seeds", type=int, metavar="N", help="runs of each point, with seeds from run.seed on (default 1)")
     p.add_argument("--samples", type=int, metavar="N", help="points that are drawn; without it the whole grid")
-    p.add_argument("--search", choices=("random", "sobol"), default="sobol", help="how --samples draws (default sobol)")
     p.add_argument(
-        "--objective", metavar="METRIC", help="key of result rows, greater is better (default evaluation/return)"
+        "--search", choices=settings.SEARCHES, help="how --samples draws (default sobol); tpe and gp need optuna"
     )
+    p.add_argument("--batch", type=int, metavar="N", help="of tpe and gp: points that are trained together (default 8)")
+    p.add_argument("--scheduler", metavar="NAME", help="asha or pbt, e.g. asha(eta=4) or pbt(interval=20000)")
+    p.add_argument("--objective", metavar="METRIC", help="key of result rows, greater is better (evaluation/return)")
+    p.add_argument("--max-members", type=int, metavar="N", help="members that are one program at once")
     p.add_argument("--processes", type=int, metavar="P", help="P runs at once, each in a process of its own")
     p.add_argument("--out", help="directory of the sweep")
     p.add_argument("--resume", metavar="PATH", help="go on with the sweep of that directory")
@@ -50,26 +55,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def sweep(args: argparse.Namespace, transcript: output.Transcript) -> int:
     """Trains what the command line names; the exit status. Raises InputError."""
-    for name in ("seeds", "samples", "processes"):
-        if (value := getattr(args, name)) is not None and value < 1:
-            raise InputError(f"--{name}: expected at least 1, got {value}")
+    if args.processes is not None and args.processes < 1:
+        raise InputError(f"--processes: expected at least 1, got {args.processes}")
     if args.resume:
         return _goes_on(args, transcript)
-    spaces, plain = _split(args.overrides)
-    if not spaces:
-        raise InputError(f"--set: none of them is a space, such as algo.lr=log(1e-4,1e-2,8): {space.KINDS}")
-    base = given(args.config, algo=args.algo, env=args.env, drop=False, tell=print)
-    cfg = config.load(base, plain, algo=args.algo, env=args.env, stop=args.stop, out=args.out)
-    if "run.seed" in spaces:
-        raise InputError("--set run.seed: --seeds says how many seeds each point has")
-    if args.samples:
-        points = space.drawn(spaces, args.samples, sobol=args.search == "sobol", seed=cfg.run.seed)
-    else:
-        points = space.grid(spaces)
-    changes = space.with_seeds(points, [cfg.run.seed + i for i in range(args.seeds)])
+    data = {} if args.config is None else config.mapping(args.config)
+    given_options = {name: getattr(args, name) for name in _OPTIONS}
+    plan, rest, plain = settings.read(data, given_options, args.overrides)
+    search.check(plan)
+    base = given(rest, algo=args.algo, env=args.env, drop=False, tell=print)
+    stop = [*args.stop, *([] if args.budget is None else [f"env_steps={args.budget:.0f}"])]
+    cfg = config.load(base, plain, algo=args.algo, env=args.env, stop=stop, out=args.out)
+    settings.checked(cfg, plan)
     runtime.apply(cfg.runtime)
     directory = Path(cfg.run.out) if cfg.run.out else files.new(Path("runs") / f"sweep_{config.algo_name(cfg)}")
-    return train.train(cfg, directory, changes, transcript, processes=args.processes, objective=args.objective)
+    record = members.Record([], settings.plain(plan.settings), [], [])
+    return train.train(cfg, directory, record, transcript, processes=args.processes)
 
 
 def _goes_on(args: argparse.Namespace, transcript: output.Transcript) -> int:
@@ -77,25 +78,12 @@ def _goes_on(args: argparse.Namespace, transcript: output.Transcript) -> int:
     directory = Path(args.resume)
     if not members.is_population(directory):
         raise InputError(f"--resume: {directory} is no sweep: give the --out of one")
-    if args.config or args.out or _split(args.overrides)[0]:
-        raise InputError("--resume: the sweep has its config and its members: leave out config, --out and spaces")
+    given_options = [name for name in _OPTIONS if getattr(args, name) is not None]
+    if args.config or args.out or given_options or args.budget is not None:
+        raise InputError("--resume: the sweep has its config and its settings: give --set, --stop, --processes alone")
     cfg = config.load(str(directory / "config.yaml"), args.overrides, stop=args.stop)
     runtime.apply(cfg.runtime)
-    return train.train(cfg, directory, None, transcript, processes=args.processes, objective=args.objective)
-
-
-def _split(overrides: Sequence[str]) -> tuple[dict[str, space.Space], list[str]]:
-    """The spaces by key, and what is a value for all. Raises InputError."""
-    spaces: dict[str, space.Space] = {}
-    plain: list[str] = []
-    for text in overrides:
-        key, _, value = text.partition("=")
-        found: Any = space.parse(key, value)
-        if found is None:
-            plain.append(text)
-        else:
-            spaces[key] = found
-    return spaces, plain
+    return train.train(cfg, directory, None, transcript, processes=args.processes)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ class Member(NamedTuple):
     name: str
     config: RunConfig  # whose run.out is the member's directory
     changed: dict[str, Any]  # dotted key -> value, what differs between members
+    told: dict[str, Any] = {}  # noqa: RUF012  # what each of its rows has besides; never changed
 
     @property
     def directory(self) -> Path:
@@ -57,21 +59,49 @@ def _with(data: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str,
     return {**data, first: _with(data.get(first) or {}, rest, value) if rest else value}
 
 
-def write(cfg: RunConfig, directory: Path, members: Sequence[Member]) -> None:
-    """Writes what the population is, config.yaml and population.json, so that it can be gone on with."""
+class Record(NamedTuple):
+    """What is kept of a population, in population.json, so that it can be gone on with.
+
+    Attributes:
+      changes: of each member what differs, as it began.
+      sweep: the settings of the sweep; {} of seeds alone.
+      rounds: of each round of a sweep how many members it has.
+      decisions: of its scheduler, in the order in which they were made.
+    """
+
+    changes: list[dict[str, Any]]
+    sweep: dict[str, Any]
+    rounds: list[int]
+    decisions: list[dict[str, Any]]
+
+    def write(self, directory: Path) -> None:
+        """Replaces what is kept."""
+        kept = {"members": self.changes, "sweep": self.sweep, "rounds": self.rounds, "decisions": self.decisions}
+        files.replace(directory / _LIST, json.dumps(kept, indent=1) + "\n")
+
+
+def begin(cfg: RunConfig, directory: Path, record: Record) -> None:
+    """Writes what a population is. Raises InputError: the directory has a run already."""
+    if (directory / "config.yaml").exists():
+        raise InputError(f"run.out: {directory} holds a run already: add --resume, or choose another --out")
     directory.mkdir(parents=True, exist_ok=True)
     config.write(dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, out=str(directory))), directory)
-    files.replace(directory / _LIST, json.dumps({"members": [m.changed for m in members]}, indent=1) + "\n")
+    record.write(directory)
+
+
+def reached(member: Member) -> int | None:
+    """The steps of a member's latest checkpoint; None: it has none. Raises InputError: it cannot be read."""
+    from jrl.run import checkpoint
+
+    if not checkpoint.exists(member.directory):
+        return None
+    return int(checkpoint.read_meta(checkpoint.locate(member.directory), resumable=True)["env_steps"])
 
 
 def is_complete(member: Member) -> bool:
     """Whether the run of a member has spent its budget. Raises InputError: its checkpoint cannot be read."""
-    from jrl.run import checkpoint
-
-    if not checkpoint.exists(member.directory):
-        return False
-    meta = checkpoint.read_meta(checkpoint.locate(member.directory), resumable=True)
-    return bool(meta["env_steps"] >= member.config.stop[plan.counts_by(member.config)])
+    done = reached(member)
+    return done is not None and done >= member.config.stop[plan.counts_by(member.config)]
 
 
 def is_population(directory: Path) -> bool:
@@ -79,13 +109,36 @@ def is_population(directory: Path) -> bool:
     return (directory / _LIST).is_file()
 
 
-def read(directory: Path) -> list[dict[str, Any]]:
-    """Reads what differs between the members of a population. Raises InputError."""
+def read(directory: Path) -> Record:
+    """Reads what is kept of a population. Raises InputError."""
     path = directory / _LIST
     try:
-        found = json.loads(path.read_text())["members"]
-        if isinstance(found, list) and all(isinstance(changed, dict) for changed in found):
-            return found
-    except (OSError, ValueError, KeyError, TypeError) as e:
+        found = json.loads(path.read_text())
+        record = Record(found["members"], found.get("sweep", {}), found.get("rounds", []), found.get("decisions", []))
+        mappings = [*record.changes, *record.decisions, record.sweep]
+        if isinstance(record.changes, list) and all(isinstance(part, dict) for part in mappings):
+            return record._replace(rounds=record.rounds or [len(record.changes)])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise InputError(f"--resume: {path} cannot be read ({e}): begin the population anew in another --out") from e
     raise InputError(f"--resume: {path} holds no list of members: begin the population anew in another --out")
+
+
+def copied(source: Member, target: Member) -> None:
+    """Replaces the checkpoints of a member by another's latest, as one of its own. May be done again.
+
+    Raises:
+      InputError: the source has none.
+    """
+    from jrl.run import checkpoint, checkpoint_file
+
+    saved = checkpoint.locate(source.directory)
+    own = target.directory / saved.parent.name / saved.name
+    making = own.with_name(f"{own.name}.unfinished")  # which a checkpointer clears away
+    shutil.rmtree(making, ignore_errors=True)
+    shutil.copytree(saved, making)
+    meta = checkpoint_file.read_meta(making)
+    checkpoint_file.write(making, {**meta, "config": config.to_dict(target.config)})
+    for saved_then in own.parent.glob("[0-9]*"):  # later ones are of a run that is gone back on
+        if saved_then.name.isdigit() and int(saved_then.name) >= int(own.name):
+            shutil.rmtree(saved_then)
+    making.rename(own)

@@ -1,5 +1,6 @@
 """Members of a population in processes of their own: where they are not one program, as with EnvPool or Gymnasium."""
 
+import math
 import subprocess
 import sys
 import time
@@ -9,34 +10,50 @@ from pathlib import Path
 from jrl.errors import counted
 from jrl.host import faults, files
 from jrl.settings import config
-from jrl.sweep.members import Member, is_complete
+from jrl.sweep.members import Member, is_complete, reached
 
 _POLL = 0.2  # seconds between two looks at who has ended
 _CONFIGS = "configs"
 
 
-def train(members: Sequence[Member], directory: Path, processes: int, interrupted: faults.Signals) -> dict[str, str]:
+def train(
+    members: Sequence[Member], directory: Path, processes: int, interrupted: faults.Signals, pause: float = math.inf
+) -> dict[str, str]:
     """Trains each member by `python -m jrl.train`, so many at once; those that began before go on.
 
     What a member prints is in `console.txt` of its directory.
 
+    Args:
+      members: who is trained.
+      directory: of the population.
+      processes: at once.
+      interrupted: by a signal, after which all are saved where they are.
+      pause: environment steps at which members pause, saved.
     Returns:
-      How each ended, by name: `ended`, `complete` before, `failed: status N`, or `interrupted`.
+      How each ended that did, by name: `ended`, `complete` before, `failed: status N`, or `interrupted`.
     """
     found = {member.name: "complete" for member in members if is_complete(member)}
-    left, running = [member for member in members if member.name not in found], dict[str, subprocess.Popen]()
+    away = {member.name for member in members if member.name not in found and (reached(member) or 0) >= pause}
+    left = [member for member in members if member.name not in found and member.name not in away]
+    running, by_name = dict[str, subprocess.Popen](), {member.name: member for member in members}
     print(f"{counted(len(members), 'member')}, {processes} at once, in processes of their own")
     try:
         while left or running:
             while left and len(running) < processes and not interrupted:
                 member = left.pop(0)
-                running[member.name] = _started(member, directory)
+                running[member.name] = _started(member, directory, pause)
             for name, process in list(running.items()):
                 if process.poll() is None:
                     continue
                 del running[name]
-                found[name] = "ended" if process.returncode == 0 else f"failed: status {process.returncode}"
-                print(f"{name}: {found[name]}  ({len(found)} of {len(members)})", flush=True)
+                if process.returncode:
+                    found[name] = f"failed: status {process.returncode}"
+                elif _paused(by_name[name], pause):
+                    away.add(name)
+                else:
+                    found[name] = "ended"
+                said = found.get(name, f"at {pause:,.0f} steps")
+                print(f"{name}: {said}  ({len(found) + len(away)} of {len(members)})", flush=True)
             if interrupted:
                 for process in running.values():
                     process.terminate()  # saves where it is
@@ -50,12 +67,18 @@ def train(members: Sequence[Member], directory: Path, processes: int, interrupte
     return found
 
 
-def _started(member: Member, directory: Path) -> subprocess.Popen:
+def _paused(member: Member, pause: float) -> bool:
+    """Whether a member whose process has ended is to go on."""
+    return not is_complete(member) and (reached(member) or 0) >= pause
+
+
+def _started(member: Member, directory: Path, pause: float) -> subprocess.Popen:
     path = directory / _CONFIGS / f"{member.name}.yaml"
     path.parent.mkdir(exist_ok=True)
     files.replace(path, config.to_yaml(member.config))
     member.directory.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "jrl.train", str(path), "--out", str(member.directory), "--resume", "auto"]
+    command += [] if pause == math.inf else ["--until", str(int(pause))]
     with (member.directory / "console.txt").open("a") as out:
         # a session of its own: a Ctrl-C of the terminal comes here, and is handed on once
         return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)

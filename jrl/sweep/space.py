@@ -44,6 +44,38 @@ class Space(NamedTuple):
             return 2**number if self.kind == "pow2" else number
         return _unscaled(self.kind, self.low + share * (self.high - self.low))
 
+    @property
+    def is_of_floats(self) -> bool:
+        """Whether all its values are numbers, and not all of them whole by kind."""
+        numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in self.values)
+        return numbers and self.kind not in ("int", "pow2")
+
+    def share_of(self, value: Any) -> float:
+        """The share of the space at which a value is, the inverse of `at`."""
+        if self.kind == "choice":
+            return (self.values.index(value) + 0.5) / len(self.values)
+        where = _scaled(self.kind, value) - self.low
+        if self.kind in ("int", "pow2"):
+            return (where + 0.5) / (self.high - self.low + 1)
+        return float(np.clip(where / (self.high - self.low), 0.0, 1.0))
+
+    def changed(self, value: Any, factor: float) -> Any:
+        """A value nearby: times `factor`, within the ends; of probabilities in (0, 1), `logit`, their odds; of a choice
+        and of powers of two the neighbour on that side.
+        """
+        side = 1 if factor > 1 else -1
+        if self.kind == "choice":
+            i = self.values.index(value) + side
+            return self.values[min(max(i, 0), len(self.values) - 1)]
+        if self.kind == "pow2":
+            return 2 ** int(np.clip(_scaled("pow2", value) + side, self.low, self.high))
+        if self.kind == "int":
+            other = round(value * factor)
+            return int(np.clip(other if other != value else value + side, self.low, self.high))
+        odds = value / (1 - value) * factor if self.kind == "logit" else 0.0
+        other = _scaled(self.kind, odds / (1 + odds) if self.kind == "logit" else value * factor)
+        return _unscaled(self.kind, float(np.clip(other, self.low, self.high)))
+
     def grid(self, key: str) -> list[Any]:
         """The values of a grid. Raises InputError: nobody said how many."""
         if self.kind == "choice":

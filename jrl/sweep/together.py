@@ -1,9 +1,10 @@
 """Members of a population whose program is one: each a session with rows, evaluations and checkpoints of its own."""
 
 import contextlib
+import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from jrl.metrics import progress
 from jrl.run import build, build_population, checkpoint, reporter, run_directory
 from jrl.run.saving import Saving
 from jrl.run.session import Session
+from jrl.settings.config import RunConfig
 from jrl.sweep.members import Member, is_complete
 
 _COMPILATION = 900.0  # seconds that the first call may take beyond run.stall_seconds
@@ -27,6 +29,7 @@ class Running:
       member: which.
       session: of its run.
       ended: why its run ended; None: it goes on.
+      paused: whether it has come to where the scheduler looks at it, and is saved there.
       saved: the iteration of the checkpoint from which it goes on; it waits until the others come there.
     """
 
@@ -36,6 +39,7 @@ class Running:
         self._meta = checkpoint.read_meta(self.saved, resumable=True) if self.saved else None
         self.session = Session(member.config, directory=member.directory, run=run)
         self.ended: str | None = None
+        self.paused = False
         self._watchdog = watchdog
 
     def start(self, stack: contextlib.ExitStack) -> None:
@@ -48,18 +52,30 @@ class Running:
             return
         self._checkpoints = stack.enter_context(checkpoint.Checkpointer(directory / "checkpoints", cfg.checkpoint))
         self.session.start(self.saved, anew=self._meta is None)
-        rows_until = self._meta["rows"]["env_steps"] if self._meta else 0
-        with files.opening(directory):
-            more = {"make_room": self._checkpoints.make_room}
-            write = stack.enter_context(run_directory.opened(self.session, directory, rows_until, **more))
-        self.session.sinks += [write, reporter.stop_at(cfg.stop, cfg.run.smoothing_episodes)]
+        self._files = stack.enter_context(contextlib.ExitStack())
+        self._open_files(self._meta["rows"]["env_steps"] if self._meta else 0)
+        self.session.sinks += [self._write, reporter.stop_at(cfg.stop, cfg.run.smoothing_episodes)]
         self.session.schedule.decides = lambda found: (
             reporter.evaluation_ends(cfg.stop, found) or self._checkpoints.improves(found)
         )
         self._saving = Saving(self.session, self._checkpoints, self._watchdog, done)
 
-    def after(self, made: tuple[Any, Any]) -> None:
-        """Takes what a call made: the row, evaluation and checkpoint that are due; the end, where it is one."""
+    def _open_files(self, rows_until: int) -> None:
+        """Opens the files of the run directory; its rows from there on count no more."""
+        self._files.close()
+        more = {"make_room": self._checkpoints.make_room}
+        with files.opening(self.member.directory):
+            opened = run_directory.opened(self.session, self.member.directory, rows_until, **more)
+            self._log = self._files.enter_context(opened)
+
+    def _write(self, row: dict[str, Any]) -> str | None:
+        row.update(self.member.told)
+        return self._log(row)
+
+    def after(self, made: tuple[Any, Any], pause: float) -> None:
+        """Takes what a call made: the row, evaluation and checkpoint that are due; the end, or the pause at so many
+        steps.
+        """
         session = self.session
         info = session.advanced(session.state, *made)
         self._info = info
@@ -69,9 +85,20 @@ class Running:
             self.ended = f"not finite: {path}"
             return
         reason = session.after(info)
-        self._saving.if_due(info)
+        self.paused = info.env_steps_after() >= pause
+        if self.paused and session.reporter.due():
+            reason = session.reporter.flush() or reason
         if reason:
+            self._saving.if_due(info)
             self.finish(reason)
+        elif self.paused:
+            self._saving.pause(info)
+        else:
+            self._saving.if_due(info)
+
+    def saved_whole(self) -> None:
+        """Waits until it is saved. Raises InputError: it could not be."""
+        self._checkpoints.wait()
 
     def finish(self, reason: str | None, *, interrupted: bool = False) -> None:
         """Saves the end of the run."""
@@ -81,48 +108,172 @@ class Running:
         self._saving.last(self._info, interrupted=interrupted)
         self.ended = "interrupted" if interrupted else reason or "env_steps"
         if not interrupted:
-            try:
-                run_directory.plot(self.session, self.member.directory)
-            except OSError as e:  # the run itself is whole
-                print(f"learning_curve.png of {self.member.name} was not drawn: {e.strerror or e}", file=sys.stderr)
+            self.draw()
+
+    def draw(self) -> None:
+        """Draws the learning curve."""
+        try:
+            run_directory.plot(self.session, self.member.directory)
+        except OSError as e:  # the run itself is whole
+            print(f"learning_curve.png of {self.member.name} was not drawn: {e.strerror or e}", file=sys.stderr)
+
+    def take_over(self, source: "Running", member: Member) -> None:
+        """Goes on from where another member is, with a config of its own, as if from a copy of its checkpoint."""
+        self.member = member
+        self.session.go_on_as(source.session, member.config)
+        self._open_files(self.session.reporter.state()["env_steps"])
 
 
-def train(
-    members: Sequence[Member], directory: Path, transcript: output.Transcript, interrupted: faults.Signals
-) -> dict[str, str]:
-    """Trains all members to their ends.
+class Together:
+    """Members whose runs are under way in one program. Use as a context manager.
 
     Args:
       members: whose configs `build_population.grouped` finds alike.
       directory: of the population.
       transcript: what is printed.
       interrupted: by a signal, after which the members are saved where they are.
-    Returns:
-      Why each ended, by name: its criterion, `complete`, `not finite: PATH` or `interrupted`.
+      also: further configs, whose floats the program has to take besides.
     Raises:
       InputError: what cannot be run.
     """
-    cfg = members[0].config
-    if cfg.run.compile_cache:
-        build.enable_compile_cache()
-    population, runs = build_population.make([member.config for member in members])
-    with contextlib.ExitStack() as stack:
-        stack.callback(population.close)
-        watchdog = stack.enter_context(faults.Watchdog(cfg.run.stall_seconds))
-        every = [Running(member, i, runs[i], watchdog) for i, member in enumerate(members)]
-        for one in every[1:]:
-            one.session.schedule.evaluations.share(every[0].session.schedule.evaluations)
-        print(*introduction(every), sep="\n")
-        for one in every:
-            one.start(stack)
-        with files.opening(directory):
-            transcript.open(directory / "log.txt")
-        shown = [progress.open_progress(cfg.stop, out) for out in (transcript.screen, transcript.file)]
-        for display in shown:
-            stack.callback(display.close)
-        transcript.listen()
-        _drive(population, every, shown, watchdog, interrupted)
-    return {one.member.name: one.ended or "" for one in every}
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        directory: Path,
+        transcript: output.Transcript,
+        interrupted: faults.Signals,
+        also: Sequence[RunConfig] = (),
+    ):
+        cfg = members[0].config
+        self.names = [member.name for member in members]
+        self._interrupted = interrupted
+        if cfg.run.compile_cache:
+            build.enable_compile_cache()
+        with contextlib.ExitStack() as stack:
+            self._population, runs = build_population.make([member.config for member in members], also)
+            stack.callback(self._population.close)
+            self._watchdog = stack.enter_context(faults.Watchdog(cfg.run.stall_seconds))
+            self.every = [Running(member, i, runs[i], self._watchdog) for i, member in enumerate(members)]
+            for one in self.every[1:]:
+                one.session.schedule.evaluations.share(self.every[0].session.schedule.evaluations)
+            print(*introduction(self.every), sep="\n")
+            for one in self.every:
+                one.start(stack)
+            with files.opening(directory):
+                transcript.open(directory / "log.txt")
+            outs = (transcript.screen, transcript.file)
+            self._shown = [progress.open_progress(cfg.stop, out) for out in outs]
+            for display in self._shown:
+                stack.callback(display.close)
+            transcript.listen()
+            self._started, self._rows = time.monotonic(), -1
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> "Together":
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.__exit__(*exc)
+
+    @property
+    def ended(self) -> dict[str, str]:
+        """Why members ended, by name: `complete`, a criterion, `not finite: PATH`, `interrupted`, or as `stop` said."""
+        return {one.member.name: one.ended for one in self.every if one.ended is not None}
+
+    def stop(self, why: Mapping[str, str]) -> None:
+        """Ends members that have paused, whose names say why; the others go on in a smaller program."""
+        for one in self.every:
+            if one.ended is None and one.member.name in why:
+                one.ended = why[one.member.name]
+                one.draw()
+        left = [one.number for one in self.every if one.ended is None]
+        if left:
+            self._population.keep_alone(left)
+
+    def take_over(self, sources: Mapping[str, str], members: Sequence[Member]) -> None:
+        """Lets members that have paused go on from where others are.
+
+        Args:
+          sources: member -> whom it goes on from, none of whom goes on from another.
+          members: all as they are from now on, with their new values.
+        """
+        of = {one.member.name: one for one in self.every}
+        own = {member.name: member for member in members}
+        for name, source in sources.items():
+            taker = of[name]
+            self._population.copy(of[source].number, taker.number, own[name].config.algo)
+            taker.take_over(of[source], own[name])
+
+    def until(self, pause: float = math.inf) -> None:
+        """Advances all members, call by call, until each has ended or has come to so many environment steps."""
+        for one in self.every:
+            one.paused = one.ended is None and one.session.counted() >= pause
+        # those of a later checkpoint wait for the others, so that all make the calls of a run that was not interrupted
+        waiting = {one.number: one.session.iteration for one in self.every if one.ended is None}
+        least = min(waiting.values(), default=0)
+        held = {n: self._population.of(n) for n, iteration in waiting.items() if iteration > least}
+        self._drive(pause, least, held)
+        for one in self.every:
+            if one.paused:
+                one.saved_whole()
+        for number, state in held.items():
+            self._population.put(number, state)
+
+    def _drive(self, pause: float, iteration: int, held: dict[int, Any]) -> None:
+        self._watchdog.beat("compilation and the first steps", grace=_COMPILATION, hint=faults.IN_A_PROGRAM)
+        while live := [one for one in self.every if one.ended is None and not one.paused]:
+            calls: dict[int, tuple[int, int]] = {}
+            for one in live:
+                if one.session.iteration > iteration:
+                    continue
+                if one.number in held:
+                    self._population.put(one.number, held.pop(one.number))
+                count = one.session.ahead()
+                if count is None:
+                    one.finish(None)
+                else:
+                    calls[one.number] = one.session.iteration, count
+            if calls:
+                made = self._population.advance(calls)
+                self._watchdog.beat("result rows and evaluation", grace=60.0)
+                for one in live:
+                    if one.number in made:
+                        one.after(made[one.number], pause)
+                # the calls of those behind would take them further
+                behind = any(one.ended is None and not one.paused for one in self.every)
+                held |= {one.number: self._population.of(one.number) for one in live if one.paused and behind}
+                self._show()
+                self._watchdog.beat("environment steps and update", hint=faults.IN_A_PROGRAM)
+            iteration = min((one.session.iteration for one in live if one.ended is None), default=iteration)
+            left = [one.number for one in self.every if one.ended is None]
+            if left and not held and 2 * len(left) <= self._population.size:
+                self._population.keep_alone(left)
+            if self._interrupted:
+                for one in live:
+                    if one.ended is None and one.number in calls and not one.paused:
+                        one.finish(None, interrupted=True)
+                for one in self.every:
+                    one.ended = one.ended or "interrupted"
+
+    def _show(self) -> None:
+        """Shows the mean of the members' latest rows, where each has one."""
+        going_on = [one for one in self.every if one.ended is None]
+        of = [one.session.reporter for one in going_on or self.every if one.ended != "complete"]
+        if self._rows == (rows := sum(each.count for each in of)) or any(each.row is None for each in of):
+            return
+        self._rows = rows
+        numbers = [row for each in of if (row := each.row)]
+        first = numbers[0]
+        of_all = {
+            name: float(np.nanmean([row[name] for row in numbers]))
+            for name, value in first.items()
+            if isinstance(value, int | float) and not all(np.isnan(row.get(name, np.nan)) for row in numbers)
+        }
+        of_all["env_steps"] = min(row["env_steps"] for row in numbers)
+        of_all["time_s"] = time.monotonic() - self._started
+        for display in self._shown:
+            display.update({**first, **of_all})
 
 
 def introduction(every: Sequence[Running]) -> list[str]:
@@ -133,64 +284,3 @@ def introduction(every: Sequence[Running]) -> list[str]:
     resumed = sum(one.saved is not None for one in every)
     lines.append(f"{counted(len(every), 'member')}, each with its {', '.join(keys)}, in one program: vmap over members")
     return [*lines, f"resume: {resumed} of them from their checkpoints"] if resumed else lines
-
-
-def _drive(
-    population: Any, every: Sequence[Running], shown: Sequence[Any], watchdog: faults.Watchdog, interrupted: Any
-) -> None:
-    """Advances all members, call by call, until each has ended."""
-    # those of a later checkpoint wait for the others, so that all make the calls of a run that was not interrupted
-    waiting = {one.number: one.session.iteration for one in every if one.ended is None}
-    held = {n: population.of(n) for n, iteration in waiting.items() if iteration > min(waiting.values())}
-    iteration, started, rows = min(waiting.values(), default=0), time.monotonic(), -1
-    watchdog.beat("compilation and the first steps", grace=_COMPILATION, hint=faults.IN_A_PROGRAM)
-    while live := [one for one in every if one.ended is None]:
-        calls: dict[int, tuple[int, int]] = {}
-        for one in live:
-            if one.session.iteration > iteration:
-                continue
-            if one.number in held:
-                population.put(one.number, held.pop(one.number))
-            count = one.session.ahead()
-            if count is None:
-                one.finish(None)
-            else:
-                calls[one.number] = one.session.iteration, count
-        if calls:
-            made = population.advance(calls)
-            watchdog.beat("result rows and evaluation", grace=60.0)
-            for one in live:
-                if one.number in made:
-                    one.after(made[one.number])
-            if rows != (rows := sum(one.session.reporter.count for one in every if one.ended != "complete")):
-                _show(every, shown, started)
-            watchdog.beat("environment steps and update", hint=faults.IN_A_PROGRAM)
-        iteration = min((one.session.iteration for one in live if one.ended is None), default=iteration)
-        left = [one.number for one in live if one.ended is None]
-        if left and not held and 2 * len(left) <= population.size:
-            population.keep_alone(left)
-        if interrupted:
-            for one in live:
-                if one.ended is None and one.number in calls:
-                    one.finish(None, interrupted=True)
-                elif one.ended is None:
-                    one.ended = "interrupted"
-            return
-
-
-def _show(every: Sequence[Running], shown: Sequence[Any], started: float) -> None:
-    """Shows the mean of the members' latest rows, where each has one."""
-    rows = [one.session.reporter.row for one in every if one.ended != "complete"]
-    if any(row is None for row in rows):
-        return
-    first, numbers = rows[0], [row for row in rows if row]
-    assert first is not None
-    of_all = {
-        name: float(np.nanmean([row[name] for row in numbers]))
-        for name, value in first.items()
-        if isinstance(value, int | float) and not all(np.isnan(row.get(name, np.nan)) for row in numbers)
-    }
-    of_all["env_steps"] = min(row["env_steps"] for row in numbers)
-    of_all["time_s"] = time.monotonic() - started
-    for display in shown:
-        display.update({**first, **of_all})

@@ -1,47 +1,39 @@
 """Trains a population from its beginning, or on from where it was, and tells how it ended."""
 
 import contextlib
-import csv
-import io
 import math
-import os
-import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jrl.errors import InputError, counted
-from jrl.fields.plain_yaml import flow
-from jrl.host import command, faults, files, output
+from jrl.errors import counted
+from jrl.host import faults, files, output
 from jrl.metrics import loggers
 from jrl.settings.config import RunConfig
+from jrl.sweep import ends, schedule, search
 from jrl.sweep import members as populations
-from jrl.sweep.members import Member
-
-BEST = "best"
-_OBJECTIVES = ("evaluation/return", "episode/return")  # the first that rows have
+from jrl.sweep.members import Member, Record
+from jrl.sweep.settings import Plan, stored
+from jrl.sweep.space import with_seeds
+from jrl.sweep.trainer import Trainer, refused_pbt
 
 
 def train(
     cfg: RunConfig,
     directory: Path,
-    changes: Sequence[Mapping[str, Any]] | None,
+    record: Record | None,
     transcript: output.Transcript,
     *,
     processes: int | None = None,
-    objective: str | None = None,
 ) -> int:
     """Trains the members of a population; `sweep.csv` and `best/` of its directory tell what became of them.
 
     Args:
       cfg: what members have in common.
       directory: of the population.
-      changes: what differs, by dotted key, of each member; None: a population that was begun before goes on.
+      record: of a population that begins; None: one that was begun before goes on.
       transcript: of what is printed.
       processes: so many members at once in processes of their own; None: one program, where that can be.
-      objective: key of result rows whose last value says which member is best; None: an evaluation's return, or else
-        that of episodes.
     Returns:
       The exit status: 0; 1 where a member failed; 129, 130 or 143 after a signal.
     Raises:
@@ -49,124 +41,213 @@ def train(
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(files.held(directory))
-        if changes is None:
-            changes = populations.read(directory)
-            members = populations.of(cfg, directory, changes)
-        else:
-            members = populations.of(cfg, directory, changes)
-            if (directory / "config.yaml").exists():
-                raise InputError(f"run.out: {directory} holds a run already: add --resume, or choose another --out")
-            populations.write(cfg, directory, members)
+        begins, record = record is not None, record or populations.read(directory)
+        sweep = Sweep(cfg, directory, record)
+        if begins:
+            populations.begin(cfg, directory, sweep.record)
         interrupted = stack.enter_context(faults.signals())
         stack.enter_context(faults.stacks_on_request())
-        ended = _trained(members, directory, transcript, interrupted, processes)
-        table = _table(members, ended, objective)
-        _write(directory, table)
-        return _tell(directory, members, table, interrupted)
+        trainer = Trainer(
+            directory, transcript, interrupted,
+            processes=processes, most=sweep.plan.settings.max_members if sweep.plan else None, also=sweep.also(),
+        )  # fmt: skip
+        stack.callback(trainer.close)
+        ended = sweep.trained(trainer, interrupted)
+        return ends.tell(directory, sweep.members, ended, sweep.objective, interrupted)
 
 
-def _trained(
-    members: Sequence[Member],
-    directory: Path,
-    transcript: output.Transcript,
-    interrupted: faults.Signals,
-    processes: int | None,
-) -> dict[str, str]:
-    """Why each member ended, by name: those that can be one program together, unless somebody asks for processes."""
-    from jrl.run import build_population
-    from jrl.sweep import processes as apart
-    from jrl.sweep import together
+class Sweep:
+    """A population that is trained: rounds of members, which pause where a scheduler compares them.
 
-    alone, ended = list(members), dict[str, str]()
-    if processes is None:
-        groups, alone = build_population.grouped([member.config for member in members]), []
-        for numbers, why in groups:
-            group = [members[i] for i in numbers]
-            try:
-                if not why:
-                    ended |= together.train(group, directory, transcript, interrupted)
-            except build_population.NotOneProgram as e:
-                (why,) = e.errors
-            if why:
-                print(f"{', '.join(member.name for member in group)}: not one program: {why}")
-                alone += group
+    Args:
+      cfg: what members have in common.
+      directory: of the population.
+      record: what is kept of it.
+    Attributes:
+      members: as they are now.
+      plan: of a sweep; None: the members are given.
+      objective: key of result rows; None: as the rows tell.
+    Raises:
+      InputError: what cannot be run.
+    """
+
+    def __init__(self, cfg: RunConfig, directory: Path, record: Record):
+        self._cfg, self._directory = cfg, directory
+        self.plan: Plan | None = stored(record.sweep) if record.sweep else None
+        self._scheduler = self.plan.scheduler if self.plan else None
+        self.objective = self.plan.objective(cfg) if self.plan else None
+        self._rounds = search.rounds(self.plan) if self.plan else [len(record.changes)]
+        self.record = record
+        if not record.changes:
+            self._propose()
+        # of all settings that can be wrong, before anything is made
+        self._pauses = [self._pauses_of(count) for count in self._rounds]
+        self.members = self._made()
+        if isinstance(self._scheduler, schedule.Pbt):
+            refused_pbt(self.members)
+
+    def _pauses_of(self, points: int) -> list[int]:
+        return self.plan.pauses(self._cfg, points) if self.plan else []
+
+    def _made(self) -> list[Member]:
+        """All members with the values that they have now."""
+        changes = [dict(changed) for changed in self.record.changes]
+        found = populations.of(self._cfg, self._directory, changes)
+        if not isinstance(self._scheduler, schedule.Pbt):
+            return found
+        told = {
+            member.name: {"pbt/source": i, "pbt/copies": 0, **_rows_of(member.changed)}
+            for i, member in enumerate(found)
+        }
+        for copy in (copy for decision in self.record.decisions for copy in decision["copies"]):
+            i = [member.name for member in found].index(copy["member"])
+            changes[i] = copy["changed"]
+            before = told[copy["member"]]
+            told[copy["member"]] = {
+                "pbt/source": int(copy["source"]), "pbt/copies": before["pbt/copies"] + 1, **_rows_of(copy["changed"]),
+            }  # fmt: skip
+        found = populations.of(self._cfg, self._directory, changes)
+        return [member._replace(told=told[member.name]) for member in found]
+
+    def also(self) -> list[RunConfig]:
+        """Configs such as members may come to have beside those that they have."""
+        if not isinstance(self._scheduler, schedule.Pbt) or self.plan is None:
+            return []
+        corners = [{key: space.at(share) for key, space in self.plan.spaces.items()} for share in (0.0, 1 - 1e-9)]
+        return [member.config for member in populations.of(self._cfg, self._directory, corners)]
+
+    def _propose(self) -> None:
+        """Adds the members of the next round to the record."""
+        assert self.plan is not None
+        settings, number, seed = self.plan.settings, len(self.record.rounds), self._cfg.run.seed
+        scores = self._scores([*self.members]) if number else {}
+        tried: dict[str, tuple[dict[str, Any], list[float]]] = {}
+        for member in self.members if number else ():
+            point = {key: value for key, value in member.changed.items() if key != "run.seed"}
+            tried.setdefault(schedule.point_of(point), (point, []))[1].append(scores[member.name])
+        points = search.points(
+            self.plan, self._rounds[number], seed=seed, number=number,
+            tried=[(point, sum(values) / len(values)) for point, values in tried.values()],
+        )  # fmt: skip
+        changes = with_seeds(points, [seed + i for i in range(settings.seeds)])
+        if isinstance(self._scheduler, schedule.Pbt):  # of one seed, copies of one member would draw alike for ever
+            changes = [{**changed, "run.seed": seed + i} for i, changed in enumerate(changes)]
+        self.record = self.record._replace(
+            changes=[*self.record.changes, *changes], rounds=[*self.record.rounds, len(changes)]
+        )
+
+    def _scores(self, members: Sequence[Member]) -> dict[str, float]:
+        """The objective of members as their rows tell it; NaN where none has."""
+        assert self.objective is not None
+        found = {}
+        for member in members:
+            rows = loggers.read_rows(member.directory / "result.jsonl")
+            values = [row[self.objective] for row in rows if ends.is_number(row.get(self.objective))]
+            found[member.name] = float(values[-1]) if values else math.nan
+        return found
+
+    # ------------------------------------------------------------ training
+
+    def trained(self, trainer: Trainer, interrupted: faults.Signals) -> dict[str, str]:
+        """Trains all rounds to their ends, or goes on with them; why each member ended, by name."""
+        ended: dict[str, str] = {}
+        for number in range(len(self._rounds)):
+            if number == len(self.record.rounds):
+                self._propose()
+                self.members = self._made()
+                self.record.write(self._directory)
+            first = sum(self.record.rounds[:number])
+            places = range(first, first + self.record.rounds[number])
+            if number + 1 == len(self.record.rounds):
+                ended |= self._round(trainer, interrupted, number, places)
+            else:  # it was over when the next began
+                ended |= {self.members[i].name: "complete" for i in places}
             if interrupted:
-                return {**dict.fromkeys((member.name for member in members), "interrupted"), **ended}
-    if alone:
-        ended |= apart.train(alone, directory, processes or max(1, (os.cpu_count() or 1) // 2), interrupted)
-    return ended
+                return {**dict.fromkeys((member.name for member in self.members), "interrupted"), **ended}
+            trainer.close()
+        return {**ended, **self._stopped()}
+
+    def _stopped(self) -> dict[str, str]:
+        """Why members ended that a scheduler has stopped."""
+        return {
+            name: f"stopped at {decision['at']}"
+            for decision in self.record.decisions
+            for name in decision.get("stopped", ())
+        }
+
+    def _round(self, trainer: Trainer, interrupted: faults.Signals, number: int, places: range) -> dict[str, str]:
+        """Trains the members of one round."""
+        ended: dict[str, str] = {}
+        made = [decision for decision in self.record.decisions if decision["round"] == number]
+        if made and not made[-1].get("applied", True):
+            self._apply(trainer, made[-1])
+        pauses = self._pauses[number]
+        for pause in [*pauses[len(made) :], math.inf]:
+            gone = {**self._stopped(), **ended}
+            left = [self.members[i] for i in places if self.members[i].name not in gone]
+            if not left:
+                break
+            ended |= trainer.until(left, pause)
+            if interrupted:
+                break
+            paused = [member for member in left if member.name not in ended]
+            if pause < math.inf and paused:
+                failed = [
+                    self.members[i] for i in places if ended.get(self.members[i].name, "").startswith(ends.FAILED)
+                ]
+                self._decide(trainer, paused, failed, number, int(pause))
+        return ended
+
+    def _decide(
+        self, trainer: Trainer, paused: Sequence[Member], failed: Sequence[Member], number: int, at: int
+    ) -> None:
+        """Compares members that have paused; what is decided is kept before it is done."""
+        assert self.plan is not None and self._scheduler is not None
+        of_failed = {schedule.point_of(member.changed) for member in failed}  # a point that failed has no score
+        scores = {
+            member.name: math.nan if schedule.point_of(member.changed) in of_failed else score
+            for member, score in zip(paused, self._scores(paused).values(), strict=True)
+        }
+        changed = {member.name: member.changed for member in paused}
+        told = {name: score if math.isfinite(score) else None for name, score in scores.items()}
+        decision: dict[str, Any] = {"round": number, "at": at, "scores": told}
+        if isinstance(self._scheduler, schedule.Asha):
+            decision |= self._scheduler.decided(changed, scores)
+        else:
+            seed = [self._cfg.run.seed, number, at]
+            decision |= {**self._scheduler.decided(changed, scores, self.plan.spaces, seed), "applied": False}
+        self._keep(decision)
+        self._apply(trainer, decision)
+
+    def _keep(self, decision: dict[str, Any], *, again: bool = False) -> None:
+        decisions = self.record.decisions[:-1] if again else self.record.decisions
+        self.record = self.record._replace(decisions=[*decisions, decision])
+        self.record.write(self._directory)
+
+    def _apply(self, trainer: Trainer, decision: dict[str, Any]) -> None:
+        """Does what was decided."""
+        print(_told(decision), flush=True)
+        if "stopped" in decision:
+            trainer.stop({name: self._stopped()[name] for name in decision["stopped"]})
+            return
+        before, self.members = self.members, self._made()
+        sources = {copy["member"]: copy["source"] for copy in decision["copies"]}
+        trainer.take_over(sources, before, self.members)
+        self._keep({**decision, "applied": True}, again=True)
 
 
-def _table(members: Sequence[Member], ended: Mapping[str, str], objective: str | None) -> list[dict[str, Any]]:
-    """A row for each member: what differs, how it ended, and its objective, last and best."""
-    table = []
-    for member in members:
-        rows = loggers.read_rows(member.directory / "result.jsonl")
-        names = (objective,) if objective else _OBJECTIVES
-        name = next((n for n in names if any(_is_number(row.get(n)) for row in rows)), names[-1])
-        values = [row[name] for row in rows if _is_number(row.get(name))]
-        last = rows[-1] if rows else {}
-        table.append({
-            "member": member.name, **member.changed, "ended": ended.get(member.name, ""),
-            "env_steps": last.get("env_steps"), "updates": last.get("updates"), "time_s": last.get("time_s"),
-            "objective": name, "last": values[-1] if values else math.nan, "best": max(values, default=math.nan),
-        })  # fmt: skip
-    return table
+def _rows_of(changed: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as rows tell them."""
+    return {f"pbt/{key}": value for key, value in changed.items() if key != "run.seed"}
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-_MOST = 10  # points that are told
-
-
-def _tell_points(members: Sequence[Member], table: Sequence[Mapping[str, Any]]) -> None:
-    """Prints the points of a sweep in the order of their mean over seeds, the best first."""
-    points: dict[str, list[float]] = {}
-    for member, row in zip(members, table, strict=True):
-        name = ", ".join(f"{key}={flow(value)}" for key, value in member.changed.items() if key != "run.seed")
-        points.setdefault(name, []).append(row["last"])
-    if len(points) < 2:
-        return
-    of_all = {name: sum(values) / len(values) for name, values in points.items()}
-    order = sorted(of_all, key=lambda name: -of_all[name] if _is_number(of_all[name]) else math.inf)
-    for name in order[:_MOST]:
-        print(f"  {of_all[name]:.4g}  {name}  ({counted(len(points[name]), 'seed')})")
-
-
-def _write(directory: Path, table: Sequence[Mapping[str, Any]]) -> None:
-    text = io.StringIO()
-    names = list(dict.fromkeys(name for row in table for name in row))
-    writer = csv.DictWriter(text, names)
-    writer.writeheader()
-    writer.writerows(table)
-    files.replace(directory / "sweep.csv", text.getvalue())
-
-
-def _tell(
-    directory: Path, members: Sequence[Member], table: Sequence[Mapping[str, Any]], interrupted: faults.Signals
-) -> int:
-    """Prints how the population ended, and keeps its best member; the exit status."""
-    if interrupted:
-        print(f"interrupted: continue with --resume {directory}")
-        return interrupted.exit_status or 1
-    failed = [row["member"] for row in table if str(row["ended"]).startswith(("failed", "not finite"))]
-    if failed:
-        print(f"failed: {', '.join(failed)}: see the end of their log.txt or console.txt", file=sys.stderr)
-    good = [(row["last"], i) for i, row in enumerate(table) if row["member"] not in failed and _is_number(row["last"])]
-    if good:
-        value, i = max(good, key=lambda found: (found[0], -found[1]))
-        best = directory / BEST
-        shutil.rmtree(best, ignore_errors=True)
-        shutil.copytree(members[i].directory, best, ignore=shutil.ignore_patterns("*.lock"))
-        values = [last for last, _ in good]
-        name = table[i]["objective"]
-        print(f"{name}: {sum(values) / len(values):.4g} on average, {min(values):.4g} to {max(values):.4g}")
-        _tell_points(members, table)
-        print(f"best: member {table[i]['member']}, {value:.4g}, which is also in {best}")
-    print(
-        f"population: {directory}    table: {directory / 'sweep.csv'}    "
-        f"evaluate: {command.typed('evaluate')} {directory / BEST}"
-    )
-    return 1 if failed else 0
+def _told(decision: Mapping[str, Any]) -> str:
+    """A decision in a line of text."""
+    scores = [score for score in decision["scores"].values() if score is not None]
+    best = f", the best of them at {max(scores):.4g}" if scores else ""
+    at = f"{decision['at']:,} steps: {counted(len(decision['scores']), 'member')}{best}"
+    if "stopped" in decision:
+        left = len(decision["scores"]) - len(decision["stopped"])
+        return f"{at}; {left} go on, {len(decision['stopped'])} are stopped"
+    copies = ", ".join(f"{copy['member']} from {copy['source']}" for copy in decision["copies"])
+    return f"{at}; {copies or 'nobody is replaced'}"

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from jrl.metrics import loggers
 from jrl.settings import config
 from jrl.sweep import __main__
 from jrl.sweep import train as populations
+from jrl.sweep.members import Record
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
 SMALL = [
@@ -45,7 +47,7 @@ def test_the_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     commands = {"train": train, "evaluate": evaluate, "sweep": __main__}
     for command, line in re.findall(r"^python -m jrl\.(train|evaluate|sweep) (.+)$", PAGE, re.M):
-        assert commands[command].main(line.split()) == 0, capsys.readouterr().err
+        assert commands[command].main(shlex.split(line)) == 0, capsys.readouterr().err
     made = Path("runs/seeds")
     assert [json.loads((made / "members" / f"0{i}" / "params.json").read_text())["run"]["seed"] for i in range(3)] == [
         0,
@@ -58,6 +60,7 @@ def test_the_page(tmp_path, monkeypatch, capsys):
     ]
     best = max(found, key=lambda row: float(row["last"]))
     assert rows(made / "best") == rows(made / "members" / best["member"])
+    assert (made / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     assert all(int(row["env_steps"]) >= 8192 for row in found)
     said = capsys.readouterr().out
     assert "3 members, each with its run.seed, in one program" in said
@@ -69,6 +72,13 @@ def test_the_page(tmp_path, monkeypatch, capsys):
     assert found == [(lr, seed) for lr in (1e-4, 1e-3, 1e-2) for seed in ("0", "1")]
     assert "6 members, each with its algo.lr, run.seed, in one program" in said
     assert re.search(r"^  [\d.]+  algo.lr=0.01  \(2 seeds\)$", said, re.M)
+    assert [row["ended"] for row in table(Path("runs/tpe"))] == ["env_steps"] * 6
+    assert sorted(row["ended"] for row in table(Path("runs/asha"))) == [
+        "env_steps",
+        *["stopped at 2048"] * 6,
+        *["stopped at 6144"] * 2,
+    ]
+    assert re.search(r"^2,048 steps: 4 members, the best of them at [\d.]+; 0\d from 0\d$", said, re.M)
 
 
 def test_members_of_other_checkpoints_become_what_they_were(tmp_path, capsys):
@@ -95,7 +105,7 @@ def test_one_that_is_not_finite_ends_alone(tmp_path, capsys):
     )
     changes = [{"algo.lr": 1e-3}, {"algo.lr": 1e38}, {"algo.lr": 1e-2}]
     with output.recorded() as transcript:
-        assert populations.train(cfg, tmp_path / "x", changes, transcript) == 1
+        assert populations.train(cfg, tmp_path / "x", Record(changes, {}, [3], []), transcript) == 1
     found = table(tmp_path / "x")
     assert [row["ended"].split(":")[0] for row in found] == ["env_steps", "not finite", "env_steps"]
     assert Path(found[1]["ended"].partition(": ")[2]).is_dir()

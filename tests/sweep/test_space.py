@@ -87,7 +87,7 @@ def test_what_is_no_space_is_told(text, told):
         (["--set=algo.lrr=log(1e-4,1e-2,3)"], "algo.lrr"),
         (["--set=algo.gamma=uniform(0.5,1.5,3)"], "algo.gamma"),
         (["--set=run.seed=int(0,3)"], "--seeds says how many seeds"),
-        (["--set=algo.lr=log(1e-4,1e-2,3)", "--seeds=0"], "--seeds: expected at least 1"),
+        (["--set=algo.lr=log(1e-4,1e-2,3)", "--seeds=0"], "sweep.seeds: expected a whole number in [1, 1000], got 0"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_told_before_anything_starts(args, told, tmp_path, capsys):

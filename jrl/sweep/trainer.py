@@ -1,0 +1,136 @@
+"""Who trains members of a population: those that can be one program together, the others in processes."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jrl.errors import InputError
+from jrl.host import faults, output
+from jrl.settings.config import RunConfig
+from jrl.sweep import members as populations
+from jrl.sweep import processes as apart
+from jrl.sweep.members import Member
+
+
+class Trainer:
+    """Trains members to their ends, or to where they pause. `close` it.
+
+    Args:
+      directory: of the population.
+      transcript: of what is printed.
+      interrupted: by a signal.
+      processes: so many members at once in processes of their own; None: one program, where that can be.
+      most: members that are one program at once; None: as many as the memory holds.
+      also: configs such as members may come to have.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        transcript: output.Transcript,
+        interrupted: faults.Signals,
+        *,
+        processes: int | None = None,
+        most: int | None = None,
+        also: Sequence[RunConfig] = (),
+    ):
+        self._directory, self._transcript, self._interrupted = directory, transcript, interrupted
+        self._processes, self._most, self._also = processes, most, also
+        self._open: Any = None  # Together: members whose program waits for them
+        self._apart: set[str] = set()  # members that cannot be one program
+
+    def until(self, members: Sequence[Member], pause: float = math.inf) -> dict[str, str]:
+        """Trains members to so many environment steps.
+
+        Returns:
+          Why each ended that did, by name, as `Together.ended` and `processes.train` say it.
+        """
+        ended: dict[str, str] = {}
+        for group in self._groups(members):
+            if len(group) < len(members):
+                self.close()  # programs of several groups take turns, and come back from their checkpoints
+            ended |= self._together(group, pause)
+            if self._interrupted:
+                return {**dict.fromkeys((member.name for member in members), "interrupted"), **ended}
+        if alone := [member for member in members if member.name in self._apart]:
+            count = self._processes or max(1, (os.cpu_count() or 1) // 2)
+            ended |= apart.train(alone, self._directory, count, self._interrupted, pause)
+        return ended
+
+    def _groups(self, members: Sequence[Member]) -> list[list[Member]]:
+        """Those that may be one program together; who may not is noted."""
+        from jrl.run import build_population
+
+        if self._processes is not None:
+            self._apart.update(member.name for member in members)
+        left = [member for member in members if member.name not in self._apart]
+        if self._open and {member.name for member in left} <= set(self._open.names):
+            return [left]
+        found = []
+        for numbers, why in build_population.grouped([member.config for member in left]):
+            group = [left[i] for i in numbers]
+            if why:
+                self._refuse(group, why)
+            else:
+                most = self._most or len(group)
+                found += [group[i : i + most] for i in range(0, len(group), most)]
+        return found
+
+    def _refuse(self, group: Sequence[Member], why: str) -> None:
+        print(f"{', '.join(member.name for member in group)}: not one program: {why}")
+        self._apart.update(member.name for member in group)
+
+    def _together(self, group: Sequence[Member], pause: float) -> dict[str, str]:
+        """Trains members in one program, if they are one after all."""
+        from jrl.run import build_population
+        from jrl.sweep.together import Together
+
+        if self._open is None or not {member.name for member in group} <= set(self._open.names):
+            self.close()
+            args = group, self._directory, self._transcript, self._interrupted, self._also
+            try:
+                self._open = Together(*args)
+            except build_population.NotOneProgram as e:
+                self._refuse(group, *e.errors)
+                return {}
+        try:
+            self._open.until(pause)
+        except BaseException:
+            self.close()
+            raise
+        return dict(self._open.ended)
+
+    def stop(self, why: Mapping[str, str]) -> None:
+        """Ends members that have paused."""
+        if self._open:
+            self._open.stop(why)
+
+    def take_over(self, sources: Mapping[str, str], before: Sequence[Member], members: Sequence[Member]) -> None:
+        """Lets members that have paused go on from where others are. May be done again, of a sweep that was killed.
+
+        Args:
+          sources: member -> whom it goes on from.
+          before: all members as they were.
+          members: as they are from now on.
+        """
+        was, now = ({member.name: member for member in each} for each in (before, members))
+        for name, source in sources.items():
+            populations.copied(was[source], now[name])
+        if self._open:
+            self._open.take_over(sources, members)
+
+    def close(self) -> None:
+        """Ends the program that waits, and its environments."""
+        open_, self._open = self._open, None
+        if open_:
+            open_.__exit__(None, None, None)
+
+
+def refused_pbt(members: Sequence[Member]) -> None:
+    """Raises InputError: members could not go on from one another's checkpoints."""
+    from jrl.run import build_population
+
+    if len(build_population.grouped([member.config for member in members])) > 1:
+        raise InputError("--scheduler pbt: members differ in more than seeds and floats of the algorithm")

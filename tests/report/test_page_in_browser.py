@@ -1,0 +1,181 @@
+"""The page as Chromium shows it. Skipped where there is no Chromium, no Playwright or no drawing library."""
+
+import json
+import shutil
+import threading
+
+import pytest
+from run_files import run
+
+from jrl.report import content, page, page_data, runs, serve
+
+playwright = pytest.importorskip("playwright.sync_api", reason="no browser's driver: pip install playwright")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium"),
+    pytest.mark.skipif(page.library() is None, reason=f"no drawing library: {page.INSTALL}"),
+]
+BAD = "</script><b>bold</b><img src=x onerror=alert(1)>"
+METHODS = 4  # those of the config file, and BAD
+
+
+@pytest.fixture(scope="module")
+def runs_of_a_sweep(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("runs")
+    for i, lr in enumerate((1e-2, 1e-3, 1e-4)):
+        for seed in range(2):
+            run(
+                directory / f"{i}{seed}",
+                seed=seed,
+                values=(1 + seed, 60, 100 * i + seed),
+                lr=lr,
+                clip_eps=0.1 * (1 + seed),
+            )
+    others = directory / "others.csv"
+    others.write_text(f"method,task,seed,step,value\n{BAD},CartPole-v1,0,100,1\n{BAD},CartPole-v1,0,300,2\n")
+    return directory, others
+
+
+def shown(places, link):
+    found = runs.read(places, ["algo.lr"])
+    return page_data.data(found, content.content(found, content.Options()), content.Options(), link)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def tab(browser):
+    """A tab; at the end of the test it had no error, and had asked for nothing from elsewhere."""
+    opened = browser.new_page(viewport={"width": 1200, "height": 800})
+    opened.set_default_timeout(15_000)
+    wrong = []
+    opened.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+    opened.on("pageerror", lambda error: wrong.append(str(error)))
+    opened.on("dialog", lambda dialog: wrong.append(dialog.message))
+    own = ("file:", "data:", "blob:", f"http://{serve.HOST}:")
+    opened.on("request", lambda asked: None if asked.url.startswith(own) else wrong.append(asked.url))
+    yield opened
+    opened.close()
+    assert wrong == []
+
+
+@pytest.fixture
+def opened(tab, runs_of_a_sweep, tmp_path):
+    file = tmp_path / page.NAME
+    file.write_text(page.html(shown(runs_of_a_sweep, page_data.relative(tmp_path)), page.required()))
+    tab.goto(file.as_uri())
+    tab.wait_for_selector("#curve-chart svg")
+    return tab
+
+
+def lines(tab):
+    return tab.locator("#curve-chart svg path").count()
+
+
+def column(tab, name):
+    at = tab.locator("#run-table th").all_inner_texts().index(name)
+    return tab.locator(f"#run-table tbody td:nth-child({at + 1})").all_inner_texts()
+
+
+def test_the_legend_switches_methods(opened):
+    buttons = opened.locator("#legend [data-method]")
+    assert buttons.count() == METHODS and opened.locator('#legend [aria-pressed="true"]').count() == METHODS
+    before = lines(opened)
+    buttons.first.click()
+    assert buttons.first.get_attribute("aria-pressed") == "false" and lines(opened) < before
+    opened.keyboard.press("Space")  # the focus is still there
+    assert buttons.first.get_attribute("aria-pressed") == "true" and lines(opened) == before
+    opened.get_by_role("button", name="none", exact=True).click()
+    assert opened.locator('#legend [aria-pressed="true"]').count() == 0 and lines(opened) < before
+
+
+def test_the_axis_and_the_smoothing(opened):
+    text = opened.locator("#curve-chart svg")
+    assert "environment steps" in text.inner_html()
+    opened.get_by_text("seconds", exact=True).first.click()
+    assert "seconds of training" in text.inner_html()
+    before = text.inner_html()
+    opened.locator("#smoothing").focus()
+    opened.keyboard.press("End")
+    assert text.inner_html() != before and opened.locator("output").inner_text() == "0.98"
+
+
+def test_the_table_sorts_and_filters(opened):
+    assert column(opened, "last") == ["201", "200", "101", "100", "2", "1", "0"]
+    assert opened.locator('#run-table [aria-sort="descending"]').inner_text() == "last"
+    opened.get_by_role("button", name="last", exact=True).click()
+    assert column(opened, "last") == ["0", "1", "2", "100", "101", "200", "201"]
+    opened.keyboard.press("Enter")
+    assert column(opened, "last")[0] == "201"
+    opened.locator("#filter").fill("lr<0.005 last>100")
+    assert column(opened, "last") == ["201", "200", "101"]
+    assert opened.locator("#run-note").inner_text() == "3 of 7 runs"
+    opened.locator("#filter").fill("no such run")
+    assert column(opened, "last") == []
+
+
+def test_names_of_others_are_texts(opened):
+    assert opened.locator("img").count() == 0 and opened.locator("b:text-is('bold')").count() == 0
+    assert BAD in opened.locator("#legend").inner_text() and BAD in opened.locator("#score-table").inner_text()
+
+
+def test_an_axis_of_the_sweep_chooses_runs(opened):
+    chart = opened.locator("#parallel-chart")
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    # the score's axis is the last; its upper third
+    x, top = box["x"] + box["width"] - 66, box["y"] + 36
+    opened.mouse.move(x, top)
+    opened.mouse.down()
+    opened.mouse.move(x, top + 60, steps=4)
+    opened.mouse.up()
+    assert column(opened, "last") == ["201", "200"]
+    opened.get_by_role("button", name="show all").click()
+    assert len(column(opened, "last")) == 7
+    cells = opened.locator("#heat-chart svg text", has_text="200")
+    opened.locator("#heat-x").select_option("algo.clip_eps")
+    opened.locator("#heat-y").select_option("algo.lr")
+    assert cells.count() >= 1
+    opened.locator("#heat-y").select_option("null")
+    assert "score" in opened.locator("#heat-chart svg").inner_html()
+
+
+@pytest.mark.parametrize("scheme, ground", [("light", 255), ("dark", 0)])
+def test_on_a_phone_by_day_and_by_night(opened, scheme, ground):
+    opened.set_viewport_size({"width": 390, "height": 800})
+    opened.emulate_media(color_scheme=scheme)
+    assert opened.evaluate("document.documentElement.scrollWidth") == 390
+    color = opened.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+    assert all(abs(part - ground) < 40 for part in color)
+    size = opened.evaluate("document.querySelector('#curve-chart svg').getBoundingClientRect().width")
+    assert 250 < size < 390
+    assert opened.pdf()[:4] == b"%PDF"
+
+
+def test_it_follows_runs(tab, tmp_path, monkeypatch):
+    monkeypatch.setattr(serve, "_REST", 0.0)
+    directory = run(tmp_path / "run", seed=0, values=())
+    following = serve.Following(lambda link: shown([directory], link), lambda: [directory])
+    with serve.server(following, page.required(), 0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            tab.goto(f"http://{serve.HOST}:{server.server_address[1]}/")
+            tab.get_by_role("heading", name="Waiting for the first result row").wait_for()
+            rows = [{"env_steps": 100 * i, "evaluation/return": 7 * i, "evaluation/weights_version": i} for i in (1, 2)]
+            (directory / "result.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            tab.get_by_role("heading", name="CartPole-v1").wait_for()
+            assert column(tab, "last") == ["14"] and column(tab, "state") == ["unfinished"]
+        finally:
+            server.shutdown()
+            thread.join()

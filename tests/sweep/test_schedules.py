@@ -1,0 +1,241 @@
+"""Schedulers of a sweep: who is stopped, who takes over whom, with which values, and sweeps that were killed."""
+
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrl import train
+from jrl.algos import ppo
+from jrl.errors import InputError
+from jrl.metrics import loggers
+from jrl.run import checkpoint
+from jrl.settings import config
+from jrl.sweep import __main__, schedule, settings, space
+from jrl.sweep import members as populations
+
+SMALL = [
+    "ppo", "--env=CartPole-v1", "--set=env.backend=jax", "--set=env.num_envs=2", "--set=network.hidden=[4]",
+    "--set=rollout.length=8", "--set=algo.num_epochs=1", "--set=algo.num_minibatches=1", "--set=run.log=[jsonl]",
+    "--set=run.report_every=16", "--set=checkpoint.every=32", "--set=checkpoint.keep_last=99",
+    "--set=run.compile_cache=false", "--set=algo.lr=log(1e-4,1e-1)",
+]  # fmt: skip
+KINDS = {
+    "asha": ["--scheduler=asha(eta=2,first=48)", "--samples=4", "--budget=224"],
+    "pbt": ["--scheduler=pbt(interval=64,quantile=0.5)", "--samples=4", "--budget=224"],
+    "groups": [
+        "--scheduler=asha(eta=2,first=48)", "--set=algo.num_epochs=choice(1,2)", "--samples=4", "--budget=128",
+        "--max-members=1",
+    ],
+    "tpe": ["--search=tpe", "--samples=4", "--batch=2", "--budget=48"],
+}  # fmt: skip
+
+
+def run(out, *args):
+    return __main__.main([*SMALL, *args, f"--out={out}"])
+
+
+def rows(directory):
+    """The result rows of a run, without what differs from run to run."""
+    own = ("time", "perf/")
+    return [
+        {k: v for k, v in row.items() if not k.startswith(own)} for row in loggers.read_rows(directory / "result.jsonl")
+    ]
+
+
+# ---------------------------------------------------------------- what is decided
+
+
+def test_rungs_are_factors_of_eta_apart_and_leave_one_point():
+    assert schedule.Asha().pauses(27_000, 27, 10) == [1000, 3000, 9000]
+    assert schedule.Asha(eta=4, first=500).pauses(9000, 100, 10) == [500, 2000, 8000]
+    assert schedule.Asha().pauses(27_000, 27, 2000) == [2000, 6000, 18_000]
+    assert schedule.Asha().pauses(1000, 2, 10) == []
+    with pytest.raises(InputError, match=r"asha: first=5 must be at least 10, .* below the 1000 steps"):
+        schedule.Asha(first=5).pauses(1000, 9, 10)
+
+
+def test_asha_stops_points_with_all_their_seeds_and_those_without_a_score_first():
+    scores = {"0": 1.0, "1": 9.0, "2": 4.0, "3": 4.0, "4": math.nan, "5": 99.0, "6": 3.0, "7": 3.0}
+    members = {name: {"algo.lr": int(name) // 2, "run.seed": int(name) % 2} for name in scores}
+    assert schedule.Asha(eta=2).decided(members, scores) == {"stopped": ["6", "7", "4", "5"]}
+    assert schedule.Asha(eta=4).decided(members, scores) == {"stopped": ["2", "3", "6", "7", "4", "5"]}
+
+
+def test_pbt_copies_the_best_over_the_worst_with_values_nearby():
+    spaces = {"algo.lr": space.parse("", "log(1e-4, 1e-2)"), "algo.gamma": space.parse("", "logit(0.9, 0.99)")}
+    scores = {str(i): float(i) for i in range(8)} | {"6": math.nan}
+    members = {name: {"algo.lr": 1e-3, "algo.gamma": 0.95, "run.seed": int(name)} for name in scores}
+    scheduler = schedule.Pbt(resample=0.0)
+    found = scheduler.decided(members, scores, spaces, [0])["copies"]
+    assert found == scheduler.decided(members, scores, spaces, [0])["copies"]
+    assert {copy["member"] for copy in found} == {"0", "6"} and {copy["source"] for copy in found} <= {"7", "5"}
+    odds = 0.95 / 0.05
+    for copy in found:
+        changed = copy["changed"]
+        assert changed["run.seed"] == int(copy["member"])
+        assert min(abs(changed["algo.lr"] / 1e-3 - factor) for factor in (1.25, 0.8)) < 1e-5
+        gamma = changed["algo.gamma"]
+        assert min(abs(gamma / (1 - gamma) / odds - factor) for factor in (1.25, 0.8)) < 1e-3
+    drawn = schedule.Pbt(resample=1.0).decided(members, scores, spaces, [0])["copies"]
+    assert all(1e-4 <= copy["changed"]["algo.lr"] <= 1e-2 for copy in drawn)
+    assert len({copy["changed"]["algo.lr"] for copy in drawn} - {1e-3}) == 2
+    nobody = dict.fromkeys(scores, math.nan)
+    assert scheduler.decided(members, nobody, spaces, [0]) == {"copies": []}
+    assert schedule.Pbt(interval=100, burn_in=250).pauses(600, 8, 10) == [300, 400, 500]
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "up", "down"),
+    [
+        ("choice(1, 2, 4)", 2, 4, 1),
+        ("choice(1, 2, 4)", 4, 4, 2),
+        ("uniform(0, 1)", 0.5, 0.625, 0.4),
+        ("uniform(0, 1)", 0.9, 1.0, 0.72),
+        ("int(1, 10)", 2, 3, 1),
+        ("pow2(16, 64)", 32, 64, 16),
+        ("pow2(16, 64)", 16, 32, 16),
+    ],
+)
+def test_a_value_nearby(text, value, up, down):
+    found = space.parse("", text)
+    assert found.changed(value, 1.25) == pytest.approx(up)
+    assert found.changed(value, 1 / 1.25) == pytest.approx(down)
+    assert found.at(found.share_of(value)) == pytest.approx(value)
+
+
+# ---------------------------------------------------------------- what is done
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing is put in order."""
+
+
+# at which of the moments when a sweep has written population.json, or a copied checkpoint, or is about to
+MOMENTS = {"asha": 4, "pbt": 7, "groups": 3, "tpe": 3}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sweep_that_was_killed_becomes_what_it_was(kind, tmp_path, monkeypatch, capsys):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert run(whole, *KINDS[kind]) == 0
+    kept = json.loads((whole / "population.json").read_text())
+    assert len(kept["decisions"]) == {"asha": 2, "pbt": 3, "groups": 2, "tpe": 0}[kind]
+    moments = [MOMENTS[kind]]
+
+    def moment():
+        if moments:
+            moments[0] -= 1
+            if not moments[0]:
+                moments.clear()
+                raise Killed
+
+    write, copied = populations.Record.write, populations.copied
+    with monkeypatch.context() as patch:
+        patch.setattr(populations.Record, "write", lambda *a: (moment(), write(*a), moment()))
+        patch.setattr(populations, "copied", lambda *a: (moment(), copied(*a), moment()))
+        with pytest.raises(Killed):
+            run(cut, *KINDS[kind])
+    assert json.loads((cut / "population.json").read_text()) != kept
+    assert __main__.main([f"--resume={cut}"]) == 0
+    assert json.loads((cut / "population.json").read_text()) == kept
+    for i in range(4):
+        name = f"members/0{i}"
+        assert rows(cut / name) == rows(whole / name), name
+    if kind == "groups":
+        assert "stopped at 48" in (whole / "sweep.csv").read_text()
+
+
+def test_the_step_size_that_a_row_names_is_the_one_that_was_used(tmp_path, monkeypatch, capsys):
+    """On a constant gradient Adam takes steps of its step size: https://github.com/ray-project/ray/issues/62173."""
+
+    def loss(cfg, agent, params, rows, **coefficients):
+        zero = jnp.zeros(())
+        names = ("loss/policy", "loss/value", "policy/entropy", "policy/approx_kl", "policy/clip_fraction")
+        return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(params)), dict.fromkeys(names, zero)
+
+    monkeypatch.setattr(ppo, "loss", loss)
+    out = tmp_path / "x"
+    settings = ["--scheduler=pbt(interval=64,quantile=0.5,resample=0.5)", "--samples=4", "--budget=256"]
+    assert run(out, *settings, "--set=checkpoint.every=16", "--set=algo.adam_eps=1e-12") == 0
+    decisions = json.loads((out / "population.json").read_text())["decisions"]
+    copied = {copy["member"] for decision in decisions for copy in decision["copies"]}
+    assert copied and all(decision["applied"] for decision in decisions)
+    steps = 0
+    for name in copied:
+        member = out / "members" / name
+        told = [(row["updates"], row["pbt/algo.lr"], row["pbt/copies"]) for row in rows(member)]
+        assert len({lr for _, lr, _ in told}) > 1
+        assert [row["train/lr"] for row in rows(member)] == pytest.approx([lr for _, lr, _ in told])
+        saved = {int(path.name): path for path in (member / "checkpoints").iterdir()}
+        # where a member takes over, its checkpoint is the other's from the row before on
+        for (before, _, copies), (now, lr, _), (_, _, then) in zip(told, told[1:], told[2:], strict=False):
+            if copies == then and before in saved and now in saved:
+                change = kernel(saved[now]) - kernel(saved[before])
+                np.testing.assert_allclose(change, -lr * (now - before), rtol=1e-3, atol=1e-6)
+                steps += 1
+    assert steps > 4
+
+
+def kernel(saved):
+    """A parameter of a checkpoint's network."""
+    learner = checkpoint.read(saved, "learner")
+    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(learner)}
+    return next(np.asarray(leaf) for name, leaf in leaves.items() if "params" in name and leaf.ndim == 2)
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--scheduler=hyperband"], "--scheduler hyperband: expected none, asha, pbt"),
+        (["--scheduler=asha(eta=1)"], "--scheduler asha: eta: expected a whole number in [2, 100], got 1"),
+        (["--scheduler=asha(etta=3)"], "--scheduler asha: unknown key etta: did you mean eta?"),
+        (["--scheduler=asha(3)"], "--scheduler asha(3): expected settings as key=value, such as asha(eta=4)"),
+        (["--scheduler=asha(first=4)", "--samples=9"], "asha: first=4 must be at least 16"),
+        (["--scheduler=pbt(interval=4)", "--samples=4"], "pbt: interval=4 must be at least 16"),
+        (
+            ["--scheduler=pbt", "--samples=4", "--set=network.activation=choice(tanh, relu)"],
+            "network.activation: pbt changes values",
+        ),
+        (["--scheduler=pbt", "--samples=4", "--set=algo.num_epochs=int(1, 2)"], "algo.num_epochs: pbt changes values"),
+        (["--search=tpe"], "--search tpe: --samples says how many points it may try"),
+        (["--scheduler=asha", "--samples=4", "--set=run.log=[csv]"], "run.log: a scheduler compares the rows"),
+        (["--samples=2", "--objective=evaluation/return"], "--objective: there are no evaluations: set them"),
+        (["--samples=2", "--objective=return"], "--objective: expected a key of the result rows, got 'return'"),
+        (["--samples=2", "--set=algo.gamma=uniform(0.9, 1.5)"], "algo.gamma: expected a number in [0, 1]"),
+        (["--samples=2", "--set=algo.leraning_rate=log(1e-4,1e-2)"], "unknown key algo.leraning_rate"),
+        (["--samples=0"], "sweep.samples: expected a whole number in [1, 100000]"),
+        (["--processes=0"], "--processes: expected at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_starts(args, told, tmp_path, capsys):
+    assert run(tmp_path / "x", "--budget=224", *args) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_section_of_a_file_is_what_options_are_over(tmp_path, capsys):
+    path = tmp_path / "mine.yaml"
+    path.write_text("""
+algo: {name: ppo}
+env: {id: CartPole-v1, backend: jax, num_envs: 2}
+sweep:
+  set: {algo.lr: "log(1e-4, 1e-2, 3)", algo.gamma: "choice(0.9, 0.99)"}
+  seeds: 2
+  scheduler: asha
+""")
+    plan, rest, plain = settings.read(
+        config.mapping(path), {"seeds": 3, "search": None}, ["algo.gamma=0.9", "env.num_envs=4", "algo.lr=choice(1,2)"]
+    )
+    assert plan.settings.seeds == 3 and plan.scheduler == schedule.Asha() and list(plan.spaces) == ["algo.lr"]
+    assert plan.spaces["algo.lr"].grid("") == [1, 2]
+    assert plain == ["algo.gamma=0.9", "env.num_envs=4"] and "sweep" not in rest
+    assert settings.stored(settings.plain(plan.settings)).settings == plan.settings
+    path.write_text("sweep: {sedes: 2, set: {algo.lr: 3}}")
+    with pytest.raises(InputError, match=r"unknown key sweep\.sedes: did you mean sweep\.seeds"):
+        settings.read(config.mapping(path), {}, [])
+    assert train.main([str(path)]) == 2
+    assert "sweep: the file is of a sweep: `python -m jrl.sweep" in capsys.readouterr().err

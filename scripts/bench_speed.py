@@ -10,8 +10,9 @@ A work runs `python -m jrl.train` in a process of its own. Its rate is environme
 and 100% of the run, so that start-up and compilation are outside it; `cold` and `warm` measure just those. Commands of
 `--beside` run in the same rounds, one after the other, and are compared by their field `steps_per_s`: on a shared
 machine only a ratio of one run counts. Ratios are printed where a peer's line says whose `work` it did. In a command,
-`{i}` is the number of the round. Of several agents an environment step is one of the game, however many they are;
-from data alone a step is an update, and `python scripts/random_data.py iql` beside it is the bare update in a loop.
+`{i}` is the number of the round. Of several agents an environment step is one of the game, however many they are; of
+several seeds it is one of any member; from data alone a step is an update, and `python scripts/random_data.py iql`
+beside it is the bare update in a loop.
 """
 
 import argparse
@@ -48,6 +49,14 @@ _DQN = [
     "algo.lr=1e-3",
     "replay.batch_size=128",
     "replay.learning_starts=1000",
+]
+_D10 = [
+    *_DQN,
+    "env.backend=jax",
+    "env.num_envs=10",
+    "replay.train_every=10",
+    "replay.updates_per_step=0.1",
+    "replay.capacity=10000",
 ]
 _SAC = [
     "configs/sac.yaml",
@@ -118,17 +127,12 @@ WORKS: dict[str, list[str]] = {  # name -> config and overrides; stop criteria b
     "G2048": _in_jax(2048, 6_000_000),
     # replay: what a step costs with its gradient steps
     "W5": [*_DQN, "env.num_envs=8", "replay.train_every=32", "replay.updates_per_step=0.25", "stop.env_steps=200000"],
-    "D10": [
-        *_DQN,
-        "env.backend=jax",
-        "env.num_envs=10",
-        "replay.train_every=10",
-        "replay.updates_per_step=0.1",
-        "replay.capacity=10000",
-        "stop.env_steps=600000",
-    ],
+    "D10": [*_D10, "stop.env_steps=600000"],
     "W6p": [*_SAC, "env.id=Pendulum-v1", "stop.env_steps=6000"],
     "W6h": [*_SAC, "env.id=HalfCheetah-v5", "stop.env_steps=6000"],
+    # 16 seeds as one program
+    "G4s": _in_jax(4, 500_000),
+    "D10s": [*_D10, "stop.env_steps=200000"],
     "P64": ["configs/pqn.yaml", "env.num_envs=64", "stop.env_steps=2000000"],
     # several agents
     "M1": [*_SPREAD, "stop.env_steps=1000000"],
@@ -137,6 +141,7 @@ WORKS: dict[str, list[str]] = {  # name -> config and overrides; stop criteria b
     "M20s": _twenty("shared"),
 }
 WORKS |= {f"offline-{name}": from_data(*algo) for name, algo in OFFLINE.items()}
+SEEDS = {"G4s": 16, "D10s": 16}
 LABELS = {
     "W1": "CartPole\nEnvPool, 8",
     "W2": "CartPole\nEnvPool, 64",
@@ -154,6 +159,8 @@ LABELS = {
     "D10": "DQN, jax\n10, 1 / 10",
     "W6p": "SAC Pendulum\n1 / 1",
     "W6h": "SAC Cheetah\n1 / 1",
+    "G4s": "CartPole, jax\n4, 16 seeds",
+    "D10s": "DQN, jax\n10, 16 seeds",
     "P64": "PQN, EnvPool\n64",
     "M1": "SimpleSpread\njax, 16",
     "M2": "2 CartPoles\n2 policies, 8",
@@ -161,7 +168,7 @@ LABELS = {
     "M20s": "20 CartPoles\n1 policy, 8",
     **{f"offline-{name}": f"{name}\nfrom data" for name in OFFLINE},
 }
-BESIDE = {"M20": "M20s"}  # works that are compared with another of ours
+BESIDE = {"M20": "M20s", "G4s": "G64"}  # works that are compared with another of ours
 # seconds from process start: name -> (config and overrides, whether programs are in the compile cache already)
 STARTS: dict[str, tuple[list[str], bool]] = {
     "warm": (["configs/ppo.yaml", "run.report_every=1", "stop.env_steps=5000"], True),
@@ -170,20 +177,24 @@ STARTS: dict[str, tuple[list[str], bool]] = {
 }
 
 
-def train(config: str, overrides: Iterable[str], *, cache: Path, keep_criteria: bool) -> tuple[float, list[dict]]:
-    """Runs the training command; returns the time of its start and its result rows."""
+def train(
+    config: str, overrides: Iterable[str], *, cache: Path, keep_criteria: bool, seeds: int | None = None
+) -> tuple[float, list[list[dict]]]:
+    """Runs the training command; returns the time of its start and the result rows of each seed."""
     out = Path(tempfile.mkdtemp())
     settings = [f"--set={o}" for o in overrides]
     if not keep_criteria:
         criteria = load(config, overrides).stop
         settings += [f"--set=stop.{name}=1e9" for name in criteria if name not in ("env_steps", "updates")]
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache)}
+    settings += ["--seeds", str(seeds)] if seeds else []
     command = [sys.executable, "-m", "jrl.train", config, *settings, "--out", str(out / "run")]
     start = time.time()
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
-    rows = [json.loads(line) for line in (out / "run" / "result.jsonl").read_text().splitlines()]
+    files = sorted(out.glob("run/members/*/result.jsonl")) if seeds else [out / "run" / "result.jsonl"]
+    rows = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
     shutil.rmtree(out)
     return start, rows
 
@@ -200,8 +211,8 @@ def measure(work: str) -> dict[str, Any]:
     if work in WORKS:
         config, *overrides = WORKS[work]
         with tempfile.TemporaryDirectory() as cache:
-            _, rows = train(config, overrides, cache=Path(cache), keep_criteria=False)
-        rate = steady_rate(rows)
+            _, of_all = train(config, overrides, cache=Path(cache), keep_criteria=False, seeds=SEEDS.get(work))
+        rate, rows = sum(map(steady_rate, of_all)), of_all[0]
         first = next(r for r in rows if r["env_steps"] >= 0.3 * rows[-2]["env_steps"])
         per_step = (rows[-2]["updates"] - first["updates"]) / (rows[-2]["env_steps"] - first["env_steps"])
         return {"steps_per_s": round(rate), "updates_per_s": round(rate * per_step, 1)}
@@ -209,7 +220,7 @@ def measure(work: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as cache:
         if warm:
             train(config, overrides, cache=Path(cache), keep_criteria=True)
-        start, rows = train(config, overrides, cache=Path(cache), keep_criteria=True)
+        start, (rows,) = train(config, overrides, cache=Path(cache), keep_criteria=True)
     row = rows[0] if warm else next((r for r in rows if (r["episode/return"] or 0) >= 475), rows[-1])
     return {
         "seconds": round(row["timestamp"] - start, 2),
@@ -227,13 +238,20 @@ def peer(command: str, index: int) -> dict[str, Any]:
     return json.loads(lines[-1])
 
 
+def work_of(row: dict[str, Any]) -> str:
+    """Our name of the work that a line is about: a peer tells it, or the algorithm, environments and seeds."""
+    kinds = {"ppo-gymnax": "G", "dqn-gymnax": "D"}  # environments written in JAX
+    if kind := kinds.get(row.get("work", "")):
+        return f"{kind}{row.get('envs')}{'s' if row.get('seeds', 1) > 1 else ''}"
+    return row["name"] if row["name"] in WORKS else row.get("work", row["name"])
+
+
 def ratios(rows: list[dict[str, Any]]) -> dict[tuple[str, str], tuple[float, list[float]]]:
     """(work, who else did it) -> the ratio of the medians of their steps per second, and of those of each round."""
     found: dict[str, dict[str, dict[int, float]]] = {}  # work -> who -> round -> steps per second
     rates = [row for row in rows if row.get("steps_per_s")]
     for row in rates:
-        work = row.get("work", row["name"])
-        found.setdefault(work, {}).setdefault(row.get("peer", "jrl"), {})[row["round"]] = row["steps_per_s"]
+        found.setdefault(work_of(row), {}).setdefault(row.get("peer", "jrl"), {})[row["round"]] = row["steps_per_s"]
     for work, other in BESIDE.items():
         if work in found and other in found:
             found[work][other] = found[other]["jrl"]
@@ -256,10 +274,7 @@ def plot(rows: list[dict[str, Any]], png: Path) -> None:
 
     found: dict[str, dict[str, list[float]]] = {name: {} for name in WORKS}
     for row in rows:
-        # a peer tells its work by our name for it, or by algorithm and number of in-environments written in JAX
-        work = row["name"] if row["name"] in WORKS else row.get("work")
-        work = {"ppo-gymnax": f"G{row.get('envs')}", "dqn-gymnax": f"D{row.get('envs')}"}.get(str(work), work)
-        if work in found and row.get("steps_per_s"):
+        if (work := work_of(row)) in found and row.get("steps_per_s"):
             found[work].setdefault(row.get("peer", "jrl"), []).append(row["steps_per_s"])
     works = [w for w in found if found[w]]
     peers = sorted({p for w in works for p in found[w]}, key=lambda p: (p != "jrl", p))

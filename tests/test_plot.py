@@ -40,7 +40,7 @@ def test_the_command_draws_one_run_or_several(tmp_path, capsys):
     assert several.read_bytes().startswith(b"\x89PNG") and (runs[0] / "learning_curve.png").exists()
 
 
-def test_a_population_has_its_band(tmp_path, monkeypatch, capsys):
+def test_a_population_has_its_band(tmp_path, monkeypatch, capsys, own_pictures):
     for i, lr in enumerate((1e-3, 1e-3, 1e-4)):
         run_directory = tmp_path / "population" / "members" / str(i)
         run_directory.parent.mkdir(parents=True, exist_ok=True)

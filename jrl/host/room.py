@@ -1,9 +1,10 @@
-"""The memory of this machine: what is free, and whether the observations of environments would fit it.
+"""The memory and the processors of this machine: what is free, and whether observations of environments would fit it.
 
 The standard library only: worker processes and commands ask before anything is allocated.
 """
 
 import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -58,6 +59,11 @@ def check_observations(id: str, shapes: Iterable[tuple[str, tuple[int, ...], int
         f"env.id {id}: {largest} takes {words(arrays[largest])}; two observations for each environment ({num_envs:,} "
         f"side by side) take {words(2 * num_envs * one)}, but {words(free)} are free: {mend}"
     )
+
+
+def usable_cpus() -> int:
+    """Counts the processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def words(count: int) -> str:

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from jrl.errors import InputError
 from jrl.fields.bounds import Interval, Share, bounded
+from jrl.host import room
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +90,12 @@ def apply(cfg: RuntimeConfig) -> list[str]:
 def for_runners() -> dict[str, str]:
     """The variables of `runtime.env` that `apply` set last: environment runners have them too."""
     return dict(_for_runners)
+
+
+def cpu_threads() -> int:
+    """Counts the threads in which XLA computes on the CPU, as `runtime.cpu_threads` says or one per core."""
+    asked = os.environ.get("PJRT_NPROC", "")
+    return int(asked) if asked.isdigit() and int(asked) else room.usable_cpus()
 
 
 def started() -> bool:

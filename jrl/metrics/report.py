@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from jrl.host import room
 from jrl.metrics.loggers import read_rows
 
 PACKAGES = ("jrl", "jax", "jaxlib", "flax", "optax", "numpy", "envpool", "gymnasium", "orbax-checkpoint")
@@ -36,7 +37,7 @@ def write_env_json(directory: str | Path, *, devices: Iterable[str] = ()) -> Pat
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         "git": git_state(Path(__file__)),
         "platform": platform.platform(),
-        "cpu": {"model": _cpu_model(), "count": os.cpu_count(), "usable": _usable_cpus()},
+        "cpu": {"model": _cpu_model(), "count": os.cpu_count(), "usable": room.usable_cpus()},
         "memory_gib": _memory_gib(),
         "devices": list(devices),
         "command": shlex.join(sys.orig_argv),
@@ -74,10 +75,6 @@ def _cpu_model() -> str:
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor()
-
-
-def _usable_cpus() -> int | None:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _memory_gib() -> float | None:

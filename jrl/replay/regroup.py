@@ -39,7 +39,7 @@ def regroup(state: PyTree, old: int, new: int) -> PyTree:
         leaves = ring(trees[:, trees.shape[1] // 2 :][:, :size].reshape(old * slots, columns // old))
         built = np.stack([_tree(part.reshape(-1)) for part in leaves.reshape(new, slots, -1)])
         highest = np.resize(found.highest.max(), new).astype(found.highest.dtype)
-        return Priorities(built.reshape(-1), highest, np.resize(found.steps, new))
+        return Priorities(built.reshape(-1), highest, np.resize(found.steps.max(), new))
 
     def part(x):
         if isinstance(x, Priorities):

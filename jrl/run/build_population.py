@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import jax
 
 from jrl.errors import InputError
+from jrl.host import runtime
 from jrl.run import build, build_policies, parallel
 from jrl.run.population import Member, Population
 from jrl.settings.config import RunConfig
@@ -61,7 +62,8 @@ def make(configs: Sequence[RunConfig], also: Sequence[RunConfig] = ()) -> tuple[
       NotOneProgram: environments that are no part of a program, or are not pure.
     """
     cfg = configs[0]
-    found = parallel.devices(learners=cfg.devices.learners, actors=cfg.devices.actors, fake=cfg.devices.fake)
+    wanted, most = cfg.devices, min(len(configs), runtime.cpu_threads())
+    found = parallel.devices(learners=wanted.learners, actors=wanted.actors, fake=wanted.fake, of_cpu=most)
     devices = list(found.learners.devices.flat)
     number = jax.local_devices().index(devices[0])
     alone = dataclasses.replace(cfg, devices=dataclasses.replace(cfg.devices, learners=(number,)))

@@ -8,6 +8,7 @@ import concurrent.futures
 import contextlib
 import functools
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,9 +19,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jrl.errors import InputError
+from jrl.host import runtime
 from jrl.types import PyTree, Rollout
 
 AXIS = "device"
+_FORCED = "xla_force_host_platform_device_count"
 
 REPLICATED = P()
 PER_DEVICE = P(AXIS)  # leaves [D, ...] or [B, ...]
@@ -49,7 +52,11 @@ class Devices(NamedTuple):
 
 
 def devices(
-    *, learners: Sequence[int] | None = None, actors: Sequence[int] | None = None, fake: int | None = None
+    *,
+    learners: Sequence[int] | None = None,
+    actors: Sequence[int] | None = None,
+    fake: int | None = None,
+    of_cpu: int = 1,
 ) -> Devices:
     """Which devices of this machine do what.
 
@@ -57,14 +64,18 @@ def devices(
       learners: indices of those that learn; None: all accelerators, or the fake ones, or else the CPU.
       actors: indices of those that act; None: those that learn.
       fake: the CPU as so many devices. Has to be said before jax is first used.
+      of_cpu: where nobody says otherwise and there is no accelerator, the CPU learns as so many devices, or as those
+        that it is if jax was used before.
     Raises:
       InputError: there are fewer devices.
     """
     if fake is not None:
         _fake(fake)
+    elif of_cpu > 1 and learners is None and _FORCED not in os.environ.get("XLA_FLAGS", "") and not runtime.started():
+        jax.config.update("jax_num_cpu_devices", of_cpu)
     found = jax.local_devices()
     if fake is None and learners is None and found[0].platform == "cpu":
-        learners = (0,)  # forced host devices are no accelerators
+        learners = range(min(of_cpu, len(found)))  # forced host devices are no accelerators
     if fake is not None:
         found = found[:fake]
     every = range(len(found))

@@ -1,7 +1,8 @@
 """Runs that differ in their seed and in floats of their algorithm alone, as one program: members of a population.
 
 The program is the fused iteration of one run (fused.py), vmapped over the members and dealt to the devices, each of
-which has some of them whole. Each member's own Program is a view of its place: it keeps, places and acts like any.
+which has some of them whole and needs nothing of the others. Each member's own Program is a view of its place: it
+keeps, places and acts like any.
 """
 
 import functools
@@ -31,7 +32,7 @@ class Population:
       of_floats: floats of one member, which may be traced -> its Fused.
       seeds: [S].
       floats: those in which members differ, [S] f32 each; () where none do.
-      devices: that members are dealt to.
+      devices: that members are dealt to, as far as there is a member for each.
     """
 
     def __init__(
@@ -44,11 +45,19 @@ class Population:
         devices: Sequence[jax.Device],
     ):
         self.fused, self._of_floats = fused, of_floats
-        self._mesh = Mesh(np.asarray(devices), (_MEMBERS,))
+        self._devices = devices
         self._roots = jnp.stack([jax.random.key(seed) for seed in seeds])
         self._floats = jax.tree.map(jnp.asarray, floats)
         self._places = {i: i for i in range(len(seeds))}  # member -> place
         self._state: LoopState | None = None
+        self._deal()
+
+    def _deal(self) -> None:
+        """Deals the members to the devices: makes the programs of those that have some."""
+        self._mesh = Mesh(np.asarray(self._devices[: len(self._places)]), (_MEMBERS,))
+        every = jax.vmap(self._one, in_axes=(0, 0, 0, None, None))
+        self._advance = parallel.pmap(every, self._mesh, (_OWN, _OWN, _OWN, _SAME, _SAME), _OWN, donate_argnums=(1,))
+        self._writing = parallel.pmap(_written, self._mesh, (_OWN, _SAME, _SAME), _OWN, donate_argnums=(0,))
 
     # ------------------------------------------------------------ beginning
 
@@ -77,8 +86,10 @@ class Population:
 
     def of(self, member: int) -> LoopState:
         """A copy of a member's state."""
-        assert self._state is not None
-        return _taken(self._state, self._places[member])
+        devices = self._mesh.devices.flat
+        device, place = divmod(self._places[member], self._state_width // len(devices))
+        own = jax.tree.map(lambda x: x.addressable_shards[device].data, self._state)
+        return jax.device_put(_taken(own, place), devices[0])
 
     def put(self, member: int, state: LoopState) -> None:
         """Replaces a member's state."""
@@ -96,24 +107,17 @@ class Population:
         self._floats = {i: x.at[target].set(np.float32(values[i])) for i, x in self._floats.items()}
 
     def _write(self, place: int, one: LoopState) -> None:
-        self._state = self._writing(self._state, one, place)
-
-    @functools.cached_property
-    def _writing(self) -> Callable[..., LoopState]:
-        own, same = (NamedSharding(self._mesh, spec) for spec in (_OWN, _SAME))
-        write = lambda tree, one, place: jax.tree.map(lambda x, new: x.at[place].set(new), tree, one)
-        placed = jax.jit(write, donate_argnums=0, out_shardings=own)
-        return lambda tree, one, place: placed(tree, jax.device_put(one, same), place)
+        same = NamedSharding(self._mesh, _SAME)
+        self._state = self._writing(self._state, jax.device_put(one, same), jax.device_put(np.int32(place), same))
 
     def keep_alone(self, members: Sequence[int]) -> None:
         """Goes on with some of the members, in a smaller program."""
         places = np.array([self._places[i] for i in members])
-        places = np.resize(places, self._width(len(members)))  # what fills up a device is somebody once more
-        take = jax.jit(
-            lambda tree: jax.tree.map(lambda x: x[places], tree), out_shardings=NamedSharding(self._mesh, _OWN)
-        )
-        self._state = take(self._state)
         self._places = {member: place for place, member in enumerate(members)}
+        self._deal()
+        places = np.resize(places, self._width(len(members)))  # what fills up a device is somebody once more
+        taken = jax.jit(lambda tree: jax.tree.map(lambda x: x[places], tree))(self._state)
+        self._state = jax.device_put(taken, NamedSharding(self._mesh, _OWN))
 
     def actor(self, member: int) -> PyTree:
         """What a member acts with."""
@@ -166,18 +170,12 @@ class Population:
     def _state_width(self) -> int:
         return jax.tree.leaves(self._state)[0].shape[0]
 
-    @functools.cached_property
-    def _advance(self) -> Callable[..., Any]:
-        """(floats, state, roots, iteration, count) -> (state, metrics, episodes); all but the numbers [S, ...]."""
-
-        def one(floats, state, root, iteration, count):
-            body = self._of_floats(floats).body
-            # the learner's collectives are over its one device
-            out = jax.vmap(lambda _: body(state, root, iteration, count), axis_name=parallel.AXIS)(jnp.zeros(1))
-            return jax.tree.map(lambda x: x[0], out)
-
-        every = jax.vmap(one, in_axes=(0, 0, 0, None, None))
-        return parallel.pmap(every, self._mesh, (_OWN, _OWN, _OWN, _SAME, _SAME), _OWN, donate_argnums=(1,))
+    def _one(self, floats: PyTree, state: LoopState, root: Key, iteration: Any, count: Any):
+        """Advances one member: (state, metrics, episodes)."""
+        body = self._of_floats(floats).body
+        # the learner's collectives are over its one device
+        out = jax.vmap(lambda _: body(state, root, iteration, count), axis_name=parallel.AXIS)(jnp.zeros(1))
+        return jax.tree.map(lambda x: x[0], out)
 
     @functools.cached_property
     def _advance_one(self) -> Callable[..., Any]:
@@ -200,6 +198,14 @@ class Population:
     def close(self) -> None:
         """Ends the environments."""
         self.fused.close()
+
+
+def _written(tree: PyTree, one: PyTree, place: jax.Array) -> PyTree:
+    """On one device: its members, with one of them replaced if that has its place here."""
+    count = jax.tree.leaves(tree)[0].shape[0]
+    mine = place - count * jax.lax.axis_index(_MEMBERS)
+    mine = jnp.where((mine >= 0) & (mine < count), mine, count)  # beyond the end nothing is written
+    return jax.tree.map(lambda x, new: x.at[mine].set(new, mode="drop"), tree, one)
 
 
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from jrl.run.session import Session
 from jrl.settings.config import RunConfig
 from jrl.sweep.members import Member, is_complete
 
+_SHRINKS = 4  # the part of a program's members that is left when the others are worth no further compilation
 _COMPILATION = 900.0  # seconds that the first call may take beyond run.stall_seconds
 
 
@@ -107,15 +107,6 @@ class Running:
             reason = reason or last
         self._saving.last(self._info, interrupted=interrupted)
         self.ended = "interrupted" if interrupted else reason or "env_steps"
-        if not interrupted:
-            self.draw()
-
-    def draw(self) -> None:
-        """Draws the learning curve."""
-        try:
-            run_directory.plot(self.session, self.member.directory)
-        except OSError as e:  # the run itself is whole
-            print(f"learning_curve.png of {self.member.name} was not drawn: {e.strerror or e}", file=sys.stderr)
 
     def take_over(self, source: "Running", member: Member) -> None:
         """Goes on from where another member is, with a config of its own, as if from a copy of its checkpoint."""
@@ -186,7 +177,6 @@ class Together:
         for one in self.every:
             if one.ended is None and one.member.name in why:
                 one.ended = why[one.member.name]
-                one.draw()
         left = [one.number for one in self.every if one.ended is None]
         if left:
             self._population.keep_alone(left)
@@ -247,7 +237,7 @@ class Together:
                 self._watchdog.beat("environment steps and update", hint=faults.IN_A_PROGRAM)
             iteration = min((one.session.iteration for one in live if one.ended is None), default=iteration)
             left = [one.number for one in self.every if one.ended is None]
-            if left and not held and 2 * len(left) <= self._population.size:
+            if left and not held and _SHRINKS * len(left) <= self._population.size:
                 self._population.keep_alone(left)
             if self._interrupted:
                 for one in live:

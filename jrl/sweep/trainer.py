@@ -1,13 +1,12 @@
 """Who trains members of a population: those that can be one program together, the others in processes."""
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jrl.errors import InputError
-from jrl.host import faults, output
+from jrl.host import faults, output, room
 from jrl.settings.config import RunConfig
 from jrl.sweep import members as populations
 from jrl.sweep import processes as apart
@@ -55,7 +54,7 @@ class Trainer:
             if self._interrupted:
                 return {**dict.fromkeys((member.name for member in members), "interrupted"), **ended}
         if alone := [member for member in members if member.name in self._apart]:
-            count = self._processes or max(1, (os.cpu_count() or 1) // 2)
+            count = self._processes or max(1, room.usable_cpus() // 2)
             ended |= apart.train(alone, self._directory, count, self._interrupted, pause)
         return ended
 

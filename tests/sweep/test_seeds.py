@@ -43,7 +43,7 @@ def table(directory):
         return list(csv.DictReader(file))
 
 
-def test_the_page(tmp_path, monkeypatch, capsys):
+def test_the_page(tmp_path, monkeypatch, capsys, own_pictures):
     monkeypatch.chdir(tmp_path)
     commands = {"train": train, "evaluate": evaluate, "sweep": __main__}
     for command, line in re.findall(r"^python -m jrl\.(train|evaluate|sweep) (.+)$", PAGE, re.M):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import types
+from pathlib import Path
 
 import pytest
 
@@ -168,6 +169,15 @@ def test_merge_replaces_a_section_whose_name_changes():
     base = {"algo": {"name": "ppo", "clip_eps": 0.1}, "x": 1}
     assert merge(base, {"algo": {"name": "dqn"}}) == {"algo": {"name": "dqn"}, "x": 1}
     assert merge(base, {"algo": {"name": "PPO"}}) == {"algo": {"name": "PPO", "clip_eps": 0.1}, "x": 1}
+
+
+def test_a_mix_of_inputs_is_one_value():
+    rlpd = Path(__file__).parent.parent / "configs" / "rlpd.yaml"
+    mixed = config.load(rlpd, ["data.input={sampler: 0.25, mine: 0.75}"]).data.input
+    assert mixed == {"sampler": 0.25, "mine": 0.75}
+    assert config.load(rlpd, ["data.input.sampler=0.75"]).data.input["runs/data/halfcheetah-medium"] == 0.5
+    later = ["data.input.mine=1", "data.input={sampler: 0.5, x: 0.5}"]
+    assert config.load(rlpd, later).data.input == {"sampler": 0.5, "x": 0.5}
 
 
 def test_overrides(ppo_yaml):

@@ -25,7 +25,7 @@ from jrl.fields.bounds import Count, short
 from jrl.fields.data import Fresh, learns_from
 from jrl.fields.hyper import NetworkConfig
 from jrl.fields.plain_yaml import limited
-from jrl.fields.schema import Problem, merge
+from jrl.fields.schema import Problem
 from jrl.host import files
 from jrl.settings import metric_names
 from jrl.settings.plan import STEPS_PER_REPORT, asked_iteration, batch_plan, counts_by
@@ -194,6 +194,18 @@ class _Registry:
             self.names, self.get, self.is_own = tuple(algos), algos.__getitem__, lambda name: False
 
 
+def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """`schema.merge`, of which the inputs of `data.input` with their shares are one value.
+
+    >>> merge({"data": {"input": {"sampler": 0.5, "a": 0.5}}}, {"data": {"input": {"b": 1.0}}})
+    {'data': {'input': {'b': 1.0}}}
+    """
+    old, new = base.get("data"), override.get("data")
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and "input" in new:
+        base = {**base, "data": {name: value for name, value in old.items() if name != "input"}}
+    return schema.merge(base, override)
+
+
 def read(
     source: str | Path | Mapping[str, Any] | None,
     overrides: Iterable[str],
@@ -230,9 +242,10 @@ def read(
         for part in reversed(key.split(".")):
             nested = {part: nested}
         nested = renamed(nested)
-        given = merge(given, nested)
+        given = (schema.merge if key.startswith("data.input.") else merge)(given, nested)
         origins |= dict.fromkeys(schema.flatten(nested), flag)
-    data = merge(renamed(from_file), given)
+    keeps_mix = all(key not in ("data", "data.input") for _, key, _ in assignments)
+    data = (schema.merge if keeps_mix else merge)(renamed(from_file), given)
     cfg, found = _build(data, algos, ends=ends)
     if problems or found:
         raise InputError(*_told(problems + found))

@@ -6,9 +6,9 @@ import dataclasses
 import datetime
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jrl.config import given
 from jrl.errors import EnvironmentFailed, InputError, RunnersLost
@@ -18,13 +18,18 @@ from jrl.settings import config, datasets, plan
 
 if TYPE_CHECKING:
     from jrl.run.checkpoint import Checkpointer
-    from jrl.run.clock import StepInfo
-    from jrl.run.reporter import AfterCall, Sink
-    from jrl.run.saving import Saving
+    from jrl.run.reporter import Sink
     from jrl.run.session import Session
 
 
-_COMPILATION = 900.0  # seconds that the first call may take beyond run.stall_seconds
+class Clients(Protocol):
+    """Those who play the episodes of a run, of which this process is told (`jrl.serve`)."""
+
+    def open(self, cfg: config.RunConfig) -> contextlib.AbstractContextManager[Any]:
+        """Takes the address where they come, for the time of the context. Raises InputError."""
+
+    def source(self, cfg: config.RunConfig, iteration: int, interrupted: faults.Signals) -> Callable[..., Any]:
+        """What makes the source of a run (`build.MakeSource`) that goes on after so many iterations."""
 
 
 class _Start(NamedTuple):
@@ -43,6 +48,7 @@ class _Options(NamedTuple):
     transcript: output.Transcript
     verbose: int
     until: float  # environment steps at which the run pauses, saved
+    clients: "Clients | None" = None
 
 
 class _End(NamedTuple):
@@ -53,9 +59,9 @@ class _End(NamedTuple):
     paused: bool = False  # as --until says
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line. Neither jax nor an environment library is imported for it."""
-    p = command.parser("train", "Train a policy as a config says.")
+def parser(name: str = "train", what: str = "Train a policy as a config says.") -> argparse.ArgumentParser:
+    """The command line of a command that trains. Neither jax nor an environment library is imported for it."""
+    p = command.parser(name, what)
     p.add_argument(
         "config",
         nargs="?",
@@ -79,13 +85,9 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--init-from", metavar="PATH", help="begin with the weights of another run or checkpoint")
     p.add_argument("--policy-only", action="store_true", help="of --init-from: the policy's, not those of values")
-    p.add_argument(
-        "--seeds", type=int, metavar="N", help="so many runs side by side, with seeds run.seed, run.seed + 1, ..."
-    )
-    p.add_argument("--processes", type=int, metavar="P", help="of --seeds: P at once, each in a process of its own")
-    p.add_argument("--until", type=float, metavar="STEPS", help="save there and exit; --resume goes on")
     p.add_argument("-v", "--verbose", action="count", default=0, help="tell where the time goes; -vv: all of jax's log")
     p.add_argument("--as-test", action="store_true", help="exit with 1 unless a stop criterion beside env_steps is met")
+    p.set_defaults(seeds=None, processes=None, until=None)
     return p
 
 
@@ -93,11 +95,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0; 1 when --as-test was not met or an update was not finite; 2 for bad input; 129, 130 or 143 after
     a signal.
     """
-    args = parser().parse_args(argv)
+    p = parser()
+    p.add_argument(
+        "--seeds", type=int, metavar="N", help="so many runs side by side, with seeds run.seed, run.seed + 1, ..."
+    )
+    p.add_argument("--processes", type=int, metavar="P", help="of --seeds: P at once, each in a process of its own")
+    p.add_argument("--until", type=float, metavar="STEPS", help="save there and exit; --resume goes on")
+    return run(p.parse_args(argv))
+
+
+def run(args: argparse.Namespace, clients: Clients | None = None) -> int:
+    """Trains what a command line of `parser` says; `clients` play where the config has a section external."""
     verbose = args.verbose > 0
     with output.recorded() as transcript:
         try:
-            return _train(args, transcript)
+            return _train(args, transcript, clients)
         except InputError as e:
             return command.refused(e, verbose=verbose)
         except (RunnersLost, EnvironmentFailed, runtime.Recompiled) as e:
@@ -109,11 +121,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return command.refused(InputError(f"{where}: free space, then go on with --resume"))
 
 
-def _train(args: argparse.Namespace, transcript: output.Transcript) -> int:
+def _train(args: argparse.Namespace, transcript: output.Transcript, clients: Clients | None) -> int:
     files.absolute(Path())
     over_it = _rllib(args.rllib)
     base = given(_base(args), algo=args.algo, env=args.env, drop=args.drop, over_it=over_it, tell=print)
     cfg = config.load(base, args.overrides, algo=args.algo, env=args.env, stop=args.stop, out=args.out)
+    if cfg.external is not None and clients is None:
+        raise InputError(f"external: clients play the episodes of this run: start it with {command.typed('serve')}")
     criteria = [name for name in cfg.stop if name != plan.counts_by(cfg)]
     if args.as_test and not criteria:
         raise InputError("--as-test needs a criterion beside env_steps: for example --stop episode/return=475")
@@ -129,13 +143,16 @@ def _train(args: argparse.Namespace, transcript: output.Transcript) -> int:
     if (status := seeds.train(args, cfg, _name(args, cfg), transcript)) is not None:
         return status
     with contextlib.ExitStack() as stack:
+        if clients is not None:
+            stack.enter_context(clients.open(cfg))
         directory, saved = _directory(args, cfg, stack)
         from jrl.run import checkpoint
 
         weights = checkpoint.locate(Path(args.init_from)) if args.init_from else None
         # a run that was killed before its first checkpoint begins anew: its rows do not count
         start = _Start(saved, weights, args.policy_only, 0 if args.resume else None)
-        options = _Options(directory, transcript, args.verbose, math.inf if args.until is None else args.until)
+        until = math.inf if args.until is None else args.until
+        options = _Options(directory, transcript, args.verbose, until, clients)
         interrupted = stack.enter_context(faults.signals())
         stack.enter_context(faults.stacks_on_request())
         end = _run(cfg, start, options, interrupted)
@@ -295,7 +312,7 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
     import jax
 
     from jrl.metrics import timers
-    from jrl.run import build, checkpoint, parallel, reporter, run_directory
+    from jrl.run import build, checkpoint, driven, parallel, reporter, run_directory
     from jrl.run.saving import Saving
     from jrl.run.session import Session
 
@@ -318,7 +335,11 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
         raise InputError(f"--until {options.until:.0f}: the run is at {done:,} steps already: give more")
     stages = timers.Timers()
     sinks: list[Sink] = []
-    session = Session(cfg, timers=stages, restarts=meta["iteration"] if meta else 0, sinks=sinks, directory=directory)
+    restarts = meta["iteration"] if meta else 0
+    external = options.clients and options.clients.source(cfg, restarts, interrupted)
+    session = Session(
+        cfg, timers=stages, restarts=restarts, sinks=sinks, directory=directory, external=external or None
+    )
     with contextlib.ExitStack() as stack:
         watchdog = stack.enter_context(faults.Watchdog(cfg.run.stall_seconds, pulse=lambda: stages.latest))
         stack.enter_context(session)
@@ -333,8 +354,10 @@ def _run(cfg: config.RunConfig, start: _Start, options: _Options, interrupted: f
             reporter.evaluation_ends(cfg.stop, found) or checkpoints.improves(found)
         )
         saving = Saving(session, checkpoints, watchdog, done)
-        info, reason, paused = _advance(session, saving, watchdog, interrupted, options.until)
+        info, reason, paused = driven.to_the_end(session, saving, watchdog, interrupted, options.until)
         watchdog.beat("the end of the run", grace=60.0)
+        if info is None:
+            return _End(None)
         if reporter.not_finite(info):
             bundle = session.write_fault(directory, info)
             session.reporter.flush()
@@ -379,40 +402,6 @@ def _sinks(
     transcript.listen()
     sinks += [write_row, reporter.stop_at(cfg.stop, cfg.run.smoothing_episodes)]
     return [*sinks, _print_stages] if options.verbose else sinks
-
-
-def _advance(
-    session: "Session", saving: "Saving", watchdog: faults.Watchdog, interrupted: faults.Signals, until: float
-) -> "tuple[StepInfo, str | None, bool]":
-    """Drives the session to its end: the last iteration, the criterion that was met, and whether it is but a pause."""
-    from jrl.run import reporter
-
-    # in this order: a checkpoint knows of what the others did before it
-    after: list[AfterCall] = [session.after, saving.if_due]
-    reason, before, paused = None, None, False
-    hint = faults.IN_A_PROGRAM if session.run.in_program else faults.FROM_THE_HOST
-    watchdog.beat("compilation and the first steps", grace=_COMPILATION, hint=hint)
-    info: StepInfo | None = None
-    try:
-        while (latest := session.advance()) is not None:
-            info = latest
-            watchdog.beat("result rows and evaluation", grace=60.0)  # the first evaluation compiles
-            if before is not None and reporter.not_finite(before):
-                break
-            before = info._replace(state=None)  # looked at when the next call is under way
-            reason = next(filter(None, [then(info) for then in after]), None)
-            paused = info.env_steps + session.steps_per_call >= until and info.env_steps_after() >= until
-            if paused and not reason and session.reporter.due():
-                reason = session.reporter.flush()
-            if reason or interrupted or paused:
-                break
-            watchdog.beat("environment steps and update", hint=hint)
-    except Exception:  # whatever it is, it goes on from here once the state is kept
-        if info is not None:
-            saving.rescue(info)
-        raise
-    assert info is not None
-    return info, reason, paused and not reason
 
 
 def _print_stages(row: dict[str, Any]) -> None:

@@ -184,7 +184,11 @@ SLOW = {
     "self_play",
     "league",
 }
-ELSEWHERE = ("tune_", "reinforce")  # tests/api/test_tune.py and tests/test_docs.py run those
+ELSEWHERE = (
+    "tune_",
+    "reinforce",
+    "serve_",
+)  # tests/api/test_tune.py, test_docs.py, serve/test_serving_page.py run those
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,7 @@ COMMANDS = {
     "plot": "draw learning curves of runs",
     "report": "compare runs: tables with intervals, learning curves, what is doubtful",
     "export": "write a trained policy as files that run without jrl",
+    "serve": "train on episodes that clients play over HTTP, or serve trained policies",
     "config": "list, show or check configs, or migrate RLlib's",
     "data": "look at data sets, and write them in other formats",
     "check-env": "check an environment against what it says of itself",

@@ -53,7 +53,8 @@ _CLASSES = {  # of RLlib's packages, what both of ours have nothing by that name
     **{n + end: _LIMITS for n in ("ARS", "DreamerV3", "ES", "MAML", "PG", "TRPO") for end in ("", "Config")},
     **dict.fromkeys(("MultiAgentEnv", "MultiAgentEnvRunner", "make_multi_agent"), _ENVS),
     **dict.fromkeys(("RLModule", "TorchModelV2", "ModelCatalog", "register_custom_model"), _MODULE),
-    "ExternalEnv": _LIMITS,
+    **dict.fromkeys(("ExternalEnv", "PolicyServerInput", "PolicyClient"),
+                    "python -m jrl.serve CONFIG; its clients use jrl.serve.client.PolicyClient"),
 }  # fmt: skip
 
 

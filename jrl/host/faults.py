@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NamedTuple, TextIO
 
-__all__ = ["FROM_THE_HOST", "IN_A_PROGRAM", "Signals", "Watchdog", "signals", "stacks_on_request"]
+__all__ = ["FROM_THE_HOST", "IN_A_PROGRAM", "Interrupted", "Signals", "Watchdog", "signals", "stacks_on_request"]
 
 _TOGETHER = 0.1  # seconds: `timeout` and some shells send one interruption twice, to the process and to its group
 _PATIENCE = 1.0  # seconds for Python to answer a second Ctrl-C, before the process is ended over its head
@@ -40,6 +40,10 @@ IN_A_PROGRAM = (
 
 
 # ---------------------------------------------------------------- signals
+
+
+class Interrupted(Exception):
+    """What waits for others, who may never come, has seen that the run is to end."""
 
 
 class Signals:

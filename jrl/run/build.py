@@ -17,13 +17,22 @@ from jrl.envs import task as tasks
 from jrl.envs.context import EnvContext
 from jrl.errors import InputError, counted
 from jrl.metrics.timers import Timers
-from jrl.rollout import fake, unroll
+from jrl.rollout import fake, sources, unroll
 from jrl.rollout.replay_episodes import Watch
 from jrl.rollout.source import Source
 from jrl.run import build_data, build_learner, build_policies, estimates, learner, parallel, several
 from jrl.run import recorder as recorders
+from jrl.run.build_collect import (
+    MakeSource,
+    close_all,
+    collecting,
+    completed,
+    make_source,
+    make_vectors,
+    numbered,
+    whole_episodes,
+)
 from jrl.run.build_collect import algorithm as algorithm
-from jrl.run.build_collect import close_all, collecting, completed, make_source, make_vectors, numbered, whole_episodes
 from jrl.run.build_collect import collector as collector
 from jrl.run.build_collect import environment as environment
 from jrl.run.build_collect import runner_source as runner_source
@@ -79,6 +88,7 @@ def run(
     restarts: int = 0,
     callback_list: callbacks.CallbackList | None = None,
     training_step: Callable[[Step], Any] | None = None,
+    external: MakeSource | None = None,
 ) -> Run:
     """Environments, algorithm and the program that trains it.
 
@@ -89,11 +99,14 @@ def run(
       training_step: what an iteration does; None: as the config says.
       restarts: a number that differs between a run and its continuations, for environments that cannot be restored:
         they start anew, with other seeds.
+      external: of runs whose episodes clients play, gives the source of what they play.
     Raises:
       InputError: more devices than there are, an environment or a space that cannot be handled.
     """
     devices = parallel.devices(learners=cfg.devices.learners, actors=cfg.devices.actors, fake=cfg.devices.fake)
     learners = devices.learners.devices.size
+    if cfg.external is not None and external is None:
+        raise InputError("external: clients play the episodes of this run: start it with python -m jrl.serve")
     if found := list(plan_faults.split_faults(cfg, learners)):
         raise InputError(*(message for _, message in found))
     if datasets.alone(cfg):
@@ -113,7 +126,8 @@ def run(
     )
     if not two:
         return _in_one_program(cfg, learning)
-    return _in_two_programs(cfg, learning, two, timers or Timers(), restarts, callback_list, training_step)
+    make = external or sources.make
+    return _in_two_programs(cfg, learning, two, timers or Timers(), restarts, callback_list, training_step, make)
 
 
 class _Learning(NamedTuple):
@@ -273,17 +287,18 @@ def _in_two_programs(
     restarts: int,
     callback_list: callbacks.CallbackList | None,
     training_step: Callable[[Step], Any] | None,
+    make: MakeSource,
 ) -> Run:
     """A run of which one program collects and another learns, for the reason `why`."""
     devices, vectors, algo = learning.devices, learning.vectors, learning.algo
     env, pools = vectors[0], plan.num_pools(cfg, devices.learners.devices.size)
-    backend = envs.resolve(cfg.env.id, cfg.env.backend)
+    backend = "clients" if cfg.external is not None else envs.resolve(cfg.env.id, cfg.env.backend)
     recorder = recorders.Recorder(cfg, env.spec, algo) if cfg.data.output else None
     latest = [cfg]  # a task of EnvPool is other options of the environment
     given: list[Any] = []  # the task of the others
 
     def source(key: Key, vectors: list[Any], count: int) -> Source:
-        made = make_source(latest[0], algo, devices, timers, key, vectors, count, callback_list)
+        made = make_source(latest[0], algo, devices, timers, key, vectors, count, callback_list, make)
         watched = callback_list is not None and callback_list.needs_rollouts
         whole = cfg.rollout.batch_mode == "complete_episodes" and not cfg.env_runners.num
         if recorder is not None:
@@ -333,6 +348,8 @@ def _in_two_programs(
     how = "inside a program" if in_program else "from the host"
     if cfg.env_runners.num:
         how = f"in {counted(cfg.env_runners.num, 'env runner')}"
+    if cfg.external is not None:
+        how = f"{counted(cfg.env.num_envs, 'episode')} at a time"
     return learning.run(
         program=staged,
         backend=f"{backend}, {how}",
@@ -376,6 +393,8 @@ def _why_two_programs(
         return "rollout.fake"
     if cfg.rollout.batch_mode != "truncate_episodes":
         return f"rollout.batch_mode {cfg.rollout.batch_mode}"
+    if cfg.external is not None:
+        return "clients play"
     if not isinstance(env, JaxEnv):
         return "the environments are stepped from Python"
     if env.pure:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jrl import algos, callbacks, envs, registry
+from jrl.envs import played
 from jrl.envs.context import EnvContext, OnFailure, Place
 from jrl.errors import InputError
 from jrl.metrics import episodes
@@ -20,6 +21,8 @@ from jrl.run.keys import Role, vector_key
 from jrl.settings import by_episode, multi_agent, plan
 from jrl.settings.config import RunConfig, algo_name, to_dict
 from jrl.types import Algo, AsyncEnv, Env, EnvSpec, JaxEnv, Key, PyTree, Rollout
+
+MakeSource = Callable[..., Source]  # as `sources.make`
 
 
 def on_failure(cfg: RunConfig) -> OnFailure:
@@ -61,6 +64,32 @@ def environment(
     if cfg.rollout.collector == "host" and isinstance(env, JaxEnv):
         raise InputError(f"rollout.collector host: {cfg.env.id} is written in JAX: use auto, or another env.backend")
     return build_policies.viewed(env, cfg)
+
+
+def played_by_clients(cfg: RunConfig, pools: int) -> played.Played:
+    """The environments of a run whose episodes clients play, which are spaces alone.
+
+    Raises:
+      InputError: no such spaces, environments of several agents, or more than one device that learns.
+    """
+    if pools > 1:
+        raise InputError(f"external: clients play for one device, and {pools} learn: set devices.learners=[0]")
+    given = cfg.external
+    assert given is not None
+    if given.observation is not None and given.action is not None:
+        spec = played.spec(given.observation, given.action, cfg.env.num_envs)
+    else:
+        env = envs.make(dataclasses.replace(cfg.env, num_envs=1, normalize_actions=False, clip_actions=False))
+        env.close()
+        spec = env.spec._replace(num_envs=cfg.env.num_envs)
+        if spec.agents:
+            raise InputError(f"external: env.id {cfg.env.id} has several agents, and clients play for one each")
+    return played.Played(
+        spec,
+        normalize=cfg.env.normalize_actions,
+        clip=cfg.env.clip_actions,
+        no_done_at_end=cfg.env.no_done_at_end,
+    )
 
 
 def check_environments(cfg: RunConfig, vectors: int) -> None:
@@ -131,6 +160,8 @@ def make_vectors(cfg: RunConfig, pools: int, count: int) -> list[JaxEnv | Env | 
         check_environments(cfg, pools)
         alone = dataclasses.replace(cfg.env, batch_size=None)
         return [environment(dataclasses.replace(cfg, env=alone), num_envs=1)]
+    if cfg.external is not None:
+        return [played_by_clients(cfg, pools)]
     size, vectors = cfg.env.num_envs // pools, []
     try:
         for i in range(pools):
@@ -186,8 +217,11 @@ def make_source(
     vectors: list[JaxEnv | Env | AsyncEnv],
     count: int,
     callback_list: callbacks.CallbackList | None = None,
+    make: MakeSource = sources.make,
 ) -> Source:
-    """Where the rollouts of a staged program come from; those of the whole batch, on the devices that learn."""
+    """Where the rollouts of a staged program come from; those of the whole batch, on the devices that learn. `make`
+    gives that of each vector.
+    """
     record = cfg.data.output is not None or (callback_list is not None and callback_list.needs_episodes)
     lag = plan.policy_lag(cfg)
     join = functools.partial(parallel.deal, mesh=devices.learners)
@@ -198,7 +232,7 @@ def make_source(
     if callback_list:
         how |= callback_list.collecting(vectors[0])[0]
     parts = [
-        sources.make(
+        make(
             env,
             algo.act,
             key=vector_key(key, i, len(vectors)),

@@ -49,6 +49,7 @@ class Session(Policies):
       training_step: what an iteration does; None: as the config says.
       directory: of the run, for videos of evaluations; None: `run.out`.
       run: its parts; None: as the config says.
+      external: see `build.run`.
     Attributes:
       config, run: the run and its parts.
       state: LoopState; taken over by the next call.
@@ -75,6 +76,7 @@ class Session(Policies):
         training_step: Callable[[Step], Any] | None = None,
         directory: Path | None = None,
         run: build.Run | None = None,
+        external: build.MakeSource | None = None,
     ):
         if errors := loggers.check(cfg.run.log):
             raise InputError(*errors)
@@ -93,8 +95,9 @@ class Session(Policies):
         self.schedule = evaluation.Schedule(self, self.callback_list, self._face, directory)
         self._recompiles = runtime.Recompiles(cfg.run.max_recompiles)
         self.run = run or build.run(
-            cfg, timers=self.timers, restarts=restarts, callback_list=self.callback_list, training_step=training_step
-        )
+            cfg, timers=self.timers, restarts=restarts, callback_list=self.callback_list, training_step=training_step,
+            external=external,
+        )  # fmt: skip
         self.workers, self.by_hand = Workers(self), ByHand(self)
         plays_itself = cfg.multi_agent is not None and cfg.multi_agent.self_play is not None
         self.league = league.Pool(cfg, self.run) if plays_itself else None

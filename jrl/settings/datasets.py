@@ -126,7 +126,7 @@ def alone(cfg: Any) -> bool:
 
 def title(cfg: Any) -> str:
     """What a run learns in: the id of its environment, or the name of its data."""
-    return cfg.env.id or next((Path(name).name for name in shares(cfg)), "data")
+    return cfg.env.id or next((Path(name).name for name in shares(cfg)), "data" if cfg.external is None else "clients")
 
 
 def counts(shares: dict[str, float], batch_size: int) -> dict[str, int]:
@@ -152,7 +152,7 @@ def faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("data.input", "algo.name"), f"data.input: {name} learns from a data set alone: {mend}"
         return
     if given is None:
-        if not cfg.env.id:
+        if not cfg.env.id and cfg.external is None:
             yield ("env.id",), "env.id is missing: expected the name of an environment, such as CartPole-v1"
         return
     found = shares(cfg)
@@ -178,7 +178,7 @@ def faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
         message = f"data.input: {name} learns from a data set, which teaches one policy: leave multi_agent out"
         yield ("data.input", "multi_agent"), message
     if SAMPLER in found:
-        if not cfg.env.id:
+        if not cfg.env.id and cfg.external is None:
             yield ("env.id", "data.input"), f"env.id is missing: data.input names {SAMPLER}, which acts in environments"
         if cfg.replay is not None and len(found) > cfg.replay.batch_size:
             yield ("data.input", "replay.batch_size"), "data.input: more inputs than rows of a batch: raise it"
@@ -215,6 +215,7 @@ def _without_environment(cfg: Any, name: str) -> Iterator[tuple[tuple[str, ...],
         ("custom.reward", cfg.custom.reward, "there are no rollouts: use data.reward"),
         ("custom.training_step", cfg.custom.training_step, "an iteration is an update"),
         ("custom.env_task", cfg.custom.env_task, "there are no environments"),
+        ("external", cfg.external is not None, "nobody plays"),
     ):
         if is_set:
             yield ("data.input", key), f"{key}: {name} learns from data.input alone, and {why}: leave it out"

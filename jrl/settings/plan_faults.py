@@ -12,7 +12,7 @@ from typing import Any
 from jrl.errors import counted
 from jrl.fields import bounds
 from jrl.fields.bounds import INT32, short
-from jrl.settings import datasets, replay_faults
+from jrl.settings import datasets, external, replay_faults
 from jrl.settings.plan import (
     batch_plan,
     columns,
@@ -56,6 +56,7 @@ def faults(cfg: Any) -> Iterator[Fault]:
     elif steps is not None and (message := bounds.fault(int(steps), bounds.Steps, key)):
         yield (key,), message
     yield from datasets.faults(cfg)
+    yield from external.faults(cfg)
     own = getattr(cfg.algo, "validate", None)
     for message in own() if callable(own) else ():
         yield ("algo",), f"algo: {message}"

@@ -30,6 +30,7 @@ from jrl.fields.env import EnvConfig as EnvConfig
 from jrl.fields.hyper import NetworkConfig
 from jrl.host.runtime import RuntimeConfig as RuntimeConfig
 from jrl.settings.datasets import DataConfig as DataConfig
+from jrl.settings.external import ExternalConfig as ExternalConfig
 
 Index = Annotated[int, Interval(ge=0, le=65_535)]  # of a device
 
@@ -255,6 +256,7 @@ class RunConfig:
     # data sets to learn from, in the place of environments or beside them
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     multi_agent: MultiAgentConfig | None = None  # of environments with several agents; null: as they come
+    external: ExternalConfig | None = None  # episodes that clients play; null: environments are stepped here
     network: NetworkConfig = dataclasses.field(default_factory=NetworkConfig)
     rollout: RolloutConfig = RolloutConfig()
     replay: ReplayConfig | None = None  # algorithms that learn from replay have one, others none

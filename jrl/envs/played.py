@@ -1,0 +1,156 @@
+"""Environments that others play: known by their spaces alone, which a config says, or an environment that has them."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from jrl.envs import limits, wrappers
+from jrl.errors import InputError
+from jrl.spaces import leaves, masks_actions, of_leaves
+from jrl.types import Array, Box, Dict, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, PyTree, Space, Tuple
+
+_KINDS = ("box", "discrete", "multi_discrete", "multi_binary", "dict", "tuple")
+_MOST = 2**31 - 1
+
+
+class Played:
+    """B environments that clients play; an Env whose steps come from elsewhere.
+
+    Attributes:
+      spec: as the policy sees them.
+      to_env: from the policy's actions [N, *] to the environment's; None where they are the same.
+      ends: from (terminated, truncated) as clients tell them to those of the learner; None where they are the same.
+    """
+
+    def __init__(self, spec: EnvSpec, *, normalize: bool, clip: bool, no_done_at_end: bool | None):
+        """Makes them of the environment's own spaces; the other arguments as `wrappers.wrap`."""
+        action, self.to_env = wrappers.action_transform(spec.action, normalize=normalize, clip=clip)
+        self.spec = spec if self.to_env is None else spec._replace(action=action, env_action=spec.action)
+        self.ends: Callable[[Array, Array], tuple[Array, Array]] | None = limits.flags(no_done_at_end)
+
+    def reset(self) -> NoReturn:
+        raise TypeError("clients play these environments: nobody here resets them")
+
+    def step(self, action: PyTree) -> NoReturn:
+        raise TypeError("clients play these environments: nobody here steps them")
+
+    def close(self) -> None:
+        """Does nothing: there is nothing to end."""
+
+
+def from_env(policy: Space, env: Space, action: PyTree) -> PyTree:
+    """The policy's action [*] that the environment's own is made of: the inverse of `to_env`, clipped to what it gives.
+
+    Args:
+      policy, env: the action spaces of the policy and of the environment.
+      action: of the environment.
+    """
+
+    def inverse(own: Leaf, theirs: Leaf, x: np.ndarray) -> np.ndarray:
+        if not isinstance(own, Box) or not isinstance(theirs, Box):
+            return x
+        (low, high), (first, last) = own.bounds(), theirs.bounds()
+        bounded = np.isfinite(first) & np.isfinite(last) & np.isfinite(low) & np.isfinite(high)
+        with np.errstate(invalid="ignore"):  # inf - inf, of elements that stay as they are
+            scaled = low + (x - first) / (last - first) * (high - low)
+        return np.clip(np.where(bounded, scaled, x), low, high).astype(own.dtype)
+
+    parts = [leaf for _, leaf in leaves(env)]
+    flat = [inverse(own, theirs, x) for (_, own), theirs, x in zip(leaves(policy), parts, jax.tree.leaves(action))]
+    return of_leaves(policy, flat)
+
+
+def spec(observation: Mapping[str, Any], action: Mapping[str, Any], num_envs: int) -> EnvSpec:
+    """The spec of spaces as a config writes them. Raises InputError: what they cannot be, or do not go together."""
+    seen, taken = space(observation, "external.observation"), space(action, "external.action", acts=True)
+    found = EnvSpec(seen, taken, num_envs)
+    masks_actions(found)
+    return found
+
+
+def space(given: Any, key: str, *, acts: bool = False) -> Space:
+    """The space that a config writes as {kind: size}.
+
+    >>> space({"box": [4]}, "external.observation")
+    Box(shape=(4,), dtype='float32', low=-inf, high=inf)
+    >>> space({"dict": {"a": {"discrete": 3}, "b": {"box": [], "low": 0}}}, "external.observation")
+    Dict(items=(('a', Discrete(n=3, dtype='int32')), ('b', Box(shape=(), dtype='float32', low=0.0, high=inf))))
+
+    Args:
+      given: plain data.
+      key: of the config, for errors.
+      acts: whether it is of actions, whose Boxes are float32.
+    Raises:
+      InputError: it is none.
+    """
+    kinds = [name for name in _KINDS if isinstance(given, Mapping) and name in given]
+    if len(kinds) != 1:
+        raise InputError(f"{key}: expected one of {', '.join(_KINDS)} with its size, such as {{box: [4]}}, got {given}")
+    kind, size = kinds[0], given[kinds[0]]
+    options = {name: value for name, value in given.items() if name != kind}
+    known = {"box": ("low", "high") if acts else ("low", "high", "dtype")}.get(kind, ())
+    if unknown := [name for name in options if name not in known]:
+        mend = f"it takes {', '.join(known)}" if known else "it takes its size alone"
+        raise InputError(f"{key}.{unknown[0]}: {kind} has no such entry: {mend}")
+    if kind == "dict":
+        if not isinstance(size, Mapping) or not size:
+            raise InputError(f"{key}.dict: expected names with a space each, such as {{position: {{box: [2]}}}}")
+        return Dict(tuple((str(name), space(part, f"{key}.dict.{name}", acts=acts)) for name, part in size.items()))
+    if kind == "tuple":
+        if not isinstance(size, list | tuple) or not size:
+            raise InputError(f"{key}.tuple: expected a list of spaces, such as [{{box: [2]}}, {{discrete: 3}}]")
+        return Tuple(tuple(space(part, f"{key}.tuple.{i}", acts=acts) for i, part in enumerate(size)))
+    if kind == "discrete":
+        return Discrete(_whole(size, f"{key}.discrete"))
+    sizes = _sizes(size, f"{key}.{kind}")
+    if kind == "multi_discrete":
+        return MultiDiscrete(sizes)
+    return MultiBinary(sizes) if kind == "multi_binary" else _box(sizes, options, key)
+
+
+def _box(shape: tuple[int, ...], options: Mapping[str, Any], key: str) -> Box:
+    name = options.get("dtype", "float32")
+    if name not in ("float32", "uint8", "int8", "int16", "int32", "bool"):
+        raise InputError(f"{key}.dtype: expected float32, uint8, int8, int16, int32 or bool, got {name}")
+    kind = np.dtype(name).kind
+    least, most = {"f": (-math.inf, math.inf), "b": (0.0, 1.0)}.get(kind) or _limits(name)
+    low = _bound(options.get("low", least), shape, f"{key}.low")
+    high = _bound(options.get("high", most), shape, f"{key}.high")
+    box = Box(shape, name, low, high)
+    below, above = box.bounds()
+    if not (below < above).all():
+        raise InputError(f"{key}: expected low < high, got low {low} and high {high}")
+    return box
+
+
+def _limits(dtype: str) -> tuple[float, float]:
+    found = np.iinfo(dtype)
+    return float(found.min), float(found.max)
+
+
+def _bound(given: Any, shape: tuple[int, ...], key: str) -> float | tuple[float, ...]:
+    try:
+        found = np.asarray(given, np.float64)
+    except (TypeError, ValueError):
+        found = np.full((), math.nan)
+    if np.isnan(found).any() or found.shape not in ((), shape):
+        raise InputError(f"{key}: expected a number, or one for each element of {list(shape)}, got {given}")
+    return float(found) if found.ndim == 0 else tuple(found.reshape(-1).tolist())
+
+
+def _whole(given: Any, key: str) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= _MOST:
+        raise InputError(f"{key}: expected a whole number of 1 or more, got {given}")
+    return given
+
+
+def _sizes(given: Any, key: str) -> tuple[int, ...]:
+    if not isinstance(given, list | tuple):
+        raise InputError(f"{key}: expected a list of sizes, such as [4], got {given}")
+    found = tuple(_whole(n, f"{key}.{i}") for i, n in enumerate(given))
+    if math.prod(found) > _MOST:
+        raise InputError(f"{key}: {math.prod(found):,} elements are more than any machine holds: lower one of {given}")
+    return found

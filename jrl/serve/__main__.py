@@ -1,0 +1,111 @@
+"""python -m jrl.serve CONFIG: a run that learns from the episodes that clients play over HTTP.
+
+python -m jrl.serve RUN --no-learn: trained policies behind HTTP.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from jrl import train
+from jrl.errors import InputError
+from jrl.fields import schema
+from jrl.host import command, faults
+from jrl.settings.external import ExternalConfig
+
+_OF_TRAINING = ("algo", "env", "rllib", "drop", "out", "resume", "init_from", "policy_only", "as_test", "stop")
+_SWITCH_S = 0.0005  # seconds that a thread keeps Python's lock where another wants it: by default longer than an answer
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; nothing heavy is imported for it."""
+    p = train.parser("serve", "Train on episodes that clients play over HTTP, or serve trained policies.")
+    p.add_argument("--host", help="short for --set external.host=...")
+    p.add_argument("--port", type=int, help="short for --set external.port=...")
+    p.add_argument("--token-file", help="short for --set external.token_file=...")
+    p.add_argument("--no-learn", action="store_true", help="serve the policy of a run directory or checkpoint")
+    p.add_argument(
+        "--policy", action="append", default=[], metavar="NAME=RUN", help="of --no-learn: a policy by its name"
+    )
+    p.add_argument("--follow", action="store_true", help="of --no-learn: go over to better checkpoints as they appear")
+    p.add_argument("--latest", action="store_true", help="of --no-learn: the latest checkpoint, not the best")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: as `jrl.train`."""
+    args = parser().parse_args(argv)
+    sys.setswitchinterval(_SWITCH_S)
+    short = {"host": args.host, "port": args.port, "token_file": args.token_file}
+    args.overrides += [f"external.{name}={value}" for name, value in short.items() if value is not None]
+    if not args.no_learn:
+        if args.policy or args.follow or args.latest:
+            print("error: --policy, --follow and --latest are for --no-learn: give that, too", file=sys.stderr)
+            return 2
+        args.overrides = ["external={}", *args.overrides]
+        return train.run(args, _Clients())
+    try:
+        return _no_learn(args)
+    except InputError as e:
+        return command.refused(e)
+
+
+def _no_learn(args: argparse.Namespace) -> int:
+    """Serves until a signal comes; the exit status. Raises InputError."""
+    if given := [name for name in _OF_TRAINING if getattr(args, name)]:
+        raise InputError(f"--no-learn: --{given[0].replace('_', '-')} is for runs that learn: leave it out")
+    runs: dict[str, str] = {}
+    for text in (*([f"default={args.config}"] if args.config else ()), *args.policy):
+        name, equals, path = text.partition("=")
+        if not (name and equals and path) or name in runs:
+            raise InputError(f"--policy {text}: expected NAME=RUN, each name once")
+        runs[name] = path
+    if not runs:
+        raise InputError("--no-learn: name a run directory or a checkpoint, or several with --policy NAME=RUN")
+    cfg = _section(args.overrides)
+    from jrl.serve import policies
+
+    with faults.signals() as interrupted:
+        policies.serve(runs, cfg, best=False if args.latest else None, follow=args.follow, interrupted=interrupted)
+    return interrupted.exit_status or 0
+
+
+def _section(overrides: Sequence[str]) -> ExternalConfig:
+    """The `external` section of a server that does not learn. Raises InputError."""
+    data: dict[str, Any] = {}
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        section, _, name = key.partition(".")
+        if section != "external" or not name or not equals:
+            raise InputError(f"--set {text}: --no-learn takes keys of external alone, such as external.port=9900")
+        data[name] = schema.parse(value)
+    problems: list[schema.Problem] = []
+    known = [f"external.{name}" for name in ExternalConfig.__dataclass_fields__]
+    found = schema.build(ExternalConfig, data, problems, prefix="external.", known=known)
+    if problems:
+        raise InputError(*(p.message for p in problems))
+    return found
+
+
+class _Clients:
+    """`jrl.serve.clients.Clients`, which imports jax once it is asked."""
+
+    def __init__(self) -> None:
+        self._found: Any = None
+
+    def _clients(self) -> Any:
+        from jrl.serve.clients import Clients
+
+        self._found = self._found or Clients()
+        return self._found
+
+    def open(self, *given: Any) -> Any:
+        return self._clients().open(*given)
+
+    def source(self, *given: Any) -> Any:
+        return self._clients().source(*given)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

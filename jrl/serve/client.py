@@ -1,0 +1,306 @@
+"""Plays episodes with the policy of a jrl server: `python -m jrl.serve CONFIG`. Needs numpy and this file alone.
+
+    client = PolicyClient("http://127.0.0.1:9900")
+    episode = client.start_episode()
+    obs, _ = env.reset()
+    while True:
+        obs, reward, terminated, truncated, _ = env.step(client.get_action(episode, obs))
+        client.log_returns(episode, reward)
+        if terminated or truncated:
+            client.end_episode(episode, obs, truncated=truncated)
+            break
+
+Where the server is away, calls wait and try again. One that came back without its episodes makes calls raise
+EpisodeLost: begin another. A client is for one thread.
+"""
+
+import http.client
+import io
+import json
+import random
+import ssl
+import time
+import urllib.parse
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_NPZ = "application/x-npz"
+_LARGE = 256  # numbers of an observation, from which on arrays are sent as npz rather than as JSON
+_FIRST_S, _LONGEST_S = 0.1, 5.0  # seconds between tries, doubled each time
+
+
+class RequestRefused(ValueError):
+    """The server's answer to a request that it cannot fulfil: `status` is that of HTTP, 4xx."""
+
+    def __init__(self, status: int, message: str):
+        super().__init__(message)
+        self.status = status
+
+
+class EpisodeLost(RuntimeError):
+    """The episode is over for the server, which was away or has not heard of it for too long: begin another."""
+
+
+class Steps(NamedTuple):
+    """What follows upon a step of N episodes."""
+
+    episodes: list[str]  # in the places of those that have ended others have begun
+    actions: Any  # [N, *]
+
+
+class PolicyClient:
+    """A connection to a server, and the episodes that are played over it.
+
+    Args:
+      address: http://HOST:PORT, or https.
+      token: what the server wants to be shown; None: nothing.
+      timeout_s: of one request.
+      patience_s: how long to try again where the server is away, before ConnectionError is raised.
+      context: of TLS, such as one that knows a certificate of your own; None: that of the system.
+    """
+
+    def __init__(
+        self,
+        address: str = "http://127.0.0.1:9900",
+        *,
+        token: str | None = None,
+        timeout_s: float = 60.0,
+        patience_s: float = 300.0,
+        context: ssl.SSLContext | None = None,
+    ):
+        parts = urllib.parse.urlsplit(address)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"address: expected http://HOST:PORT, got {address!r}")
+        if parts.scheme == "https":
+            self._connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                parts.hostname, parts.port, timeout=timeout_s, context=context
+            )
+        else:
+            self._connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+        self._address, self._patience_s = address, patience_s
+        self._headers = {"Jrl-Client": uuid.uuid4().hex}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._reward: dict[str, float] = {}  # since the latest action, by episode
+        self._step: dict[str, int] = {}
+        self.version = 0  # of the weights that chose the latest action
+
+    # ------------------------------------------------------------ one episode
+
+    def start_episode(
+        self, episode_id: str | None = None, training_enabled: bool = True, policy: str | None = None
+    ) -> str:
+        """Begins an episode; its id.
+
+        Args:
+          episode_id: its name; None: a new one.
+          training_enabled: whether the server learns from it.
+          policy: the name of that which acts; None: the server's first.
+        """
+        id = episode_id or uuid.uuid4().hex
+        fields: dict[str, Any] = {"episode_id": id, "training_enabled": bool(training_enabled)}
+        fields |= {} if policy is None else {"policy": policy}
+        try:
+            self._post("/v1/episodes", fields)
+        except RequestRefused as e:
+            if e.status != 409 or episode_id is not None:
+                raise  # of a name of our own: the answer to the first try was lost
+        self._reward[id], self._step[id] = 0.0, 0
+        return id
+
+    def get_action(self, episode_id: str, observation: Any) -> Any:
+        """The policy's action at an observation [*], as the environment takes it."""
+        fields = {"observation": observation, "reward": self._reward[episode_id], "step": self._step[episode_id]}
+        found = self._of(episode_id, "action", fields)
+        self._went_on(episode_id)
+        self.version = int(found["version"])
+        return _arrays(found["action"])
+
+    def log_action(self, episode_id: str, observation: Any, action: Any) -> None:
+        """Tells of an action that was chosen here. Raises RequestRefused where the algorithm does not learn from it."""
+        fields = {"observation": observation, "action": action, "reward": self._reward[episode_id]}
+        self._of(episode_id, "log", {**fields, "step": self._step[episode_id]})
+        self._went_on(episode_id)
+
+    def log_returns(self, episode_id: str, reward: float, info: Any = None) -> None:
+        """Adds to the reward of the latest action; it goes with the next request. `info` is for RLlib's callers."""
+        self._reward[episode_id] += float(reward)
+
+    def end_episode(self, episode_id: str, observation: Any, truncated: bool = False) -> dict[str, float]:
+        """Ends an episode with the observation after its last action; its `return` and `length`.
+
+        Args:
+          episode_id: see `start_episode`.
+          observation: [*], the last.
+          truncated: it was cut, by a time limit, and might have gone on.
+        """
+        fields = {"observation": observation, "reward": self._reward[episode_id], "truncated": bool(truncated)}
+        found = self._of(episode_id, "end", {**fields, "step": self._step[episode_id]})
+        del self._reward[episode_id], self._step[episode_id]
+        return {name: float(found[name]) for name in ("return", "length")}
+
+    # ------------------------------------------------------------ many episodes in one request
+
+    def start_episodes(self, count: int, training_enabled: bool = True, policy: str | None = None) -> list[str]:
+        """Begins so many episodes, for `steps`; arguments as `start_episode`."""
+        fields: dict[str, Any] = {"count": count, "training_enabled": bool(training_enabled)}
+        fields |= {} if policy is None else {"policy": policy}
+        return [str(id) for id in self._post("/v1/episodes", fields)["episode_ids"]]
+
+    def steps(
+        self,
+        episodes: Sequence[str],
+        observations: Any,
+        rewards: Any = None,
+        terminated: Any = None,
+        truncated: Any = None,
+        final_observations: Any = None,
+    ) -> Steps:
+        """A step of N episodes: what came of the latest actions, and the actions that follow.
+
+        Args:
+          episodes: N ids.
+          observations: [N, *] to act on; where an episode has ended, the first of the next.
+          rewards: [N] of the latest actions; None where episodes have begun.
+          terminated, truncated: [N] bool, which episodes have ended with the latest action; None: none.
+          final_observations: [N, *], where any has: its last observation; the other rows do not count.
+        Raises:
+          EpisodeLost: no answer came; nobody knows whether the step counts.
+        """
+        fields = {
+            "episode_ids": list(episodes),
+            "observations": observations,
+            "rewards": rewards,
+            "terminated": terminated,
+            "truncated": truncated,
+            "final_observations": final_observations,
+        }
+        given = {name: value for name, value in fields.items() if value is not None}
+        try:
+            found = self._post("/v1/steps", given, again=False, npz=True)
+        except ConnectionError as e:
+            raise EpisodeLost(f"no answer from {self._address}: {e}") from e
+        self.version = int(found["version"])
+        return Steps([str(id) for id in found["episode_ids"]], _arrays(found["actions"]))
+
+    # ------------------------------------------------------------ over the wire
+
+    def get_once(self, observation: Any, policy: str | None = None) -> Any:
+        """The action at an observation [*] without an episode, of a policy that remembers nothing."""
+        fields: dict[str, Any] = {"observation": observation}
+        fields |= {} if policy is None else {"policy": policy}
+        found = self._post("/v1/action", fields)
+        self.version = int(found["version"])
+        return _arrays(found["action"])
+
+    def policies(self) -> dict[str, Any]:
+        """What the server tells of its policies, by name: algorithm, spaces, version."""
+        return self._request("GET", "/v1/policies", b"", {})["policies"]
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._connection.close()
+
+    def _went_on(self, id: str) -> None:
+        self._reward[id], self._step[id] = 0.0, self._step[id] + 1
+
+    def _of(self, id: str, what: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return self._post(f"/v1/episodes/{urllib.parse.quote(id, safe='')}/{what}", fields)
+        except RequestRefused as e:
+            if e.status not in (404, 410):
+                raise
+            self._reward.pop(id, None)
+            self._step.pop(id, None)
+            raise EpisodeLost(str(e)) from e
+
+    def _post(self, path: str, fields: Mapping[str, Any], *, again: bool = True, npz: bool = False) -> dict[str, Any]:
+        if npz or _size(fields) > _LARGE:
+            buffer = io.BytesIO()
+            np.savez(buffer, allow_pickle=False, **dict(flat("", fields)))
+            return self._request("POST", path, buffer.getvalue(), {"Content-Type": _NPZ}, again=again)
+        body = json.dumps(fields, default=plain).encode()
+        return self._request("POST", path, body, {"Content-Type": "application/json"}, again=again)
+
+    def _request(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str], *, again: bool = True
+    ) -> dict[str, Any]:
+        until, wait = time.monotonic() + self._patience_s, _FIRST_S
+        while True:
+            try:
+                self._connection.request(method, path, body, {**self._headers, **headers})
+                answer = self._connection.getresponse()
+                found = answer.read()
+            except (OSError, http.client.HTTPException) as e:
+                self._connection.close()
+                if not again or time.monotonic() + wait > until:
+                    raise ConnectionError(f"{self._address}: {e or type(e).__name__}") from e
+            else:
+                if answer.status == 429 and again and time.monotonic() + wait < until:
+                    pass  # as one that is away
+                elif answer.status >= 400:
+                    raise RequestRefused(answer.status, _told(found, answer.status))
+                else:
+                    return _read(found, answer.getheader("Content-Type", ""))
+            time.sleep(wait * random.uniform(0.5, 1.0))
+            wait = min(2 * wait, _LONGEST_S)
+
+
+def _told(body: bytes, status: int) -> str:
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP status {status}"
+
+
+def _read(body: bytes, kind: str) -> dict[str, Any]:
+    if not kind.startswith(_NPZ):
+        return json.loads(body)
+    with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
+        flat = {name: arrays[name] for name in arrays.files}
+    found: dict[str, Any] = {}
+    for name, x in flat.items():
+        *path, last = name.split("/")
+        part = found
+        for inner in path:
+            part = part.setdefault(inner, {})
+        part[last] = x
+    return found
+
+
+def _arrays(tree: Any) -> Any:
+    """Lists of JSON as arrays; one number as a number of numpy."""
+    if isinstance(tree, dict):
+        if tree and all(name.isdigit() for name in tree):  # the parts of a tuple, from npz
+            return tuple(_arrays(tree[str(i)]) for i in range(len(tree)))
+        return {name: _arrays(part) for name, part in tree.items()}
+    if isinstance(tree, list) and any(isinstance(part, dict) for part in tree):
+        return tuple(_arrays(part) for part in tree)
+    found = np.asarray(tree)
+    found = found.astype(np.float32) if found.dtype == np.float64 else found
+    return found[()] if found.ndim == 0 else found
+
+
+def _size(tree: Any) -> int:
+    if isinstance(tree, Mapping):
+        return sum(map(_size, tree.values()))
+    return tree.size if isinstance(tree, np.ndarray) else 1
+
+
+def plain(x: Any) -> Any:
+    """An array as JSON holds it."""
+    return x.tolist()
+
+
+def flat(name: str, tree: Any) -> list[tuple[str, np.ndarray]]:
+    """The arrays of a tree, each with its path."""
+    if isinstance(tree, Mapping):
+        parts = [(str(key), part) for key, part in tree.items()]
+    elif isinstance(tree, tuple):
+        parts = [(str(i), part) for i, part in enumerate(tree)]
+    else:
+        return [(name, np.asarray(tree))]
+    return [found for key, part in parts for found in flat(f"{name}/{key}" if name else key, part)]

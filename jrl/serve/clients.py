@@ -1,0 +1,126 @@
+"""The clients of a run: the server where they come, and the source of what they play."""
+
+import contextlib
+import functools
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrl.envs import played
+from jrl.envs.played import Played
+from jrl.host import faults
+from jrl.rollout.source import Source
+from jrl.serve import address
+from jrl.serve.columns import Columns
+from jrl.serve.inference import Inference, Program, zeros
+from jrl.serve.server import Facts, Server
+from jrl.serve.source import ClientSource, capacity
+from jrl.serve.table import Table
+from jrl.settings import config, external
+from jrl.settings.config import RunConfig
+from jrl.types import ActOut, EnvSpec, PyTree, element
+
+
+class Clients:
+    """Those who play the episodes of a run; see `jrl.train.Clients`.
+
+    Attributes:
+      address: http://HOST:PORT where they come; "" before `open`.
+    """
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._token: bytes | None = None
+        self._tls: ssl.SSLContext | None = None
+        self.address = ""
+
+    @contextlib.contextmanager
+    def open(self, cfg: RunConfig) -> Iterator[None]:
+        """Takes the address of the config; connections are refused until the first weights are there.
+
+        Raises:
+          InputError: it is taken, or the files of token or certificate do not do.
+        """
+        assert cfg.external is not None
+        self._token, self._tls = address.token_of(cfg.external), address.tls(cfg.external)
+        self._socket = address.bound(cfg.external, self._token)
+        self.address = address.url(self._socket, tls=self._tls is not None)
+        try:
+            yield
+        finally:
+            if self._socket is not None:
+                self._socket.close()
+
+    def source(self, cfg: RunConfig, iteration: int, interrupted: faults.Signals) -> Callable[..., Source]:
+        """What makes the source of a run, in the place of `rollout.sources.make`."""
+        return functools.partial(self._source, cfg, iteration, interrupted)
+
+    def _source(
+        self,
+        cfg: RunConfig,
+        iteration: int,
+        interrupted: faults.Signals,
+        env: Played,
+        act: Callable[..., ActOut],
+        *,
+        length: int,
+        carry: Callable[..., PyTree],
+        explore: bool,
+        key: Any = None,  # of environments written in JAX
+        device: Any = None,  # the actor says where it acts
+        **how: Any,
+    ) -> Source:
+        given, spec, num = cfg.external, env.spec, env.spec.num_envs
+        assert given is not None
+        before = jax.tree.map(np.asarray, jax.device_get(carry(num)))
+        initial = lambda column: jax.tree.map(lambda x: x[column], before)
+        most = capacity(length, replay=cfg.replay is not None, bytes_per_row=_bytes(spec), num=num)
+        table = Table(Columns(num, length, most), num, given.max_clients)
+        program = Program(act, env.to_env, explore=explore, most=max(num, min(given.max_batch, 64)))
+        found = Server(table, given, self._token)
+        inference = Inference(table, program, initial, found.deliver, max_wait_ms=given.max_wait_ms)
+        found.add("default", facts(cfg, spec), inference)
+        first = zeros(element(spec.observation))
+
+        def begin() -> None:
+            inference.warm_up(first)
+            sock, self._socket = self._socket or address.bound(given, self._token), None
+            self.address = address.url(sock, tls=self._tls is not None)
+            found.web.open(sock, self._tls)
+            print("clients:", self.address, flush=True)
+
+        return _Serving(
+            env, act, table=table, inference=inference, begin=begin, interrupted=lambda: bool(interrupted),
+            max_lag=external.max_lag(cfg), version=iteration, length=length, carry=carry, explore=explore,
+            server=found, **how,
+        )  # fmt: skip
+
+
+class _Serving(ClientSource):
+    """A source that closes its server."""
+
+    def __init__(self, *args: Any, server: Server, **options: Any):
+        self._server = server
+        super().__init__(*args, **options)
+
+    def close(self) -> None:
+        self._server.close()
+        super().close()
+
+
+def facts(cfg: RunConfig, spec: EnvSpec) -> Facts:
+    """What a server of a run tells of its policy."""
+    name, taken = config.algo_name(cfg), spec.env_action or spec.action
+    own = functools.partial(played.from_env, spec.action, taken) if cfg.replay is not None else None
+    why = f"{name} learns from actions that its own policy chose: ask for them; dqn, sac and td3 learn from any"
+    return Facts(name, spec.env_observation or spec.observation, taken, own, why, learns=True)
+
+
+def _bytes(spec: EnvSpec) -> int:
+    """Of a row, about: its observation and some numbers."""
+    found = jax.tree.leaves(element(spec.observation))
+    return 64 + sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in found)

@@ -1,0 +1,211 @@
+"""Actions for those who ask at about the same time, chosen together, in a thread that waits for no update."""
+
+import collections
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jrl.serve.columns import Columns, Ends
+from jrl.serve.table import UNLEARNED, Item, Table
+from jrl.types import ActOut, Key, PyTree
+
+Deliver = Callable[[list[tuple[Item, PyTree, int]]], None]  # items with their actions [*] and the version that chose
+
+
+class Weights(NamedTuple):
+    """What acts now."""
+
+    actor: PyTree
+    key: Key
+    version: int
+
+
+class Program:
+    """`act` for any number of rows: they are padded to the next of a few sizes, each of which compiles once.
+
+    Args:
+      act: `Algo.act`.
+      to_env: from its actions to the environment's; None: they are the same.
+      explore: passed to `act`.
+      most: rows of a call.
+    """
+
+    def __init__(self, act: Callable[..., ActOut], to_env: Any, *, explore: bool, most: int):
+        self.sizes = sorted({min(4**i, most) for i in range(12)})
+
+        def run(actor, obs, carry, key, count):
+            out = act(actor, obs, carry, jax.random.fold_in(key, count), explore)
+            return out.action, out.action if to_env is None else to_env(out.action), out.extras, out.carry
+
+        self._run = jax.jit(run)
+
+    def __call__(self, weights: Weights, obs: PyTree, carry: PyTree, count: int) -> tuple[PyTree, ...]:
+        """(actions, actions of the environment, extras, carry after) [N, *] of observations [N, *], numpy."""
+        num = len(jax.tree.leaves(obs)[0])
+        size = next(size for size in self.sizes if size >= num)
+        obs, carry = (jax.tree.map(lambda x: _padded(x, size), tree) for tree in (obs, carry))
+        found = jax.device_get(self._run(weights.actor, obs, carry, weights.key, np.uint32(count % 2**32)))
+        return jax.tree.map(lambda x: x[:num], found) if size != num else found
+
+
+def _padded(x: np.ndarray, size: int) -> np.ndarray:
+    if len(x) == size:
+        return x
+    out = np.zeros((size, *x.shape[1:]), x.dtype)
+    out[: len(x)] = x
+    return out
+
+
+class Inference:
+    """A thread that answers items, as many at once as ask within `max_wait_ms` of the first.
+
+    Attributes:
+      initial: a column's number -> what the policy remembers before an episode.
+      count: calls so far.
+      failure: what ended the thread.
+
+    Args:
+      table: of the episodes.
+      program: chooses.
+      initial: see above.
+      deliver: gets what was chosen, in this thread.
+      max_wait_ms: see above; it waits for no more than the episodes that are under way.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        program: Program,
+        initial: Callable[[int], PyTree],
+        deliver: Deliver,
+        *,
+        max_wait_ms: float,
+    ):
+        self._table, self._program, self.initial, self._deliver = table, program, initial, deliver
+        self._most, self._wait_s = program.sizes[-1], max_wait_ms / 1000
+        self._weights: Weights | None = None
+        self._items: collections.deque[Item] = collections.deque()
+        self._asked = threading.Condition()
+        self._closed = False
+        self.count = 0
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, name="jrl-inference", daemon=True)
+
+    def publish(self, weights: Weights) -> None:
+        """Acts with these from the next call on; they must not be taken over by an update."""
+        self._weights = weights
+        if not self._thread.is_alive() and not self._closed:
+            self._thread.start()
+
+    @property
+    def version(self) -> int:
+        """Of the weights that act."""
+        return self._weights.version if self._weights is not None else 0
+
+    def warm_up(self, obs: PyTree) -> None:
+        """Compiles for all sizes, of an observation [*] of zeros."""
+        assert self._weights is not None
+        for size in self._program.sizes:
+            repeat = lambda x, size=size: np.repeat(np.asarray(x)[None], size, 0)
+            observations, carry = jax.tree.map(repeat, (obs, self.initial(0)))
+            self._program(self._weights, observations, carry, 0)
+
+    def ask(self, items: Sequence[Item]) -> None:
+        """Orders actions; `deliver` gets them."""
+        with self._asked:
+            self._items.extend(items)
+            self._asked.notify()
+
+    def close(self) -> None:
+        """Ends the thread; what is ordered is not answered any more."""
+        with self._asked:
+            self._closed = True
+            self._asked.notify()
+        if self._thread.is_alive():
+            self._thread.join(2.0)
+
+    def _serve(self) -> None:
+        try:
+            while (batch := self._batch()) is not None:
+                self._answer(batch)
+        except BaseException as e:  # the run ends with it: `source` raises it
+            with self._table.lock:
+                self.failure = e
+                self._table.lock.notify_all()
+
+    def _batch(self) -> list[Item] | None:
+        with self._asked:
+            while not self._items and not self._closed:
+                self._asked.wait()
+            if self._wait_s:
+                until = time.monotonic() + self._wait_s
+                while len(self._items) < min(len(self._table.episodes), self._most) and not self._closed:
+                    if (left := until - time.monotonic()) <= 0:
+                        break
+                    self._asked.wait(left)
+            if self._closed:
+                return None
+            return [self._items.popleft() for _ in range(min(len(self._items), self._most))]
+
+    def _answer(self, items: list[Item]) -> None:
+        weights = self._weights
+        assert weights is not None
+        stack = lambda *parts: np.stack(parts)
+        obs = jax.tree.map(stack, *(item.obs for item in items))
+        before = jax.tree.map(stack, *(item.episode.carry for item in items))
+        action, to_env, extras, after = self._program(weights, obs, before, self.count)
+        self.count += 1
+        action = _with_own(action, items)
+        for i, item in enumerate(items):
+            item.episode.carry = jax.tree.map(lambda x, i=i: x[i], after)
+        if self._table.columns is not None:
+            with self._table.lock:
+                _write(self._table.columns, items, (obs, action, extras, before), weights.version)
+                self._table.lock.notify_all()
+        self._deliver(
+            [(item, jax.tree.map(lambda x, i=i: x[i], to_env), weights.version) for i, item in enumerate(items)]
+        )
+
+
+def _with_own(action: PyTree, items: list[Item]) -> PyTree:
+    """The actions, in whose place those stand that clients chose themselves."""
+    own = [i for i, item in enumerate(items) if item.action is not None]
+    if not own:
+        return action
+    action = jax.tree.map(np.array, action)
+
+    def put(whole: np.ndarray, *parts: np.ndarray) -> None:
+        whole[own] = parts
+
+    jax.tree.map(put, action, *(items[i].action for i in own))
+    return action
+
+
+def _write(columns: Columns, items: list[Item], row: PyTree, version: int) -> None:
+    """Writes rows in the order in which they were asked for: an episode may end and the next begin in one batch."""
+    left = [i for i, item in enumerate(items) if item.episode.column != UNLEARNED]
+    while left:
+        first: dict[int, int] = {}
+        for i in left:
+            first.setdefault(items[i].episode.column, i)
+        now = list(first.values())
+        left = [i for i in left if first[items[i].episode.column] != i]
+        those = [items[i] for i in now]
+        ends = Ends(
+            np.array([item.reward for item in those], np.float32),
+            np.array([item.terminated for item in those], bool),
+            np.array([item.truncated for item in those], bool),
+        )
+        whole = len(now) == len(items)
+        part = row if whole else jax.tree.map(lambda x, now=now: x[now], row)
+        final = np.array([item.final for item in those], bool)
+        columns.write(np.fromiter(first, np.int64, len(now)), part, version, ends, final)
+
+
+def zeros(element: PyTree) -> PyTree:
+    """[*] of shapes and dtypes."""
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), element)

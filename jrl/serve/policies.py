@@ -1,0 +1,139 @@
+"""Trained policies behind HTTP: `python -m jrl.serve RUN --no-learn`."""
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jrl.errors import InputError
+from jrl.host import faults
+from jrl.run import checkpoint, policy
+from jrl.run.policy import Trained
+from jrl.serve import address
+from jrl.serve.inference import Inference, Program, Weights, zeros
+from jrl.serve.server import Facts, Server
+from jrl.serve.table import Table
+from jrl.settings import config
+from jrl.settings.external import ExternalConfig
+from jrl.types import PyTree, element
+
+_LOOK_S = 2.0  # seconds between two looks for a better checkpoint
+_WHY = "these policies do not learn: there is nobody to log an action for"
+
+
+class Loaded(NamedTuple):
+    """A policy as it lies on disk."""
+
+    path: Path  # the checkpoint
+    trained: Trained
+
+
+def load(path: str, best: bool | None) -> Loaded:
+    """The policy of a run or a checkpoint. Raises InputError: there is none that can act here."""
+    found = checkpoint.locate(Path(path), best=best)
+    trained = policy.restore(found)
+    cfg = trained.config
+    past = {
+        "env.frame_stack": cfg.env.frame_stack > 1,
+        "network.use_prev_action": cfg.network.use_prev_action,
+        "network.use_prev_reward": cfg.network.use_prev_reward,
+    }
+    if told := [name for name, is_set in past.items() if is_set]:
+        raise InputError(
+            f"{path}: its observations tell of earlier steps ({', '.join(told)}): export it, and act there"
+        )
+    return Loaded(found, trained)
+
+
+def facts(trained: Trained) -> Facts:
+    """What the server tells of a policy."""
+    spec = trained.spec
+    memory = bool(jax.tree.leaves(trained.algo.carry(1))) and trained.config.network.recurrent
+    return Facts(
+        config.algo_name(trained.config),
+        trained.observation or spec.observation,
+        spec.env_action or spec.action,
+        None,
+        _WHY,
+        learns=False,
+        remembers=memory,
+    )
+
+
+def weights(found: Loaded) -> Weights:
+    """What acts, on the device."""
+    actor, key = jax.device_put((found.trained.actor, jax.random.key(0)))
+    return Weights(actor, key, int(found.trained.meta["iteration"]))
+
+
+def serve(
+    runs: Mapping[str, str], cfg: ExternalConfig, *, best: bool | None, follow: bool, interrupted: faults.Signals
+) -> None:
+    """Answers until a signal comes.
+
+    Args:
+      runs: the name of each policy -> its run directory or checkpoint.
+      cfg: where, and for whom.
+      best: see `jrl.run.policy.load`.
+      follow: whether to go over to later checkpoints as they appear: with `best` not False to better ones.
+      interrupted: the signal.
+    Raises:
+      InputError: a policy cannot be loaded, or the address cannot be had.
+    """
+    token, context = address.token_of(cfg), address.tls(cfg)
+    sock = address.bound(cfg, token)
+    try:
+        found = {name: load(path, best) for name, path in runs.items()}
+        server = Server(Table(None, 0, cfg.max_clients * cfg.max_batch), cfg, token)
+    except InputError:
+        sock.close()
+        raise
+    try:
+        inferences = {name: _served(server, name, loaded, cfg) for name, loaded in found.items()}
+        server.web.open(sock, context)
+        print("clients:", address.url(sock, tls=context is not None), flush=True)
+        for _ in _seconds(interrupted):
+            for name, path in runs.items() if follow else ():
+                if (later := _later(path, best, found[name])) is not None:
+                    found[name] = later
+                    inferences[name].publish(weights(later))
+                    print(f"{name}: {later.path}", flush=True)
+            for inference in inferences.values():
+                if inference.failure is not None:
+                    raise inference.failure
+    finally:
+        server.close()
+
+
+def _served(server: Server, name: str, found: Loaded, cfg: ExternalConfig) -> Inference:
+    """Puts a policy behind the server."""
+    trained = found.trained
+    before: PyTree = jax.tree.map(np.asarray, jax.device_get(trained.algo.carry(1)))
+    initial = lambda column: jax.tree.map(lambda x: x[0], before)
+    program = Program(trained.algo.act, trained.to_env(), explore=False, most=64)
+    inference = Inference(server.table, program, initial, server.deliver, max_wait_ms=cfg.max_wait_ms)
+    inference.publish(weights(found))
+    inference.warm_up(zeros(element(trained.spec.observation)))
+    server.add(name, facts(trained), inference)
+    return inference
+
+
+def _later(path: str, best: bool | None, now: Loaded) -> Loaded | None:
+    """The checkpoint of a run that acts from now on; None: it is the same, or one that is still being written."""
+    try:
+        return None if checkpoint.locate(Path(path), best=best) == now.path else load(path, best)
+    except InputError as e:
+        print(f"{path}: {e}; the policy that was loaded before goes on", flush=True)
+        return None
+
+
+def _seconds(interrupted: faults.Signals) -> Iterator[None]:
+    """Comes by every `_LOOK_S`, until a signal comes."""
+    while not interrupted:
+        yield
+        until = time.monotonic() + _LOOK_S
+        while not interrupted and time.monotonic() < until:
+            time.sleep(0.05)

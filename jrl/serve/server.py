@@ -1,0 +1,396 @@
+"""The routes: what clients may ask, and what becomes of it."""
+
+import re
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jrl import spaces
+from jrl.data.spaces_json import plain, space_to_json
+from jrl.serve import openapi, protocol
+from jrl.serve.inference import Inference
+from jrl.serve.protocol import CLIENT, Refused, Request, Response, encoded
+from jrl.serve.table import UNLEARNED, Episode, Item, Table
+from jrl.serve.web import Limits, Reply, Web
+from jrl.settings.external import ExternalConfig
+from jrl.types import PyTree, Space
+
+
+class Facts(NamedTuple):
+    """What a server tells of its policy."""
+
+    algorithm: str
+    observation: Space  # what clients send
+    action: Space  # what they get
+    # from actions of the environment to those of the policy, [*]; None: clients may not choose, for the reason `why`
+    own_action: Callable[[PyTree], PyTree] | None
+    why: str
+    learns: bool
+    remembers: bool = False  # what it does depends on earlier observations of an episode
+
+
+class Served(NamedTuple):
+    """A policy that clients may ask."""
+
+    facts: Facts
+    inference: Inference
+
+
+class Answer:
+    """Collects the answers to the items of one request, and gives the whole once all are there."""
+
+    def __init__(self, count: int, done: Callable[[list[PyTree], int], None]):
+        self._left, self._done = count, done
+        self._actions: list[Any] = [None] * count
+
+    def add(self, i: int, action: PyTree, version: int) -> None:
+        self._actions[i] = action
+        self._left -= 1
+        if not self._left:
+            self._done(self._actions, version)
+
+
+class Server:
+    """Answers the requests of clients, by the policies that `add` names: the first is that of who names none.
+
+    Args:
+      table: the episodes.
+      cfg: the `external` section.
+      token: what clients have to show; None: nothing.
+    """
+
+    def __init__(self, table: Table, cfg: ExternalConfig, token: bytes | None):
+        self.table, self._cfg = table, cfg
+        self._served: dict[str, Served] = {}
+        limits = Limits(int(cfg.max_body_mb * 2**20), cfg.max_clients, cfg.max_rate, cfg.timeout_s, token)
+        self.web = Web(self._handle, limits, tick=lambda: table.sweep(cfg.timeout_s))
+        # by episode: who waits for its action
+        self._waiting: dict[str, tuple[Answer, int]] = {}
+        self._begun = time.monotonic()
+        self._asked_once = 0
+        self._routes: list[tuple[str, re.Pattern[str], Callable[..., None]]] = [
+            ("POST", re.compile(r"/v1/episodes"), self._begin),
+            ("POST", re.compile(r"/v1/episodes/([^/]+)/action"), self._action),
+            ("POST", re.compile(r"/v1/episodes/([^/]+)/log"), self._log),
+            ("POST", re.compile(r"/v1/episodes/([^/]+)/reward"), self._reward),
+            ("POST", re.compile(r"/v1/episodes/([^/]+)/end"), self._end),
+            ("POST", re.compile(r"/v1/steps"), self._steps),
+            ("POST", re.compile(r"/v1/action"), self._once),
+            ("GET", re.compile(r"/v1/policies"), self._policies),
+            ("GET", re.compile(r"/v1/health"), self._health),
+            ("GET", re.compile(r"/metrics"), self._metrics),
+            ("GET", re.compile(r"/openapi\.json"), self._openapi),
+            ("GET", re.compile(r"/(?:docs)?"), self._docs),
+        ]
+
+    def add(self, name: str, facts: Facts, inference: Inference) -> None:
+        """A policy that clients may ask for by its name."""
+        self._served[name] = Served(facts, inference)
+
+    def close(self) -> None:
+        """Closes all connections, and ends who chooses."""
+        self.web.close()
+        for served in self._served.values():
+            served.inference.close()
+
+    # ------------------------------------------------------------ from a request to its answer
+
+    def _handle(self, request: Request, reply: Reply) -> None:
+        try:
+            there = [
+                (method, fn, found) for method, path, fn in self._routes if (found := path.fullmatch(request.path))
+            ]
+            if not there:
+                raise Refused(404, f"there is no {request.path[:200]}: /docs tells what there is")
+            fits = [(fn, found) for method, fn, found in there if method == request.method]
+            if not fits:
+                raise Refused(405, f"{request.path[:200]} takes {there[0][0]}, not {request.method[:20]}")
+            fn, found = fits[0]
+            with self.table.lock:
+                fn(request, reply, *found.groups())
+        except Refused:
+            raise
+        except Exception:  # a fault of ours must not end the thread that answers all
+            traceback.print_exc()
+            reply(protocol.Response(500, b'{"error": "the server failed on this request; its log tells more"}'))
+
+    def deliver(self, chosen: list[tuple[Item, PyTree, int]]) -> None:
+        """Gives actions to those who asked; called by the thread that chose them."""
+        self.web.soon(self._deliver, chosen)
+
+    def _deliver(self, chosen: list[tuple[Item, PyTree, int]]) -> None:
+        for item, action, version in chosen:
+            episode = item.episode
+            if item.final:
+                continue
+            episode.waits, episode.seen = False, time.monotonic()
+            episode.answer = action, version
+            waiting = self._waiting.pop(episode.id, None)
+            if waiting is not None:
+                waiting[0].add(waiting[1], action, version)
+
+    def _ask(self, items: list[Item], done: Callable[[list[PyTree], int], None]) -> None:
+        """Orders the actions of one request; `done` gets those of the items that are not final, in order."""
+        answer = Answer(sum(not item.final for item in items), done)
+        i = 0
+        for item in items:
+            if not item.final:
+                self._waiting[item.episode.id] = answer, i
+                item.episode.waits = True
+                i += 1
+        self._served[items[0].episode.policy].inference.ask(items)
+
+    # ------------------------------------------------------------ episodes
+
+    def _named(self, given: Mapping[str, Any]) -> tuple[str, Served]:
+        """The policy that a body names, or the first."""
+        name = protocol.text(given, "policy") or next(iter(self._served))
+        if name not in self._served:
+            raise Refused(404, f"policy: there is no {name!r}: expected one of {', '.join(self._served)}")
+        return name, self._served[name]
+
+    def _begin(self, request: Request, reply: Reply) -> None:
+        given = protocol.decoded(request)
+        protocol.fields(given, ("episode_id", "training_enabled", "count", "policy"))
+        name, served = self._named(given)
+        learns = protocol.flag(given, "training_enabled", True) and served.facts.learns
+        how: dict[str, Any] = {"learns": learns, "policy": name, "carry": served.inference.initial}
+        client, version = request.headers.get(CLIENT, ""), served.inference.version
+        count = protocol.whole(given, "count", self._cfg.max_batch)
+        if count is None:
+            episode = self.table.begin(client, protocol.text(given, "episode_id"), **how)
+            reply(encoded({"episode_id": episode.id, "version": version}, request, 201))
+            return
+        if given.get("episode_id") is not None or count == 0:
+            raise Refused(422, "count: expected 1 or more, without an episode_id: the server gives each its own")
+        begun: list[Episode] = []
+        try:
+            for _ in range(count):
+                begun.append(self.table.begin(client, None, **how))
+        except Refused:
+            for episode in begun:
+                self.table.close(episode, "was never begun")
+            raise
+        reply(encoded({"episode_ids": [e.id for e in begun], "version": version}, request, 201))
+
+    def _found(self, request: Request, id: str) -> tuple[Episode, Facts]:
+        episode = self.table.find(id, request.headers.get(CLIENT, ""))
+        return episode, self._served[episode.policy].facts
+
+    def _action(self, request: Request, reply: Reply, id: str) -> None:
+        given = protocol.decoded(request)
+        protocol.fields(given, ("observation", "reward", "step"), ("observation",))
+        episode, facts = self._found(request, id)
+        obs = protocol.read(facts.observation, given["observation"], "observation")
+        reward = protocol.number(given, "reward")
+
+        def done(actions: list[PyTree], version: int, step: int) -> None:
+            reply(encoded({"action": actions[0], "version": version, "step": step}, request))
+
+        step = protocol.whole(given, "step")
+        if step is not None and step == episode.steps - 1:  # asked again, since the answer was lost on its way
+            if episode.waits:
+                self._waiting[id] = Answer(1, lambda actions, version: done(actions, version, step)), 0
+            else:
+                done([episode.answer[0]], episode.answer[1], step)
+            return
+        self._in_turn(episode, step)
+        at = episode.steps
+        item = self._item(episode, obs, reward)
+        self._ask([item], lambda actions, version: done(actions, version, at))
+
+    def _in_turn(self, episode: Episode, step: int | None) -> None:
+        """Raises Refused: a request of the episode is under way, or this is not its next step."""
+        if episode.waits:
+            raise Refused(409, f"a request of episode {episode.id!r} is under way: wait for its answer")
+        if step is not None and step != episode.steps:
+            raise Refused(409, f"step: episode {episode.id!r} is at step {episode.steps}, not at {step}")
+
+    def _item(self, episode: Episode, obs: PyTree, reward: float, **how: Any) -> Item:
+        """The next item of an episode, with the rewards since its latest action."""
+        reward += episode.reward
+        episode.reward, episode.total = 0.0, episode.total + reward
+        item = Item(episode, obs, reward, **how)
+        if not item.final:
+            episode.steps += 1
+        return item
+
+    def _log(self, request: Request, reply: Reply, id: str) -> None:
+        given = protocol.decoded(request)
+        protocol.fields(given, ("observation", "action", "reward", "step"), ("observation", "action"))
+        episode, facts = self._found(request, id)
+        obs = protocol.read(facts.observation, given["observation"], "observation")
+        action = protocol.read(facts.action, given["action"], "action")
+        reward = protocol.number(given, "reward")
+        if facts.own_action is None:
+            raise Refused(422, facts.why)
+        step = protocol.whole(given, "step")
+        if step is not None and step == episode.steps - 1 and not episode.waits:
+            reply(encoded({"step": step}, request))
+            return
+        self._in_turn(episode, step)
+        at = episode.steps
+        item = self._item(episode, obs, reward, action=facts.own_action(action))
+        self._ask([item], lambda actions, version: reply(encoded({"step": at}, request)))
+
+    def _reward(self, request: Request, reply: Reply, id: str) -> None:
+        given = protocol.decoded(request)
+        protocol.fields(given, ("reward",), ("reward",))
+        episode, _ = self._found(request, id)
+        reward = protocol.number(given, "reward")
+        self._in_turn(episode, None)
+        if not episode.steps:
+            raise Refused(409, f"episode {id!r} has no action yet that a reward could be for")
+        episode.reward += reward
+        reply(encoded({"reward": episode.reward}, request))
+
+    def _end(self, request: Request, reply: Reply, id: str) -> None:
+        given = protocol.decoded(request)
+        protocol.fields(given, ("observation", "reward", "truncated", "step"), ("observation",))
+        if (answer := self.table.ended_with(id, request.headers.get(CLIENT, ""))) is not None:
+            reply(encoded(answer, request))  # asked again
+            return
+        episode, facts = self._found(request, id)
+        obs = protocol.read(facts.observation, given["observation"], "observation")
+        reward, truncated = protocol.number(given, "reward"), protocol.flag(given, "truncated", False)
+        self._in_turn(episode, protocol.whole(given, "step"))
+        item = self._ended(episode, obs, reward, truncated=truncated)
+        answer = {"return": episode.total, "length": episode.steps}
+        self.table.close(episode, "has ended", answer)
+        if item is not None:
+            self._served[episode.policy].inference.ask([item])
+        reply(encoded(answer, request))
+
+    def _ended(self, episode: Episode, obs: PyTree, reward: float, *, truncated: bool) -> Item | None:
+        """The last item of an episode; None where there is nothing to learn from it."""
+        self.table.ended += 1
+        item = self._item(episode, obs, reward, terminated=not truncated, truncated=truncated, final=True)
+        return item if episode.steps and episode.column != UNLEARNED else None
+
+    def _steps(self, request: Request, reply: Reply) -> None:
+        given = protocol.decoded(request)
+        known = ("episode_ids", "observations", "rewards", "terminated", "truncated", "final_observations")
+        protocol.fields(given, known, known[:2])
+        ids = protocol.texts(given["episode_ids"], "episode_ids")
+        count = len(ids)
+        if not 1 <= count <= self._cfg.max_batch or len(set(ids)) < count:
+            raise Refused(422, f"episode_ids: expected 1 to {self._cfg.max_batch} different ids, got {count}")
+        episodes = [self._found(request, id)[0] for id in ids]
+        if len({episode.policy for episode in episodes}) > 1:
+            raise Refused(422, "episode_ids: they follow different policies: send a request for each")
+        facts = self._served[episodes[0].policy].facts
+        obs = protocol.read(facts.observation, given["observations"], "observations", (count,))
+        rewards = protocol.numbers(given.get("rewards"), count, "rewards")
+        ends = {name: protocol.flags(given.get(name), count, name) for name in ("terminated", "truncated")}
+        over = ends["terminated"] | ends["truncated"]
+        last: PyTree = None
+        if over.any():
+            if given.get("final_observations") is None:
+                raise Refused(400, "final_observations is missing: an episode ends with the observation after it")
+            last = protocol.read(facts.observation, given["final_observations"], "final_observations", (count,))
+        for episode in episodes:
+            self._in_turn(episode, None)
+        items = self._items(episodes, obs, rewards, ends["truncated"] & ~ends["terminated"], over, last)
+        names = [item.episode.id for item in items if not item.final]
+        kind = facts.action
+        self._ask(
+            items,
+            lambda actions, version: reply(
+                encoded({"episode_ids": names, "actions": _together(kind, actions), "version": version}, request)
+            ),
+        )
+
+    def _items(
+        self,
+        episodes: list[Episode],
+        obs: PyTree,
+        rewards: np.ndarray,
+        truncated: np.ndarray,
+        over: np.ndarray,
+        last: Any,
+    ) -> list[Item]:
+        """The items of several episodes; those that are over end, and others begin in their places."""
+        at = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
+        items: list[Item] = []
+        for i, episode in enumerate(episodes):
+            reward = float(rewards[i])
+            if over[i]:
+                item = self._ended(episode, at(last, i), reward, truncated=bool(truncated[i]))
+                self.table.close(episode, "has ended", {"return": episode.total, "length": episode.steps})
+                carry = self._served[episode.policy].inference.initial
+                how: dict[str, Any] = {"policy": episode.policy, "carry": carry}
+                episode = self.table.begin(episode.client, None, learns=episode.column != UNLEARNED, **how)
+                items += [] if item is None else [item]
+                reward = 0.0
+            items.append(self._item(episode, at(obs, i), reward))
+        return items
+
+    # ------------------------------------------------------------ about the server
+
+    def _once(self, request: Request, reply: Reply) -> None:
+        given = protocol.decoded(request)
+        protocol.fields(given, ("observation", "policy"), ("observation",))
+        name, (facts, inference) = self._named(given)
+        if facts.remembers:
+            raise Refused(422, f"policy {name} remembers what it saw in an episode: begin one (POST /v1/episodes)")
+        obs = protocol.read(facts.observation, given["observation"], "observation")
+        # an episode of its own, which nobody can ask again
+        self._asked_once += 1
+        episode = Episode(f"/{self._asked_once}", "", name, UNLEARNED, inference.initial(0))
+
+        def done(actions: list[PyTree], version: int) -> None:
+            reply(encoded({"action": actions[0], "version": version}, request))
+
+        self._ask([Item(episode, obs, 0.0)], done)
+
+    def _policies(self, request: Request, reply: Reply) -> None:
+        found = {}
+        for name, (facts, inference) in self._served.items():
+            seen, taken = (plain(space_to_json(space)) for space in (facts.observation, facts.action))
+            about = {"algorithm": facts.algorithm, "learns": facts.learns, "remembers": facts.remembers}
+            found[name] = {**about, "observation": seen, "action": taken, "version": inference.version}
+        reply(encoded({"policies": found}))
+
+    def _health(self, request: Request, reply: Reply) -> None:
+        versions = {name: served.inference.version for name, served in self._served.items()}
+        reply(encoded({"status": "ok", "versions": versions, "episodes": len(self.table.episodes)}))
+
+    def _metrics(self, request: Request, reply: Reply) -> None:
+        table, columns = self.table, self.table.columns
+        found: dict[str, tuple[str, float]] = {
+            "requests_total": ("counter", self.web.requests),
+            "refused_total": ("counter", self.web.refused),
+            "connections": ("gauge", self.web.clients),
+            "episodes": ("gauge", len(table.episodes)),
+            "episodes_begun_total": ("counter", table.begun),
+            "episodes_ended_total": ("counter", table.ended),
+            "episodes_failed_total": ("counter", table.failed),
+            "inferences_total": ("counter", sum(served.inference.count for served in self._served.values())),
+            "uptime_seconds": ("gauge", time.monotonic() - self._begun),
+        }
+        if columns is not None:
+            found["steps_dropped_total"] = "counter", columns.dropped
+        lines = [f"# TYPE jrl_{name} {kind}\njrl_{name} {value:.12g}\n" for name, (kind, value) in found.items()]
+        versions = {name: served.inference.version for name, served in self._served.items()}
+        lines += ["# TYPE jrl_weights_version gauge\n"]
+        lines += [f'jrl_weights_version{{policy="{name}"}} {version}\n' for name, version in versions.items()]
+        reply(Response(200, "".join(lines).encode(), "text/plain; version=0.0.4"))
+
+    def _document(self) -> dict[str, Any]:
+        seen, taken = zip(*((s.facts.observation, s.facts.action) for s in self._served.values()), strict=True)
+        return openapi.document(seen, taken, most=self._cfg.max_batch)
+
+    def _openapi(self, request: Request, reply: Reply) -> None:
+        reply(encoded(self._document()))
+
+    def _docs(self, request: Request, reply: Reply) -> None:
+        reply(Response(200, openapi.page(self._document()).encode(), "text/html; charset=utf-8"))
+
+
+def _together(space: Space, actions: list[PyTree]) -> PyTree:
+    """Actions [N, *] of N actions."""
+    return spaces.map_leaves(lambda leaf, *parts: np.stack(parts), space, *actions)

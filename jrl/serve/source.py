@@ -1,0 +1,143 @@
+"""Rollouts of what clients play."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrl.envs.played import Played
+from jrl.host.faults import Interrupted
+from jrl.metrics.timers import Timers
+from jrl.rollout.collect import FAILURES, FromHost, device_of
+from jrl.rollout.collect_async import EMPTY
+from jrl.rollout.sources import copied
+from jrl.serve.columns import Taken
+from jrl.serve.inference import Inference, Weights
+from jrl.serve.table import Table
+from jrl.types import ActOut, Episodes, Key, PyTree, Rollout
+
+LAG = "external/policy_lag"  # metric: updates that the weights which chose the rows are behind, on average
+DROPPED = "external/dropped"  # metric: steps so far that no learner got: they came too fast, or were too old
+UNDER_WAY = "external/episodes"  # metric: episodes under way
+_LOOK_S = 0.5  # seconds between two looks at whether the run is to end
+
+
+class ClientSource(FromHost):
+    """Rollouts [T, B] of episodes that clients play; a Source.
+
+    Column b is one episode after the other. A rollout is complete when all columns at work have T rows, or when twice
+    the time has passed that the first of them took; short columns are padded with masked rows, as those of an
+    `AsyncCollector` are. Clients are answered at any time, by the weights of the latest call of `next`: rows that come
+    while the learner works are in the next rollout, those of weights that are `max_lag` updates behind are dropped.
+
+    Args:
+      env: the spaces.
+      act: `Algo.act`.
+      table: the episodes.
+      inference: answers them.
+      begin: called once the first weights are there; clients may come.
+      interrupted: whether the run is to end.
+      max_lag: see above; None: all rows count.
+      version: of the weights of the first call.
+      length, carry, timers, options: as `FromHost`.
+    """
+
+    def __init__(
+        self,
+        env: Played,
+        act: Callable[..., ActOut],
+        *,
+        table: Table,
+        inference: Inference,
+        begin: Callable[[], None],
+        interrupted: Callable[[], bool],
+        max_lag: int | None,
+        version: int,
+        length: int,
+        timers: Timers | None = None,
+        **options: Any,
+    ):
+        assert table.columns is not None
+        self._table, self._rows, self._inference = table, table.columns, inference
+        self._begin, self._interrupted, self._max_lag, self._version = begin, interrupted, max_lag, version
+        self._begun = False
+        super().__init__(env, act, length=length, timers=timers, **options)
+        self._forget = jax.jit(_forgotten)
+
+    def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
+        """Acts with `actor` from now on, and gives the rows that have come. Raises Interrupted: the run is to end."""
+        device = device_of(actor)
+        actor, key = jax.block_until_ready((copied(actor), key))
+        self._inference.publish(Weights(actor, key, self._version))
+        if not self._begun:
+            self._begun = True
+            self._begin()
+        taken = self._taken()
+        self._version += 1
+        restarted, total, steps = taken.lost
+        self.columns = jax.device_put(self.columns, device)
+        if restarted.any() or steps.any():
+            self.columns = self._forget(self.columns, restarted, total, steps)
+        terminated, truncated = taken.ends.terminated, taken.ends.truncated
+        if self._env.ends is not None:
+            terminated, truncated = self._env.ends(terminated, truncated)
+        rows, last, carry, count = jax.device_put((taken.rows, taken.last_obs, taken.carry, taken.filled), device)
+        observed, action, extras = rows
+        flags = (taken.ends.reward, terminated, truncated, taken.mask)
+        self.columns, rollout, report = self._finish(
+            self.columns, (observed, action, *flags, extras), last, carry, taken.contiguous, taken.failed
+        )
+        self._measure(taken)
+        return dataclasses.replace(rollout, count=count), report
+
+    def _taken(self) -> Taken:
+        """Waits for a rollout."""
+        oldest = 0 if self._max_lag is None else self._version - self._max_lag
+        with self._table.lock:
+            while True:
+                if self._inference.failure is not None:
+                    raise self._inference.failure
+                if self._max_lag is not None:
+                    self._rows.drop_before(oldest)
+                wait = self._rows.wait()
+                if wait == 0:
+                    return self._rows.take()
+                if self._interrupted():
+                    raise Interrupted
+                with self._timers("clients"):
+                    self._table.lock.wait(_LOOK_S if wait is None else min(wait, _LOOK_S))
+
+    def _measure(self, taken: Taken) -> None:
+        played = taken.mask
+        # this rollout's update makes the weights of the next version
+        lag = float((self._version - 1 - taken.version)[played].mean()) if played.any() else 0.0
+        self._metrics = {
+            LAG: lag,
+            DROPPED: float(self._rows.dropped),
+            UNDER_WAY: float(len(self._table.episodes)),
+            EMPTY: 1.0 - float(taken.filled.mean()) / self._length,
+            FAILURES: float(self._rows.failures),
+        }
+
+    def close(self) -> None:
+        self._inference.close()
+        super().close()
+
+
+def _forgotten(columns: Any, restarted: Any, total: Any, steps: Any) -> Any:
+    """Episode statistics with the rows that were dropped, of which there is nothing but their sum."""
+    keep = lambda x: jnp.where(restarted, 0, x)
+    return dataclasses.replace(
+        columns,
+        episode_return=keep(columns.episode_return) + total,
+        return_rest=keep(columns.return_rest),
+        length=keep(columns.length) + steps,
+        running_return=keep(columns.running_return),
+    )
+
+
+def capacity(length: int, *, replay: bool, bytes_per_row: int, num: int) -> int:
+    """Rows of a column that wait for the learner: with replay what 256 MiB hold, 4096 at most; else the newest T."""
+    return max(4 * length, min(4096, 2**28 // (bytes_per_row * num))) if replay else length

@@ -1,0 +1,151 @@
+"""The episodes that clients play: who plays which, in which column, and what became of those that are over."""
+
+import collections
+import dataclasses
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jrl.serve.columns import Columns
+from jrl.serve.protocol import Refused
+from jrl.types import PyTree
+
+_REMEMBERED = 10_000  # episodes that are over
+UNLEARNED = -1  # the column of an episode that nobody learns from
+
+
+@dataclasses.dataclass
+class Episode:
+    """One episode under way.
+
+    Attributes:
+      id, client: its name, and that of who plays it.
+      policy: the name of that which acts.
+      column: whose rows it fills; UNLEARNED of one that is not learned from.
+      carry: what the policy remembers of it, [*] without a leading axis.
+      steps: actions that were asked for so far.
+      reward: that came since the latest action.
+      total: all rewards so far.
+      waits: a request of it is under way.
+      answer: to the latest request for an action, for who asks again.
+      seen: when its client last spoke, by time.monotonic.
+    """
+
+    id: str
+    client: str
+    policy: str
+    column: int
+    carry: PyTree
+    steps: int = 0
+    reward: float = 0.0
+    total: float = 0.0
+    waits: bool = False
+    answer: Any = None
+    seen: float = 0.0
+
+
+class Item(NamedTuple):
+    """A request for an action: what is seen, and how the step before ended."""
+
+    episode: Episode
+    obs: PyTree  # [*]
+    reward: float
+    terminated: bool = False
+    truncated: bool = False
+    final: bool = False  # the observation is the last
+    action: PyTree = None  # [*] what the client chose, in the policy's units; None: the policy chooses
+
+
+class Table:
+    """Episodes by id, and the columns of those that are learned from.
+
+    Args:
+      columns: the rows; None where nobody learns.
+      num: columns.
+      most: of episodes that are not learned from, at a time.
+    Attributes:
+      lock: guards all of it; notified when rows have come.
+      begun, ended, failed: episodes so far.
+    """
+
+    def __init__(self, columns: Columns | None, num: int, most: int):
+        self.lock = threading.Condition()
+        self.columns = columns
+        self._most = most
+        self._free = list(range(num - 1, -1, -1)) if columns is not None else []  # the last is taken first
+        self._num = len(self._free)
+        self.episodes: dict[str, Episode] = {}
+        self._over: collections.OrderedDict[str, tuple[str, str, Any]] = collections.OrderedDict()
+        self.begun = self.ended = self.failed = 0
+
+    def begin(
+        self, client: str, id: str | None, *, learns: bool, policy: str, carry: Callable[[int], PyTree]
+    ) -> Episode:
+        """A new episode. With the lock held.
+
+        Args:
+          client, policy: who plays, and who acts.
+          id: its name; None: a new one.
+          learns: whether it gets a column.
+          carry: a column's number -> what the policy remembers before an episode.
+        Raises:
+          Refused: the id is taken, or there is no room.
+        """
+        if id is not None and (id in self.episodes or id in self._over):
+            raise Refused(409, f"episode_id {id!r} is taken: leave it out, and the server gives one")
+        if learns and not self._free:
+            raise Refused(
+                429,
+                f"{self._num} episodes are under way, which is as many as are learned from at a time: end one first",
+            )
+        unlearned = len(self.episodes) - (self._num - len(self._free))
+        if not learns and unlearned >= self._most:
+            raise Refused(429, f"{unlearned} episodes are under way: end one first")
+        column = self._free.pop() if learns else UNLEARNED
+        episode = Episode(id or secrets.token_hex(8), client, policy, column, carry(max(0, column)))
+        episode.seen = time.monotonic()
+        self.episodes[episode.id] = episode
+        self.begun += 1
+        return episode
+
+    def find(self, id: str, client: str) -> Episode:
+        """The episode of an id. Raises Refused: there is none, it is over, or somebody else's. With the lock held."""
+        episode = self.episodes.get(id)
+        if episode is None:
+            _, why, _ = self._over.get(id, ("", "", None))
+            raise Refused(410, f"episode {id!r} {why}") if why else Refused(404, f"there is no episode {id[:128]!r}")
+        if episode.client != client:
+            raise Refused(403, f"episode {id!r} is another client's")
+        episode.seen = time.monotonic()
+        return episode
+
+    def ended_with(self, id: str, client: str) -> Any:
+        """The answer to the end of an episode that has ended, for who asks again; None: it has not."""
+        owner, _, answer = self._over.get(id, ("", "", None))
+        return answer if owner == client else None
+
+    def close(self, episode: Episode, why: str, answer: Any = None) -> None:
+        """Takes an episode off the table, and its column is free. With the lock held."""
+        del self.episodes[episode.id]
+        if episode.column != UNLEARNED:
+            self._free.append(episode.column)
+            self._free.sort(reverse=True)
+        self._over[episode.id] = episode.client, why, answer
+        if len(self._over) > _REMEMBERED:
+            self._over.popitem(last=False)
+
+    def fail(self, episode: Episode, why: str) -> None:
+        """Breaks an episode off; the step under way is no part of what is learned. With the lock held."""
+        if episode.column != UNLEARNED and self.columns is not None:
+            self.columns.break_off(episode.column)
+        self.failed += 1
+        self.close(episode, why)
+
+    def sweep(self, timeout_s: float) -> None:
+        """Fails the episodes whose clients have not spoken for so long."""
+        with self.lock:
+            limit = time.monotonic() - timeout_s
+            for episode in [e for e in self.episodes.values() if e.seen < limit and not e.waits]:
+                self.fail(episode, f"has failed: nothing was heard of its client for {timeout_s:g} s")

@@ -1,0 +1,264 @@
+"""HTTP/1.1 with connections that stay open, on asyncio: requests are read whole or refused, answers may come later.
+
+One thread has all connections. What is not asked for is not there: no chunked bodies, no upgrades, no files.
+"""
+
+import asyncio
+import hmac
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote
+
+from jrl.serve.protocol import Refused, Request, Response, refusal
+
+_MOST_HEAD = 16_384  # bytes of the request line and headers
+_HALF_S = 10.0  # seconds for the rest of a request that has begun
+
+Reply = Callable[[Response], None]
+Handler = Callable[[Request, Reply], None]  # answers a request, now or later, in any thread; Refused is an answer
+
+
+class Limits(NamedTuple):
+    """What clients may ask for."""
+
+    body: int  # bytes of a request
+    clients: int  # connections at a time
+    rate: float  # requests per second of a connection; 0: any number
+    idle_s: float  # without a request until a connection is closed
+    token: bytes | None  # what `Authorization: Bearer` has to say; None: nothing
+
+
+class Web:
+    """A server in a thread of its own.
+
+    Args:
+      handler: answers.
+      limits: see there.
+      tick: called every second, in the server's thread.
+    Attributes:
+      requests, refused: so far.
+      clients: connections now.
+    """
+
+    def __init__(self, handler: Handler, limits: Limits, *, tick: Callable[[], None] = lambda: None):
+        self.handler, self.limits, self._tick = handler, limits, tick
+        self.requests = self.refused = 0
+        self.connections: set[_Connection] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="jrl-http", daemon=True)
+        self._server: asyncio.Server | None = None
+
+    @property
+    def clients(self) -> int:
+        return len(self.connections)
+
+    def open(self, sock: Any, context: ssl.SSLContext | None = None) -> None:
+        """Answers at a socket that is bound, from now on; over TLS with a context."""
+        self._thread.start()
+
+        async def begin() -> None:
+            self._server = await self._loop.create_server(
+                lambda: _Connection(self), sock=sock, ssl=context, backlog=512
+            )
+            self._loop.call_later(1.0, self._every_second)
+
+        asyncio.run_coroutine_threadsafe(begin(), self._loop).result(10.0)
+
+    def soon(self, fn: Callable[..., None], *args: Any) -> None:
+        """Calls it in the server's thread: one call for many answers."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(fn, *args)
+
+    def close(self) -> None:
+        """Closes all connections."""
+        if not self._thread.is_alive():
+            return
+
+        def end() -> None:
+            if self._server is not None:
+                self._server.close()
+            for connection in list(self.connections):
+                connection.transport.abort()
+            self._loop.call_soon(self._loop.stop)
+
+        self._loop.call_soon_threadsafe(end)
+        self._thread.join(5.0)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    def _every_second(self) -> None:
+        now = time.monotonic()
+        for connection in list(self.connections):
+            connection.look(now)
+        self._tick()
+        self._loop.call_later(1.0, self._every_second)
+
+
+class _Connection(asyncio.Protocol):
+    """One client's connection: a request at a time."""
+
+    def __init__(self, web: Web):
+        self._web = web
+        self.transport: Any = None
+        self._buffer = bytearray()
+        self._busy = False
+        self._heard = self._begun = time.monotonic()  # the last byte, the first byte of the request
+        self._tokens, self._counted = max(1.0, web.limits.rate), self._heard
+        self._keep = True
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        if self._web.clients >= self._web.limits.clients:
+            self._refuse(Refused(429, f"there are {self._web.clients} connections, as many as are allowed: try later"))
+            return
+        self._web.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._web.connections.discard(self)
+        self._keep = False
+
+    def data_received(self, data: bytes) -> None:
+        if not self._keep:
+            return
+        self._heard = time.monotonic()
+        if not self._buffer:
+            self._begun = self._heard
+        self._buffer += data
+        if not self._busy:
+            self._next()
+        elif len(self._buffer) > self._web.limits.body + _MOST_HEAD:
+            self.transport.pause_reading()
+
+    def look(self, now: float) -> None:
+        """Closes it where nothing comes any more."""
+        if self._busy:
+            return
+        if self._buffer and now - self._begun > _HALF_S:
+            self._refuse(Refused(408, f"the request was not complete within {_HALF_S:g} s"))
+        elif now - self._heard > self._web.limits.idle_s:
+            self.transport.close()
+
+    def _next(self) -> None:
+        """Answers the first request of the buffer, once it is whole."""
+        try:
+            request = self._read()
+            if request is None:
+                return
+            self._web.requests += 1
+            self._admit(request)
+            self._busy = True
+            self._web.handler(request, self._reply)
+        except Refused as e:
+            self._busy = True
+            self._reply(refusal(e))
+
+    def _read(self) -> Request | None:
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0 or end > _MOST_HEAD:
+            if len(self._buffer) > _MOST_HEAD:
+                self._keep = False
+                raise Refused(431, f"the headers have more than {_MOST_HEAD:,} bytes")
+            return None
+        try:
+            method, target, headers = _head(bytes(self._buffer[:end]))
+            size = _size(headers)
+        except Refused:
+            self._keep = False
+            raise
+        if size > self._web.limits.body:
+            self._keep = False
+            raise Refused(413, f"the body has {size:,} bytes: at most {self._web.limits.body:,} are allowed")
+        if len(self._buffer) < end + 4 + size:
+            if headers.get("expect", "").lower() == "100-continue" and len(self._buffer) == end + 4:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            return None
+        body = bytes(self._buffer[end + 4 : end + 4 + size])
+        del self._buffer[: end + 4 + size]
+        self._begun = time.monotonic()
+        self._keep = headers.get("connection", "").lower() != "close"
+        path, _, query = target.partition("?")
+        return Request(method, unquote(path), dict(parse_qsl(query)), headers, body)
+
+    def _admit(self, request: Request) -> None:
+        """Raises Refused: the token is missing, or requests come too fast."""
+        limits = self._web.limits
+        if limits.token is not None and request.path != "/v1/health":
+            given = request.headers.get("authorization", "").encode("latin-1", "replace")
+            if not hmac.compare_digest(given, b"Bearer " + limits.token):
+                raise Refused(401, "a token is needed: send the header Authorization: Bearer TOKEN")
+        if limits.rate:
+            now = time.monotonic()
+            most = max(1.0, limits.rate)  # of a second's requests at once
+            self._tokens = min(most, self._tokens + (now - self._counted) * limits.rate)
+            self._counted = now
+            if self._tokens < 1.0:
+                raise Refused(429, f"more than {limits.rate:g} requests per second: send several steps in one request")
+            self._tokens -= 1.0
+
+    def _refuse(self, e: Refused) -> None:
+        self._keep, self._busy = False, True
+        self._reply(refusal(e))
+
+    def _reply(self, response: Response) -> None:
+        """Writes an answer; in the server's thread."""
+        if self.transport.is_closing():
+            return
+        if response.status >= 400:
+            self._web.refused += 1
+        lines = [
+            f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}",
+            f"Content-Type: {response.kind}",
+            f"Content-Length: {len(response.body)}",
+            *(f"{name}: {value}" for name, value in response.headers),
+            *(() if self._keep else ("Connection: close",)),
+        ]
+        self.transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + response.body)
+        if not self._keep:
+            self.transport.close()
+            return
+        self._busy = False
+        self._heard = time.monotonic()
+        self.transport.resume_reading()
+        if self._buffer:
+            self._begun = self._heard
+            self._web.soon(self._again)
+
+    def _again(self) -> None:
+        if not self._busy and self._keep:
+            self._next()
+
+
+def _head(head: bytes) -> tuple[str, str, dict[str, str]]:
+    """(method, target, headers by their names in lower case). Raises Refused where that is no HTTP/1.1."""
+    first, *lines = head.decode("latin-1").split("\r\n")
+    parts = first.split(" ")
+    if len(parts) != 3 or parts[2] not in ("HTTP/1.1", "HTTP/1.0") or not parts[1].startswith("/"):
+        raise Refused(400, "the first line is no request of HTTP/1.1")
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        name = name.lower()
+        if not colon or not name or name != name.strip():
+            raise Refused(400, "a header line is no name: value")
+        if name == "content-length" and name in headers:
+            raise Refused(400, "Content-Length stands there twice")
+        headers[name] = value.strip()
+    if parts[2] == "HTTP/1.0":
+        headers["connection"] = "close"
+    return parts[0], parts[1], headers
+
+
+def _size(headers: dict[str, str]) -> int:
+    if "transfer-encoding" in headers:
+        raise Refused(411, "send the body with Content-Length, not in chunks")
+    given = headers.get("content-length", "0")
+    if not (given.isascii() and given.isdigit() and len(given) < 16):
+        raise Refused(400, "Content-Length is no number of bytes")
+    return int(given)

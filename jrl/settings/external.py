@@ -1,0 +1,107 @@
+"""The `external` section: episodes that clients play, and what does not go with them."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from annotated_types import Interval
+
+from jrl.fields.bounds import Amount, Count, Few, NonNegative, Positive, Seconds, bounded
+from jrl.fields.data import Fixed, Fresh, learns_from
+
+_LAG = 4  # updates, of algorithms that learn from rollouts as they come
+
+
+@dataclasses.dataclass(frozen=True)
+@bounded
+class ExternalConfig:
+    """Episodes that clients play over HTTP (python -m jrl.serve), at most env.num_envs of them at a time."""
+
+    # what clients observe and choose: {box: [4]}, {box: [2], low: -1, high: 1}, {box: [84, 84, 4], dtype: uint8},
+    # {discrete: 2}, {multi_discrete: [3, 2]}, {multi_binary: [4]}, {dict: {name: ...}}, {tuple: [...]}; null: those of
+    # env.id
+    observation: dict[str, Any] | None = None
+    action: dict[str, Any] | None = None
+    host: str = "127.0.0.1"  # address to listen at; one that others reach needs a token
+    port: Annotated[int, Interval(ge=0, le=65_535)] = 9900  # 0: any that is free, which the command tells
+    token_file: str | None = None  # its first line is what clients have to show; null: nothing
+    certificate: str | None = None  # file of a TLS certificate, PEM; null: without TLS
+    private_key: str | None = None  # file of its key; null: in the file of the certificate
+    timeout_s: Seconds = 60.0  # without a word from its client until an episode has failed, and a connection is closed
+    max_wait_ms: Annotated[float, Interval(ge=0, le=1000)] = 1.0  # that a request waits for others to be answered with
+    # updates between the weights that chose an action and the update that learns from it; older steps are dropped.
+    # null: 4, or with replay any number
+    max_lag: Amount | None = None
+    max_body_mb: Positive = 16.0  # of a request
+    max_clients: Count = 256  # connections at a time
+    max_rate: NonNegative = 0.0  # requests per second of a connection; 0: any number
+    max_batch: Few = 256  # episodes in one request
+
+
+def max_lag(cfg: Any) -> int | None:
+    """Updates that weights may be behind when their steps are learned from; None: any number."""
+    if cfg.external.max_lag is not None or learns_from(type(cfg.algo)) is not Fresh:
+        return cfg.external.max_lag
+    return _LAG
+
+
+def faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What cannot be where clients play: the keys that were read, and the message."""
+    given = cfg.external
+    if given is None:
+        return
+    name = type(cfg.algo).__module__.rpartition(".")[2]
+    if getattr(cfg.algo, "uncorrected", False):
+        yield (
+            ("external", "algo.name"),
+            f"external: {name} takes each step for its own policy's, and clients go on while weights change: use ppo, "
+            "appo or impala, or one that learns from replay",
+        )
+    if learns_from(type(cfg.algo)) is Fixed:
+        message = f"external: {name} learns from a data set alone: use an algorithm that collects"
+        yield ("external", "algo.name"), message
+    if (given.observation is None) != (given.action is None):
+        keys = ("external.observation", "external.action")
+        yield keys, "external: observation and action are given together: give the other, or name env.id"
+    elif given.observation is None and not cfg.env.id:
+        yield (
+            ("external.observation", "external.action", "env.id"),
+            "external.observation is missing: say what clients observe and choose, e.g. external.observation="
+            "{box: [4]} and external.action={discrete: 2}, or name an environment with these spaces as env.id",
+        )
+    if given.observation is not None and not cfg.env.id and (cfg.evaluation.every or cfg.evaluation.interval):
+        yield (
+            ("env.id", "evaluation.every", "evaluation.interval"),
+            "evaluation: without env.id there is no environment to play in: leave evaluation.every and "
+            "evaluation.interval out",
+        )
+    if given.private_key is not None and given.certificate is None:
+        keys = ("external.private_key", "external.certificate")
+        yield keys, "external.private_key: there is no certificate that it belongs to: set external.certificate"
+    yield from _refused(cfg)
+
+
+def _refused(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Settings of those who step environments, which a server does not."""
+    env, network, rollout = cfg.env, cfg.network, cfg.rollout
+    plays = "clients play the episodes"
+    for key, is_set, why in (
+        ("multi_agent", cfg.multi_agent is not None, "each episode has one agent"),
+        ("env_runners.num", cfg.env_runners.num, plays),
+        ("rollout.mode", rollout.mode != "sync", "clients are answered while it learns in any case"),
+        ("rollout.batch_mode", rollout.batch_mode != "truncate_episodes", "nobody knows how long episodes get"),
+        ("rollout.collector", rollout.collector != "auto", plays),
+        ("rollout.fake", rollout.fake, plays),
+        ("env.frame_stack", env.frame_stack != 1, "clients send what the policy sees: let them stack frames"),
+        ("env.horizon", env.horizon is not None, "clients end their episodes"),
+        ("env.batch_size", env.batch_size is not None, "external.max_wait_ms says who is answered together"),
+        ("env.remote_worker_envs", env.remote_worker_envs, plays),
+        ("env.action_mask_info", env.action_mask_info, "clients send masks as action_mask of the observation"),
+        ("network.use_prev_action", network.use_prev_action, "clients send what the policy sees"),
+        ("network.use_prev_reward", network.use_prev_reward, "clients send what the policy sees"),
+        ("checkpoint.exact", cfg.checkpoint.exact, "clients never do the same twice"),
+        ("custom.env_task", cfg.custom.env_task, "there are no environments here"),
+        ("devices.actors", cfg.devices.actors is not None, "actions are chosen on the device that learns"),
+    ):
+        if is_set:
+            yield ("external", key), f"{key}: with external {why}: leave it out"

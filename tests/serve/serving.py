@@ -1,0 +1,109 @@
+"""A run in a thread whose episodes the test plays, and a client that is thinner than `PolicyClient`."""
+
+import contextlib
+import http.client
+import json
+import threading
+import time
+import urllib.parse
+
+from jrl.run.session import Session
+from jrl.serve.clients import Clients
+from jrl.settings import config
+
+CARTPOLE = {"observation": {"box": [4]}, "action": {"discrete": 2}}
+
+
+def settings(algo="ppo", *, envs=2, length=8, external=None, **sections):
+    """A small run of which clients play the episodes."""
+    own = {"name": algo, **({"num_epochs": 1, "num_minibatches": 1} if algo == "ppo" else {})}
+    tree = {
+        "algo": {**own, **sections.pop("algo", {})},
+        "env": {"num_envs": envs, **sections.pop("env", {})},
+        "network": {"hidden": [8], **sections.pop("network", {})},
+        "external": {"port": 0, **CARTPOLE, **(external or {})},
+        **sections,
+    }
+    if algo != "dqn":
+        tree["rollout"] = {"length": length, **tree.get("rollout", {})}
+    return config.from_dict(tree)
+
+
+class Run:
+    """A session that goes on until it is closed; `rows` are its result rows."""
+
+    def __init__(self, cfg, clients, interrupted):
+        self.clients, self.rows, self.error = clients, [], None
+        self._interrupted = interrupted
+        self.session = Session(
+            cfg, sinks=[self.rows.append], endless=True, external=clients.source(cfg, 0, interrupted)
+        )
+        self._thread = threading.Thread(target=self._go, daemon=True)
+
+    def _go(self):
+        from jrl.host.faults import Interrupted
+
+        try:
+            self.session.start()
+            while info := self.session.advance():
+                self.session.after(info)
+        except Interrupted:
+            pass
+        except BaseException as e:
+            self.error = e
+            raise
+
+    @property
+    def address(self):
+        return self.clients.address
+
+    @property
+    def source(self):
+        return self.session.run.program.source
+
+    def start(self):
+        self._thread.start()
+
+    def close(self):
+        self._interrupted.append(True)
+        self._thread.join(30)
+        self.session.close()
+        assert self.error is None
+
+
+@contextlib.contextmanager
+def running(cfg):
+    """The run of a config, at work until the context ends."""
+    clients, interrupted = Clients(), []
+    with clients.open(cfg):
+        run = Run(cfg, clients, interrupted)
+        run.start()
+        listening(run.address)
+        try:
+            yield run
+        finally:
+            run.close()
+
+
+def asked(address, method, path, body=None, **headers):
+    """(status, JSON) of one request over a connection of its own, tried until the server listens."""
+    parts = urllib.parse.urlsplit(address)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
+    data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
+    answer = connection.getresponse()
+    found = answer.read()
+    connection.close()
+    kind = answer.getheader("Content-Type")
+    return answer.status, json.loads(found) if kind == "application/json" else found
+
+
+def listening(address, seconds=60):
+    """Waits until a server answers there."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            return asked(address, "GET", "/v1/health")
+        except ConnectionError:
+            time.sleep(0.05)
+    raise TimeoutError(address)

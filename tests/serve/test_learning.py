@@ -1,0 +1,153 @@
+"""Runs that learn from clients in processes of their own; the command, its end and its continuation."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import serving
+import yaml
+
+from jrl.metrics import loggers
+from jrl.serve import __main__
+
+ROOT = Path(__file__).parents[2]
+PPO = {
+    "algo": {"name": "ppo", "lr": 1e-3, "num_epochs": 8, "num_minibatches": 4, "normalize_advantage": True},
+    "env": {"num_envs": 4},
+    "rollout": {"length": 128},
+}
+DQN = {
+    "algo": {"name": "dqn", "lr": 1e-3, "target_update_every": 500, "exploration": {"epsilon": [[0, 1], [6000, 0.02]]}},
+    "env": {"num_envs": 2},
+    "replay": {
+        "capacity": 50_000,
+        "batch_size": 64,
+        "learning_starts": 500,
+        "train_every": 16,
+        "updates_per_step": 0.5,
+    },
+}
+PLAYER = """
+import sys
+import gymnasium
+from client import EpisodeLost, PolicyClient
+
+client, env, seed = PolicyClient(sys.argv[1], patience_s=60.0), gymnasium.make("CartPole-v1"), int(sys.argv[2])
+obs, _ = env.reset(seed=seed)
+while True:
+    try:
+        episode, over = client.start_episode(), False
+        while not over:
+            obs, reward, terminated, truncated, _ = env.step(int(client.get_action(episode, obs)))
+            client.log_returns(episode, reward)
+            over = terminated or truncated
+        client.end_episode(episode, obs, truncated=truncated)
+    except EpisodeLost:
+        print("lost", flush=True)
+    except ConnectionError:
+        break
+    obs, _ = env.reset()
+"""
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@pytest.fixture
+def players(tmp_path):
+    """Begins players, with the client's file alone beside them; ends them afterwards."""
+    (tmp_path / "client.py").write_bytes((ROOT / "jrl" / "serve" / "client.py").read_bytes())
+    (tmp_path / "player.py").write_text(PLAYER)
+    begun = []
+
+    def begin(port, count=2):
+        for i in range(count):
+            command = [sys.executable, "-P", "player.py", f"http://127.0.0.1:{port}", str(i)]
+            environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+            begun.append(subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, env=environment, text=True))
+        return begun
+
+    yield begin
+    for process in begun:
+        process.kill()
+        process.wait()
+
+
+def command(tmp_path, tree, port, *more):
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**tree, "external": serving.CARTPOLE}))
+    out = tmp_path / "run"
+    return [str(tmp_path / "run.yaml"), f"--port={port}", f"--out={out}", "--set=run.log=[jsonl]", *more], out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tree", "steps"), [(PPO, 60_000), (DQN, 60_000)], ids=["ppo", "dqn"])
+def test_cartpole_from_two_processes(tree, steps, tmp_path, players, own_kernels):
+    port = free_port()
+    args, out = command(tmp_path, tree, port, "--as-test", "--stop=episode/return=150", f"--stop=env_steps={steps}",
+                        "--set=run.smoothing_episodes=20")  # fmt: skip
+    players(port)
+    assert __main__.main(args) == 0
+    rows = loggers.read_rows(out / "result.jsonl")
+    assert rows[-1]["episode/return"] >= 150
+    assert all(row["external/policy_lag"] <= 4 for row in rows if tree is PPO)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_goes_on_and_so_do_its_clients(tmp_path, players):
+    port = free_port()
+    args, out = command(tmp_path, PPO, port, "--set=checkpoint.every=2048", "--set=run.report_every=512")
+    begin = lambda *more: subprocess.Popen(
+        [sys.executable, "-m", "jrl.serve", *args, *more], cwd=ROOT, stdout=subprocess.DEVNULL
+    )
+
+    def steps():
+        rows = loggers.read_rows(out / "result.jsonl") if (out / "result.jsonl").exists() else []
+        return rows[-1]["env_steps"] if rows else 0
+
+    def until(least):
+        end = time.monotonic() + 90
+        while steps() < least and time.monotonic() < end:
+            time.sleep(0.2)
+        assert steps() >= least
+
+    here = players(port)
+    server = begin("--stop=env_steps=1000000")
+    try:
+        until(6000)
+        server.kill()
+        server.wait()
+        assert all(process.poll() is None for process in here)
+        server = begin("--stop=env_steps=14000", "--resume=auto")
+        assert server.wait(120) == 0
+    finally:
+        server.kill()
+        server.wait()
+    assert all(process.poll() is None for process in here)
+    counted = [row["env_steps"] for row in loggers.read_rows(out / "result.jsonl")]
+    assert counted == sorted(counted)
+    assert counted[-1] >= 14_000
+    for process in here:
+        process.kill()
+    assert all("lost" in process.communicate()[0] for process in here)
+
+
+@pytest.mark.slow
+def test_a_signal_ends_a_server_that_nobody_plays_with(tmp_path):
+    args, out = command(tmp_path, PPO, free_port(), "--stop=env_steps=1000")
+    process = subprocess.Popen([sys.executable, "-m", "jrl.serve", *args], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if line.startswith("clients: "):
+            break
+    process.send_signal(signal.SIGTERM)
+    told, _ = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert "interrupted before the first checkpoint" in told
+    assert not (out / "checkpoints").exists() or not list((out / "checkpoints").glob("[0-9]*"))

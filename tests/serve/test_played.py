@@ -1,0 +1,132 @@
+"""Episodes that are played through a client, beside the same environment played here."""
+
+import threading
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+import serving
+
+from jrl import envs
+from jrl.run import build
+from jrl.serve.client import EpisodeLost, PolicyClient
+from jrl.serve.clients import Clients
+from jrl.settings import config
+
+ROLLOUTS, LENGTH, SEED = 6, 16, 3
+
+
+def played(address, env, seed, stop):
+    """Plays until told to stop, or until the server is gone."""
+    client = PolicyClient(address, patience_s=0.0)
+    first = True
+    try:
+        while not stop.is_set():
+            obs, _ = env.reset(seed=seed if first else None)
+            first, episode, over = False, client.start_episode(), False
+            while not over:
+                obs, reward, terminated, truncated, _ = env.step(client.get_action(episode, obs))
+                client.log_returns(episode, reward)
+                over = terminated or truncated
+            client.end_episode(episode, obs, truncated=truncated)
+    except ConnectionError:
+        pass
+    finally:
+        client.close()
+
+
+def rollouts(cfg, external=None, count=ROLLOUTS):
+    """So many of a run that does not learn, on the host, and their reports."""
+    run = build.run(cfg, external=external)
+    state = run.program.init(cfg.run.seed)
+    found = []
+    for i in range(count):
+        _, rollout, report = run.program.collect(state, cfg.run.seed, i)
+        found.append(jax.device_get((rollout, report)))
+    run.program.close()
+    return found
+
+
+@pytest.mark.parametrize(("algo", "env_id"), [("dqn", "CartPole-v1"), ("sac", "Pendulum-v1")])
+def test_the_rows_of_a_client_are_those_of_the_environment(algo, env_id):
+    tree = {
+        "algo": {"name": algo, "normalize_obs": True},
+        "env": {"id": env_id, "backend": "gymnasium", "num_envs": 1},
+        "network": {"hidden": [8]},
+        "rollout": {"length": LENGTH, "explore": False},
+        "run": {"seed": SEED},
+    }
+    here = rollouts(config.from_dict(tree))
+    cfg = config.from_dict({**tree, "external": {"port": 0, "max_wait_ms": 0}})
+    clients, stop = Clients(), threading.Event()
+    with clients.open(cfg):
+        env, seed = gymnasium.make(env_id), envs.seed_range(SEED)
+        thread = threading.Thread(target=_after_listening, args=(clients, env, seed, stop), daemon=True)
+        thread.start()
+        there = rollouts(cfg, clients.source(cfg, 0, []))
+        stop.set()
+        thread.join(10)
+    rows, ends = 0, 0
+    for (a, told), (b, found) in zip(here, there, strict=True):
+        real = a.mask
+        assert np.array_equal(real, b.mask)
+        for name in ("reward", "terminated", "truncated"):
+            assert np.array_equal(np.where(real, getattr(a, name), 0), np.where(real, getattr(b, name), 0)), name
+        np.testing.assert_allclose(a.obs, b.obs, rtol=1e-6)
+        np.testing.assert_allclose(a.last_obs, b.last_obs, rtol=1e-6)
+        np.testing.assert_allclose(a.action[real], b.action[real], rtol=1e-5)
+        assert jax.tree.structure(a.extras) == jax.tree.structure(b.extras)
+        assert np.array_equal(a.contiguous, b.contiguous)
+        assert (told.count, told.steps) == (found.count, found.steps)
+        np.testing.assert_allclose(told.return_sum, found.return_sum, rtol=1e-6)
+        rows, ends = rows + real.sum(), ends + told.count
+    assert rows > 80
+    assert ends > 0 or env_id == "Pendulum-v1"
+
+
+def _after_listening(clients, env, seed, stop):
+    serving.listening(clients.address)
+    played(clients.address, env, seed, stop)
+
+
+def test_every_step_comes_to_the_learner_once_and_in_order():
+    """Steps are numbered by their observations; episodes end at different times, in one request."""
+    cfg = serving.settings(
+        "dqn", envs=4, replay={"capacity": 10_000, "learning_starts": 100_000, "train_every": 32, "batch_size": 8}
+    )
+    clients = Clients()
+
+    def play():
+        serving.listening(clients.address)
+        client = PolicyClient(clients.address)
+        ids = client.start_episodes(4)
+        for t in range(200):
+            obs = np.full((4, 4), 4.0 * t)
+            obs[:, 0] += np.arange(4)
+            over = np.arange(4) == t % 7 if t else np.zeros(4, bool)
+            try:
+                ids = client.steps(ids, obs, np.ones(4), terminated=over, final_observations=-obs).episodes
+            except EpisodeLost:  # the learner has what it needs, and is gone
+                break
+        client.close()
+
+    with clients.open(cfg):
+        thread = threading.Thread(target=play, daemon=True)
+        thread.start()
+        found = rollouts(cfg, clients.source(cfg, 0, []), count=20)
+        thread.join(10)
+    for column in range(4):
+        rows = [
+            (rollout.obs[t, column, 0], rollout.mask[t, column], rollout.terminated[t, column])
+            for rollout, _ in found
+            for t in range(rollout.count[column])
+        ]
+        numbers = [number for number, real, _ in rows if real]
+        assert numbers == [4.0 * t + column for t in range(len(numbers))]
+        assert len(numbers) > 100
+        finals = [number for number, real, _ in rows if not real]
+        before = [rows[i - 1] for i, row in enumerate(rows) if not row[1]]
+        assert all(ended for _, _, ended in before)
+        assert finals == [-(number + 4.0) for number, _, _ in before]
+    assert sum(told.steps for _, told in found) == sum(int(rollout.mask.sum()) for rollout, _ in found)

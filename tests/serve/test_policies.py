@@ -1,0 +1,177 @@
+"""Trained policies behind HTTP: several of them, memory, better checkpoints, tokens and TLS."""
+
+import contextlib
+import io
+import re
+import shutil
+import subprocess
+import threading
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+from serving import asked, listening
+
+import jrl
+from jrl import train
+from jrl.errors import InputError
+from jrl.host import faults
+from jrl.run import checkpoint
+from jrl.serve import address, policies
+from jrl.serve.client import PolicyClient, RequestRefused
+from jrl.settings.external import ExternalConfig
+
+SMALL = ["--set=env.backend=jax", "--set=env.num_envs=2", "--set=network.hidden=[4]", "--set=run.log=[jsonl]",
+         "--set=run.compile_cache=false", "--set=rollout.length=8", "--set=algo.num_epochs=1",
+         "--set=algo.num_minibatches=1", "--set=run.report_every=16"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run with two checkpoints, one with memory, one that acts in a Box."""
+    out = tmp_path_factory.mktemp("runs")
+    made = {
+        "plain": ["--env=CartPole-v1", "--set=checkpoint.every=16", "--set=checkpoint.keep_last=9"],
+        "memory": ["--env=CartPole-v1", "--set=network.core={name: lstm, size: 4}"],
+        "box": ["--env=Pendulum-v1"],
+    }
+    for name, more in made.items():
+        assert train.main(["ppo", *SMALL, *more, "--stop=env_steps=64", f"--out={out / name}"]) == 0
+    return out
+
+
+@contextlib.contextmanager
+def serving(runs, cfg=None, **how):
+    """The address of a server of these policies."""
+    interrupted, told = faults.Signals(), io.StringIO()
+    errors = []
+
+    def go():
+        try:
+            with contextlib.redirect_stdout(told):
+                policies.serve(runs, cfg or ExternalConfig(port=0), best=None, follow=False, interrupted=interrupted,
+                               **how)  # fmt: skip
+        except BaseException as e:
+            errors.append(e)
+
+    thread = threading.Thread(target=go, daemon=True)
+    thread.start()
+    end = time.monotonic() + 60
+    while not (found := re.search(r"clients: (\S+)", told.getvalue())) and not errors and time.monotonic() < end:
+        time.sleep(0.02)
+    try:
+        assert errors == []
+        yield found[1]
+    finally:
+        interrupted.number = 15
+        thread.join(10)
+        assert errors == []
+
+
+def test_actions_are_those_of_the_policy(runs):
+    rng = np.random.default_rng(0)
+    with serving({"default": str(runs / "plain"), "memory": str(runs / "memory"), "box": str(runs / "box")}) as where:
+        client = PolicyClient(where)
+        assert set(client.policies()) == {"default", "memory", "box"}
+        here = jrl.load(runs / "plain")
+        for obs in rng.normal(size=(5, 4)).astype(np.float32):
+            assert client.get_once(obs) == here.act(obs)
+        assert client.version == checkpoint.read_meta(checkpoint.locate(runs / "plain", best=None))["iteration"]
+        here = jrl.load(runs / "box")
+        for obs in rng.normal(size=(3, 3)).astype(np.float32):
+            np.testing.assert_allclose(client.get_once(obs, policy="box"), here.act(obs), rtol=1e-5)
+        with pytest.raises(RequestRefused, match="remembers"):
+            client.get_once(obs, policy="memory")
+        with pytest.raises(RequestRefused, match="there is no 'other'"):
+            client.get_once(obs, policy="other")
+        with pytest.raises(RequestRefused, match="do not learn"):
+            client.log_action(client.start_episode(), np.zeros(4), 0)
+        # two episodes that take turns remember each its own
+        ids, own = client.start_episodes(2, policy="memory"), [jrl.load(runs / "memory") for _ in range(2)]
+        for _ in range(4):
+            obs = rng.normal(size=(2, 4)).astype(np.float32)
+            expected = [policy.act(x) for policy, x in zip(own, obs)]
+            assert list(client.steps(ids, obs).actions) == expected
+        client.close()
+
+
+def test_follow_goes_over_to_the_later_checkpoint(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(policies, "_LOOK_S", 0.1)
+    own = tmp_path / "run"
+    shutil.copytree(runs / "plain", own)
+    kept = sorted((own / "checkpoints").iterdir(), key=lambda path: path.name)
+    last = checkpoint.locate(own)
+    shutil.move(last, tmp_path / "later")
+    before = checkpoint.read_meta(checkpoint.locate(own))["iteration"]
+    assert len(kept) > 2
+    interrupted, told = faults.Signals(), io.StringIO()
+
+    def go():
+        with contextlib.redirect_stdout(told):
+            policies.serve({"default": str(own)}, ExternalConfig(port=0), best=False, follow=True,
+                           interrupted=interrupted)  # fmt: skip
+
+    thread = threading.Thread(target=go, daemon=True)
+    thread.start()
+    while not (found := re.search(r"clients: (\S+)", told.getvalue())):
+        time.sleep(0.02)
+    version = lambda: asked(found[1], "GET", "/v1/health")[1]["versions"]["default"]
+    assert version() == before
+    shutil.move(tmp_path / "later", last)
+    end = time.monotonic() + 10
+    while version() == before and time.monotonic() < end:
+        time.sleep(0.05)
+    assert version() == checkpoint.read_meta(last)["iteration"] > before
+    interrupted.number = 15
+    thread.join(10)
+
+
+def test_a_token_is_asked_for(runs, tmp_path):
+    secret = tmp_path / "token"
+    secret.write_text("0123456789abcdef\n")
+    with serving({"default": str(runs / "plain")}, ExternalConfig(port=0, token_file=str(secret))) as where:
+        obs = {"observation": [0.0] * 4}
+        assert asked(where, "GET", "/v1/health")[0] == 200
+        assert asked(where, "POST", "/v1/action", obs)[0] == 401
+        assert asked(where, "POST", "/v1/action", obs, Authorization="Bearer 0123456789abcdeF")[0] == 401
+        assert asked(where, "POST", "/v1/action", obs, Authorization="Bearer 0123456789abcdef")[0] == 200
+        with pytest.raises(RequestRefused, match="token is needed"):
+            PolicyClient(where).start_episode()
+        assert PolicyClient(where, token="0123456789abcdef").get_once([0.0] * 4) in (0, 1)
+    secret.write_text("short")
+    with pytest.raises(InputError, match="16 characters"):
+        address.token_of(ExternalConfig(token_file=str(secret)))
+
+
+def test_requests_that_come_too_fast(runs):
+    with serving({"default": str(runs / "plain")}, ExternalConfig(port=0, max_rate=5.0)) as where:
+        client = PolicyClient(where, patience_s=0.0)
+        with pytest.raises(RequestRefused, match="more than 5 requests per second"):
+            for _ in range(20):
+                client.get_once([0.0] * 4)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_tls(runs, tmp_path):
+    import ssl
+
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem",
+            "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]  # fmt: skip
+    subprocess.run(made, cwd=tmp_path, check=True, capture_output=True)
+    files = {"certificate": str(tmp_path / "cert.pem"), "private_key": str(tmp_path / "key.pem")}
+    with serving({"default": str(runs / "plain")}, ExternalConfig(port=0, **files)) as where:
+        assert where.startswith("https://")
+        client = PolicyClient(where, context=ssl.create_default_context(cafile=files["certificate"]))
+        assert client.get_once([0.0] * 4) in (0, 1)
+        with pytest.raises(urllib.error.URLError):
+            urllib.request.urlopen(where + "/v1/health", timeout=5)
+
+
+def test_a_port_that_is_taken(runs):
+    with serving({"default": str(runs / "plain")}) as where:
+        listening(where)
+        port = int(where.rpartition(":")[2])
+        with pytest.raises(InputError, match="name another port"):
+            policies.serve({"a": str(runs / "plain")}, ExternalConfig(port=port), best=None, follow=False,
+                           interrupted=faults.Signals())  # fmt: skip

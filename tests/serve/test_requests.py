@@ -1,0 +1,366 @@
+"""What clients may send: right answers, one clear answer to what is wrong, and nobody else notices."""
+
+import io
+import random
+import socket
+import threading
+import time
+import urllib.parse
+
+import gymnasium
+import jsonschema
+import numpy as np
+import pytest
+import serving
+from serving import asked
+
+from jrl.serve import openapi
+from jrl.serve.client import EpisodeLost, PolicyClient, RequestRefused
+from jrl.types import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+
+OBS = [0.1, 0.2, 0.3, 0.4]
+
+
+@pytest.fixture(scope="module")
+def run():
+    external = {"max_body_mb": 0.1, "timeout_s": 1.0, "max_clients": 12, "max_batch": 16}
+    with serving.running(serving.settings(envs=6, length=4, external=external)) as found:
+        yield found
+
+
+@pytest.fixture
+def client(run):
+    found = PolicyClient(run.address, patience_s=0.0)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def good(run):
+    """Somebody else's episodes, all along; at the end they are whole."""
+    stop, lengths, lost = threading.Event(), [], []
+
+    def play():
+        client, env = PolicyClient(run.address, patience_s=5.0), gymnasium.make("CartPole-v1")
+        try:
+            while not stop.is_set():
+                lengths.append(one_episode(client, env))
+        except Exception as e:  # the test asserts that there is none
+            lost.append(e)
+        client.close()
+
+    thread = threading.Thread(target=play, daemon=True)
+    thread.start()
+    yield
+    time.sleep(0.1)
+    stop.set()
+    thread.join(10)
+    assert lost == []
+    assert len(lengths) > 0
+    assert all(told == counted for told, counted in lengths)
+
+
+def one_episode(client, env):
+    """(length that the server tells, steps that were taken)."""
+    obs, _ = env.reset()
+    episode, steps, over = client.start_episode(), 0, False
+    while not over:
+        obs, reward, terminated, truncated, _ = env.step(int(client.get_action(episode, obs)))
+        client.log_returns(episode, reward)
+        steps, over = steps + 1, terminated or truncated
+    return client.end_episode(episode, obs, truncated=truncated)["length"], steps
+
+
+def started(run, **headers):
+    status, found = asked(run.address, "POST", "/v1/episodes", {}, **headers)
+    assert status == 201
+    return found["episode_id"]
+
+
+def nobody_plays(run):
+    """Waits until the episodes of other tests are over, those that they left, too."""
+    while asked(run.address, "GET", "/v1/health")[1]["episodes"]:
+        time.sleep(0.1)
+
+
+def npz(**arrays):
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+PICKLED = npz(observation=np.array([{"a": 1}], object))
+WRONG = [
+    ("action", b"{", 400, "no JSON"),
+    ("action", b"[1]", 400, "JSON object"),
+    ("action", b"[" * 50_000, 400, "no JSON"),
+    ("action", {}, 400, "observation is missing"),
+    ("action", {"observation": OBS, "typo": 1}, 400, "no such field"),
+    ("action", {"observation": OBS[:3]}, 422, "expected float32 [4], got [3]"),
+    ("action", {"observation": [[1], [1, 2]]}, 422, "different lengths"),
+    ("action", {"observation": ["a", "b", "c", "d"]}, 422, "no number"),
+    ("action", {"observation": [1e40, 0, 0, 0]}, 422, "beyond"),
+    ("action", {"observation": [10**400, 0, 0, 0]}, 422, "expected float32"),
+    ("action", b'{"observation": [NaN, 0, 0, 0]}', 400, "finite"),
+    ("action", {"observation": OBS, "reward": "a"}, 422, "reward"),
+    ("action", b'{"observation": [0, 0, 0, 0], "reward": Infinity}', 400, "finite"),
+    ("action", {"observation": OBS, "step": 7}, 409, "at step 0"),
+    ("action", {"observation": OBS, "step": -1}, 422, "whole number"),
+    ("log", {"observation": OBS, "action": 1}, 422, "its own policy"),
+    ("log", {"observation": OBS, "action": 2}, 422, "from 0 to 1"),
+    ("log", {"observation": OBS, "action": 0.5}, 422, "whole numbers"),
+    ("reward", {"reward": 1.0}, 409, "no action yet"),
+    ("end", {"observation": OBS, "truncated": "yes"}, 422, "true or false"),
+    ("end", {"observation": None}, 400, "missing"),
+]
+
+
+@pytest.mark.parametrize(("what", "body", "status", "told"), WRONG)
+def test_a_wrong_request_has_one_clear_answer(run, good, what, body, status, told):
+    id = started(run)
+    found = asked(run.address, "POST", f"/v1/episodes/{id}/{what}", body)
+    assert found[0] == status, found
+    assert told in found[1]["error"]
+    assert asked(run.address, "POST", f"/v1/episodes/{id}/action", {"observation": OBS, "step": 0})[0] == 200
+    assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {"observation": OBS})[0] == 200
+
+
+def test_what_is_wrong_with_npz(run, good):
+    id = started(run)
+    path = f"/v1/episodes/{id}/action"
+    of = lambda body: asked(run.address, "POST", path, body, Content_Type="application/x-npz")
+    assert of(b"PK nothing")[0] == 400
+    status, found = of(PICKLED)
+    assert (status, "no npz" in found["error"]) == (400, True)
+    bomb = io.BytesIO()
+    np.savez_compressed(bomb, observation=np.zeros(10_000_000))
+    assert of(bomb.getvalue())[0] == 413
+    status, found = of(npz(observation=np.array([np.nan, 0, 0, 0])))
+    assert (status, "finite" in found["error"]) == (422, True)
+    assert of(npz(observation=np.zeros(4)))[0] == 200
+    assert asked(run.address, "POST", path, b"a=b", Content_Type="text/csv")[0] == 415
+    asked(run.address, "POST", f"/v1/episodes/{id}/end", {"observation": OBS})
+
+
+def test_episodes_of_others_and_of_nobody(run, good, client):
+    id = started(run, Jrl_Client="a")
+    path = f"/v1/episodes/{id}"
+    assert asked(run.address, "POST", f"{path}/action", {"observation": OBS}, Jrl_Client="b")[0] == 403
+    assert asked(run.address, "POST", "/v1/episodes/nobody/action", {"observation": OBS})[0] == 404
+    assert asked(run.address, "POST", "/v1/episodes", {"episode_id": id})[0] == 409
+    assert asked(run.address, "POST", f"{path}/end", {"observation": OBS}, Jrl_Client="a")[0] == 200
+    status, found = asked(run.address, "POST", f"{path}/action", {"observation": OBS}, Jrl_Client="a")
+    assert (status, "has ended" in found["error"]) == (410, True)
+    assert asked(run.address, "GET", "/v1/nothing")[0] == 404
+    assert asked(run.address, "GET", "/v1/episodes")[0] == 405
+    episode = client.start_episode()
+    client.end_episode(episode, OBS)
+    client._reward[episode] = client._step[episode] = 0
+    with pytest.raises(EpisodeLost, match="has ended"):
+        client.get_action(episode, OBS)
+    with pytest.raises(RequestRefused, match="got \\[2\\]"):
+        client.get_action(client.start_episode(), OBS[:2])
+
+
+def test_a_request_that_is_repeated_counts_once(run):
+    id = started(run)
+    path = f"/v1/episodes/{id}"
+    first = asked(run.address, "POST", f"{path}/action", {"observation": OBS, "step": 0})
+    assert asked(run.address, "POST", f"{path}/action", {"observation": OBS, "step": 0}) == first
+    assert asked(run.address, "POST", f"{path}/action", {"observation": OBS, "reward": 2.0, "step": 1})[0] == 200
+    end = asked(run.address, "POST", f"{path}/end", {"observation": OBS, "reward": 1.0, "step": 2})
+    assert end == (200, {"return": 3.0, "length": 2})
+    assert asked(run.address, "POST", f"{path}/end", {"observation": OBS, "reward": 1.0, "step": 2}) == end
+
+
+def test_only_so_many_episodes_and_connections(run):
+    nobody_plays(run)
+    ids = [started(run) for _ in range(6)]
+    status, found = asked(run.address, "POST", "/v1/episodes", {})
+    assert (status, "6 episodes" in found["error"]) == (429, True)
+    assert asked(run.address, "POST", "/v1/episodes", {"count": 2})[0] == 429
+    assert asked(run.address, "POST", "/v1/episodes", {"training_enabled": False})[0] == 201
+    for id in ids:
+        asked(run.address, "POST", f"/v1/episodes/{id}/end", {"observation": OBS})
+    parts = urllib.parse.urlsplit(run.address)
+    held = [socket.create_connection((parts.hostname, parts.port)) for _ in range(12)]
+    time.sleep(0.2)
+    assert asked(run.address, "GET", "/v1/health")[0] == 429
+    for connection in held:
+        connection.close()
+    time.sleep(0.2)
+    assert asked(run.address, "GET", "/v1/health")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (b"GARBAGE\r\n\r\n", b"400"),
+        (b"GET /v1/health HTTP/3\r\n\r\n", b"400"),
+        (b"POST /v1/episodes HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", b"400"),
+        (b"POST /v1/episodes HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"400"),
+        (b"POST /v1/episodes HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"411"),
+        (b"POST /v1/episodes HTTP/1.1\r\nContent-Length: 100000000\r\n\r\n", b"413"),
+        (b"GET /" + b"a" * 20_000, b"431"),
+        (b"GET /v1/health HTTP/1.0\r\n\r\n", b"200"),
+    ],
+)
+def test_what_is_no_request(run, good, text, answer):
+    parts = urllib.parse.urlsplit(run.address)
+    with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
+        connection.sendall(text)
+        found = b""
+        while chunk := connection.recv(4096):
+            found += chunk
+    assert found.startswith(b"HTTP/1.1 " + answer)
+
+
+def test_half_a_request_and_silence_end_a_connection(run, good, monkeypatch):
+    monkeypatch.setattr("jrl.serve.web._HALF_S", 0.5)
+    parts = urllib.parse.urlsplit(run.address)
+    half = socket.create_connection((parts.hostname, parts.port), timeout=10)
+    silent = socket.create_connection((parts.hostname, parts.port), timeout=10)
+    half.sendall(b"POST /v1/episodes HTTP/1.1\r\nContent-Length: 10\r\n\r\n{")
+    assert half.recv(4096).startswith(b"HTTP/1.1 408")
+    assert silent.recv(4096) == b""
+    half.close()
+    silent.close()
+
+
+def test_requests_that_follow_each_other_without_a_wait_are_answered_in_order(run):
+    parts = urllib.parse.urlsplit(run.address)
+    three = [b"GET /v1/health HTTP/1.1", b"GET /nothing HTTP/1.1", b"GET /v1/policies HTTP/1.1\r\nConnection: close"]
+    with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
+        connection.sendall(b"".join(part + b"\r\n\r\n" for part in three))
+        found = b""
+        while chunk := connection.recv(4096):
+            found += chunk
+    at = [found.index(part) for part in (b'"status": "ok"', b"404 Not Found", b'"algorithm": "ppo"')]
+    assert at == sorted(at)
+
+
+def test_a_client_that_goes_costs_one_failed_index(run, client):
+    nobody_plays(run)
+    other, env = PolicyClient(run.address), gymnasium.make("CartPole-v1")
+    one_episode(other, env)
+    before = run.source.metrics["env/failures"]
+    episode = client.start_episode()
+    client.get_action(episode, OBS)
+    client.get_action(episode, OBS)
+    client.close()
+    end = time.monotonic() + 15
+    while run.source.metrics["env/failures"] == before and time.monotonic() < end:
+        told, counted = one_episode(other, env)
+        assert told == counted
+    for _ in range(3):
+        one_episode(other, env)
+    other.close()
+    assert run.source.metrics["env/failures"] == before + 1
+    with pytest.raises(EpisodeLost, match="nothing was heard"):
+        client.get_action(episode, OBS)
+
+
+def test_many_episodes_in_one_request(run, client):
+    ids = client.start_episodes(3)
+    obs = np.zeros((3, 4), np.float32)
+    found = client.steps(ids, obs)
+    assert found.episodes == ids
+    assert found.actions.shape == (3,)
+    over = np.array([False, True, False])
+    again = client.steps(ids, obs, np.ones(3), terminated=over, final_observations=obs + 1)
+    assert [a == b for a, b in zip(again.episodes, ids)] == [True, False, True]
+    with pytest.raises(RequestRefused, match="final_observations is missing"):
+        client.steps(again.episodes, obs, np.ones(3), truncated=over)
+    with pytest.raises(RequestRefused, match="has ended"):
+        client.steps(ids, obs)
+    with pytest.raises(RequestRefused, match="different ids"):
+        client.steps([ids[0], ids[0]], obs[:2])
+    with pytest.raises(RequestRefused, match="expected float32 \\[3, 4\\]"):
+        client.steps(again.episodes, obs[:2])
+    over = np.ones(3, bool)
+    ended = client.steps(again.episodes, obs, np.ones(3), terminated=over, final_observations=obs)
+    client._reward, client._step = (dict.fromkeys(ended.episodes, x) for x in (0.0, 1))
+    assert [client.end_episode(id, OBS)["length"] for id in ended.episodes] == [1, 1, 1]
+
+
+# ---------------------------------------------------------------- the description
+
+
+def described(run):
+    return asked(run.address, "GET", "/openapi.json")[1]
+
+
+def resolved(document, schema):
+    return {**schema, "components": document["components"]}
+
+
+def test_the_description_says_what_the_server_answers(run):
+    document = described(run)
+    assert document["openapi"].startswith("3.1")
+    paths = document["paths"]
+    id = started(run)
+    sent = {
+        "/v1/episodes": ({}, None),
+        "/v1/episodes/{id}/action": ({"observation": OBS, "reward": 0.0, "step": 0}, id),
+        "/v1/episodes/{id}/reward": ({"reward": 1.5}, id),
+        "/v1/steps": ({"episode_ids": [id], "observations": [OBS], "rewards": [1.0]}, None),
+        "/v1/episodes/{id}/end": ({"observation": OBS, "truncated": True}, id),
+    }
+    for path, (body, name) in sent.items():
+        route = paths[path]["post"]
+        jsonschema.validate(body, resolved(document, route["requestBody"]["content"]["application/json"]["schema"]))
+        status, answer = asked(run.address, "POST", path.replace("{id}", name or ""), body)
+        described_answer = route["responses"][str(status)]["content"]["application/json"]["schema"]
+        jsonschema.validate(answer, resolved(document, described_answer))
+    refused = asked(run.address, "POST", f"/v1/episodes/{id}/action", {"observation": OBS})[1]
+    jsonschema.validate(refused, document["components"]["schemas"]["Error"])
+    for path, methods in paths.items():  # each route is there
+        for method in methods:
+            assert asked(run.address, method.upper(), path.replace("{id}", "nobody"), b"{}")[0] != 405
+            assert "there is no /" not in str(asked(run.address, method.upper(), path.replace("{id}", "x"), b"{}")[1])
+    assert b"<table>" in asked(run.address, "GET", "/docs")[1]
+
+
+@pytest.mark.parametrize(
+    ("space", "right", "wrong"),
+    [
+        (Box((2, 2)), [[1, 2], [3, 4.5]], [[1, 2]]),
+        (Box((2,), "uint8", 0, 255), [0, 255], [0.5, 1]),
+        (Discrete(3), 2, 3),
+        (MultiDiscrete((2, 3)), [1, 2], [2, 0]),
+        (MultiBinary((2,)), [0, 1], ["a", 1]),
+        (Dict((("a", Box(())), ("b", Discrete(2)))), {"a": 1.0, "b": 0}, {"a": 1.0}),
+        (Tuple((Discrete(2), Box((1,)))), [1, [0.5]], [1]),
+    ],
+)
+def test_schema_and_reader_agree_about_a_space(space, right, wrong):
+    from jrl.serve import protocol
+
+    jsonschema.validate(right, openapi.schema(space))
+    protocol.read(space, right, "x")
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, openapi.schema(space))
+    with pytest.raises(protocol.Refused):
+        protocol.read(space, wrong, "x")
+
+
+def test_random_requests_never_fail_the_server(run, good):
+    rng = random.Random(0)
+    values = [None, True, 0, -1, 1e308, "x", "", [], [0.0] * 4, [OBS] * 2, {}, {"a": 1}, 2**70, ["x"], [None]]
+    names = "observation reward step episode_id count action truncated training_enabled episode_ids observations"
+    names = [*names.split(), "rewards", "terminated", "final_observations", "other"]
+    of_one = [f"/v1/episodes/{{}}/{what}" for what in ("action", "log", "reward", "end")]
+    id, seen = started(run), set()
+    for _ in range(800):
+        body = {rng.choice(names): rng.choice(values) for _ in range(rng.randrange(4))}
+        body |= {"observation": OBS} if rng.random() < 0.3 else {}
+        path = rng.choice(["/v1/episodes", "/v1/steps", *of_one]).format(rng.choice([id, "x", "%00", "a/b"]))
+        status, found = asked(run.address, "POST", path, body)
+        seen.add(status)
+        assert status < 500, body
+        if status == 201:
+            for begun in found.get("episode_ids", [found.get("episode_id")]):
+                asked(run.address, "POST", f"/v1/episodes/{begun}/end", {"observation": OBS})
+        if status == 410:
+            id = started(run)
+    assert {200, 400, 404, 422} <= seen

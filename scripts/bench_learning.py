@@ -1,14 +1,15 @@
 """Does it learn? Every task of a table, over several seeds, by the command a user would type.
 
-    python scripts/bench_learning.py --out runs/learning                 # all tasks, 3 seeds
-    python scripts/bench_learning.py --only cartpole --seeds 5
+    python scripts/bench_learning.py --out runs/learning                 # all tasks, 5 seeds
+    python scripts/bench_learning.py --only cartpole --seeds 10
     python scripts/bench_learning.py --only data-bc-cartpole data-cql-pendulum --out runs/from_data
 
 Each run is `python -m jrl.train CONFIG --as-test`: it passes when the config's criterion (the mean return of the last
 100 training episodes, or that of an evaluation) reaches the threshold within the step budget. A control, which lacks
 what the task needs, passes when it does not. A run from data makes all its updates, and passes when its last
-evaluation is within the bounds; scripts/make_data.py makes the data sets. Prints one JSON line per run, then a table;
-exits with 1 if any failed. Tasks whose packages are not installed are left out, with a line that says so.
+evaluation is within the bounds; scripts/make_data.py makes the data sets. Prints one JSON line per run, then a table
+with the statistics of `jrl.report`: interquartile means over the seeds and their 95 % bootstrap intervals; exits with 1
+if any failed. Tasks whose packages are not installed are left out, with a line that says so.
 """
 
 import argparse
@@ -16,7 +17,6 @@ import importlib.util
 import json
 import math
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from jrl.report import figures, statistics
 from jrl.settings import config
 
 
@@ -217,24 +218,32 @@ def by_task(results: list[dict]) -> Iterator[tuple[str, str, list[dict]]]:
         yield name, f"{sum(r['passed'] for r in rows)}/{len(rows)}", rows
 
 
+def of_seeds(rows: list[dict], key: str) -> str:
+    """The interquartile mean of a number of each seed, with its 95 % interval where there are several."""
+    found = statistics.estimate(statistics.interquartile_mean, [[r[key] for r in rows]])
+    digits = 1 if abs(found.value) < 100 else 0
+    value, low, high = (f"{float(x):,.{digits}f}" for x in found)
+    return value if len(rows) < 2 else f"{value} ({low} to {high})"
+
+
 def print_steps(results: list[dict]) -> None:
     """A table of how long runs took to their thresholds."""
     if results:
-        print("\n| task | passed | steps to threshold, median (max) | wall s, median |\n| --- | --- | --- | --- |")
+        head = "| task | passed | steps to threshold (95 % interval) | most | wall s |"
+        print(f"\n{head}", "| --- " * 5 + "|", sep="\n")
     for name, passed, rows in by_task(results):
-        steps = sorted(r["env_steps"] for r in rows)
-        wall = statistics.median(r["wall_s"] for r in rows)
-        print(f"| {name} | {passed} | {statistics.median(steps):,.0f} ({steps[-1]:,}) | {wall:.1f} |")
+        most = max(r["env_steps"] for r in rows)
+        print(f"| {name} | {passed} | {of_seeds(rows, 'env_steps')} | {most:,} | {of_seeds(rows, 'wall_s')} |")
 
 
 def print_returns(results: list[dict]) -> None:
-    """A table of what runs from data end with, a number for each seed."""
+    """A table of what runs from data end with."""
     if results:
-        print("\n| task | passed | updates | last | best | wall s, median |\n| --- | --- | --- | --- | --- | --- |")
+        head = "| task | passed | updates | last (95 % interval) | best | wall s |"
+        print(f"\n{head}", "| --- " * 6 + "|", sep="\n")
     for name, passed, rows in by_task(results):
-        last, best = (", ".join(f"{r[key]:.0f}" for r in rows) for key in ("return", "best"))
-        wall = statistics.median(r["wall_s"] for r in rows)
-        print(f"| {name} | {passed} | {rows[0]['updates']:,} | {last} | {best} | {wall:.1f} |")
+        last, best, wall = (of_seeds(rows, key) for key in ("return", "best", "wall_s"))
+        print(f"| {name} | {passed} | {rows[0]['updates']:,} | {last} | {best} | {wall} |")
 
 
 def main() -> int:
@@ -242,7 +251,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     p.add_argument("--only", nargs="*", choices=[t.name for t in TASKS], help="tasks (default: all)")
-    p.add_argument("--seeds", type=int, default=3)
+    p.add_argument("--seeds", type=int, default=5)
     p.add_argument("--out", type=Path, default=Path("runs/learning"))
     p.add_argument("--plot", type=Path, help="draw the learning curves into this PNG")
     args = p.parse_args()
@@ -262,12 +271,8 @@ def main() -> int:
     print_steps([r for r in results if r["task"] not in from_data])
     print_returns([r for r in results if r["task"] in from_data])
     if args.plot:
-        from jrl.metrics.report import plot_panels
-
-        names = dict.fromkeys(r["task"] for r in results)
-        seeds = {n: [r["seed"] for r in results if r["task"] == n] for n in names}
-        runs = {n: [args.out / f"{n}_{s}" / "result.jsonl" for s in seeds[n]] for n in names}
-        plot_panels(runs, args.plot)
+        groups = {name: [args.out / f"{name}_{r['seed']}" for r in rows] for name, _, rows in by_task(results)}
+        figures.panels(groups, args.plot)
     return 0 if all(r["passed"] for r in results) else 1
 
 

@@ -270,24 +270,6 @@ def plot_groups(
     return save(figure, png)
 
 
-def plot_panels(runs: Mapping[str, Sequence[str | Path]], png: str | Path) -> Path:
-    """Groups of runs whose values do not compare: a panel per label, a line per seed."""
-    columns = 3
-    lines = math.ceil(len(runs) / columns)
-    figure = figure_of((3.2 * columns, 2.2 * lines))
-    for number, (label, paths) in enumerate(runs.items()):
-        axes = figure.add_subplot(lines, columns, number + 1)
-        for path in paths:
-            axes.plot(*read_curve(path), color="C0", linewidth=1)
-        axes.set_title(label, fontsize=9)
-        axes.tick_params(labelsize=7)
-        axes.locator_params(axis="x", nbins=5)
-        axes.grid(alpha=0.3)
-    figure.supxlabel("env_steps", fontsize=9)
-    figure.supylabel("episode/return", fontsize=9)
-    return save(figure, png)
-
-
 def figure_of(size: tuple[float, float]):
     """Makes a figure of that width and height, in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

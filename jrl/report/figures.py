@@ -63,6 +63,24 @@ def learning_curve(paths: Sequence[str | Path], png: str | Path, *, x: str = "en
     return report.plot_groups(drawn, png, x=x, y=options.objective)
 
 
+def panels(named: Mapping[str, Sequence[str | Path]], png: str | Path, *, y: str = content.TRAINING) -> Path:
+    """Draws groups of runs whose values do not compare: a panel for each, with the interval of its interquartile mean.
+
+    Args:
+      named: title -> run directories, the seeds of one config.
+      png: is written.
+      y: a metric of the rows.
+    Raises:
+      InputError: a path holds no run.
+    """
+    options, drawn = Options(y), dict[str, dict[str, Any]]()
+    for title, paths in named.items():
+        lines = [run.curve(options.axis, y) for run in runs.read(paths).runs]
+        lines = [line for line in lines if len(line[0])]
+        drawn[title] = {"": (lines, _around(content.band([lines], options)) if lines else None)}
+    return report.plot_groups(drawn, png, x=options.axis, y=y)
+
+
 def _around(band: Mapping[str, Any] | None) -> report.Band | None:
     """Grid, middle, low and high; what is None becomes NaN, which is not drawn."""
     if band is None:

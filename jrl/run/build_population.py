@@ -5,10 +5,12 @@ from collections.abc import Sequence
 
 import jax
 
+from jrl import algos
 from jrl.errors import InputError
 from jrl.host import runtime
 from jrl.run import build, build_policies, parallel
 from jrl.run.population import Member, Population
+from jrl.settings import config
 from jrl.settings.config import RunConfig
 from jrl.settings.sections import CustomConfig
 from jrl.types import PyTree
@@ -35,6 +37,14 @@ def grouped(configs: Sequence[RunConfig]) -> list[tuple[list[int], str]]:
         else:
             found.append((common, [i]))
     return [(numbers, _why_not([configs[i] for i in numbers])) for _, numbers in found]
+
+
+def vmapped(cfg: RunConfig) -> set[str]:
+    """The keys whose values are numbers in the program of a run: members that differ in no others are one program."""
+    if algos.is_own(config.algo_name(cfg)):
+        return {"run.seed"}
+    names = (jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(cfg.algo))
+    return {"run.seed", *(f"algo.{name}" for name in names)}
 
 
 def _why_not(configs: Sequence[RunConfig]) -> str:

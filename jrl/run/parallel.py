@@ -154,6 +154,16 @@ def place_outputs(fn: Callable, mesh: Mesh, specs: Any) -> jax.stages.Wrapped:
     return jax.jit(fn, out_shardings=shardings)
 
 
+def placed(shapes: PyTree, mesh: Mesh, specs: Any) -> Any:
+    """Shapes and dtypes as ShapeDtypeStructs that say where the arrays will lie, a PartitionSpec per tree or leaf."""
+
+    def on_mesh(spec: P, tree: PyTree) -> PyTree:
+        sharding = NamedSharding(mesh, spec)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+    return jax.tree.map(on_mesh, specs, shapes, is_leaf=lambda x: isinstance(x, P))
+
+
 def compile_ahead(fn: jax.stages.Wrapped, args: tuple[Any, ...], mesh: Mesh, specs: Any) -> Callable:
     """A jitted `fn` whose compilation begins now, in a thread, while the caller prepares its arguments.
 
@@ -168,11 +178,7 @@ def compile_ahead(fn: jax.stages.Wrapped, args: tuple[Any, ...], mesh: Mesh, spe
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # made at run time; operation by operation, for breakpoints
         return fn
 
-    def placed(spec: P, tree: PyTree) -> PyTree:
-        sharding = NamedSharding(mesh, spec)
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
-
-    shapes = jax.tree.map(placed, specs, args, is_leaf=lambda x: isinstance(x, P))
+    shapes = placed(args, mesh, specs)
     pool = concurrent.futures.ThreadPoolExecutor(1)
     compiled = pool.submit(lambda: fn.lower(*shapes).compile())
     pool.shutdown(wait=False)

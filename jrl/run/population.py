@@ -15,6 +15,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jrl.host import room
+from jrl.replay import memory
 from jrl.run import parallel
 from jrl.run.fused import Fused
 from jrl.run.program import LoopState, Program
@@ -22,6 +24,8 @@ from jrl.types import Episodes, Key, Metrics, PyTree, Rollout
 
 _MEMBERS = "member"  # the axis of the mesh
 _OWN, _SAME = P(_MEMBERS), P()
+_ADVANCED = (_OWN, _OWN, _OWN, _SAME, _SAME)  # floats, state, roots, iteration, count
+_NUMBERS = (jax.ShapeDtypeStruct((), np.uint32),) * 2
 
 
 class Population:
@@ -54,12 +58,39 @@ class Population:
 
     def _deal(self) -> None:
         """Deals the members to the devices: makes the programs of those that have some."""
+        self._compiled: jax.stages.Compiled | None = None
         self._mesh = Mesh(np.asarray(self._devices[: len(self._places)]), (_MEMBERS,))
         every = jax.vmap(self._one, in_axes=(0, 0, 0, None, None))
-        self._advance = parallel.pmap(every, self._mesh, (_OWN, _OWN, _OWN, _SAME, _SAME), _OWN, donate_argnums=(1,))
+        self._advance = parallel.pmap(every, self._mesh, _ADVANCED, _OWN, donate_argnums=(1,))
         self._writing = parallel.pmap(_written, self._mesh, (_OWN, _SAME, _SAME), _OWN, donate_argnums=(0,))
 
     # ------------------------------------------------------------ beginning
+
+    def memory(self) -> int | None:
+        """Counts the bytes that a member takes of its device while all are advanced, and compiles the program for it.
+
+        Nothing is allocated. The state counts twice: a copy is held of members that wait for others. None: the backend
+        does not tell.
+        """
+        floats, root = jax.eval_shape(lambda: self._own(0))
+        state = jax.eval_shape(lambda floats, root: self._of_floats(floats).begun(root), floats, root)
+        width = self._width(len(self._places))
+        every = jax.tree.map(lambda x: jax.ShapeDtypeStruct((width, *x.shape), x.dtype), (floats, state, root))
+        shapes = parallel.placed((*every, *_NUMBERS), self._mesh, _ADVANCED)
+        self._compiled = self._advance.lower(*shapes).compile()
+        if (found := self._compiled.memory_analysis()) is None:
+            return None
+        taken = found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
+        return taken * self._mesh.devices.size // width
+
+    def fits(self) -> int | None:
+        """Counts the members that the free memory holds at once; None if nobody can tell how much that is."""
+        device, count = self._devices[0], len(self._devices)
+        free, of_one = memory.available(device), self.memory()
+        if free is None or of_one is None:
+            return None
+        shared = count if device.platform == "cpu" else 1  # CPU devices share the host's memory
+        return count * int(room.SHARE * free / shared / max(of_one, 1))
 
     def begin(self) -> None:
         """Makes each member's state, one after the other: a vmapped orthogonal init hangs on jaxlib 0.10 on CPU."""
@@ -149,7 +180,7 @@ class Population:
             order = np.zeros(self._state_width, np.int32)
             order[[*self._places.values()]] = [*self._places]
             floats = jax.tree.map(lambda x, order=order: x[order], self._floats)
-            advance = self._advance_one if self._state_width == 1 else self._advance
+            advance = self._advance_one if self._state_width == 1 else self._compiled or self._advance
             self._state, metrics, report = advance(floats, self._state, self._roots[order], *map(np.uint32, call))
             metrics, report = jax.device_get((metrics, report))
             for member in members:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jrl.errors import counted
+from jrl.errors import InputError, counted
 from jrl.host import faults, files, output
 from jrl.metrics import progress
 from jrl.run import build, build_population, checkpoint, reporter, run_directory
@@ -20,6 +20,18 @@ from jrl.sweep.members import Member, is_complete
 
 _SHRINKS = 4  # the part of a program's members that is left when the others are worth no further compilation
 _COMPILATION = 900.0  # seconds that the first call may take beyond run.stall_seconds
+
+
+class DoNotFit(InputError):
+    """The members of a population take more memory together than there is.
+
+    Attributes:
+      most: that fit at once, at least one.
+    """
+
+    def __init__(self, most: int):
+        super().__init__(f"members take more memory than is free: {most} would fit")
+        self.most = max(most, 1)
 
 
 class Running:
@@ -126,6 +138,7 @@ class Together:
       also: further configs, whose floats the program has to take besides.
     Raises:
       InputError: what cannot be run.
+      DoNotFit: the memory holds fewer members at once.
     """
 
     def __init__(
@@ -144,11 +157,14 @@ class Together:
         with contextlib.ExitStack() as stack:
             self._population, runs = build_population.make([member.config for member in members], also)
             stack.callback(self._population.close)
+            fit = self._population.fits() if len(members) > 1 else None
+            if fit is not None and fit < len(members):
+                raise DoNotFit(fit)
             self._watchdog = stack.enter_context(faults.Watchdog(cfg.run.stall_seconds))
             self.every = [Running(member, i, runs[i], self._watchdog) for i, member in enumerate(members)]
             for one in self.every[1:]:
                 one.session.schedule.evaluations.share(self.every[0].session.schedule.evaluations)
-            print(*introduction(self.every), sep="\n")
+            print(*introduction(self.every, fit), sep="\n")
             for one in self.every:
                 one.start(stack)
             with files.opening(directory):
@@ -266,11 +282,13 @@ class Together:
             display.update({**first, **of_all})
 
 
-def introduction(every: Sequence[Running]) -> list[str]:
-    """Tells in lines of text what a population is going to do."""
+def introduction(every: Sequence[Running], fit: int | None) -> list[str]:
+    """Tells in lines of text what a population is going to do, of whose members so many would fit the memory."""
     first = every[0].session
     keys = sorted({key for one in every for key in one.member.changed})
     lines = list(run_directory.introduction(first))
     resumed = sum(one.saved is not None for one in every)
     lines.append(f"{counted(len(every), 'member')}, each with its {', '.join(keys)}, in one program: vmap over members")
+    if fit is not None:
+        lines[-1] += f"; {fit:,} would fit the memory"
     return [*lines, f"resume: {resumed} of them from their checkpoints"] if resumed else lines

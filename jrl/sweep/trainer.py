@@ -39,6 +39,7 @@ class Trainer:
         self._processes, self._most, self._also = processes, most, also
         self._open: Any = None  # Together: members whose program waits for them
         self._apart: set[str] = set()  # members that cannot be one program
+        self._told = False
 
     def until(self, members: Sequence[Member], pause: float = math.inf) -> dict[str, str]:
         """Trains members to so many environment steps.
@@ -46,19 +47,50 @@ class Trainer:
         Returns:
           Why each ended that did, by name, as `Together.ended` and `processes.train` say it.
         """
-        ended: dict[str, str] = {}
-        for group in self._groups(members):
-            if len(group) < len(members):
-                self.close()  # programs of several groups take turns, and come back from their checkpoints
-            ended |= self._together(group, pause)
-            if self._interrupted:
-                return {**dict.fromkeys((member.name for member in members), "interrupted"), **ended}
+        groups = self._groups(members)
+        self._tell(members, groups)
+        ended = self._together(groups[0], pause) if len(groups) == 1 else self._in_turn(groups, pause)
+        if self._interrupted:
+            return {**dict.fromkeys((member.name for member in members), "interrupted"), **ended}
         if alone := [member for member in members if member.name in self._apart]:
             count = self._processes or max(1, room.usable_cpus() // 2)
             ended |= apart.train(alone, self._directory, count, self._interrupted, pause)
         return ended
 
-    def _groups(self, members: Sequence[Member]) -> list[list[Member]]:
+    def _tell(self, members: Sequence[Member], groups: Sequence[Sequence[Member]]) -> None:
+        """Prints once which keys are numbers in a program, and of which each value has a program of its own."""
+        from jrl.run import build_population
+
+        if self._told or not groups:
+            return
+        self._told = True
+        values: dict[str, set[str]] = {}
+        for group in groups:
+            for member in group:
+                for key, value in member.changed.items():
+                    values.setdefault(key, set()).add(repr(value))
+        numbers = build_population.vmapped(members[0].config)
+        if own := sorted(key for key, found in values.items() if len(found) > 1 and key not in numbers):
+            print(
+                f"{len(groups)} programs, one after the other: {', '.join(own)} "
+                f"{'is' if len(own) == 1 else 'are'} no float of the algorithm and no seed, which one program can hold"
+            )
+
+    def _in_turn(self, groups: Sequence[Sequence[Member]], pause: float) -> dict[str, str]:
+        """Trains members of several programs, which come back from their checkpoints when it is their turn again."""
+        ended: dict[str, str] = {}
+        for group in groups:
+            self.close()
+            ended |= self._together(group, pause)
+            if self._interrupted:
+                break
+        return ended
+
+    def _chunks(self, group: Sequence[Member]) -> list[Sequence[Member]]:
+        most = self._most or len(group)
+        return [group[i : i + most] for i in range(0, len(group), most)]
+
+    def _groups(self, members: Sequence[Member]) -> list[Sequence[Member]]:
         """Those that may be one program together; who may not is noted."""
         from jrl.run import build_population
 
@@ -67,14 +99,13 @@ class Trainer:
         left = [member for member in members if member.name not in self._apart]
         if self._open and {member.name for member in left} <= set(self._open.names):
             return [left]
-        found = []
+        found = list[Sequence[Member]]()
         for numbers, why in build_population.grouped([member.config for member in left]):
             group = [left[i] for i in numbers]
             if why:
                 self._refuse(group, why)
             else:
-                most = self._most or len(group)
-                found += [group[i : i + most] for i in range(0, len(group), most)]
+                found += self._chunks(group)
         return found
 
     def _refuse(self, group: Sequence[Member], why: str) -> None:
@@ -82,9 +113,9 @@ class Trainer:
         self._apart.update(member.name for member in group)
 
     def _together(self, group: Sequence[Member], pause: float) -> dict[str, str]:
-        """Trains members in one program, if they are one after all."""
+        """Trains members in one program, if they are one after all; in several, in turn, if they do not fit."""
         from jrl.run import build_population
-        from jrl.sweep.together import Together
+        from jrl.sweep.together import DoNotFit, Together
 
         if self._open is None or not {member.name for member in group} <= set(self._open.names):
             self.close()
@@ -94,6 +125,10 @@ class Trainer:
             except build_population.NotOneProgram as e:
                 self._refuse(group, *e.errors)
                 return {}
+            except DoNotFit as e:
+                print(f"{len(group)} members take more memory than is free: {e.most} at once")
+                self._most = e.most
+                return self._in_turn(self._chunks(group), pause)
         try:
             self._open.until(pause)
         except BaseException:

@@ -145,14 +145,6 @@ def test_imports_are_light(name):
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-def test_plot_panels_draws_a_panel_per_label(tmp_path):
-    row = '{"env_steps": %d, "episode/return": %d}\n'
-    (tmp_path / "a.jsonl").write_text("".join(row % (s, s) for s in range(5)))
-    runs = {label: [tmp_path / "a.jsonl"] for label in ("one", "two", "three", "four")}
-    png = report.plot_panels(runs, tmp_path / "panels.png")
-    assert png.read_bytes()[:4] == b"\x89PNG"
-
-
 def test_what_is_no_number_in_a_row_is_left_out(tmp_path):
     rows = [{"env_steps": 1, "episode/return": 2.0}, {"env_steps": 2, "episode/return": "x"}, {"env_steps": 3}]
     rows += [{"env_steps": 4, "episode/return": [1, 2]}, {"env_steps": 5, "episode/return": 3}]

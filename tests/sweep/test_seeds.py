@@ -12,6 +12,8 @@ import pytest
 from jrl import evaluate, train
 from jrl.host import output
 from jrl.metrics import loggers
+from jrl.replay import memory
+from jrl.run.population import Population
 from jrl.settings import config
 from jrl.sweep import __main__
 from jrl.sweep import train as populations
@@ -28,6 +30,10 @@ SMALL = [
 
 def run(*args):
     return train.main([*SMALL, *args])
+
+
+def _said(capsys):
+    return capsys.readouterr().out
 
 
 def rows(directory):
@@ -79,6 +85,26 @@ def test_the_page(tmp_path, monkeypatch, capsys, own_pictures):
         *["stopped at 6144"] * 2,
     ]
     assert re.search(r"^2,048 steps: 4 members, the best of them at [\d.]+; 0\d from 0\d$", said, re.M)
+
+
+def test_who_does_not_fit_the_memory_takes_turns(tmp_path, monkeypatch, capsys):
+    together = tmp_path / "together"
+    assert run("--stop=env_steps=64", "--seeds=3", f"--out={together}") == 0
+    assert re.search(r"3 members, .* in one program: vmap over members; [\d,]+ would fit the memory\n", _said(capsys))
+    monkeypatch.setattr(Population, "memory", lambda self: 1_000_000)
+    monkeypatch.setattr(memory, "available", lambda device=None: 2_300_000)
+    assert run("--stop=env_steps=64", "--seeds=3", f"--out={tmp_path / 'turns'}") == 0
+    assert "3 members take more memory than is free: 2 at once\n" in _said(capsys)
+    for name in ("00", "01", "02"):
+        one, other = (rows(made / "members" / name)[-1] for made in (together, tmp_path / "turns"))
+        assert one["env_steps"] == other["env_steps"]
+        assert one["loss/value"] == pytest.approx(other["loss/value"], 1e-2)
+
+
+def test_the_plan_tells_which_keys_have_a_program_for_each_value(tmp_path, capsys):
+    spaces = ["--set=algo.lr=choice(.1,.01)", "--set=network.hidden=choice([4],[5])"]
+    assert __main__.main([*SMALL, *spaces, "--stop=env_steps=32", f"--out={tmp_path / 'a'}"]) == 0
+    assert "2 programs, one after the other: network.hidden is no float of the algorithm and no seed" in _said(capsys)
 
 
 def test_members_of_other_checkpoints_become_what_they_were(tmp_path, capsys):

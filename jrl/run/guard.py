@@ -6,6 +6,7 @@ The check is part of the program: nobody waits for it. After a bad update the st
 drives the algorithm reads `state.fault.found`, or the metric NOT_FINITE, when it suits.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jrl.types import NOT_FINITE, Algo, Array, Key, PyTree, Rollout, UpdateAux
+from jrl.types import NOT_FINITE, Algo, Array, Key, Metrics, PyTree, Rollout, UpdateAux
 
 
 @struct.dataclass
@@ -54,7 +55,7 @@ def guarded(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
 
     def update(state: Guarded, batch: PyTree, key: Key) -> tuple[Guarded, UpdateAux]:
         new, aux = algo.update(state.state, batch, key)
-        bad_loss = ~_finite({k: v for k, v in aux.metrics.items() if k.startswith("loss/")})
+        bad_loss = in_loss(aux.metrics)
         bad_params = ~_finite(new.params)
         if axis_name is not None:  # all devices refuse the update, or none
             bad_loss, bad_params = jax.lax.pmax(jnp.stack([bad_loss, bad_params]).astype(jnp.int32), axis_name) > 0
@@ -85,6 +86,33 @@ def guarded(algo: Algo, like: PyTree, *, axis_name: str | None = None) -> Algo:
     )
 
 
+def in_loss(metrics: Metrics) -> Array:
+    """Whether a loss of an update is not finite, [] bool."""
+    return ~_finite({k: v for k, v in metrics.items() if k.startswith("loss/")})
+
+
+def accepted(before: Guarded, after: PyTree, bad: Array, call: Array, *, axis_name: str | None = None) -> Guarded:
+    """Takes the state after updates that nobody looked at one by one; if one of them was not finite, none of them.
+
+    What is not finite stays so: the parameters at the end tell of all updates.
+
+    Args:
+      before: the state before them.
+      after: the algorithm's State after them.
+      bad: [] bool, whether a loss was not finite.
+      call: [2] u32, says which updates they are; `fault.key` is that of the first that are refused.
+      axis_name: of the mapped axis over devices; None outside of one.
+    """
+    bad |= ~_finite(after.params)
+    if axis_name is not None:
+        bad = jax.lax.pmax(bad.astype(jnp.int32), axis_name) > 0
+    fault = before.fault
+    refused = bad | fault.found
+    state = jax.tree.map(lambda old, new: jnp.where(refused, old, new), before.state, after)
+    key = jnp.where(bad & ~fault.found, call, fault.key)
+    return Guarded(state, dataclasses.replace(fault, found=refused, key=key))
+
+
 def fresh(state: PyTree, like: PyTree, zeros: Callable[..., Any] = jnp.zeros) -> Guarded:
     """A state in which nothing was found yet; `zeros` makes its arrays, on the device or (np.zeros) on the host."""
     no = lambda: zeros((), bool)
@@ -109,4 +137,4 @@ def _of_all_devices(batch: PyTree, axis_name: str | None) -> PyTree:
     return Rollout(**jax.tree.map(gather(0), columns_first), **jax.tree.map(gather(1), rows_first))
 
 
-__all__ = ["Fault", "Guarded", "fresh", "guarded"]
+__all__ = ["Fault", "Guarded", "accepted", "fresh", "guarded", "in_loss"]

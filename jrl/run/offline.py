@@ -10,11 +10,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jrl.metrics import episodes as episode_metrics
-from jrl.run import parallel
+from jrl.run import guard, parallel
 from jrl.run.keys import Role, role_key
 from jrl.run.learner import Data, Learner
 from jrl.run.program import LoopState, Program, joined_replay, own_replay
-from jrl.types import Episodes, Key, Metrics, PyTree, Rollout
+from jrl.types import NOT_FINITE, Array, Episodes, Key, Metrics, PyTree, Rollout
 
 VALIDATION = "validation/"  # in front of the metrics of data that are held out
 
@@ -24,8 +24,13 @@ class Offline(Program):
 
     An iteration is an update, and what the run counts by. There are no environments.
 
+    A guard that looks at each update keeps two states, which costs up to a tenth of small updates. Here a call looks at
+    its losses, and at the parameters after the last update: if one is not finite, all of its updates are refused, and
+    `settled` makes them again under the guard.
+
     Args:
       learner: of `learner.fixed`, made with axis_name=parallel.AXIS.
+      unguarded: the same without its guard; None: it has none.
       mesh: the devices.
       iterations: of a call, at most.
       held_out: a Learner of the data that are held out, whose metrics are taken and whose updates are not; None: none.
@@ -39,11 +44,13 @@ class Offline(Program):
         mesh: Mesh,
         *,
         iterations: int,
+        unguarded: Learner | None = None,
         held_out: Learner | None = None,
         batches: int = 1,
         epoch: float = 1.0,
     ):
         super().__init__(learner, mesh, rows=1)
+        self._unguarded = unguarded
         self.iterations, self._held_out, self._batches, self._epoch = iterations, held_out, batches, epoch
         self._devices, self._waits = mesh.devices.size, parallel.waits(mesh)
         same, own = parallel.REPLICATED, parallel.PER_DEVICE
@@ -86,26 +93,59 @@ class Offline(Program):
     def _body(self, learned: PyTree, bare: PyTree, rows: PyTree, apart: PyTree, root: Key, iteration: Any, count: Any):
         """`count` updates from number `iteration` on, and what the data held out say of the last of them."""
         rows = own_replay(rows, self.learner)
-        bare = self._own(bare, rows)
-
-        def one(learned: PyTree, bare: PyTree, i: Any):
-            key = role_key(root, Role.UPDATE, i)
-            learned, replay, metrics = self.learner.step(learned, self._data.dressed(bare, rows), None, key)
-            metrics.pop("train/updates")
-            return learned, self._data.bare(replay), metrics
-
-        def body(i, carry):
-            learned, bare, total = carry
-            learned, bare, metrics = one(learned, bare, iteration + i)
-            return learned, bare, jax.tree.map(jnp.add, total, metrics)
-
-        shapes = jax.eval_shape(one, learned, bare, jax.ShapeDtypeStruct((), jnp.uint32))[2]
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        learned, bare, total = jax.lax.fori_loop(jnp.uint32(0), count, body, (learned, bare, zeros))
+        before = bare = self._own(bare, rows)
+        if self._unguarded is None:
+            learned, bare, total, _ = self._updates(self.learner, learned, bare, rows, root, iteration, count)
+        else:
+            state, bare, total, bad = self._updates(self._unguarded, learned.state, bare, rows, root, iteration, count)
+            learned = guard.accepted(learned, state, bad, call_of(iteration, count), axis_name=parallel.AXIS)
+            refused = learned.fault.found
+            bare = jax.tree.map(lambda old, new: jnp.where(refused, old, new), before, bare)
+            total |= {NOT_FINITE: refused.astype(jnp.float32) * count}
         metrics = {name: x / count for name, x in total.items()}
         if self._held_out is not None:
             metrics |= self._validated(self._held_out, learned, apart, root, iteration)
         return learned, joined_replay(bare), metrics
+
+    def _updates(
+        self, learner: Learner, learned: PyTree, bare: PyTree, rows: PyTree, root: Key, first: Any, count: Any
+    ):
+        """The states after the updates, the sums of their metrics, and whether a loss was not finite."""
+
+        def one(learned: PyTree, bare: PyTree, i: Any):
+            key = role_key(root, Role.UPDATE, i)
+            learned, replay, metrics = learner.step(learned, self._data.dressed(bare, rows), None, key)
+            metrics.pop("train/updates")
+            return learned, self._data.bare(replay), metrics
+
+        def body(i, carry):
+            learned, bare, total, bad = carry
+            learned, bare, metrics = one(learned, bare, first + i)
+            return learned, bare, jax.tree.map(jnp.add, total, metrics), bad | guard.in_loss(metrics)
+
+        shapes = jax.eval_shape(one, learned, bare, jax.ShapeDtypeStruct((), jnp.uint32))[2]
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        carry = learned, bare, zeros, jnp.zeros((), bool)
+        return jax.lax.fori_loop(jnp.uint32(0), count, body, carry)
+
+    def settled(self, state: LoopState, seed: int) -> LoopState:
+        fault = getattr(state.learner, "fault", None)
+        if self._unguarded is None or fault is None or not np.any(jax.device_get(fault.found)):
+            return state
+        first, count = np.asarray(jax.device_get(fault.key))
+        start = dataclasses.replace(state.learner, fault=dataclasses.replace(fault, found=jnp.zeros_like(fault.found)))
+        return dataclasses.replace(state, learner=self._again(start, state.replay, self._roots[seed], first, count))
+
+    def _again(self, learned: PyTree, bare: PyTree, root: Key, first: Any, count: Any) -> PyTree:
+        """The learner's state after updates each of which the guard looks at."""
+
+        def body(learned: PyTree, bare: PyTree, rows: PyTree, root: Key, first: Any, count: Any) -> PyTree:
+            rows = own_replay(rows, self.learner)
+            return self._updates(self.learner, learned, self._own(bare, rows), rows, root, first, count)[0]
+
+        same, own = parallel.REPLICATED, parallel.PER_DEVICE
+        guarded = parallel.pmap(body, self.mesh, (same, own, own, same, same, same), same)
+        return guarded(learned, bare, self._rows, root, first, count)
 
     def _own(self, bare: PyTree, rows: PyTree) -> PyTree:
         """This device's part of what changes, inside a mapped program that has its rows."""
@@ -171,3 +211,8 @@ class Offline(Program):
 
     def close(self) -> None:
         """Does nothing: there are no environments."""
+
+
+def call_of(first: Any, count: Any) -> Array:
+    """Which updates a call makes, as `guard.accepted` notes it."""
+    return jnp.stack([jnp.asarray(first, jnp.uint32), jnp.asarray(count, jnp.uint32)])

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jrl.run import parallel
+from jrl.run import guard, parallel
 from jrl.run.keys import Role, role_key
-from jrl.run.offline import Offline
+from jrl.run.learner import Learner
+from jrl.run.offline import Offline, call_of
 from jrl.run.program import LoopState
-from jrl.types import Key, PyTree
+from jrl.types import NOT_FINITE, Key, PyTree
 
 _UPDATES = 32  # whose batches are on the devices at a time, and once more those that are fetched
 
@@ -33,7 +34,9 @@ class Prefetched(Offline):
         batches = PartitionSpec(None, parallel.AXIS)
         same = parallel.REPLICATED
         self._sharding = jax.sharding.NamedSharding(self.mesh, batches)
-        self._learn = parallel.pmap(self._updates, self.mesh, (same, batches, same, same, same), (same, same), (0,))
+        self._learn = parallel.pmap(
+            self._body_of_batches, self.mesh, (same, batches, same, same, same), (same, same), (0,)
+        )
         self._validate = parallel.pmap(self._held_out_metrics, self.mesh, (same, parallel.PER_DEVICE, same, same), same)
 
     def _filled(self) -> PyTree:
@@ -62,23 +65,37 @@ class Prefetched(Offline):
         with jax.default_device(self._host):
             return self._draw_one(self._rows, key)
 
-    def _updates(self, learned: PyTree, batches: PyTree, root: Key, first: Any, count: Any):
+    def _body_of_batches(self, learned: PyTree, batches: PyTree, root: Key, first: Any, count: Any):
         """The first `count` of the updates on batches [K, N, *], and the sums of their metrics."""
+        if self._unguarded is None:
+            return self._on_batches(self.learner, learned, batches, root, first, count)[:2]
+        state, total, bad = self._on_batches(self._unguarded, learned.state, batches, root, first, count)
+        learned = guard.accepted(learned, state, bad, call_of(first, count), axis_name=parallel.AXIS)
+        return learned, {**total, NOT_FINITE: learned.fault.found.astype(jnp.float32) * count}
+
+    def _on_batches(self, learner: Learner, learned: PyTree, batches: PyTree, root: Key, first: Any, count: Any):
+        """The state after updates, the sums of their metrics, and whether a loss was not finite."""
 
         def one(learned: PyTree, i: Any):
-            assert self.learner.update is not None
+            assert learner.update is not None
             key = jax.random.split(role_key(root, Role.UPDATE, first + i))[1]
-            learned, aux = self.learner.update(learned, jax.tree.map(lambda x: x[i], batches), key)
+            learned, aux = learner.update(learned, jax.tree.map(lambda x: x[i], batches), key)
             return learned, aux.metrics
 
         def body(i, carry):
-            learned, total = carry
+            learned, total, bad = carry
             learned, metrics = one(learned, i)
-            return learned, jax.tree.map(jnp.add, total, metrics)
+            return learned, jax.tree.map(jnp.add, total, metrics), bad | guard.in_loss(metrics)
 
         shapes = jax.eval_shape(one, learned, jax.ShapeDtypeStruct((), jnp.uint32))[1]
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return jax.lax.fori_loop(jnp.uint32(0), count, body, (learned, zeros))
+        return jax.lax.fori_loop(jnp.uint32(0), count, body, (learned, zeros, jnp.zeros((), bool)))
+
+    def _again(self, learned: PyTree, bare: PyTree, root: Key, first: Any, count: Any) -> PyTree:
+        body = lambda *args: self._on_batches(self.learner, *args)[0]
+        batches, same = PartitionSpec(None, parallel.AXIS), parallel.REPLICATED
+        guarded = parallel.pmap(body, self.mesh, (same, batches, same, same, same), same)
+        return guarded(learned, self._fetch(root, int(first)), root, first, count)
 
     def _held_out_metrics(self, learned: PyTree, apart: PyTree, root: Key, iteration: Any):
         assert self._held_out is not None

@@ -93,6 +93,10 @@ class Program(abc.ABC):
     def close(self) -> None:
         """Ends the environments."""
 
+    def settled(self, state: LoopState, seed: int) -> LoopState:
+        """The state with the last good update, where one was refused that was not finite, and what is known of it."""
+        return state
+
     def actor(self, state: LoopState) -> PyTree:
         """What acts, on one device."""
         return parallel.first(self.learner.actor(state.learner))

@@ -412,7 +412,8 @@ class Session(Policies):
 
     def write_fault(self, directory: Path, info: StepInfo) -> Path:
         """Writes what `jrl.debug` needs to repeat an update that was not finite; the path."""
-        state, cfg, spec = jax.device_get(info.state.learner), self.config, self.run.spec
+        cfg, spec = self.config, self.run.spec
+        state = jax.device_get(self.run.program.settled(info.state, cfg.run.seed).learner)
         if isinstance(state, dict):  # of several policies, that of the first whose update was refused
             policy, state = next(
                 item
@@ -422,12 +423,11 @@ class Session(Policies):
             named = {place: name for name, place in multi_agent.places(cfg).items()}
             cfg, spec = build_policies.of_policy(cfg, spec, named[policy])
         fault = state.fault
-        found = [name for name, flag in (("loss", fault.in_loss), ("params", fault.in_params)) if flag]
+        found = ["loss"] * bool(fault.in_loss) + ["params"] * bool(fault.in_params)
         kind = "rollout" if isinstance(fault.batch, Rollout) else "batch"
         note = {"iteration": info.iteration, "key": fault.key.tolist(), "kind": kind, "found": found}
-        path = directory / "nonfinite" / str(info.iteration)
-        arrays = {"learner": state.state, "batch": fault.batch}
-        checkpoint.write(path, arrays, {**self.description(cfg, spec), "nonfinite": note})
+        path, meta = directory / "nonfinite" / str(info.iteration), {**self.description(cfg, spec), "nonfinite": note}
+        checkpoint.write(path, {"learner": state.state, "batch": fault.batch}, meta)
         print(f"not finite: {' and '.join(found)}, before iteration {info.iteration}: the last good state is in {path}")
         return path
 

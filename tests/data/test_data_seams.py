@@ -1,6 +1,7 @@
 """Runs that learn from data sets with the other parts of a run: what works together, and what is refused by name."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -122,6 +123,27 @@ def test_a_reward_that_is_no_number_ends_the_run_with_a_bundle(tmp_path, capsys,
     assert debug.main([str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out
     assert "not finite in training" in out and "batch.reward is not finite" in out
+
+
+def test_the_bundle_is_of_the_very_update_however_many_a_call_makes(tmp_path, capsys):
+    path, found = with_a_nan(tmp_path / "set"), {}
+    for name, more in {
+        "by one": ["data.updates_per_iteration=1"], "by ten": [], "from the host": ["data.placement=host"],
+    }.items():  # fmt: skip
+        assert (
+            train_on(
+                path, tmp_path / name, "replay.batch_size=1", "algo.conservative=true", *more, stop=["updates=600"]
+            )
+            == 1
+        )
+        _, (_, state, batch, _) = debug.load(next((tmp_path / name / "nonfinite").iterdir()))
+        found[name] = jax.device_get((state.updates, batch)), jax.device_get(state.params)
+    capsys.readouterr()
+    exactly, params = found.pop("by one")
+    assert exactly[0] > 0 and exactly[0] % 10  # in the midst of a call of ten
+    for others, weights in found.values():
+        jax.tree.map(np.testing.assert_array_equal, others, exactly)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), weights, params)
 
 
 def test_a_run_from_data_is_rolled_back(tmp_path, capsys):

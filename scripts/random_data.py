@@ -4,7 +4,8 @@
 
 Observations have the sizes of Pendulum's, or of CartPole's where actions are discrete, episodes 200 steps, networks
 256 x 256. The program prints one JSON line for `scripts/bench_speed.py --beside`: the updates per second of the
-algorithm's pure `update` in one compiled loop over batches that were drawn before. What a run makes of it is the rest.
+algorithm's pure `update` in one compiled loop over batches that were drawn before, and `run`, the share of them that
+the program of a run makes, sampling, metrics and the look at what is not finite included: the median of pairs, in turn.
 """
 
 import argparse
@@ -12,12 +13,14 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 _STEPS, _LENGTH = 100_000, 200
+_PARTS = 9
 # name -> (the algorithm's flags, updates of the work)
 OFFLINE: dict[str, tuple[str, int]] = {
     "bc": ("name: bc", 40_000),
@@ -71,14 +74,14 @@ def main() -> None:
     import jax
     import jax.numpy as jnp
 
-    from jrl.run import build_collect, build_data
+    from jrl.run import build, build_collect, build_data
     from jrl.settings import config
 
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     p.add_argument("name", choices=list(OFFLINE))
-    p.add_argument("--updates", type=int, default=1_500, help="in all, in four parts of which the first warms up")
+    p.add_argument("--updates", type=int, default=4_500, help="in all, in nine parts of which the first warms up")
     p.add_argument("--batch", type=int, default=256)
     args = p.parse_args()
     sys.path.insert(0, str(Path(__file__).parent.parent))  # where data.input finds this module
@@ -97,14 +100,25 @@ def main() -> None:
 
         return jax.lax.fori_loop(0, count, body, state)
 
-    run, state, count = jax.jit(loop, donate_argnums=0), jax.jit(algo.init)(jax.random.key(0)), args.updates // 4
-    rates = []
-    for _ in range(4):
+    bare, state, count = jax.jit(loop, donate_argnums=0), jax.jit(algo.init)(jax.random.key(0)), args.updates // _PARTS
+    program = build.run(cfg).program
+    learned = program.init(0)
+
+    def timed(fn: Callable[[], Any]) -> tuple[Any, float]:
         start = time.perf_counter()
-        state = jax.block_until_ready(run(state, drawn, count))
-        rates.append(count / (time.perf_counter() - start))
-    rate = round(statistics.median(rates[1:]), 1)
-    print(json.dumps({"peer": "bare", "work": f"offline-{args.name}", "batch": args.batch, "steps_per_s": rate}))
+        made = jax.block_until_ready(fn())
+        return made, count / (time.perf_counter() - start)
+
+    rates, shares = [], []
+    for part in range(_PARTS):
+        state, rate = timed(lambda state=state: bare(state, drawn, count))
+        first = part * count
+        learned, of_run = timed(lambda learned=learned, first=first: program.advance(learned, 0, first, count)[0])
+        rates.append(rate)
+        shares.append(of_run / rate)
+    median = lambda values: statistics.median(values[1:])  # the first part compiles
+    found = {"steps_per_s": round(median(rates), 1), "run": round(median(shares), 3)}
+    print(json.dumps({"peer": "bare", "work": f"offline-{args.name}", "batch": args.batch, **found}))
 
 
 if __name__ == "__main__":

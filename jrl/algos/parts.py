@@ -32,7 +32,7 @@ def initialised(network: NetworkConfig, default: NetworkConfig) -> NetworkConfig
 
 def pmean(x: PyTree, axis_name: str | None) -> PyTree:
     """The mean over the mapped devices; `x` outside of a mapped program."""
-    if axis_name is None:
+    if axis_name is None or jax.lax.axis_size(axis_name) == 1:
         return x
     # one vector: the devices meet once, not once per array (2.5 times as fast for a small network on two devices)
     flat, unflatten = ravel_pytree(x)

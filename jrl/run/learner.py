@@ -37,7 +37,7 @@ class Learner(NamedTuple):
     init: Callable[[Key], PyTree]  # key -> state
     init_replay: Callable[[], PyTree]  # -> replay, empty
     actor: Callable[[PyTree], PyTree]  # state -> Actor
-    # (state, replay, Rollout, key) -> (state, replay, metrics); with replay the key may be Keys, of data sets alone
+    # (state, replay, Rollout, key) -> (state, replay, metrics); with replay the key may be Keys, and of data sets alone
     # there is no rollout, but None
     step: Callable[[PyTree, PyTree, Any, Any], tuple[PyTree, PyTree, Metrics]]
     # what of the state outlives the process, and a state from it; the rest begins anew
@@ -235,8 +235,8 @@ def fixed(algo: Algo, buffer: Buffer, *, axis_name: str | None = None) -> Learne
             key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
         return buffer.sample(replay, key)
 
-    def step(state: PyTree, replay: PyTree, rollout: None, key: Key):
-        sample_key, update_key = jax.random.split(key)
+    def step(state: PyTree, replay: PyTree, rollout: None, key: Key | Keys):
+        sample_key, update_key = key if isinstance(key, Keys) else jax.random.split(key)
         batch = sample(replay, sample_key)
         state, aux = algo.update(state, batch, update_key)
         if buffer.set_priority is not None and aux.priority is not None:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jrl.metrics import episodes as episode_metrics
 from jrl.run import guard, parallel
 from jrl.run.keys import Role, role_key
-from jrl.run.learner import Data, Learner
+from jrl.run.learner import Data, Keys, Learner
 from jrl.run.program import LoopState, Program, joined_replay, own_replay
 from jrl.types import NOT_FINITE, Array, Episodes, Key, Metrics, PyTree, Rollout
 
@@ -111,16 +111,17 @@ class Offline(Program):
         self, learner: Learner, learned: PyTree, bare: PyTree, rows: PyTree, root: Key, first: Any, count: Any
     ):
         """The states after the updates, the sums of their metrics, and whether a loss was not finite."""
+        keys = keys_of(root, first, self.iterations)
 
         def one(learned: PyTree, bare: PyTree, i: Any):
-            key = role_key(root, Role.UPDATE, i)
+            key = Keys(*jax.tree.map(lambda x: x[i], keys))
             learned, replay, metrics = learner.step(learned, self._data.dressed(bare, rows), None, key)
             metrics.pop("train/updates")
             return learned, self._data.bare(replay), metrics
 
         def body(i, carry):
             learned, bare, total, bad = carry
-            learned, bare, metrics = one(learned, bare, first + i)
+            learned, bare, metrics = one(learned, bare, i)
             return learned, bare, jax.tree.map(jnp.add, total, metrics), bad | guard.in_loss(metrics)
 
         shapes = jax.eval_shape(one, learned, bare, jax.ShapeDtypeStruct((), jnp.uint32))[2]
@@ -211,6 +212,16 @@ class Offline(Program):
 
     def close(self) -> None:
         """Does nothing: there are no environments."""
+
+
+def keys_of(root: Key, first: Any, count: int) -> Keys:
+    """The keys of `count` updates from number `first` on, [count] each: of the draws, and of all else.
+
+    They are made side by side: one after the other in a loop, they took a twentieth of a small update.
+    """
+    of_one = lambda i: jax.random.split(role_key(root, Role.UPDATE, i))
+    found = jax.vmap(of_one)(first + jnp.arange(count, dtype=jnp.uint32))
+    return Keys(found[:, 0], found[:, 1])
 
 
 def call_of(first: Any, count: Any) -> Array:

@@ -8,9 +8,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jrl.run import guard, parallel
-from jrl.run.keys import Role, role_key
 from jrl.run.learner import Learner
-from jrl.run.offline import Offline, call_of
+from jrl.run.offline import Offline, call_of, keys_of
 from jrl.run.program import LoopState
 from jrl.types import NOT_FINITE, Key, PyTree
 
@@ -52,10 +51,7 @@ class Prefetched(Offline):
     def _sampled(self, rows: list[PyTree], root: Key, count: int, first: Any) -> PyTree:
         """The batches of `count` updates from number `first` on, of all devices: [count, N, *]."""
 
-        def one(i: Any) -> PyTree:
-            return self._of_devices(rows, jax.random.split(role_key(root, Role.UPDATE, i))[0])
-
-        return jax.lax.map(one, first + jnp.arange(count, dtype=jnp.uint32))
+        return jax.lax.map(lambda key: self._of_devices(rows, key), keys_of(root, first, count).draw)
 
     def _of_devices(self, rows: list[PyTree], key: Key) -> PyTree:
         own = [self._data.buffer.sample(part, jax.random.fold_in(key, d)) for d, part in enumerate(rows)]
@@ -76,10 +72,11 @@ class Prefetched(Offline):
     def _on_batches(self, learner: Learner, learned: PyTree, batches: PyTree, root: Key, first: Any, count: Any):
         """The state after updates, the sums of their metrics, and whether a loss was not finite."""
 
+        keys = keys_of(root, first, _UPDATES).update
+
         def one(learned: PyTree, i: Any):
             assert learner.update is not None
-            key = jax.random.split(role_key(root, Role.UPDATE, first + i))[1]
-            learned, aux = learner.update(learned, jax.tree.map(lambda x: x[i], batches), key)
+            learned, aux = learner.update(learned, jax.tree.map(lambda x: x[i], batches), keys[i])
             return learned, aux.metrics
 
         def body(i, carry):

@@ -7,7 +7,8 @@
 
 `latency`: get_action of so many clients, each over a connection of its own, while PPO learns from what they play;
 milliseconds of its median and 99th percentile, and of the longest. `batched`: environment steps per second of a client
-that plays so many episodes in one request, while PPO learns. `policies`: requests per second of `--no-learn`, an MLP.
+that plays so many episodes in one request, while PPO learns; `local`: the same of one that acts by itself, and the
+share of its steps that the learner got. `policies`: requests per second of `--no-learn`, an MLP.
 Clients are one process, which plays no real environment: observations are random, episodes have 200 steps.
 """
 
@@ -116,10 +117,10 @@ def latency(args: argparse.Namespace, out: Path) -> dict[str, Any]:
     return {"clients": args.clients, **found, "rows": len(rows), "updates": rows[-1]["updates"] if rows else 0}
 
 
-def batched(args: argparse.Namespace, out: Path) -> dict[str, Any]:
+def batched(args: argparse.Namespace, out: Path, mode: str = "remote") -> dict[str, Any]:
     server = Server(*_PPO, f"--set=env.num_envs={args.episodes}", f"--out={out}")
     try:
-        client, count = PolicyClient(server.address), args.episodes
+        client, count = PolicyClient(server.address, inference_mode=mode), args.episodes
         ids, obs = client.start_episodes(count), np.zeros((count, 4), np.float32)
         steps, rng = 0, np.random.default_rng(0)
         begin = time.perf_counter() + _SKIPPED * args.seconds
@@ -131,6 +132,13 @@ def batched(args: argparse.Namespace, out: Path) -> dict[str, Any]:
     finally:
         server.close()
     return {"episodes": count, "steps_per_s": steps / ((1 - _SKIPPED) * args.seconds)}
+
+
+def local(args: argparse.Namespace, out: Path) -> dict[str, Any]:
+    found = batched(args, out, "local")
+    rows = [json.loads(line) for line in (out / "result.jsonl").read_text().splitlines()]
+    learned, dropped = (rows[-1][name] if rows else 0 for name in ("env_steps", "external/dropped"))
+    return {**found, "learned": learned / max(1, learned + dropped)}
 
 
 def policies(args: argparse.Namespace, out: Path) -> dict[str, Any]:
@@ -149,7 +157,7 @@ def policies(args: argparse.Namespace, out: Path) -> dict[str, Any]:
         server.close()
 
 
-WORKS = {"latency": latency, "batched": batched, "policies": policies}
+WORKS = {"latency": latency, "batched": batched, "local": local, "policies": policies}
 
 
 def main() -> None:

@@ -241,7 +241,7 @@ FEATURES: dict[str, list[Feature]] = {
         works("Dict, Tuple, MultiDiscrete and MultiBinary spaces", "an encoder for each array",
             example("observations.py"), slow=True),
         differs("`PolicyServerInput`, `PolicyClient`",
-            "`python -m jrl.serve`, and a client of the same calls that acts on the server: [serving](serving.md)",
+            "`python -m jrl.serve`, and a client of the same calls, `inference_mode` and all: [serving](serving.md)",
             there("examples/serve_cartpole.py")),
         lacks("`ExternalEnv`", "a client of `python -m jrl.serve` in a thread", lambda: no_name("ExternalEnv")),
         lacks("`VectorEnv`, `BaseEnv`", "Gymnasium environments, EnvPool, environments in JAX; several agents below",

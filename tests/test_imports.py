@@ -37,7 +37,10 @@ ARROWS = {
         "rollout", "settings", "spaces", "types",
     },
     "sweep": {"errors", "fields", "host", "metrics", "report", "run", "settings"},
-    "serve": {"data", "envs", "errors", "host", "metrics", "rollout", "run", "settings", "spaces", "types"},
+    "serve": {
+        "data", "distributions", "envs", "errors", "export", "host", "metrics", "rollout", "run", "settings", "spaces",
+        "types",
+    },
     "serve.__main__": {"errors", "fields", "host", "serve", "settings", "train"},
     "sweep.__main__": {"config", "errors", "host", "settings", "sweep"},
     "export": {"data", "errors", "host", "run", "settings", "spaces", "types"},
@@ -81,7 +84,7 @@ THIRD_PARTY = {
     "types": {"jax", "flax", "numpy"},
 }
 # modules that are copied without the others
-ALONE = ("serve/client.py",)
+ALONE = ("serve/client.py", "serve/acting.py", "export/interpreter.py")
 # library -> where it may be imported, and then inside a function
 CONFINED = {
     "ray": ("rollout/runner_group.py", "api/"),

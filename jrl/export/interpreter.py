@@ -7,7 +7,7 @@ next ones are the arrays of `weights.npz`. A size "n" in an attribute stands for
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,14 @@ def load(directory: str | Path) -> Callable[..., list[np.ndarray]]:
     program = json.loads((directory / "program.json").read_text())
     if program["version"] != 2:
         raise ValueError(f"{directory}: program version {program['version']}, this file reads version 2")
-    first = program["inputs"] + program["constants"]
     with np.load(directory / "weights.npz", allow_pickle=False) as weights:
-        constants = [weights[str(i)] for i in range(program["inputs"], first)]
+        return made(program, weights)
+
+
+def made(program: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> Callable[..., list[np.ndarray]]:
+    """The function of inputs [N, ...] to outputs [N, ...] that a program is with these arrays."""
+    first = program["inputs"] + program["constants"]
+    constants = [weights[str(i)] for i in range(program["inputs"], first)]
     operations = [_operation(**op) for op in program["operations"]]
 
     start: list[Any] = [*constants, *[None] * len(operations)]

@@ -19,7 +19,15 @@ Attributes = dict[str, Any]
 
 
 def files(program: Program) -> dict[str, bytes]:
-    """`program.json` and `weights.npz`.
+    """`program.json` and `weights.npz`. Raises InputError as `listed`."""
+    listing, weights = listed(program)
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **weights)
+    return {"program.json": json.dumps(listing, indent=1).encode(), "weights.npz": buffer.getvalue()}
+
+
+def listed(program: Program) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `interpreter.made` takes: the program as JSON has it, and its arrays by number.
 
     Raises:
       InputError: the program has operations that the interpreter does not know, which are named.
@@ -50,7 +58,7 @@ def files(program: Program) -> dict[str, bytes]:
             f"--format npz: the policy uses {', '.join(sorted(set(unknown)))}, which the numpy interpreter does not "
             "have in this form: use --format stablehlo or onnx"
         )
-    weights = {str(k): x.astype(_kind(x.dtype)) for k, x in enumerate(program.constants.values(), first)}
+    weights = {str(k): plain(x) for k, x in enumerate(program.constants.values(), first)}
     listing = {
         "version": 2,
         "inputs": first,
@@ -58,9 +66,12 @@ def files(program: Program) -> dict[str, bytes]:
         "outputs": [numbers[i] for i in program.outputs],
         "operations": operations,
     }
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **weights)
-    return {"program.json": json.dumps(listing, indent=1).encode(), "weights.npz": buffer.getvalue()}
+    return listing, weights
+
+
+def plain(x: np.ndarray) -> np.ndarray:
+    """An array in a dtype that numpy alone has."""
+    return x.astype(_kind(x.dtype))
 
 
 def _kind(dtype: np.dtype) -> np.dtype:

@@ -55,12 +55,18 @@ class Program(NamedTuple):
     constants: dict[int, np.ndarray]
     types: dict[int, jax.ShapeDtypeStruct]  # of every value; the symbol `batch` stands for N
     batch: Any
+    # of a function of weights: those of the constants, which come last, that are such: (value, which leaf of them)
+    weights: tuple[tuple[int, int], ...] = ()
 
     def __call__(self, *inputs: Array) -> tuple[Array, ...]:
         values: dict[int, Any] = {i: jnp.asarray(x) for i, x in self.constants.items()}
         values.update(zip(self.inputs, inputs, strict=True))
         for op in self.operations:
-            params = {name: self._sized(value, inputs[0].shape[0]) for name, value in op.params.items()}
+            params = (
+                {name: self._sized(value, inputs[0].shape[0]) for name, value in op.params.items()}
+                if inputs
+                else op.params
+            )
             result = op.primitive.bind(*(values[i] for i in op.inputs), **params)
             values.update(zip(op.outputs, result if op.primitive.multiple_results else [result]))
         return tuple(values[i] for i in self.outputs)
@@ -76,13 +82,19 @@ class Program(NamedTuple):
         return multiple(param) * size if export.is_symbolic_dim(param) else param
 
 
-def trace(step: Callable[..., tuple[PyTree, PyTree]], observation: Space, memory: Callable[[int], PyTree]) -> Program:
-    """The program of `step(obs, memory, reward, begins) -> (action, memory)`, for every N at least 1.
+def trace(
+    step: Callable[..., tuple[PyTree, PyTree]],
+    observation: Space,
+    memory: Callable[[int], PyTree],
+    weights: tuple[PyTree, ...] = (),
+) -> Program:
+    """The program of `step(*weights, obs, memory, reward, begins) -> (action, memory)`, for every N at least 1.
 
     Args:
       step: a pure function, see `jrl.export.source.Source`.
       observation: the space of one observation.
       memory: batch_size -> what is remembered [N, ...].
+      weights: arrays that other ones can take the place of afterwards: nothing is computed of them beforehand.
     Raises:
       InputError: a size is not a number or N.
     """
@@ -91,11 +103,14 @@ def trace(step: Callable[..., tuple[PyTree, PyTree]], observation: Space, memory
     obs, start = element(observation), jax.eval_shape(lambda: memory(1))
     rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype), start)
     scalars = [jax.ShapeDtypeStruct((batch,), np.dtype(dtype)) for dtype in ("float32", "bool")]
-    arguments = (jax.tree.map(sized, obs), rows, *scalars)
+    leaves = jax.tree.leaves(weights)
+    given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), weights)
+    arguments = (*given, jax.tree.map(sized, obs), rows, *scalars)
     closed, results = jax.make_jaxpr(step, return_shape=True)(*arguments)
     tracer = _Tracer(batch)
     inputs = [tracer.value(v.aval) for v in closed.jaxpr.invars]
     outputs = tracer.walk(closed.jaxpr, closed.consts, inputs)
+    parameters, inputs = inputs[: len(leaves)], inputs[len(leaves) :]
     num_obs, num_actions = len(jax.tree.leaves(obs)), len(jax.tree.leaves(results[0]))
     before, after = inputs[num_obs:-2], outputs[num_actions:]
     kept: list[int] = []  # arrays of the memory on which the action depends, now or by way of other arrays of it
@@ -109,15 +124,17 @@ def trace(step: Callable[..., tuple[PyTree, PyTree]], observation: Space, memory
     reward, begins = inputs[-2:]
     flags = [number for number in (reward, begins) if number in used]
     inputs = [*inputs[:num_obs], *(before[i] for i in kept), *flags]
+    read = tuple((number, i) for i, number in enumerate(parameters) if number in used)
     types = {i: tracer.types[i] for i in {*used, *inputs}}
     # on the host only now: a random key, which deterministic actions do not need, is no numpy array
     constants = {i: np.asarray(x) for i, x in tracer.constants.items() if i in used}
+    constants |= {number: np.asarray(leaves[i]) for number, i in read}
     for t in types.values():
         for size in t.shape:
             if export.is_symbolic_dim(size) and not multiple(size):
                 raise InputError(f"an intermediate result has the size {size}, for a batch of n: it must be a multiple")
     reads = (reward in used, begins in used)
-    return Program(tuple(inputs), tuple(wanted), num_obs, len(kept), *reads, operations, constants, types, batch)
+    return Program(tuple(inputs), tuple(wanted), num_obs, len(kept), *reads, operations, constants, types, batch, read)
 
 
 def multiple(size: Any) -> int:

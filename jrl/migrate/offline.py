@@ -25,6 +25,8 @@ _METHODS = {"read_json": "rllib-json", "read_parquet": "rllib-parquet"}
 def _input(job: Job, key: str, value: Any) -> None:
     if value == datasets.SAMPLER:
         return job.drop(key, "sampler: what jrl does")
+    if _of_clients(value):
+        return job.lack(key, "PolicyServerInput: clients play the episodes of python -m jrl.serve (docs/serving.md)")
     if not job.replays:
         return job.lack(key, f"{job.algo} learns from its own rollouts: bc, marwil, iql, cql and dqn learn from data")
     if value == "dataset":
@@ -44,6 +46,13 @@ def _input(job: Job, key: str, value: Any) -> None:
             return job.lack(key, f"{path} is not on this machine: copy it, data.input names files")
     note = "an exact split of each batch" if isinstance(value, Mapping) else ""
     return job.put(key, "data.input", list(value) if isinstance(value, tuple) else value, note)
+
+
+def _of_clients(value: Any) -> bool:
+    """Whether it is RLlib's PolicyServerInput, or a function of an IOContext that makes one, as its users write it."""
+    code = getattr(value, "__code__", None)
+    names = (getattr(value, "__name__", ""), type(value).__name__, *(code.co_names if code else ()))
+    return "PolicyServerInput" in (*names, *(code.co_freevars if code else ()))
 
 
 def _of_function(job: Job, key: str, value: Any) -> None:

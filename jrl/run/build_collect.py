@@ -231,6 +231,8 @@ def make_source(
     how = collecting(cfg, algo, vectors[0].spec, len(vectors)) | ({"record": True} if record else {})
     if callback_list:
         how |= callback_list.collecting(vectors[0])[0]
+    if cfg.external is not None:  # for clients that act by themselves
+        how |= {"choice": algo.choice}
     parts = [
         make(
             env,

@@ -1,5 +1,7 @@
 """Plays episodes with the policy of a jrl server: `python -m jrl.serve CONFIG`. Needs numpy and this file alone.
 
+With inference_mode "local" it needs two more, copied beside it: `jrl/serve/acting.py` and `jrl/export/interpreter.py`.
+
     client = PolicyClient("http://127.0.0.1:9900")
     episode = client.start_episode()
     obs, _ = env.reset()
@@ -15,6 +17,7 @@ EpisodeLost: begin another. A client is for one thread.
 """
 
 import http.client
+import importlib.util
 import io
 import json
 import random
@@ -23,6 +26,7 @@ import time
 import urllib.parse
 import uuid
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +34,7 @@ import numpy as np
 _NPZ = "application/x-npz"
 _LARGE = 256  # numbers of an observation, from which on arrays are sent as npz rather than as JSON
 _FIRST_S, _LONGEST_S = 0.1, 5.0  # seconds between tries, doubled each time
+_SEND_S = 1.0  # seconds after which steps that were chosen here are sent, however few
 
 
 class RequestRefused(ValueError):
@@ -60,6 +65,9 @@ class PolicyClient:
       timeout_s: of one request.
       patience_s: how long to try again where the server is away, before ConnectionError is raised.
       context: of TLS, such as one that knows a certificate of your own; None: that of the system.
+      inference_mode: who chooses actions: "remote", the server; or "local", this process with numpy, by the server's
+        latest weights, of which it is told as it sends what was played. Several steps go in one request.
+      seed: of the actions that are drawn here; None: any.
     """
 
     def __init__(
@@ -70,7 +78,11 @@ class PolicyClient:
         timeout_s: float = 60.0,
         patience_s: float = 300.0,
         context: ssl.SSLContext | None = None,
+        inference_mode: str = "remote",
+        seed: int | None = None,
     ):
+        if inference_mode not in ("remote", "local"):
+            raise ValueError(f"inference_mode: expected remote or local, got {inference_mode!r}")
         parts = urllib.parse.urlsplit(address)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"address: expected http://HOST:PORT, got {address!r}")
@@ -87,6 +99,10 @@ class PolicyClient:
         self._reward: dict[str, float] = {}  # since the latest action, by episode
         self._step: dict[str, int] = {}
         self.version = 0  # of the weights that chose the latest action
+        self._acts_here, self._rng = inference_mode == "local", np.random.default_rng(seed)
+        self._local: Any = None  # `acting.Local`
+        self._rows: dict[tuple[str, ...], list[dict[str, Any]]] = {}  # that were played and not sent, by episodes
+        self._sent = time.monotonic()
 
     # ------------------------------------------------------------ one episode
 
@@ -100,6 +116,8 @@ class PolicyClient:
           training_enabled: whether the server learns from it.
           policy: the name of that which acts; None: the server's first.
         """
+        if policy is not None and self._acts_here:
+            raise ValueError("policy: with inference_mode local it is the one that learns: leave it out")
         id = episode_id or uuid.uuid4().hex
         fields: dict[str, Any] = {"episode_id": id, "training_enabled": bool(training_enabled)}
         fields |= {} if policy is None else {"policy": policy}
@@ -113,6 +131,11 @@ class PolicyClient:
 
     def get_action(self, episode_id: str, observation: Any) -> Any:
         """The policy's action at an observation [*], as the environment takes it."""
+        if self._acts_here:
+            row = {"rewards": np.array([self._reward[episode_id]], np.float32)}
+            self._went_on(episode_id)
+            _, action = self._act((episode_id,), _batch_of_one(observation), row)
+            return _first(action)
         fields = {"observation": observation, "reward": self._reward[episode_id], "step": self._step[episode_id]}
         found = self._of(episode_id, "action", fields)
         self._went_on(episode_id)
@@ -121,6 +144,7 @@ class PolicyClient:
 
     def log_action(self, episode_id: str, observation: Any, action: Any) -> None:
         """Tells of an action that was chosen here. Raises RequestRefused where the algorithm does not learn from it."""
+        self._send((episode_id,))
         fields = {"observation": observation, "action": action, "reward": self._reward[episode_id]}
         self._of(episode_id, "log", {**fields, "step": self._step[episode_id]})
         self._went_on(episode_id)
@@ -137,6 +161,7 @@ class PolicyClient:
           observation: [*], the last.
           truncated: it was cut, by a time limit, and might have gone on.
         """
+        self._send((episode_id,))
         fields = {"observation": observation, "reward": self._reward[episode_id], "truncated": bool(truncated)}
         found = self._of(episode_id, "end", {**fields, "step": self._step[episode_id]})
         del self._reward[episode_id], self._step[episode_id]
@@ -171,20 +196,72 @@ class PolicyClient:
           EpisodeLost: no answer came; nobody knows whether the step counts.
         """
         fields = {
-            "episode_ids": list(episodes),
-            "observations": observations,
             "rewards": rewards,
             "terminated": terminated,
             "truncated": truncated,
             "final_observations": final_observations,
         }
         given = {name: value for name, value in fields.items() if value is not None}
+        if self._acts_here:
+            return Steps(*self._act(tuple(episodes), observations, given))
+        given |= {"episode_ids": list(episodes), "observations": observations}
         try:
             found = self._post("/v1/steps", given, again=False, npz=True)
         except ConnectionError as e:
             raise EpisodeLost(f"no answer from {self._address}: {e}") from e
         self.version = int(found["version"])
         return Steps([str(id) for id in found["episode_ids"]], _arrays(found["actions"]))
+
+    # ------------------------------------------------------------ acting here
+
+    def update_policy_weights(self) -> int:
+        """Gets the server's weights where they are newer than those that act here; their version."""
+        if self._local is None:
+            told = self._request("GET", "/v1/program", b"", {})
+            self._local = _beside("acting.py").Local(told, _beside("interpreter.py", "export"), self._rng)
+        path = f"/v1/weights?newer_than={self._local.version}"
+        if found := self._request("GET", path, b"", {}):
+            self._local.load(found)
+        return int(self._local.version)
+
+    def _act(self, ids: tuple[str, ...], obs: Any, row: dict[str, Any]) -> tuple[list[str], Any]:
+        """(episodes from now on, actions [N, *]) of N episodes, which are sent once there are enough of them."""
+        if self._local is None:
+            self.update_policy_weights()
+        local = self._local
+        # rewards belong to the latest actions, so that a row is sent with what came before its own
+        try:
+            drawn, changed, log_prob = local.act(dict(flat("", obs)))
+        except ValueError as e:
+            raise RequestRefused(422, str(e)) from None
+        own, action = (_arrays(_nested(tree)) if "" not in tree else tree[""] for tree in (drawn, changed))
+        self.version = local.version
+        versions = np.full(len(ids), local.version)
+        rows = self._rows.setdefault(ids, [])
+        rows.append({**row, "observations": obs, "actions": own, "log_probs": log_prob, "versions": versions})
+        enough = len(rows) >= local.rows or (len(rows) + 1) * len(ids) > local.most
+        if enough or time.monotonic() - self._sent > _SEND_S:
+            return self._send(ids), action
+        return list(ids), action
+
+    def _send(self, ids: tuple[str, ...]) -> list[str]:
+        """Sends the steps of these episodes that were chosen here; the episodes that go on."""
+        if not (rows := self._rows.pop(ids, [])):
+            return list(ids)
+        self._sent = time.monotonic()
+        fields = {"episode_ids": list(ids), **_stacked([dict(flat("", row)) for row in rows])}
+        try:
+            found = self._post("/v1/played", fields, again=False, npz=True)
+        except ConnectionError as e:
+            raise EpisodeLost(f"no answer from {self._address}: {e}") from e
+        except RequestRefused as e:
+            if e.status not in (404, 409, 410):
+                raise
+            self._local = None  # a server that has begun anew knows other versions
+            raise EpisodeLost(str(e)) from e
+        if self._local is None or int(found["version"]) != self._local.version:
+            self.update_policy_weights()
+        return [str(id) for id in found["episode_ids"]]
 
     # ------------------------------------------------------------ over the wire
 
@@ -257,12 +334,18 @@ def _told(body: bytes, status: int) -> str:
 
 
 def _read(body: bytes, kind: str) -> dict[str, Any]:
+    if not body:  # status 204
+        return {}
     if not kind.startswith(_NPZ):
         return json.loads(body)
     with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
-        flat = {name: arrays[name] for name in arrays.files}
+        return _nested({name: arrays[name] for name in arrays.files})
+
+
+def _nested(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Arrays by their paths as mappings of mappings."""
     found: dict[str, Any] = {}
-    for name, x in flat.items():
+    for name, x in arrays.items():
         *path, last = name.split("/")
         part = found
         for inner in path:
@@ -304,3 +387,34 @@ def flat(name: str, tree: Any) -> list[tuple[str, np.ndarray]]:
     else:
         return [(name, np.asarray(tree))]
     return [found for key, part in parts for found in flat(f"{name}/{key}" if name else key, part)]
+
+
+def _beside(name: str, room: str = "serve") -> Any:
+    """The module that lies beside this one, or in its room of jrl. Raises FileNotFoundError."""
+    here = Path(__file__)
+    files = (here.with_name(name), here.parents[1] / room / name)
+    file = next((file for file in files if file.exists()), None)
+    spec = file and importlib.util.spec_from_file_location(f"jrl_client_{name[:-3]}", file)
+    if not spec or spec.loader is None:
+        raise FileNotFoundError(f"{files[0]}: inference_mode local needs jrl/{room}/{name}: copy it there")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _stacked(rows: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """[K, N, *] of K rows [N, *] by name; what a row has not is 0."""
+    like = {name: x for row in rows for name, x in row.items()}
+    return {name: np.stack([row.get(name, np.zeros_like(x)) for row in rows]) for name, x in like.items()}
+
+
+def _batch_of_one(obs: Any) -> Any:
+    if isinstance(obs, Mapping):
+        return {name: _batch_of_one(part) for name, part in obs.items()}
+    return tuple(map(_batch_of_one, obs)) if isinstance(obs, tuple) else np.asarray(obs)[None]
+
+
+def _first(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {name: _first(part) for name, part in tree.items()}
+    return tuple(map(_first, tree)) if isinstance(tree, tuple) else tree[0]

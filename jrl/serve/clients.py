@@ -17,12 +17,16 @@ from jrl.rollout.source import Source
 from jrl.serve import address
 from jrl.serve.columns import Columns
 from jrl.serve.inference import Inference, Program, zeros
-from jrl.serve.server import Facts, Server
+from jrl.serve.local import Local
+from jrl.serve.served import Facts
+from jrl.serve.server import Server
 from jrl.serve.source import ClientSource, capacity
 from jrl.serve.table import Table
 from jrl.settings import config, external
 from jrl.settings.config import RunConfig
 from jrl.types import ActOut, EnvSpec, PyTree, element
+
+_ROWS = 64  # of an episode that clients which act by themselves send at once, where replay keeps all
 
 
 class Clients:
@@ -70,6 +74,7 @@ class Clients:
         length: int,
         carry: Callable[..., PyTree],
         explore: bool,
+        choice: Callable[..., tuple[Any, PyTree]] | None,
         key: Any = None,  # of environments written in JAX
         device: Any = None,  # the actor says where it acts
         **how: Any,
@@ -83,7 +88,12 @@ class Clients:
         program = Program(act, env.to_env, explore=explore, most=max(num, min(given.max_batch, 64)))
         found = Server(table, given, self._token)
         inference = Inference(table, program, initial, found.deliver, max_wait_ms=given.max_wait_ms)
-        found.add("default", facts(cfg, spec), inference)
+        random_steps = getattr(cfg.algo.exploration, "random_timesteps", 0)
+        local = Local(
+            config.algo_name(cfg), choice, carry(1), spec, env.to_env, explore=explore,
+            clips=cfg.replay is not None, random_steps=random_steps, rows=length if cfg.replay is None else _ROWS,
+        )  # fmt: skip
+        found.add("default", facts(cfg, spec), inference, local)
         first = zeros(element(spec.observation))
 
         def begin() -> None:
@@ -117,7 +127,8 @@ def facts(cfg: RunConfig, spec: EnvSpec) -> Facts:
     name, taken = config.algo_name(cfg), spec.env_action or spec.action
     own = functools.partial(played.from_env, spec.action, taken) if cfg.replay is not None else None
     why = f"{name} learns from actions that its own policy chose: ask for them; dqn, sac and td3 learn from any"
-    return Facts(name, spec.env_observation or spec.observation, taken, own, why, learns=True)
+    seen = spec.env_observation or spec.observation
+    return Facts(name, seen, taken, own, why, learns=True, policy_action=spec.action)
 
 
 def _bytes(spec: EnvSpec) -> int:

@@ -71,13 +71,13 @@ class Columns:
         self._taken_at = time.monotonic()
         self._full_at: float | None = None
 
-    def write(self, column: np.ndarray, row: PyTree, version: int, ends: Ends, final: np.ndarray) -> None:
+    def write(self, column: np.ndarray, row: PyTree, version: int | np.ndarray, ends: Ends, final: np.ndarray) -> None:
         """Completes the latest rows of N different columns, and begins the next.
 
         Args:
           column: [N].
           row: (obs, action, extras, carry before), [N, *].
-          version: of the weights that chose.
+          version: of the weights that chose, [N] or one.
           ends: of the latest rows.
           final: [N] bool, the observation is the last of its episode: its action is never taken.
         """

@@ -106,6 +106,12 @@ class Inference:
         """Of the weights that act."""
         return self._weights.version if self._weights is not None else 0
 
+    @property
+    def weights(self) -> Weights:
+        """Those that act."""
+        assert self._weights is not None
+        return self._weights
+
     def warm_up(self, obs: PyTree) -> None:
         """Compiles for all sizes, of an observation [*] of zeros."""
         assert self._weights is not None
@@ -159,33 +165,37 @@ class Inference:
         before = jax.tree.map(stack, *(item.episode.carry for item in items))
         action, to_env, extras, after = self._program(weights, obs, before, self.count)
         self.count += 1
-        action = _with_own(action, items)
+        action, extras = _with_own(action, extras, items)
         for i, item in enumerate(items):
             item.episode.carry = jax.tree.map(lambda x, i=i: x[i], after)
         if self._table.columns is not None:
             with self._table.lock:
-                _write(self._table.columns, items, (obs, action, extras, before), weights.version)
+                versions = [weights.version if item.version is None else item.version for item in items]
+                _write(self._table.columns, items, (obs, action, extras, before), np.array(versions))
                 self._table.lock.notify_all()
         self._deliver(
             [(item, jax.tree.map(lambda x, i=i: x[i], to_env), weights.version) for i, item in enumerate(items)]
         )
 
 
-def _with_own(action: PyTree, items: list[Item]) -> PyTree:
-    """The actions, in whose place those stand that clients chose themselves."""
+def _with_own(action: PyTree, extras: PyTree, items: list[Item]) -> tuple[PyTree, PyTree]:
+    """The actions and what goes with them, in whose place those stand that clients chose themselves."""
     own = [i for i, item in enumerate(items) if item.action is not None]
     if not own:
-        return action
+        return action, extras
     action = jax.tree.map(np.array, action)
 
     def put(whole: np.ndarray, *parts: np.ndarray) -> None:
         whole[own] = parts
 
     jax.tree.map(put, action, *(items[i].action for i in own))
-    return action
+    if "log_prob" in extras:  # of policies that learn from it, which take no actions without
+        extras = {**extras, "log_prob": np.array(extras["log_prob"])}
+        extras["log_prob"][own] = [items[i].log_prob for i in own]
+    return action, extras
 
 
-def _write(columns: Columns, items: list[Item], row: PyTree, version: int) -> None:
+def _write(columns: Columns, items: list[Item], row: PyTree, version: np.ndarray) -> None:
     """Writes rows in the order in which they were asked for: an episode may end and the next begin in one batch."""
     left = [i for i, item in enumerate(items) if item.episode.column != UNLEARNED]
     while left:
@@ -203,7 +213,7 @@ def _write(columns: Columns, items: list[Item], row: PyTree, version: int) -> No
         whole = len(now) == len(items)
         part = row if whole else jax.tree.map(lambda x, now=now: x[now], row)
         final = np.array([item.final for item in those], bool)
-        columns.write(np.fromiter(first, np.int64, len(now)), part, version, ends, final)
+        columns.write(np.fromiter(first, np.int64, len(now)), part, version[now], ends, final)
 
 
 def zeros(element: PyTree) -> PyTree:

@@ -11,8 +11,11 @@ from jrl.types import Box, Dict, Discrete, Leaf, MultiDiscrete, Space, Tuple
 
 _ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
 _STEP = {"type": "integer", "minimum": 0, "description": "number of the step; a request that is repeated counts once"}
+_OF_POLICY = {"name": "policy", "in": "query", "schema": {"type": "string"}}
+_NEWER = {"name": "newer_than", "in": "query", "schema": {"type": "integer", "minimum": -1, "maximum": 10**15 - 1}}
 _REWARD = {"type": "number", "description": "that came since the latest action"}
 _NAME = {"type": "string", "minLength": 1, "maxLength": 128}
+MOST = 256  # steps of clients that act by themselves in one request, so that others do not wait for it
 _VERSION = {"type": "integer", "minimum": 0, "description": "updates before the weights that chose"}
 
 
@@ -65,6 +68,7 @@ def _route(
     *,
     status: str = "200",
     of_one: bool = False,
+    query: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     refused = {
         "description": "the request cannot be answered as it is asked",
@@ -75,8 +79,10 @@ def _route(
         "summary": summary,
         "responses": {status: {"description": "the answer", **answer}, "4XX": refused},
     }
-    if of_one:
-        found["parameters"] = [_ID]
+    if of_one or query:
+        found["parameters"] = [_ID] if of_one else list(query)
+    if name == "weights":
+        found["responses"]["204"] = {"description": "there are none that are newer"}
     if body is not None:
         found["requestBody"] = {"required": bool(body["required"]), **_json(body)}
     return found
@@ -111,6 +117,15 @@ def document(observations: Sequence[Space], actions: Sequence[Space], *, most: i
         "truncated": _many({"type": "boolean"}, most),
         "final_observations": _many(obs, most),
     }
+    rows = lambda inner: _many(_many(inner, MOST), MOST)
+    played = {
+        **{name: rows(part["items"]) for name, part in steps.items() if name != "episode_ids"},
+        "episode_ids": _many(_NAME, most),
+        "actions": rows({"description": "in the policy's units"}),
+        "log_probs": rows(number),
+        "versions": rows(_VERSION),
+    }
+    weights = {"content": {"application/x-npz": {"schema": {"type": "string", "format": "binary"}}}}
     begun = {"episode_id": _NAME, "episode_ids": _many(_NAME, most), "version": _VERSION}
     together = {"episode_ids": _many(_NAME, most), "actions": _many(act, most), "version": _VERSION}
     paths = {
@@ -149,6 +164,24 @@ def document(observations: Sequence[Space], actions: Sequence[Space], *, most: i
             "post": _route(
                 "steps", "A step of many episodes; in the place of one that has ended another begins.",
                 _object(steps, "episode_ids", "observations"), _json(_object(together, *together)),
+            )
+        },
+        "/v1/played": {
+            "post": _route(
+                "played", "Tells of steps [K, N] whose actions the client chose by weights from here.",
+                _object(played, "episode_ids", "observations", "actions", "log_probs", "versions"),
+                _json(_object({"episode_ids": _many(_NAME, most), "version": _VERSION}, "episode_ids", "version")),
+            )
+        },
+        "/v1/program": {
+            "get": _route(
+                "program", "Tells how numpy acts by the weights.", None, _json({"type": "object"}), query=[_OF_POLICY]
+            )
+        },
+        "/v1/weights": {
+            "get": _route(
+                "weights", "The weights, where they are newer than a version; else 204.", None, weights,
+                query=[_OF_POLICY, _NEWER],
             )
         },
         "/v1/action": {

@@ -14,7 +14,8 @@ from jrl.run import checkpoint, policy
 from jrl.run.policy import Trained
 from jrl.serve import address
 from jrl.serve.inference import Inference, Program, Weights, zeros
-from jrl.serve.server import Facts, Server
+from jrl.serve.served import Facts
+from jrl.serve.server import Server
 from jrl.serve.table import Table
 from jrl.settings import config
 from jrl.settings.external import ExternalConfig

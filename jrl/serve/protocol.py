@@ -162,7 +162,7 @@ def whole(given: Mapping[str, Any], name: str, most: int = 2**31 - 1) -> int | N
     raise Refused(422, f"{name}: expected a whole number of 0 to {most:,}, got {str(found)[:80]}")
 
 
-_NUMBER, _FLAG = Box(()), Box((), "bool")
+NUMBER, WHOLE, _FLAG = Box(()), Box((), "int32"), Box((), "bool")
 
 
 def number(given: Mapping[str, Any], name: str) -> float:
@@ -170,17 +170,17 @@ def number(given: Mapping[str, Any], name: str) -> float:
     found = given.get(name, 0.0)
     if type(found) is float:  # from JSON, where it is finite
         return found
-    return float(array(_NUMBER, found, (), name))
+    return float(array(NUMBER, found, (), name))
 
 
-def numbers(given: Any, count: int, name: str) -> np.ndarray:
-    """[N] f32, finite; zeros where the field is left out."""
-    return np.zeros(count, np.float32) if given is None else array(_NUMBER, given, (count,), name)
+def numbers(given: Any, lead: tuple[int, ...], name: str) -> np.ndarray:
+    """[*lead] f32, finite; zeros where the field is left out."""
+    return np.zeros(lead, np.float32) if given is None else array(NUMBER, given, lead, name)
 
 
-def flags(given: Any, count: int, name: str) -> np.ndarray:
-    """[N] bool; False where the field is left out."""
-    return np.zeros(count, bool) if given is None else array(_FLAG, given, (count,), name)
+def flags(given: Any, lead: tuple[int, ...], name: str) -> np.ndarray:
+    """[*lead] bool; False where the field is left out."""
+    return np.zeros(lead, bool) if given is None else array(_FLAG, given, lead, name)
 
 
 # ---------------------------------------------------------------- elements of spaces

@@ -3,55 +3,25 @@
 import re
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
-from jrl import spaces
 from jrl.data.spaces_json import plain, space_to_json
 from jrl.serve import openapi, protocol
 from jrl.serve.inference import Inference
-from jrl.serve.protocol import CLIENT, Refused, Request, Response, encoded
+from jrl.serve.local import Local
+from jrl.serve.protocol import CLIENT, NPZ, Refused, Request, Response, encoded
+from jrl.serve.served import Answer, Facts, Served, together
 from jrl.serve.table import UNLEARNED, Episode, Item, Table
 from jrl.serve.web import Limits, Reply, Web
 from jrl.settings.external import ExternalConfig
-from jrl.types import PyTree, Space
+from jrl.types import PyTree
 
-
-class Facts(NamedTuple):
-    """What a server tells of its policy."""
-
-    algorithm: str
-    observation: Space  # what clients send
-    action: Space  # what they get
-    # from actions of the environment to those of the policy, [*]; None: clients may not choose, for the reason `why`
-    own_action: Callable[[PyTree], PyTree] | None
-    why: str
-    learns: bool
-    remembers: bool = False  # what it does depends on earlier observations of an episode
-
-
-class Served(NamedTuple):
-    """A policy that clients may ask."""
-
-    facts: Facts
-    inference: Inference
-
-
-class Answer:
-    """Collects the answers to the items of one request, and gives the whole once all are there."""
-
-    def __init__(self, count: int, done: Callable[[list[PyTree], int], None]):
-        self._left, self._done = count, done
-        self._actions: list[Any] = [None] * count
-
-    def add(self, i: int, action: PyTree, version: int) -> None:
-        self._actions[i] = action
-        self._left -= 1
-        if not self._left:
-            self._done(self._actions, version)
+_STEPS = ("episode_ids", "observations", "rewards", "terminated", "truncated", "final_observations")
+_CHOSEN = ("actions", "log_probs", "versions")
 
 
 class Server:
@@ -79,6 +49,9 @@ class Server:
             ("POST", re.compile(r"/v1/episodes/([^/]+)/reward"), self._reward),
             ("POST", re.compile(r"/v1/episodes/([^/]+)/end"), self._end),
             ("POST", re.compile(r"/v1/steps"), self._steps),
+            ("POST", re.compile(r"/v1/played"), self._played),
+            ("GET", re.compile(r"/v1/program"), self._program),
+            ("GET", re.compile(r"/v1/weights"), self._weights),
             ("POST", re.compile(r"/v1/action"), self._once),
             ("GET", re.compile(r"/v1/policies"), self._policies),
             ("GET", re.compile(r"/v1/health"), self._health),
@@ -87,15 +60,17 @@ class Server:
             ("GET", re.compile(r"/(?:docs)?"), self._docs),
         ]
 
-    def add(self, name: str, facts: Facts, inference: Inference) -> None:
+    def add(self, name: str, facts: Facts, inference: Inference, local: Local | None = None) -> None:
         """A policy that clients may ask for by its name."""
-        self._served[name] = Served(facts, inference)
+        self._served[name] = Served(facts, inference, local)
 
     def close(self) -> None:
         """Closes all connections, and ends who chooses."""
         self.web.close()
         for served in self._served.values():
             served.inference.close()
+            if served.local is not None:
+                served.local.close()
 
     # ------------------------------------------------------------ from a request to its answer
 
@@ -125,7 +100,9 @@ class Server:
     def _deliver(self, chosen: list[tuple[Item, PyTree, int]]) -> None:
         for item, action, version in chosen:
             episode = item.episode
-            if item.final:
+            if item.told is not None:
+                item.told()
+            if item.final or item.version is not None:
                 continue
             episode.waits, episode.seen = False, time.monotonic()
             episode.answer = action, version
@@ -273,36 +250,30 @@ class Server:
 
     def _steps(self, request: Request, reply: Reply) -> None:
         given = protocol.decoded(request)
-        known = ("episode_ids", "observations", "rewards", "terminated", "truncated", "final_observations")
-        protocol.fields(given, known, known[:2])
-        ids = protocol.texts(given["episode_ids"], "episode_ids")
-        count = len(ids)
-        if not 1 <= count <= self._cfg.max_batch or len(set(ids)) < count:
-            raise Refused(422, f"episode_ids: expected 1 to {self._cfg.max_batch} different ids, got {count}")
-        episodes = [self._found(request, id)[0] for id in ids]
-        if len({episode.policy for episode in episodes}) > 1:
-            raise Refused(422, "episode_ids: they follow different policies: send a request for each")
-        facts = self._served[episodes[0].policy].facts
-        obs = protocol.read(facts.observation, given["observations"], "observations", (count,))
-        rewards = protocol.numbers(given.get("rewards"), count, "rewards")
-        ends = {name: protocol.flags(given.get(name), count, name) for name in ("terminated", "truncated")}
-        over = ends["terminated"] | ends["truncated"]
-        last: PyTree = None
-        if over.any():
-            if given.get("final_observations") is None:
-                raise Refused(400, "final_observations is missing: an episode ends with the observation after it")
-            last = protocol.read(facts.observation, given["final_observations"], "final_observations", (count,))
-        for episode in episodes:
-            self._in_turn(episode, None)
-        items = self._items(episodes, obs, rewards, ends["truncated"] & ~ends["terminated"], over, last)
+        protocol.fields(given, _STEPS, _STEPS[:2])
+        episodes, facts = self._several(request, given)
+        obs, rewards, *ends = _came(facts, given, (len(episodes),))
+        items = self._items(episodes, obs, rewards, *ends)
         names = [item.episode.id for item in items if not item.final]
         kind = facts.action
         self._ask(
             items,
             lambda actions, version: reply(
-                encoded({"episode_ids": names, "actions": _together(kind, actions), "version": version}, request)
+                encoded({"episode_ids": names, "actions": together(kind, actions), "version": version}, request)
             ),
         )
+
+    def _several(self, request: Request, given: Mapping[str, Any]) -> tuple[list[Episode], Facts]:
+        """The episodes that a body names, whose turn it is, and what acts in them."""
+        ids = protocol.texts(given["episode_ids"], "episode_ids")
+        if not 1 <= len(ids) <= self._cfg.max_batch or len(set(ids)) < len(ids):
+            raise Refused(422, f"episode_ids: expected 1 to {self._cfg.max_batch} different ids, got {len(ids)}")
+        episodes = [self._found(request, id)[0] for id in ids]
+        if len({episode.policy for episode in episodes}) > 1:
+            raise Refused(422, "episode_ids: they follow different policies: send a request for each")
+        for episode in episodes:
+            self._in_turn(episode, None)
+        return episodes, self._served[episodes[0].policy].facts
 
     def _items(
         self,
@@ -312,9 +283,12 @@ class Server:
         truncated: np.ndarray,
         over: np.ndarray,
         last: Any,
+        chosen: Sequence[Mapping[str, Any]] = (),
     ) -> list[Item]:
-        """The items of several episodes; those that are over end, and others begin in their places."""
-        at = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
+        """The items of several episodes; those that are over end, and others begin in their places.
+
+        `chosen` has what an Item says of actions that the client chose.
+        """
         items: list[Item] = []
         for i, episode in enumerate(episodes):
             reward = float(rewards[i])
@@ -326,15 +300,73 @@ class Server:
                 episode = self.table.begin(episode.client, None, learns=episode.column != UNLEARNED, **how)
                 items += [] if item is None else [item]
                 reward = 0.0
-            items.append(self._item(episode, at(obs, i), reward))
+            items.append(self._item(episode, at(obs, i), reward, **(chosen[i] if chosen else {})))
         return items
+
+    # ------------------------------------------------------------ clients that act by themselves
+
+    def _played(self, request: Request, reply: Reply) -> None:
+        given = protocol.decoded(request)
+        protocol.fields(given, (*_STEPS, *_CHOSEN), (*_STEPS[:2], *_CHOSEN))
+        episodes, facts = self._several(request, given)
+        inference, count, version = self._served[episodes[0].policy].inference, len(episodes), given["versions"]
+        rows, most = len(version) if isinstance(version, list | np.ndarray) and np.ndim(version) else 0, openapi.MOST
+        if not facts.learns or not 1 <= rows * count <= most:
+            raise Refused(422, facts.why if not facts.learns else f"versions: expected 1 to {most} steps, got {rows}")
+        lead = rows, count
+        obs, rewards, truncated, over, last = _came(facts, given, lead)
+        action = protocol.read(facts.policy_action or facts.action, given["actions"], "actions", lead)
+        log_prob = protocol.array(protocol.NUMBER, given["log_probs"], lead, "log_probs")
+        version = protocol.array(protocol.WHOLE, version, lead, "versions")
+        if (version < 0).any() or version.max() > inference.version:
+            raise Refused(409, f"versions: there are none beyond {inference.version} here: get the weights again")
+        items: list[Item] = []
+        for k in range(rows):
+            own = [
+                {"action": at(action, (k, i)), "log_prob": float(log_prob[k, i]), "version": int(version[k, i])}
+                for i in range(count)
+            ]
+            x, reward, cut, ends, final = at((obs, rewards, truncated, over, last), k)
+            found = self._items(episodes, x, reward, cut, ends, final, own)
+            episodes = [item.episode for item in found if not item.final]
+            items += found
+        ids = [episode.id for episode in episodes]
+        # the learner may be slower than they are: the answer waits until these steps are where it takes them
+        told = lambda: reply(encoded({"episode_ids": ids, "version": inference.version}, request))
+        learned = [item for item in items if item.episode.column != UNLEARNED]
+        if learned:
+            inference.ask([*learned[:-1], learned[-1]._replace(told=told)])
+        else:
+            told()
+
+    def _program(self, request: Request, reply: Reply) -> None:
+        self._local(request, reply, lambda told, version, file: encoded({**told, "most": openapi.MOST}))
+
+    def _weights(self, request: Request, reply: Reply) -> None:
+        least = request.query.get("newer_than", "-1")
+        if not re.fullmatch(r"-1|\d{1,15}", least):
+            raise Refused(422, f"newer_than: expected a version, got {least[:80]}")
+        new = lambda version: version > int(least)
+        self._local(
+            request,
+            reply,
+            lambda told, version, file: Response(200, file, NPZ) if new(version) else Response(204, b"", NPZ),
+        )
+
+    def _local(self, request: Request, reply: Reply, answer: Callable[[dict[str, Any], int, bytes], Response]) -> None:
+        """Answers with what a client needs that acts by itself, once that is made."""
+        _, (_, inference, local) = self._named(request.query)
+        if local is None:
+            raise Refused(422, "this policy does not learn: export it (python -m jrl.export), and act there")
+        say = lambda response: self.web.soon(reply, response)
+        local.soon(inference, lambda *made: say(answer(*made)), lambda e: say(protocol.refusal(e)))
 
     # ------------------------------------------------------------ about the server
 
     def _once(self, request: Request, reply: Reply) -> None:
         given = protocol.decoded(request)
         protocol.fields(given, ("observation", "policy"), ("observation",))
-        name, (facts, inference) = self._named(given)
+        name, (facts, inference, _) = self._named(given)
         if facts.remembers:
             raise Refused(422, f"policy {name} remembers what it saw in an episode: begin one (POST /v1/episodes)")
         obs = protocol.read(facts.observation, given["observation"], "observation")
@@ -349,7 +381,7 @@ class Server:
 
     def _policies(self, request: Request, reply: Reply) -> None:
         found = {}
-        for name, (facts, inference) in self._served.items():
+        for name, (facts, inference, _) in self._served.items():
             seen, taken = (plain(space_to_json(space)) for space in (facts.observation, facts.action))
             about = {"algorithm": facts.algorithm, "learns": facts.learns, "remembers": facts.remembers}
             found[name] = {**about, "observation": seen, "action": taken, "version": inference.version}
@@ -391,6 +423,20 @@ class Server:
         reply(Response(200, openapi.page(self._document()).encode(), "text/html; charset=utf-8"))
 
 
-def _together(space: Space, actions: list[PyTree]) -> PyTree:
-    """Actions [N, *] of N actions."""
-    return spaces.map_leaves(lambda leaf, *parts: np.stack(parts), space, *actions)
+def at(tree: PyTree, i: Any) -> PyTree:
+    """What stands at an index of all arrays."""
+    return jax.tree.map(lambda x: x[i], tree)
+
+
+def _came(facts: Facts, given: Mapping[str, Any], lead: tuple[int, ...]) -> tuple[PyTree, ...]:
+    """(observations, rewards, truncated, over, last observations) of a body with steps, [*lead, *]."""
+    obs = protocol.read(facts.observation, given["observations"], "observations", lead)
+    rewards = protocol.numbers(given.get("rewards"), lead, "rewards")
+    terminated, truncated = (protocol.flags(given.get(name), lead, name) for name in ("terminated", "truncated"))
+    over = terminated | truncated
+    last: PyTree = obs
+    if over.any():
+        if given.get("final_observations") is None:
+            raise Refused(400, "final_observations is missing: an episode ends with the observation after it")
+        last = protocol.read(facts.observation, given["final_observations"], "final_observations", lead)
+    return obs, rewards, truncated & ~terminated, over, last

@@ -56,6 +56,10 @@ class Item(NamedTuple):
     truncated: bool = False
     final: bool = False  # the observation is the last
     action: PyTree = None  # [*] what the client chose, in the policy's units; None: the policy chooses
+    # of an action that a client chose with weights from here: their version, and its log-probability
+    version: int | None = None
+    log_prob: float = 0.0
+    told: Callable[[], None] | None = None  # called, in the server's thread, once it is where the learner takes it
 
 
 class Table:

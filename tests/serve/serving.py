@@ -14,7 +14,7 @@ from jrl.settings import config
 CARTPOLE = {"observation": {"box": [4]}, "action": {"discrete": 2}}
 
 
-def settings(algo="ppo", *, envs=2, length=8, external=None, **sections):
+def settings(algo="ppo", /, *, envs=2, length=8, external=None, **sections):
     """A small run of which clients play the episodes."""
     own = {"name": algo, **({"num_epochs": 1, "num_minibatches": 1} if algo == "ppo" else {})}
     tree = {

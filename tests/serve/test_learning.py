@@ -37,7 +37,8 @@ import sys
 import gymnasium
 from client import EpisodeLost, PolicyClient
 
-client, env, seed = PolicyClient(sys.argv[1], patience_s=60.0), gymnasium.make("CartPole-v1"), int(sys.argv[2])
+address, seed, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+client, env = PolicyClient(address, patience_s=60.0, inference_mode=mode), gymnasium.make("CartPole-v1")
 obs, _ = env.reset(seed=seed)
 while True:
     try:
@@ -63,14 +64,15 @@ def free_port():
 
 @pytest.fixture
 def players(tmp_path):
-    """Begins players, with the client's file alone beside them; ends them afterwards."""
-    (tmp_path / "client.py").write_bytes((ROOT / "jrl" / "serve" / "client.py").read_bytes())
+    """Begins players, with the client's files alone beside them; ends them afterwards."""
+    for name in ("serve/client.py", "serve/acting.py", "export/interpreter.py"):
+        (tmp_path / Path(name).name).write_bytes((ROOT / "jrl" / name).read_bytes())
     (tmp_path / "player.py").write_text(PLAYER)
     begun = []
 
-    def begin(port, count=2):
+    def begin(port, count=2, mode="remote"):
         for i in range(count):
-            command = [sys.executable, "-P", "player.py", f"http://127.0.0.1:{port}", str(i)]
+            command = [sys.executable, "-P", "player.py", f"http://127.0.0.1:{port}", str(i), mode]
             environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
             begun.append(subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, env=environment, text=True))
         return begun
@@ -88,12 +90,16 @@ def command(tmp_path, tree, port, *more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tree", "steps"), [(PPO, 60_000), (DQN, 60_000)], ids=["ppo", "dqn"])
-def test_cartpole_from_two_processes(tree, steps, tmp_path, players, own_kernels):
+@pytest.mark.parametrize(
+    ("tree", "mode", "steps"),
+    [(PPO, "remote", 60_000), (DQN, "remote", 60_000), (PPO, "local", 200_000)],
+    ids=["ppo", "dqn", "ppo-local"],
+)
+def test_cartpole_from_two_processes(tree, mode, steps, tmp_path, players, own_kernels):
     port = free_port()
     args, out = command(tmp_path, tree, port, "--as-test", "--stop=episode/return=150", f"--stop=env_steps={steps}",
                         "--set=run.smoothing_episodes=20")  # fmt: skip
-    players(port)
+    players(port, mode=mode)
     assert __main__.main(args) == 0
     rows = loggers.read_rows(out / "result.jsonl")
     assert rows[-1]["episode/return"] >= 150

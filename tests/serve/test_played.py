@@ -17,9 +17,9 @@ from jrl.settings import config
 ROLLOUTS, LENGTH, SEED = 6, 16, 3
 
 
-def played(address, env, seed, stop):
+def played(address, env, seed, stop, mode):
     """Plays until told to stop, or until the server is gone."""
-    client = PolicyClient(address, patience_s=0.0)
+    client = PolicyClient(address, patience_s=0.0, inference_mode=mode)
     first = True
     try:
         while not stop.is_set():
@@ -30,7 +30,7 @@ def played(address, env, seed, stop):
                 client.log_returns(episode, reward)
                 over = terminated or truncated
             client.end_episode(episode, obs, truncated=truncated)
-    except ConnectionError:
+    except (ConnectionError, EpisodeLost):
         pass
     finally:
         client.close()
@@ -48,8 +48,11 @@ def rollouts(cfg, external=None, count=ROLLOUTS):
     return found
 
 
-@pytest.mark.parametrize(("algo", "env_id"), [("dqn", "CartPole-v1"), ("sac", "Pendulum-v1")])
-def test_the_rows_of_a_client_are_those_of_the_environment(algo, env_id):
+@pytest.mark.parametrize(
+    ("algo", "env_id", "mode"),
+    [("dqn", "CartPole-v1", "remote"), ("dqn", "CartPole-v1", "local"), ("sac", "Pendulum-v1", "remote")],
+)
+def test_the_rows_of_a_client_are_those_of_the_environment(algo, env_id, mode):
     tree = {
         "algo": {"name": algo, "normalize_obs": True},
         "env": {"id": env_id, "backend": "gymnasium", "num_envs": 1},
@@ -62,7 +65,7 @@ def test_the_rows_of_a_client_are_those_of_the_environment(algo, env_id):
     clients, stop = Clients(), threading.Event()
     with clients.open(cfg):
         env, seed = gymnasium.make(env_id), envs.seed_range(SEED)
-        thread = threading.Thread(target=_after_listening, args=(clients, env, seed, stop), daemon=True)
+        thread = threading.Thread(target=_after_listening, args=(clients, env, seed, stop, mode), daemon=True)
         thread.start()
         there = rollouts(cfg, clients.source(cfg, 0, []))
         stop.set()
@@ -85,12 +88,13 @@ def test_the_rows_of_a_client_are_those_of_the_environment(algo, env_id):
     assert ends > 0 or env_id == "Pendulum-v1"
 
 
-def _after_listening(clients, env, seed, stop):
+def _after_listening(clients, env, seed, stop, mode):
     serving.listening(clients.address)
-    played(clients.address, env, seed, stop)
+    played(clients.address, env, seed, stop, mode)
 
 
-def test_every_step_comes_to_the_learner_once_and_in_order():
+@pytest.mark.parametrize("mode", ["remote", "local"])
+def test_every_step_comes_to_the_learner_once_and_in_order(mode):
     """Steps are numbered by their observations; episodes end at different times, in one request."""
     cfg = serving.settings(
         "dqn", envs=4, replay={"capacity": 10_000, "learning_starts": 100_000, "train_every": 32, "batch_size": 8}
@@ -99,7 +103,7 @@ def test_every_step_comes_to_the_learner_once_and_in_order():
 
     def play():
         serving.listening(clients.address)
-        client = PolicyClient(clients.address)
+        client = PolicyClient(clients.address, inference_mode=mode)
         ids = client.start_episodes(4)
         for t in range(200):
             obs = np.full((4, 4), 4.0 * t)

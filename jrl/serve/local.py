@@ -1,0 +1,184 @@
+"""What clients need that act by themselves: the policy as a program for numpy, and its weights, version by version."""
+
+import concurrent.futures
+import io
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+
+from jrl import spaces
+from jrl.distributions import Bernoulli, Categorical, DiagGaussian, MultiCategorical, batched, is_distribution
+from jrl.errors import InputError
+from jrl.export import npz
+from jrl.export.program import Program, trace
+from jrl.serve.inference import Inference, Weights
+from jrl.serve.protocol import Refused
+from jrl.types import Box, EnvSpec, PyTree, element
+
+_MEND = "let the server act (inference_mode: remote)"
+
+
+class Local:
+    """A policy for those who act with numpy; see `PolicyClient` with inference_mode "local".
+
+    It is made when a client first asks, in a thread of its own: no request waits for it.
+
+    Args:
+      name: of the algorithm, for errors.
+      choice: `Algo.choice`, or None where it has none.
+      memory: what the policy and its exploration remember of an episode, [1, ...]; arrays of which there must be none.
+      spec: the spaces.
+      to_env: from the policy's actions to the environment's; None: they are the same.
+      explore: whether actions are drawn; else the best ones are taken.
+      clips: actions of a Box are clipped to it when they are drawn, as noise on actions is.
+      random_steps: at the start of the run, with actions that no policy chooses.
+      rows: of an episode that clients send at once, at most: those that the learner takes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        choice: Callable[..., tuple[Any, PyTree]] | None,
+        memory: PyTree,
+        spec: EnvSpec,
+        to_env: Callable[[PyTree], PyTree] | None,
+        *,
+        explore: bool,
+        clips: bool,
+        random_steps: int,
+        rows: int,
+    ):
+        self._name, self._choice, self._memory, self._spec = name, choice, memory, spec
+        self._to_env, self._explore, self._clips, self._random_steps = to_env, explore, clips, random_steps
+        self._rows = rows
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "jrl-weights")
+        self._told: dict[str, Any] | None = None
+        self._constants: dict[str, np.ndarray] = {}
+        self._program: Program | None = None  # its constants and operations are those of weights alone
+        self._sent: list[int] = []  # its values that clients get
+        self._first = 0  # number of the first of them, for the client
+        self._file: tuple[int, bytes] = -1, b""
+
+    def soon(self, inference: Inference, done: Callable[[dict[str, Any], int, bytes], None], failed: Any) -> None:
+        """Calls `done(program, version, weights as npz)` in another thread, or `failed(Refused)`."""
+
+        def make() -> None:
+            try:
+                weights = inference.weights
+                if self._told is None:
+                    self._told = self._made(weights)
+                if self._file[0] != weights.version:
+                    self._file = weights.version, self._packed(weights)
+            except Refused as e:
+                failed(e)
+            except Exception:  # a fault of ours: who asked must hear of it, and there is nobody to raise it to
+                traceback.print_exc()
+                failed(Refused(500, "the server failed on this request; its log tells more"))
+            else:
+                done(self._told, *self._file)
+
+        self._thread.submit(make)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _made(self, weights: Weights) -> dict[str, Any]:
+        """The program as JSON. Raises Refused: numpy cannot act for this policy."""
+        if self._choice is None or jax.tree.leaves(self._memory):
+            why = "has no probabilities" if self._choice is None else "or its exploration remembers"
+            raise Refused(422, f"{self._name}: the policy {why}, so that no client can act for it: {_MEND}")
+        if self._explore and self._random_steps:
+            raise Refused(
+                422, f"algo.exploration.random_timesteps: a client cannot count them: set it to 0, or {_MEND}"
+            )
+        choice, dist = self._choice, None
+        actor = jax.device_get(weights.actor)
+
+        def outputs(actor: PyTree, obs: PyTree, memory: PyTree, reward: Any, begins: Any) -> Any:
+            nonlocal dist
+            dist, _ = choice(actor, obs, self._memory, self._explore)
+            return [_numbers(part) for part in _parts(dist)], memory
+
+        nothing = lambda num: ()
+        try:
+            program = trace(outputs, self._spec.observation, nothing, (actor,))
+            rest = self._split(program)
+            listing, _ = npz.listed(rest._replace(constants=self._values(actor)))
+            self._first = len(rest.inputs)
+            to_env = None
+            if self._to_env is not None:
+                change = self._to_env
+                made = trace(lambda x, memory, *rest: (change(x), memory), self._spec.action, nothing)
+                to_env, own = npz.listed(made)
+                self._constants |= {f"to_env/{number}": x for number, x in own.items()}
+        except InputError as e:
+            raise Refused(422, f"{self._name}: numpy cannot act for this policy ({e}): {_MEND}") from None
+        seen = [(path, *_array(leaf)) for path, leaf in spaces.leaves(self._spec.observation)]
+        taken = spaces.leaves(self._spec.action)
+        parts = [self._part(path, leaf, part) for (path, leaf), part in zip(taken, _parts(dist), strict=True)]
+        told = {"version": 1, "rows": self._rows, "observation": seen, "actions": parts}
+        return {**told, "program": listing, "to_env": to_env}
+
+    def _part(self, path: str, leaf: Any, part: Any) -> dict[str, Any]:
+        """How one array of the action is drawn."""
+        kind = type(part).__name__
+        told: dict[str, Any] = {"path": path, "kind": kind, "dtype": np.dtype(leaf.dtype).name}
+        if kind == "MultiCategorical":
+            told["sizes"] = list(leaf.nvec)
+        if self._clips and isinstance(leaf, Box):
+            told["low"], told["high"] = (np.asarray(bound).tolist() for bound in leaf.bounds())
+        return told
+
+    def _split(self, program: Program) -> Program:
+        """What is left of a program when all that depends on weights alone, such as schedules, is computed here."""
+        known = {*program.constants}
+        here, rest = [], []
+        for op in program.operations:
+            sizes = (size for i in op.outputs for size in program.types[i].shape)
+            if known.issuperset(op.inputs) and not any(map(export.is_symbolic_dim, sizes)):
+                here.append(op)
+                known.update(op.outputs)
+            else:
+                rest.append(op)
+        needed = {*program.outputs, *(i for op in rest for i in op.inputs)}
+        self._sent = [i for i in program.types if i in known and i in needed]
+        self._program = program._replace(operations=tuple(here))
+        return program._replace(operations=tuple(rest))
+
+    def _values(self, actor: PyTree) -> dict[int, np.ndarray]:
+        """What clients get of an actor, by number."""
+        program, leaves = self._program, jax.tree.leaves(actor)
+        assert program is not None
+        weights = {number: np.asarray(leaves[i]) for number, i in program.weights}
+        values = program._replace(inputs=(), outputs=tuple(self._sent), constants=program.constants | weights)()
+        return {i: np.asarray(x) for i, x in zip(self._sent, values, strict=True)}
+
+    def _packed(self, weights: Weights) -> bytes:
+        values = self._values(jax.device_get(weights.actor)).values()
+        arrays = {f"policy/{i}": npz.plain(x) for i, x in enumerate(values, self._first)}
+        buffer = io.BytesIO()
+        every: dict[str, Any] = {"version": np.int64(weights.version), **self._constants, **arrays}
+        np.savez(buffer, allow_pickle=False, **every)
+        return buffer.getvalue()
+
+
+def _array(leaf: Any) -> tuple[str, list[int]]:
+    found = element(leaf)
+    return np.dtype(found.dtype).name, list(found.shape)
+
+
+def _parts(dist: Any) -> list[Any]:
+    return jax.tree.leaves(getattr(dist, "parts", dist), is_leaf=is_distribution)
+
+
+def _numbers(part: Any) -> list[jax.Array]:
+    """What a distribution is made of, [N, *] f32."""
+    if isinstance(part, Categorical | MultiCategorical | Bernoulli):
+        return [part.logits]
+    whole: DiagGaussian = batched(part)
+    return [whole.mean, jnp.asarray(whole.log_std)]

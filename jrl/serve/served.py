@@ -1,0 +1,52 @@
+"""The policies that a server answers with, and the answers to requests that wait for several of them."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from jrl import spaces
+from jrl.serve.inference import Inference
+from jrl.serve.local import Local
+from jrl.types import PyTree, Space
+
+
+class Facts(NamedTuple):
+    """What a server tells of its policy."""
+
+    algorithm: str
+    observation: Space  # what clients send
+    action: Space  # what they get
+    # from actions of the environment to those of the policy, [*]; None: clients may not choose, for the reason `why`
+    own_action: Callable[[PyTree], PyTree] | None
+    why: str
+    learns: bool
+    remembers: bool = False  # what it does depends on earlier observations of an episode
+    policy_action: Space | None = None  # in the policy's units; None: as `action`
+
+
+class Served(NamedTuple):
+    """A policy that clients may ask."""
+
+    facts: Facts
+    inference: Inference
+    local: Local | None = None  # for clients that act by themselves; None: they cannot
+
+
+class Answer:
+    """Collects the answers to the items of one request, and gives the whole once all are there."""
+
+    def __init__(self, count: int, done: Callable[[list[PyTree], int], None]):
+        self._left, self._done = count, done
+        self._actions: list[PyTree] = [None] * count
+
+    def add(self, i: int, action: PyTree, version: int) -> None:
+        self._actions[i] = action
+        self._left -= 1
+        if not self._left:
+            self._done(self._actions, version)
+
+
+def together(space: Space, actions: list[PyTree]) -> PyTree:
+    """Actions [N, *] of N actions."""
+    return spaces.map_leaves(lambda leaf, *parts: np.stack(parts), space, *actions)

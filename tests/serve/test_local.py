@@ -1,0 +1,221 @@
+"""Clients that act by themselves: the distributions are those of the policy, versions and probabilities go along."""
+
+import io
+import json
+import queue
+import time
+
+import jax
+import numpy as np
+import pytest
+import serving
+from serving import asked
+
+from jrl.envs import played
+from jrl.envs.played import Played
+from jrl.export import interpreter
+from jrl.run import build
+from jrl.serve import acting
+from jrl.serve.client import EpisodeLost, PolicyClient, RequestRefused
+from jrl.serve.inference import Weights
+from jrl.serve.local import Local
+from jrl.serve.protocol import Refused
+
+BOX = {"box": [3]}
+BOUNDED = {"box": [2], "low": -2.0, "high": 2.0}
+MASKED = {"dict": {"action_mask": {"box": [3], "dtype": "int8"}, "x": {"box": [2]}}}
+SEVERAL = {"dict": {"a": {"multi_discrete": [2, 3]}, "b": {"multi_binary": [2]}, "c": {"tuple": [{"box": [2]}]}}}
+
+
+class Acting:
+    """A client's policy and the server's, side by side, without a server."""
+
+    def __init__(self, name, observation, action, **sections):
+        cfg = serving.settings(name, external={"observation": observation, "action": action}, **sections)
+        spec = played.spec(observation, action, 2)
+        env = Played(spec, normalize=cfg.env.normalize_actions, clip=cfg.env.clip_actions, no_done_at_end=None)
+        self.algo, self.spec, self.env = build.algorithm(cfg, env.spec), env.spec, env
+        self.local = Local(
+            name, self.algo.choice, self.algo.carry(1), env.spec, env.to_env, explore=True,
+            clips=cfg.replay is not None, random_steps=getattr(cfg.algo.exploration, "random_timesteps", 0), rows=8,
+        )  # fmt: skip
+        self.publish(0)
+        self.here = None
+
+    def publish(self, version):
+        key = jax.random.key(version)
+        self.actor = self.algo.actor(self.algo.init(key))
+        self.weights = Weights(self.actor, key, version)
+
+    def refresh(self):
+        """What goes over the wire, as it was."""
+        found = queue.SimpleQueue()
+        self.local.soon(self, lambda *made: found.put(made), found.put)
+        made = found.get(timeout=60)
+        if isinstance(made, Refused):
+            raise made
+        told, version, file = made
+        told = json.loads(json.dumps({**told, "most": 8}))
+        if self.here is None:
+            self.here = acting.Local(told, interpreter, np.random.default_rng(0))
+        with np.load(io.BytesIO(file), allow_pickle=False) as arrays:
+            given = {"version": version, "policy": {}, "to_env": {}}
+            for name in arrays.files:
+                if name != "version":
+                    given[name.split("/")[0]][name.split("/")[1]] = arrays[name]
+        self.here.load(given)
+        return told
+
+    def compared(self, leaves, obs):
+        """(actions by path, the policy's distribution at them); the log-probabilities agree."""
+        drawn, changed, log_prob = self.here.act(leaves)
+        dist, _ = self.algo.choice(self.actor, obs, self.algo.carry(len(log_prob)), True)
+        tree = jax.tree.unflatten(jax.tree.structure(dist.mode()), list(drawn.values()))
+        np.testing.assert_allclose(log_prob, dist.log_prob(tree), atol=1e-5, rtol=1e-5)
+        theirs = tree if self.env.to_env is None else self.env.to_env(tree)
+        for mine, its in zip(changed.values(), jax.tree.leaves(theirs), strict=True):
+            np.testing.assert_allclose(mine, its, atol=1e-6)
+            assert mine.dtype == its.dtype
+        return drawn, dist
+
+
+@pytest.mark.parametrize(
+    ("algo", "observation", "action", "more"),
+    [
+        ("ppo", BOX, {"discrete": 3}, {"algo": {"normalize_obs": True}}),
+        ("impala", BOX, BOUNDED, {}),
+        ("sac", BOX, BOUNDED, {}),
+        ("dqn", BOX, {"discrete": 3}, {}),  # a schedule
+        ("ppo", MASKED, {"discrete": 3}, {}),
+        ("ppo", BOX, SEVERAL, {}),
+    ],
+)
+def test_actions_are_drawn_from_the_policy_with_its_probabilities(algo, observation, action, more):
+    both = Acting(algo, observation, action, **more)
+    both.refresh()
+    rng = np.random.default_rng(1)
+    count = 64
+    if observation is MASKED:
+        mask = np.array([[1, 0, 1]] * count, np.int8)
+        leaves = {"action_mask": mask, "x": rng.normal(size=(count, 2))}
+        obs = {"action_mask": mask, "x": leaves["x"].astype(np.float32)}
+    else:
+        leaves = {"": rng.normal(size=(count, 3))}
+        obs = leaves[""].astype(np.float32)
+    drawn, _ = both.compared(leaves, obs)
+    assert observation is not MASKED or not (drawn[""] == 1).any()
+    both.publish(1)
+    both.refresh()  # other weights, the same program
+    both.compared(leaves, obs)
+    assert both.here.version == 1
+
+
+@pytest.mark.parametrize(("algo", "action"), [("ppo", {"discrete": 3}), ("ppo", BOUNDED), ("td3", BOUNDED)])
+def test_what_is_drawn_is_distributed_as_the_policy_says(algo, action):
+    both = Acting(algo, BOX, action)
+    both.refresh()
+    one, count = np.array([[0.3, -1.0, 0.5]], np.float32), 20_000
+    drawn, _, log_prob = both.here.act({"": np.repeat(one, count, 0)})
+    dist, _ = both.algo.choice(both.actor, one, both.algo.carry(1), True)
+    if "discrete" in action:
+        share = np.bincount(drawn[""], minlength=3) / count
+        np.testing.assert_allclose(share, jax.nn.softmax(dist.logits)[0], atol=0.015)
+        return
+    deviation = np.exp(np.broadcast_to(dist.log_std, dist.mean.shape))[0]
+    tolerance = 4 * deviation.max() / np.sqrt(count)
+    np.testing.assert_allclose(drawn[""].mean(0), dist.mean[0], atol=tolerance)
+    np.testing.assert_allclose(drawn[""].std(0), deviation, atol=tolerance)
+    np.testing.assert_allclose(log_prob.mean(), -(np.log(deviation) + 0.5 * np.log(2 * np.pi * np.e)).sum(), atol=0.05)
+    assert algo == "ppo" or np.abs(drawn[""]).max() <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("algo", "more", "told"),
+    [
+        ("ppo", {"network": {"core": {"name": "lstm"}}}, "remembers"),
+        ("td3", {"algo": {"exploration": {"name": "ornstein_uhlenbeck"}}}, "remembers"),
+        ("td3", {"algo": {"exploration": {"random_timesteps": 10}}}, "random_timesteps"),
+    ],
+)
+def test_what_no_client_can_do_is_refused_with_the_mend(algo, more, told):
+    with pytest.raises(Refused, match=told) as e:
+        Acting(algo, BOX, BOUNDED, **more).refresh()
+    assert e.value.status == 422
+    assert "inference_mode: remote" in e.value.message
+
+
+@pytest.fixture(scope="module")
+def run():
+    with serving.running(serving.settings(envs=4, length=4, external={"max_lag": 1000})) as found:
+        yield found
+
+
+def test_a_client_acts_by_weights_that_it_gets_anew(run):
+    client = PolicyClient(run.address, patience_s=0.0, inference_mode="local", seed=0)
+    ids, obs, versions = client.start_episodes(4), np.zeros((4, 4), np.float32), []
+    end = time.monotonic() + 60
+    while not versions or (versions[-1] < versions[0] + 3 and time.monotonic() < end):
+        over = np.arange(4) == len(versions) % 50
+        ids, actions = client.steps(ids, obs, np.ones(4), terminated=over, final_observations=obs)
+        versions.append(client.version)
+        assert actions.shape == (4,)
+    assert versions == sorted(versions)
+    assert versions[-1] > versions[0]
+    latest = client.update_policy_weights()
+    assert latest >= versions[-1]
+    found, body = asked(run.address, "GET", f"/v1/weights?newer_than={latest + 1000}")
+    assert (found, body) == (204, b"")
+    with pytest.raises(RequestRefused, match=r"observation: expected float32 \[4\], got \[3\]"):
+        client.steps(ids, np.zeros((4, 3)))
+    with pytest.raises(ValueError, match="leave it out"):
+        client.start_episode(policy="other")
+    client._send(tuple(ids))
+    for id in ids:
+        asked(run.address, "POST", f"/v1/episodes/{id}/end", {"observation": [0.0] * 4}, **client._headers)
+    episode = client.start_episode(training_enabled=False)
+    for _ in range(3):
+        assert client.get_action(episode, np.zeros(4)) in (0, 1)
+        client.log_returns(episode, 2.0)
+    assert client.end_episode(episode, np.zeros(4)) == {"return": 6.0, "length": 3.0}
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "told"),
+    [
+        ({"versions": [[10**6]]}, 409, "get the weights again"),
+        ({"versions": [[-1]]}, 409, "get the weights again"),
+        ({"versions": 3}, 422, "expected 1 to 256 steps"),
+        ({"versions": [[0]] * 300}, 422, "got 300"),
+        ({"actions": [[2]]}, 422, "from 0 to 1"),
+        ({"log_probs": [[None]]}, 422, "no number"),
+        ({"log_probs": [0.0]}, 422, "log_probs: expected"),
+        ({"observations": [[[0.0] * 3]]}, 422, "observations: expected"),
+        ({"terminated": [[True]]}, 400, "final_observations is missing"),
+        ({"versions": None}, 400, "versions is missing"),
+    ],
+)
+def test_steps_that_cannot_be_are_refused(run, fields, status, told):
+    id = asked(run.address, "POST", "/v1/episodes", {})[1]["episode_id"]
+    right = {"observations": [[[0.0] * 4]], "actions": [[1]], "log_probs": [[-0.7]], "versions": [[0]]}
+    found, answer = asked(run.address, "POST", "/v1/played", {"episode_ids": [id], **right, **fields})
+    assert (found, told in str(answer)) == (status, True), answer
+    assert asked(run.address, "POST", "/v1/played", {"episode_ids": [id], **right})[0] == 200
+    ended = asked(run.address, "POST", f"/v1/episodes/{id}/end", {"observation": [0.0] * 4})
+    assert (ended[0], ended[1]["length"]) == (200, 1)
+
+
+def test_a_client_of_other_versions_loses_its_episode_and_gets_the_weights_again(run):
+    client = PolicyClient(run.address, patience_s=0.0, inference_mode="local")
+    client.update_policy_weights()
+    client._local.version += 10**6
+    episode = client.start_episode()
+    client.get_action(episode, np.zeros(4))
+    with pytest.raises(EpisodeLost, match="get the weights again"):
+        client.end_episode(episode, np.zeros(4))
+    asked(run.address, "POST", f"/v1/episodes/{episode}/end", {"observation": [0.0] * 4}, **client._headers)
+    episode = client.start_episode()
+    client.get_action(episode, np.zeros(4))
+    assert client.version < 10**6
+    assert client.end_episode(episode, np.zeros(4))["length"] == 1.0
+    client.close()

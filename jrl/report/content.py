@@ -34,6 +34,7 @@ Bounds = Mapping[str, tuple[float, float]]  # task -> the scores that become 0 a
 Groups = dict[tuple[str, str], list[Run]]  # task, method -> runs that have scores
 
 OBJECTIVE, TRAINING = "evaluation/return", "episode/return"
+_MOST_LEVELS = 8  # values of a number that are looked at one by one
 _MOST_PAIRED = 8  # methods that are compared each with each
 _STATISTICS = (statistics.interquartile_mean, statistics.median, statistics.mean, statistics.optimality_gap)
 
@@ -324,14 +325,26 @@ def _ranked(tasks: Sequence[str], scores: np.ndarray) -> np.ndarray:
     return ranked
 
 
+def _parts(given: Sequence[float]) -> list[str]:
+    """Each number, or of more than `_MOST_LEVELS` the part of their range in which it lies, with as many in each."""
+    if len({*given}) <= _MOST_LEVELS:
+        return [schema.flow(value) for value in given]
+    values = np.array(given, float)
+    part = np.searchsorted(np.quantile(values, np.linspace(0, 1, _MOST_LEVELS + 1)[1:-1]), values, side="right")
+    ends = {i: (values[part == i].min(), values[part == i].max()) for i in np.unique(part)}
+    return [f"{ends[i][0]:.4g} to {ends[i][1]:.4g}" for i in part]
+
+
 def _importance(values: Sequence[Any], ranked: np.ndarray) -> dict[str, Any]:
-    """Of numbers the rank correlation; of all the share of the scores' ranks that lies between values."""
-    shown = [schema.flow(value) for value in values]
-    levels = list(dict.fromkeys(shown))
+    """Of numbers the rank correlation; of all the share of the scores' ranks that lies between values, or where there
+    are many numbers between parts of their range.
+    """
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    shown = _parts(values) if numeric else [schema.flow(value) for value in values]
+    levels = list(dict.fromkeys(shown))
     mean_rank = {level: ranked[[value == level for value in shown]].mean() for level in levels}
     return {
-        "values": len(levels),
+        "values": len(set(map(schema.flow, values))),
         "runs": len(shown),
         "correlation": statistics.rank_correlation(np.array(values, float), ranked) if numeric else None,
         "share": statistics.rank_share(shown, ranked),

@@ -27,7 +27,7 @@ KINDS = {
     "asha": ["--scheduler=asha(eta=2,first=48)", "--samples=4", "--budget=224"],
     "pbt": ["--scheduler=pbt(interval=64,quantile=0.5)", "--samples=4", "--budget=224"],
     "groups": [
-        "--scheduler=asha(eta=2,first=48)", "--set=algo.num_epochs=choice(1,2)", "--samples=4", "--budget=128",
+        "--scheduler=asha(eta=2,first=48)", "--set=algo.num_epochs=choice(1,2)", "--samples=3", "--budget=96",
         "--max-members=1",
     ],
     "tpe": ["--search=tpe", "--samples=4", "--batch=2", "--budget=48"],
@@ -123,7 +123,7 @@ def test_a_sweep_that_was_killed_becomes_what_it_was(kind, tmp_path, monkeypatch
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert run(whole, *KINDS[kind]) == 0
     kept = json.loads((whole / "population.json").read_text())
-    assert len(kept["decisions"]) == {"asha": 2, "pbt": 3, "groups": 2, "tpe": 0}[kind]
+    assert len(kept["decisions"]) == {"asha": 2, "pbt": 3, "groups": 1, "tpe": 0}[kind]
     moments = [MOMENTS[kind]]
 
     def moment():
@@ -142,7 +142,7 @@ def test_a_sweep_that_was_killed_becomes_what_it_was(kind, tmp_path, monkeypatch
     assert json.loads((cut / "population.json").read_text()) != kept
     assert __main__.main([f"--resume={cut}"]) == 0
     assert json.loads((cut / "population.json").read_text()) == kept
-    for i in range(4):
+    for i in range(len(kept["members"])):
         name = f"members/0{i}"
         assert rows(cut / name) == rows(whole / name), name
     if kind == "groups":

@@ -88,17 +88,14 @@ def test_the_page(tmp_path, monkeypatch, capsys, own_pictures):
 
 
 def test_who_does_not_fit_the_memory_takes_turns(tmp_path, monkeypatch, capsys):
-    together = tmp_path / "together"
-    assert run("--stop=env_steps=64", "--seeds=3", f"--out={together}") == 0
-    assert re.search(r"3 members, .* in one program: vmap over members; [\d,]+ would fit the memory\n", _said(capsys))
     monkeypatch.setattr(Population, "memory", lambda self: 1_000_000)
     monkeypatch.setattr(memory, "available", lambda device=None: 2_300_000)
     assert run("--stop=env_steps=64", "--seeds=3", f"--out={tmp_path / 'turns'}") == 0
-    assert "3 members take more memory than is free: 2 at once\n" in _said(capsys)
-    for name in ("00", "01", "02"):
-        one, other = (rows(made / "members" / name)[-1] for made in (together, tmp_path / "turns"))
-        assert one["env_steps"] == other["env_steps"]
-        assert one["loss/value"] == pytest.approx(other["loss/value"], 1e-2)
+    said = _said(capsys)
+    assert "3 members take more memory than is free: 2 at once\n" in said
+    assert re.search(r"2 members, .* in one program: vmap over members; 2 would fit the memory\n", said)
+    assert [row["ended"] for row in table(tmp_path / "turns")] == ["env_steps"] * 3
+    assert len({rows(tmp_path / "turns" / "members" / f"0{i}")[-1]["loss/value"] for i in range(3)}) == 3
 
 
 def test_the_plan_tells_which_keys_have_a_program_for_each_value(tmp_path, capsys):

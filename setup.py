@@ -5,5 +5,10 @@ from setuptools import find_packages, setup
 setup(
     packages=[*find_packages(include=["jrl", "jrl.*"]), "jrl.configs"],
     package_dir={"jrl.configs": "configs"},
-    package_data={"jrl": ["py.typed"], "jrl.report": ["assets/*"], "jrl.configs": ["*.yaml"]},
+    package_data={
+        "jrl": ["py.typed"],
+        "jrl.report": ["assets/*"],
+        "jrl.serve": ["client.js"],
+        "jrl.configs": ["*.yaml"],
+    },
 )

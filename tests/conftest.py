@@ -6,6 +6,7 @@ Many un-blocked multi-device programs with collectives deadlock on two cores: bl
 import gc
 import math
 import os
+import shutil
 from importlib.metadata import version
 from pathlib import Path
 
@@ -38,6 +39,21 @@ def pytest_collection_finish(session):
     gc.collect()
     gc.freeze()
     gc.disable()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium by Playwright; who asks for it is skipped where there is none."""
+    driver = pytest.importorskip("playwright.sync_api", reason="no browser's driver: pip install playwright")
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.skip("no Chromium")
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+             "--disable-component-update", "--disable-sync"]  # fmt: skip
+    with driver.sync_playwright() as found:
+        opened = found.chromium.launch(executable_path=path, args=flags)
+        yield opened
+        opened.close()
 
 
 @pytest.fixture(scope="session")

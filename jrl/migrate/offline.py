@@ -26,7 +26,11 @@ def _input(job: Job, key: str, value: Any) -> None:
     if value == datasets.SAMPLER:
         return job.drop(key, "sampler: what jrl does")
     if _of_clients(value):
-        return job.lack(key, "PolicyServerInput: clients play the episodes of python -m jrl.serve (docs/serving.md)")
+        return job.lack(
+            key,
+            "PolicyServerInput: clients play the episodes of python -m jrl.serve (docs/serving.md), its address as "
+            "external.host, its port as external.port, and the spaces as external.observation and external.action",
+        )
     if not job.replays:
         return job.lack(key, f"{job.algo} learns from its own rollouts: bc, marwil, iql, cql and dqn learn from data")
     if value == "dataset":

@@ -87,7 +87,13 @@ def _gaussian(part: Mapping[str, Any], numbers: Any, rng: np.random.Generator) -
     return np.clip(action, part.get("low"), part.get("high")) if "low" in part else action, log_prob
 
 
+def _best(part: Mapping[str, Any], numbers: Any, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    action = next(numbers)
+    return action, np.zeros(len(action))
+
+
 _DRAWN = {  # (how an array is drawn, what the program computed, ...) -> ([N, *], log-probabilities [N, *])
+    "Best": _best,
     "Categorical": _categorical,
     "MultiCategorical": _categorical,
     "Bernoulli": _bernoulli,

@@ -101,6 +101,7 @@ class PolicyClient:
         self.version = 0  # of the weights that chose the latest action
         self._acts_here, self._rng = inference_mode == "local", np.random.default_rng(seed)
         self._local: Any = None  # `acting.Local`
+        self._policy = ""  # for which it acts, as a query
         self._rows: dict[tuple[str, ...], list[dict[str, Any]]] = {}  # that were played and not sent, by episodes
         self._sent = time.monotonic()
 
@@ -114,10 +115,9 @@ class PolicyClient:
         Args:
           episode_id: its name; None: a new one.
           training_enabled: whether the server learns from it.
-          policy: the name of that which acts; None: the server's first.
+          policy: the name of that which acts; None: the server's first. A client that acts by itself has one.
         """
-        if policy is not None and self._acts_here:
-            raise ValueError("policy: with inference_mode local it is the one that learns: leave it out")
+        self._follow(policy)
         id = episode_id or uuid.uuid4().hex
         fields: dict[str, Any] = {"episode_id": id, "training_enabled": bool(training_enabled)}
         fields |= {} if policy is None else {"policy": policy}
@@ -171,6 +171,7 @@ class PolicyClient:
 
     def start_episodes(self, count: int, training_enabled: bool = True, policy: str | None = None) -> list[str]:
         """Begins so many episodes, for `steps`; arguments as `start_episode`."""
+        self._follow(policy)
         fields: dict[str, Any] = {"count": count, "training_enabled": bool(training_enabled)}
         fields |= {} if policy is None else {"policy": policy}
         return [str(id) for id in self._post("/v1/episodes", fields)["episode_ids"]]
@@ -217,12 +218,21 @@ class PolicyClient:
     def update_policy_weights(self) -> int:
         """Gets the server's weights where they are newer than those that act here; their version."""
         if self._local is None:
-            told = self._request("GET", "/v1/program", b"", {})
+            told = self._request("GET", f"/v1/program?{self._policy}", b"", {})
             self._local = _beside("acting.py").Local(told, _beside("interpreter.py", "export"), self._rng)
-        path = f"/v1/weights?newer_than={self._local.version}"
+        path = f"/v1/weights?newer_than={self._local.version}&{self._policy}"
         if found := self._request("GET", path, b"", {}):
             self._local.load(found)
         return int(self._local.version)
+
+    def _follow(self, policy: str | None) -> None:
+        """Acts for this policy from now on, where it is this process that acts."""
+        if not self._acts_here:
+            return
+        query = "" if policy is None else urllib.parse.urlencode({"policy": policy})
+        if self._local is not None and query != self._policy:
+            raise ValueError("policy: with inference_mode local a client acts for one: make another client")
+        self._policy = query
 
     def _act(self, ids: tuple[str, ...], obs: Any, row: dict[str, Any]) -> tuple[list[str], Any]:
         """(episodes from now on, actions [N, *]) of N episodes, which are sent once there are enough of them."""

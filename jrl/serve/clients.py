@@ -14,10 +14,10 @@ from jrl.envs import played
 from jrl.envs.played import Played
 from jrl.host import faults
 from jrl.rollout.source import Source
-from jrl.serve import address
+from jrl.serve import address, origins
 from jrl.serve.columns import Columns
 from jrl.serve.inference import Inference, Program, zeros
-from jrl.serve.local import Local
+from jrl.serve.local import ROWS, Local
 from jrl.serve.served import Facts
 from jrl.serve.server import Server
 from jrl.serve.source import ClientSource, capacity
@@ -25,8 +25,6 @@ from jrl.serve.table import Table
 from jrl.settings import config, external
 from jrl.settings.config import RunConfig
 from jrl.types import ActOut, EnvSpec, PyTree, element
-
-_ROWS = 64  # of an episode that clients which act by themselves send at once, where replay keeps all
 
 
 class Clients:
@@ -51,6 +49,7 @@ class Clients:
         """
         assert cfg.external is not None
         self._token, self._tls = address.token_of(cfg.external), address.tls(cfg.external)
+        origins.allowed(cfg.external, self._token)
         self._socket = address.bound(cfg.external, self._token)
         self.address = address.url(self._socket, tls=self._tls is not None)
         try:
@@ -91,7 +90,7 @@ class Clients:
         random_steps = getattr(cfg.algo.exploration, "random_timesteps", 0)
         local = Local(
             config.algo_name(cfg), choice, carry(1), spec, env.to_env, explore=explore,
-            clips=cfg.replay is not None, random_steps=random_steps, rows=length if cfg.replay is None else _ROWS,
+            clips=cfg.replay is not None, random_steps=random_steps, rows=length if cfg.replay is None else ROWS,
         )  # fmt: skip
         found.add("default", facts(cfg, spec), inference, local)
         first = zeros(element(spec.observation))

@@ -18,8 +18,9 @@ from jrl.export import npz
 from jrl.export.program import Program, trace
 from jrl.serve.inference import Inference, Weights
 from jrl.serve.protocol import Refused
-from jrl.types import Box, EnvSpec, PyTree, element
+from jrl.types import ActOut, Box, EnvSpec, PyTree, element
 
+ROWS = 64  # of an episode that clients send at once, where no rollout asks for fewer
 _MEND = "let the server act (inference_mode: remote)"
 
 
@@ -30,7 +31,7 @@ class Local:
 
     Args:
       name: of the algorithm, for errors.
-      choice: `Algo.choice`, or None where it has none.
+      choice: `Algo.choice`, or None where it has none; or of `best_actions`.
       memory: what the policy and its exploration remember of an episode, [1, ...]; arrays of which there must be none.
       spec: the spaces.
       to_env: from the policy's actions to the environment's; None: they are the same.
@@ -126,7 +127,7 @@ class Local:
 
     def _part(self, path: str, leaf: Any, part: Any) -> dict[str, Any]:
         """How one array of the action is drawn."""
-        kind = type(part).__name__
+        kind = type(part).__name__ if is_distribution(part) else "Best"
         told: dict[str, Any] = {"path": path, "kind": kind, "dtype": np.dtype(leaf.dtype).name}
         if kind == "MultiCategorical":
             told["sizes"] = list(leaf.nvec)
@@ -167,6 +168,16 @@ class Local:
         return buffer.getvalue()
 
 
+def best_actions(act: Callable[..., ActOut]) -> Callable[..., tuple[PyTree, PyTree]]:
+    """What stands in the place of a `choice` where a policy's best actions are taken: `act` without exploration."""
+
+    def choose(actor: PyTree, obs: PyTree, memory: PyTree, explore: bool) -> tuple[PyTree, PyTree]:
+        out = act(actor, obs, memory, jax.random.key(0), False)
+        return out.action, out.carry
+
+    return choose
+
+
 def _array(leaf: Any) -> tuple[str, list[int]]:
     found = element(leaf)
     return np.dtype(found.dtype).name, list(found.shape)
@@ -177,7 +188,9 @@ def _parts(dist: Any) -> list[Any]:
 
 
 def _numbers(part: Any) -> list[jax.Array]:
-    """What a distribution is made of, [N, *] f32."""
+    """What a distribution is made of, [N, *] f32; of an action that is no distribution itself."""
+    if not is_distribution(part):
+        return [part]
     if isinstance(part, Categorical | MultiCategorical | Bernoulli):
         return [part.logits]
     whole: DiagGaussian = batched(part)

@@ -12,8 +12,9 @@ from jrl.errors import InputError
 from jrl.host import faults
 from jrl.run import checkpoint, policy
 from jrl.run.policy import Trained
-from jrl.serve import address
+from jrl.serve import address, origins
 from jrl.serve.inference import Inference, Program, Weights, zeros
+from jrl.serve.local import ROWS, Local, best_actions
 from jrl.serve.served import Facts
 from jrl.serve.server import Server
 from jrl.serve.table import Table
@@ -61,6 +62,7 @@ def facts(trained: Trained) -> Facts:
         _WHY,
         learns=False,
         remembers=memory,
+        policy_action=spec.action,
     )
 
 
@@ -85,6 +87,7 @@ def serve(
       InputError: a policy cannot be loaded, or the address cannot be had.
     """
     token, context = address.token_of(cfg), address.tls(cfg)
+    origins.allowed(cfg, token)
     sock = address.bound(cfg, token)
     try:
         found = {name: load(path, best) for name, path in runs.items()}
@@ -118,7 +121,12 @@ def _served(server: Server, name: str, found: Loaded, cfg: ExternalConfig) -> In
     inference = Inference(server.table, program, initial, server.deliver, max_wait_ms=cfg.max_wait_ms)
     inference.publish(weights(found))
     inference.warm_up(zeros(element(trained.spec.observation)))
-    server.add(name, facts(trained), inference)
+    told = facts(trained)
+    local = Local(
+        told.algorithm, best_actions(trained.algo.act), trained.algo.carry(1), trained.spec, trained.to_env(),
+        explore=False, clips=False, random_steps=0, rows=ROWS,
+    )  # fmt: skip
+    server.add(name, told, inference, local)
     return inference
 
 

@@ -30,7 +30,7 @@ class Served(NamedTuple):
 
     facts: Facts
     inference: Inference
-    local: Local | None = None  # for clients that act by themselves; None: they cannot
+    local: Local  # for clients that act by themselves
 
 
 class Answer:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jrl.data.spaces_json import plain, space_to_json
-from jrl.serve import openapi, protocol
+from jrl.serve import openapi, origins, protocol
 from jrl.serve.inference import Inference
 from jrl.serve.local import Local
 from jrl.serve.protocol import CLIENT, NPZ, Refused, Request, Response, encoded
@@ -36,7 +36,8 @@ class Server:
     def __init__(self, table: Table, cfg: ExternalConfig, token: bytes | None):
         self.table, self._cfg = table, cfg
         self._served: dict[str, Served] = {}
-        limits = Limits(int(cfg.max_body_mb * 2**20), cfg.max_clients, cfg.max_rate, cfg.timeout_s, token)
+        most, pages = int(cfg.max_body_mb * 2**20), origins.allowed(cfg, token)
+        limits = Limits(most, cfg.max_clients, cfg.max_rate, cfg.timeout_s, token, pages)
         self.web = Web(self._handle, limits, tick=lambda: table.sweep(cfg.timeout_s))
         # by episode: who waits for its action
         self._waiting: dict[str, tuple[Answer, int]] = {}
@@ -60,7 +61,7 @@ class Server:
             ("GET", re.compile(r"/(?:docs)?"), self._docs),
         ]
 
-    def add(self, name: str, facts: Facts, inference: Inference, local: Local | None = None) -> None:
+    def add(self, name: str, facts: Facts, inference: Inference, local: Local) -> None:
         """A policy that clients may ask for by its name."""
         self._served[name] = Served(facts, inference, local)
 
@@ -69,8 +70,7 @@ class Server:
         self.web.close()
         for served in self._served.values():
             served.inference.close()
-            if served.local is not None:
-                served.local.close()
+            served.local.close()
 
     # ------------------------------------------------------------ from a request to its answer
 
@@ -311,8 +311,8 @@ class Server:
         episodes, facts = self._several(request, given)
         inference, count, version = self._served[episodes[0].policy].inference, len(episodes), given["versions"]
         rows, most = len(version) if isinstance(version, list | np.ndarray) and np.ndim(version) else 0, openapi.MOST
-        if not facts.learns or not 1 <= rows * count <= most:
-            raise Refused(422, facts.why if not facts.learns else f"versions: expected 1 to {most} steps, got {rows}")
+        if not 1 <= rows * count <= most:
+            raise Refused(422, f"versions: expected 1 to {most} steps, got {rows}")
         lead = rows, count
         obs, rewards, truncated, over, last = _came(facts, given, lead)
         action = protocol.read(facts.policy_action or facts.action, given["actions"], "actions", lead)
@@ -356,8 +356,6 @@ class Server:
     def _local(self, request: Request, reply: Reply, answer: Callable[[dict[str, Any], int, bytes], Response]) -> None:
         """Answers with what a client needs that acts by itself, once that is made."""
         _, (_, inference, local) = self._named(request.query)
-        if local is None:
-            raise Refused(422, "this policy does not learn: export it (python -m jrl.export), and act there")
         say = lambda response: self.web.soon(reply, response)
         local.soon(inference, lambda *made: say(answer(*made)), lambda e: say(protocol.refusal(e)))
 

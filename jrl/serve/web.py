@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
+from jrl.serve import origins
 from jrl.serve.protocol import Refused, Request, Response, refusal
 
 _MOST_HEAD = 16_384  # bytes of the request line and headers
@@ -30,6 +31,7 @@ class Limits(NamedTuple):
     rate: float  # requests per second of a connection; 0: any number
     idle_s: float  # without a request until a connection is closed
     token: bytes | None  # what `Authorization: Bearer` has to say; None: nothing
+    origins: frozenset[str] = frozenset()  # of pages in browsers that may ask
 
 
 class Web:
@@ -112,6 +114,7 @@ class _Connection(asyncio.Protocol):
         self._heard = self._begun = time.monotonic()  # the last byte, the first byte of the request
         self._tokens, self._counted = max(1.0, web.limits.rate), self._heard
         self._keep = True
+        self._told: tuple[tuple[str, str], ...] = ()  # of the present request: what a browser wants to know
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -147,14 +150,19 @@ class _Connection(asyncio.Protocol):
 
     def _next(self) -> None:
         """Answers the first request of the buffer, once it is whole."""
+        self._told = ()
         try:
             request = self._read()
             if request is None:
                 return
             self._web.requests += 1
+            self._told = origins.headers(request, self._web.limits.origins)
             self._admit(request)
             self._busy = True
-            self._web.handler(request, self._reply)
+            if origins.is_question(request):
+                self._reply(origins.answer(request))
+            else:
+                self._web.handler(request, self._reply)
         except Refused as e:
             self._busy = True
             self._reply(refusal(e))
@@ -189,7 +197,7 @@ class _Connection(asyncio.Protocol):
     def _admit(self, request: Request) -> None:
         """Raises Refused: the token is missing, or requests come too fast."""
         limits = self._web.limits
-        if limits.token is not None and request.path != "/v1/health":
+        if limits.token is not None and request.path != "/v1/health" and not origins.is_question(request):
             given = request.headers.get("authorization", "").encode("latin-1", "replace")
             if not hmac.compare_digest(given, b"Bearer " + limits.token):
                 raise Refused(401, "a token is needed: send the header Authorization: Bearer TOKEN")
@@ -216,7 +224,7 @@ class _Connection(asyncio.Protocol):
             f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}",
             f"Content-Type: {response.kind}",
             f"Content-Length: {len(response.body)}",
-            *(f"{name}: {value}" for name, value in response.headers),
+            *(f"{name}: {value}" for name, value in (*response.headers, *self._told)),
             *(() if self._keep else ("Connection: close",)),
         ]
         self.transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + response.body)

@@ -19,14 +19,16 @@ class ExternalConfig:
 
     # what clients observe and choose: {box: [4]}, {box: [2], low: -1, high: 1}, {box: [84, 84, 4], dtype: uint8},
     # {discrete: 2}, {multi_discrete: [3, 2]}, {multi_binary: [4]}, {dict: {name: ...}}, {tuple: [...]}; null: those of
-    # env.id
+    # `spaces` or env.id
     observation: dict[str, Any] | None = None
     action: dict[str, Any] | None = None
+    spaces: str | None = None  # run directory or checkpoint with these spaces, of which nothing else is taken
     host: str = "127.0.0.1"  # address to listen at; one that others reach needs a token
     port: Annotated[int, Interval(ge=0, le=65_535)] = 9900  # 0: any that is free, which the command tells
     token_file: str | None = None  # its first line is what clients have to show; null: nothing
     certificate: str | None = None  # file of a TLS certificate, PEM; null: without TLS
     private_key: str | None = None  # file of its key; null: in the file of the certificate
+    origins: tuple[str, ...] = ()  # whose pages may play, in browsers: http://HOST:PORT each; *: all, with a token
     timeout_s: Seconds = 60.0  # without a word from its client until an episode has failed, and a connection is closed
     max_wait_ms: Annotated[float, Interval(ge=0, le=1000)] = 1.0  # that a request waits for others to be answered with
     # updates between the weights that chose an action and the update that learns from it; older steps are dropped.
@@ -60,16 +62,22 @@ def faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
     if learns_from(type(cfg.algo)) is Fixed:
         message = f"external: {name} learns from a data set alone: use an algorithm that collects"
         yield ("external", "algo.name"), message
-    if (given.observation is None) != (given.action is None):
+    own = [key for key in ("observation", "action") if getattr(given, key) is not None]
+    if given.spaces is not None and own:
+        message = f"external.spaces names a run that has spaces: leave out external.{own[0]}, or external.spaces"
+        yield ("external.spaces", f"external.{own[0]}"), message
+    elif len(own) == 1:
         keys = ("external.observation", "external.action")
         yield keys, "external: observation and action are given together: give the other, or name env.id"
-    elif given.observation is None and not cfg.env.id:
+    told = given.spaces is not None or bool(own)
+    if not told and not cfg.env.id:
         yield (
             ("external.observation", "external.action", "env.id"),
             "external.observation is missing: say what clients observe and choose, e.g. external.observation="
-            "{box: [4]} and external.action={discrete: 2}, or name an environment with these spaces as env.id",
+            "{box: [4]} and external.action={discrete: 2}, or name an environment with these spaces as env.id, or a "
+            "run as external.spaces",
         )
-    if given.observation is not None and not cfg.env.id and (cfg.evaluation.every or cfg.evaluation.interval):
+    if told and not cfg.env.id and (cfg.evaluation.every or cfg.evaluation.interval):
         yield (
             ("env.id", "evaluation.every", "evaluation.interval"),
             "evaluation: without env.id there is no environment to play in: leave evaluation.every and "

@@ -1,7 +1,6 @@
 """The page as Chromium shows it. Skipped where there is no Chromium, no Playwright or no drawing library."""
 
 import json
-import shutil
 import threading
 
 import pytest
@@ -9,14 +8,7 @@ from run_files import run
 
 from jrl.report import content, page, page_data, runs, serve
 
-playwright = pytest.importorskip("playwright.sync_api", reason="no browser's driver: pip install playwright")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium"),
     pytest.mark.skipif(page.library() is None, reason=f"no drawing library: {page.INSTALL}"),
 ]
 BAD = "</script><b>bold</b><img src=x onerror=alert(1)>"
@@ -43,14 +35,6 @@ def runs_of_a_sweep(tmp_path_factory):
 def shown(places, link):
     found = runs.read(places, ["algo.lr"])
     return page_data.data(found, content.content(found, content.Options()), content.Options(), link)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

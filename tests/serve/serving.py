@@ -107,3 +107,12 @@ def listening(address, seconds=60):
         except ConnectionError:
             time.sleep(0.05)
     raise TimeoutError(address)
+
+
+def until(holds, seconds=30):
+    """Waits until a condition holds."""
+    end = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > end:
+            raise TimeoutError
+        time.sleep(0.01)

@@ -167,7 +167,7 @@ def test_a_client_acts_by_weights_that_it_gets_anew(run):
     assert (found, body) == (204, b"")
     with pytest.raises(RequestRefused, match=r"observation: expected float32 \[4\], got \[3\]"):
         client.steps(ids, np.zeros((4, 3)))
-    with pytest.raises(ValueError, match="leave it out"):
+    with pytest.raises(ValueError, match="make another client"):
         client.start_episode(policy="other")
     client._send(tuple(ids))
     for id in ids:

@@ -96,6 +96,30 @@ def test_actions_are_those_of_the_policy(runs):
         client.close()
 
 
+@pytest.mark.parametrize("name", ["plain", "box"])
+def test_a_client_acts_by_itself_as_the_server_does(runs, name):
+    rng, size = np.random.default_rng(0), {"plain": 4, "box": 3}[name]
+    with serving({"memory": str(runs / "memory"), name: str(runs / name)}) as where:
+        client, remote = PolicyClient(where, inference_mode="local"), PolicyClient(where)
+        episode = client.start_episode(policy=name)
+        for obs in rng.normal(size=(100, size)).astype(np.float32):
+            expected = remote.get_once(obs, policy=name)
+            np.testing.assert_allclose(client.get_action(episode, obs), expected, rtol=1e-5, atol=1e-6)
+            client.log_returns(episode, 0.5)
+        assert client.version == remote.version
+        assert client.end_episode(episode, obs) == {"return": 50.0, "length": 100.0}
+        ids, obs = client.start_episodes(2, policy=name), rng.normal(size=(2, size)).astype(np.float32)
+        expected = [remote.get_once(x, policy=name) for x in obs]
+        np.testing.assert_allclose(client.steps(ids, obs).actions, expected, rtol=1e-5, atol=1e-6)
+        with pytest.raises(ValueError, match="make another client"):
+            client.start_episode()
+        with pytest.raises(RequestRefused, match="remembers"):
+            other = PolicyClient(where, inference_mode="local")
+            other.get_action(other.start_episode(policy="memory"), np.zeros(4))
+        with pytest.raises(RequestRefused, match="there is no 'other'"):
+            PolicyClient(where, inference_mode="local").start_episode(policy="other")
+
+
 def test_follow_goes_over_to_the_later_checkpoint(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(policies, "_LOOK_S", 0.1)
     own = tmp_path / "run"
@@ -118,11 +142,18 @@ def test_follow_goes_over_to_the_later_checkpoint(runs, tmp_path, monkeypatch):
         time.sleep(0.02)
     version = lambda: asked(found[1], "GET", "/v1/health")[1]["versions"]["default"]
     assert version() == before
+    client = PolicyClient(found[1], inference_mode="local")
+    episode = client.start_episode()
+    client.get_action(episode, np.zeros(4))
+    assert client.version == before
     shutil.move(tmp_path / "later", last)
     end = time.monotonic() + 10
     while version() == before and time.monotonic() < end:
         time.sleep(0.05)
     assert version() == checkpoint.read_meta(last)["iteration"] > before
+    client._send((episode,))  # the answer tells of newer weights
+    client.get_action(episode, np.zeros(4))
+    assert client.version == version()
     interrupted.number = 15
     thread.join(10)
 

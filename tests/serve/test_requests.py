@@ -83,6 +83,12 @@ def nobody_plays(run):
         time.sleep(0.1)
 
 
+def counted(run, name):
+    """A number that /metrics tells."""
+    lines = asked(run.address, "GET", "/metrics")[1].decode().splitlines()
+    return next(line.split()[1] for line in lines if line.startswith(f"jrl_{name} "))
+
+
 def npz(**arrays):
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
@@ -242,16 +248,21 @@ def test_requests_that_follow_each_other_without_a_wait_are_answered_in_order(ru
 def test_a_client_that_goes_costs_one_failed_index(run, client):
     nobody_plays(run)
     other, env = PolicyClient(run.address), gymnasium.make("CartPole-v1")
-    one_episode(other, env)
+
+    def plays_until(holds):
+        end = time.monotonic() + 30
+        while not holds():
+            assert time.monotonic() < end
+            told, counted = one_episode(other, env)
+            assert told == counted
+
+    plays_until(lambda: "env/failures" in run.source.metrics)  # there once a rollout is complete
     before = run.source.metrics["env/failures"]
     episode = client.start_episode()
     client.get_action(episode, OBS)
     client.get_action(episode, OBS)
     client.close()
-    end = time.monotonic() + 15
-    while run.source.metrics["env/failures"] == before and time.monotonic() < end:
-        told, counted = one_episode(other, env)
-        assert told == counted
+    plays_until(lambda: run.source.metrics["env/failures"] > before)
     for _ in range(3):
         one_episode(other, env)
     other.close()
@@ -348,14 +359,24 @@ def test_random_requests_never_fail_the_server(run, good):
     rng = random.Random(0)
     values = [None, True, 0, -1, 1e308, "x", "", [], [0.0] * 4, [OBS] * 2, {}, {"a": 1}, 2**70, ["x"], [None]]
     names = "observation reward step episode_id count action truncated training_enabled episode_ids observations"
-    names = [*names.split(), "rewards", "terminated", "final_observations", "other"]
+    names = [*names.split(), "rewards", "terminated", "final_observations", "actions", "log_probs", "versions", "other"]
     of_one = [f"/v1/episodes/{{}}/{what}" for what in ("action", "log", "reward", "end")]
-    id, seen = started(run), set()
-    for _ in range(800):
+    episodes = lambda: asked(run.address, "GET", "/v1/health")[1]["episodes"]
+    serving.until(lambda: episodes() <= 1)  # those that other tests left are over, but that of `good`
+    failed = counted(run, "episodes_failed_total")
+    id, seen, played, ended = started(run), set(), 0, 0
+    for _ in range(1000):
         body = {rng.choice(names): rng.choice(values) for _ in range(rng.randrange(4))}
         body |= {"observation": OBS} if rng.random() < 0.3 else {}
-        path = rng.choice(["/v1/episodes", "/v1/steps", *of_one]).format(rng.choice([id, "x", "%00", "a/b"]))
+        path = rng.choice(["/v1/episodes", "/v1/steps", "/v1/played", *of_one])
+        path = path.format(rng.choice([id, "x", "%00", "a/b"]))
+        if path == "/v1/played" and rng.random() < 0.8:  # all but a few of its fields as they should be
+            right = {"actions": [[0]], "log_probs": [[-0.7]], "versions": [[0]], "observations": [[OBS]]}
+            end = {"terminated": [[True]], "final_observations": [[OBS]]} if rng.random() < 0.3 else {}
+            body = {"episode_ids": [id], **right, **end, **body}
         status, found = asked(run.address, "POST", path, body)
+        if path == "/v1/played" and status == 200:
+            played, ended, id = played + 1, ended + (found["episode_ids"] != [id]), found["episode_ids"][0]
         seen.add(status)
         assert status < 500, body
         if status == 201:
@@ -364,3 +385,7 @@ def test_random_requests_never_fail_the_server(run, good):
         if status == 410:
             id = started(run)
     assert {200, 400, 404, 422} <= seen
+    assert played > ended > 0
+    assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {"observation": OBS})[0] in (200, 410)
+    assert episodes() <= 1
+    assert counted(run, "episodes_failed_total") == failed  # none was left alone

@@ -1,0 +1,195 @@
+// Plays episodes with the policy of a jrl server, in a page or in Node: `python -m jrl.serve CONFIG`. Needs this file
+// alone; the calls are those of client.py, and so is what they mean. A page needs its origin in external.origins.
+//
+//     const client = new PolicyClient("http://127.0.0.1:9900");
+//     const episode = await client.startEpisode();
+//     let observation = env.reset();
+//     for (let over = false; !over; ) {
+//       const step = env.step(await client.getAction(episode, observation));
+//       client.logReturns(episode, step.reward);
+//       observation = step.observation;
+//       over = step.terminated || step.truncated;
+//       if (over) await client.endEpisode(episode, observation, step.truncated);
+//     }
+//
+// Where the server is away, calls wait and try again; a request that is repeated counts once. One that came back
+// without its episodes makes calls throw EpisodeLost: begin another. A browser does not tell a page whose origin is
+// refused from one whose server is away: its console does.
+
+const FIRST_MS = 100; // between tries, doubled each time
+const LONGEST_MS = 5000;
+
+/** The server's answer to a request that it cannot fulfil: `status` is that of HTTP, 4xx. */
+export class RequestRefused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.name = "RequestRefused";
+    this.status = status;
+  }
+}
+
+/** The episode is over for the server, which was away or has not heard of it for too long: begin another. */
+export class EpisodeLost extends Error {
+  constructor(message) {
+    super(message);
+    this.name = "EpisodeLost";
+  }
+}
+
+/** No answer came. */
+export class ServerAway extends Error {
+  constructor(message) {
+    super(message);
+    this.name = "ServerAway";
+  }
+}
+
+/**
+ * A connection to a server, and the episodes that are played over it.
+ *
+ * @param address http://HOST:PORT, or https.
+ * @param token what the server wants to be shown; null: nothing.
+ * @param timeoutMs of one request.
+ * @param patienceMs how long to try again where the server is away, before ServerAway is thrown.
+ */
+export class PolicyClient {
+  #address;
+  #headers;
+  #timeoutMs;
+  #patienceMs;
+  #episodes = new Map(); // by id: the reward since the latest action, and the number of the step
+
+  constructor(address = "http://127.0.0.1:9900", { token = null, timeoutMs = 60_000, patienceMs = 300_000 } = {}) {
+    this.#address = address.replace(/\/+$/, "");
+    this.#headers = { "Content-Type": "application/json", "Jrl-Client": newId() };
+    if (token !== null) this.#headers.Authorization = `Bearer ${token}`;
+    this.#timeoutMs = timeoutMs;
+    this.#patienceMs = patienceMs;
+    this.version = 0; // of the weights that chose the latest action
+  }
+
+  /** Begins an episode; its id. The server learns from it if `trainingEnabled`; `policy` names who acts. */
+  async startEpisode({ episodeId = null, trainingEnabled = true, policy = null } = {}) {
+    const id = episodeId ?? newId();
+    const fields = { episode_id: id, training_enabled: trainingEnabled };
+    try {
+      await this.#request("POST", "/v1/episodes", policy === null ? fields : { ...fields, policy });
+    } catch (error) {
+      // of a name of our own: the answer to the first try was lost
+      if (!(error instanceof RequestRefused && error.status === 409 && episodeId === null)) throw error;
+    }
+    this.#episodes.set(id, { reward: 0, step: 0 });
+    return id;
+  }
+
+  /** The policy's action at an observation, as the environment takes it. */
+  async getAction(episodeId, observation) {
+    const found = await this.#of(episodeId, "action", { observation });
+    this.version = found.version;
+    return found.action;
+  }
+
+  /** Tells of an action that was chosen here. Throws RequestRefused where the algorithm does not learn from it. */
+  async logAction(episodeId, observation, action) {
+    await this.#of(episodeId, "log", { observation, action });
+  }
+
+  /** Adds to the reward of the latest action; it goes with the next request. */
+  logReturns(episodeId, reward) {
+    this.#episode(episodeId).reward += reward;
+  }
+
+  /** Ends an episode with the observation after its last action; its `return` and `length`. */
+  async endEpisode(episodeId, observation, truncated = false) {
+    const found = await this.#of(episodeId, "end", { observation, truncated });
+    this.#episodes.delete(episodeId);
+    return found;
+  }
+
+  /** Begins so many episodes, for `steps`; their ids. */
+  async startEpisodes(count, { trainingEnabled = true, policy = null } = {}) {
+    const fields = { count, training_enabled: trainingEnabled };
+    return (await this.#request("POST", "/v1/episodes", policy === null ? fields : { ...fields, policy })).episode_ids;
+  }
+
+  /**
+   * A step of N episodes: what came of the latest actions, and `{episodes, actions}` that follow.
+   *
+   * @param episodes N ids.
+   * @param observations [N] to act on; where an episode has ended, the first of the next.
+   * @param rewards [N] of the latest actions; left out where episodes have begun.
+   * @param terminated, truncated [N], which episodes have ended with the latest action.
+   * @param finalObservations [N], where any has: its last observation; the others do not count.
+   * Throws EpisodeLost where no answer came: nobody knows whether the step counts.
+   */
+  async steps(episodes, observations, { rewards, terminated, truncated, finalObservations } = {}) {
+    const fields = { episode_ids: episodes, observations, rewards, terminated, truncated };
+    let found;
+    try {
+      const whole = { ...fields, final_observations: finalObservations };
+      found = await this.#request("POST", "/v1/steps", whole, { again: false });
+    } catch (error) {
+      throw lost(error) ? new EpisodeLost(error.message) : error;
+    }
+    this.version = found.version;
+    return { episodes: found.episode_ids, actions: found.actions };
+  }
+
+  /** What the server tells of its policies, by name: algorithm, spaces, version. */
+  async policies() {
+    return (await this.#request("GET", "/v1/policies")).policies;
+  }
+
+  #episode(id) {
+    const found = this.#episodes.get(id);
+    if (found === undefined) throw new EpisodeLost(`${id}: there is no such episode: begin one`);
+    return found;
+  }
+
+  async #of(id, what, fields) {
+    const episode = this.#episode(id);
+    const told = episode.reward;
+    try {
+      const path = `/v1/episodes/${encodeURIComponent(id)}/${what}`;
+      const found = await this.#request("POST", path, { ...fields, reward: told, step: episode.step });
+      episode.reward -= told;
+      episode.step += 1;
+      return found;
+    } catch (error) {
+      if (!(error instanceof RequestRefused) || !lost(error)) throw error;
+      this.#episodes.delete(id);
+      throw new EpisodeLost(error.message);
+    }
+  }
+
+  async #request(method, path, fields, { again = true } = {}) {
+    const until = performance.now() + this.#patienceMs;
+    const body = fields === undefined ? undefined : JSON.stringify(fields, plain);
+    for (let wait = FIRST_MS; ; wait = Math.min(2 * wait, LONGEST_MS)) {
+      try {
+        const signal = AbortSignal.timeout(this.#timeoutMs);
+        const answer = await fetch(this.#address + path, { method, body, headers: this.#headers, signal });
+        const found = await answer.json();
+        if (answer.ok) return found;
+        const refused = new RequestRefused(answer.status, found.error ?? `status ${answer.status}`);
+        if (answer.status !== 429 || !again || performance.now() + wait > until) throw refused;
+      } catch (error) {
+        if (error instanceof RequestRefused) throw error;
+        if (!again || performance.now() + wait > until) throw new ServerAway(`${this.#address}: ${error.message}`);
+      }
+      await new Promise((resolve) => setTimeout(resolve, wait * (0.5 + Math.random() / 2)));
+    }
+  }
+}
+
+function lost(error) {
+  return error instanceof ServerAway || (error instanceof RequestRefused && [404, 410].includes(error.status));
+}
+
+function newId() {
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+function plain(_, value) {
+  return ArrayBuffer.isView(value) ? Array.from(value, Number) : value;
+}

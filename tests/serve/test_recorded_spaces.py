@@ -1,0 +1,68 @@
+"""Spaces that a server takes from a run or a checkpoint."""
+
+import shutil
+
+import pytest
+import serving
+
+from jrl import train
+from jrl.envs import played
+from jrl.errors import InputError
+from jrl.run import build_collect, checkpoint
+from jrl.settings import config
+
+SMALL = ["--set=env.num_envs=2", "--set=network.hidden=[4]", "--set=run.log=[jsonl]", "--set=run.compile_cache=false",
+         "--set=rollout.length=8", "--set=algo.num_epochs=1", "--set=algo.num_minibatches=1"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pendulum(tmp_path_factory):
+    """A run in a Box of [-2, 2], which its policy has as [-1, 1]."""
+    out = tmp_path_factory.mktemp("runs") / "pendulum"
+    args = ["ppo", "--env=Pendulum-v1", "--set=env.backend=jax", *SMALL]
+    assert train.main([*args, "--stop=env_steps=16", f"--out={out}"]) == 0
+    return out
+
+
+def of(path, **external):
+    given = {"observation": None, "action": None, "spaces": str(path), **external}
+    return serving.settings(external=given, env={"normalize_actions": True})
+
+
+def test_they_are_those_of_the_environment_of_the_run(pendulum):
+    cfg = of(pendulum)
+    like = config.from_dict({"algo": {"name": "ppo"}, "env": {"id": "Pendulum-v1", "num_envs": 2}, "external": {}})
+    expected = build_collect.played_by_clients(like, 1).spec._replace(max_episode_steps=None)
+    assert expected.env_action is not None
+    for path in (pendulum, checkpoint.locate(pendulum)):
+        assert build_collect.played_by_clients(of(path), 1).spec == expected
+    with serving.running(cfg) as run:
+        found = serving.asked(run.address, "GET", "/v1/policies")[1]["policies"]["default"]
+        assert (found["observation"]["shape"], found["action"]["shape"]) == ([3], [1])
+        id = serving.asked(run.address, "POST", "/v1/episodes", {})[1]["episode_id"]
+        status, answer = serving.asked(run.address, "POST", f"/v1/episodes/{id}/action", {"observation": [0.0] * 3})
+        assert status == 200
+        assert -2.0 <= answer["action"][0] <= 2.0
+
+
+def test_one_clear_error_where_there_are_none(pendulum, tmp_path):
+    of_path = lambda path: build_collect.played_by_clients(of(path), 1)
+    with pytest.raises(InputError, match=r"external\.spaces: .*nowhere does not exist"):
+        of_path(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"external\.spaces: .*empty holds no complete checkpoint"):
+        of_path(tmp_path / "empty")
+    damaged = tmp_path / "damaged"
+    shutil.copytree(checkpoint.locate(pendulum), damaged)
+    (damaged / checkpoint.FILE).write_text('{"format": 1}')
+    with pytest.raises(InputError, match=r"external\.spaces: .*damaged"):
+        of_path(damaged)
+    with pytest.raises(InputError, match=r"leave out external\.action, or external\.spaces"):
+        of(pendulum, action={"discrete": 2})
+
+
+def test_several_agents_are_refused(pendulum, monkeypatch):
+    spec = played.spec({"box": [3]}, {"discrete": 2}, 2)._replace(agents=("a", "b"))
+    monkeypatch.setattr(checkpoint, "spec", lambda meta: spec)
+    with pytest.raises(InputError, match="has several agents, and clients play for one each"):
+        build_collect.played_by_clients(of(pendulum), 1)

@@ -13,14 +13,14 @@ from jrl.host import faults
 from jrl.run import checkpoint, policy
 from jrl.run.policy import Trained
 from jrl.serve import address, origins
-from jrl.serve.inference import Inference, Program, Weights, zeros
+from jrl.serve.inference import Inference, Program, Weights
 from jrl.serve.local import ROWS, Local, best_actions
 from jrl.serve.served import Facts
 from jrl.serve.server import Server
 from jrl.serve.table import Table
 from jrl.settings import config
 from jrl.settings.external import ExternalConfig
-from jrl.types import PyTree, element
+from jrl.types import PyTree
 
 _LOOK_S = 2.0  # seconds between two looks for a better checkpoint
 _WHY = "these policies do not learn: there is nobody to log an action for"
@@ -120,7 +120,7 @@ def _served(server: Server, name: str, found: Loaded, cfg: ExternalConfig) -> In
     program = Program(trained.algo.act, trained.to_env(), explore=False, most=64)
     inference = Inference(server.table, program, initial, server.deliver, max_wait_ms=cfg.max_wait_ms)
     inference.publish(weights(found))
-    inference.warm_up(zeros(element(trained.spec.observation)))
+    inference.warm_up(trained.spec._replace(agents=(), kinds=()))
     told = facts(trained)
     local = Local(
         told.algorithm, best_actions(trained.algo.act), trained.algo.carry(1), trained.spec, trained.to_env(),

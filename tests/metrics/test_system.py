@@ -5,7 +5,6 @@ import sys
 import types
 
 import jax
-import numpy as np
 import psutil
 import pytest
 

@@ -98,6 +98,7 @@ class PolicyClient:
             self._headers["Authorization"] = f"Bearer {token}"
         self._reward: dict[str, float] = {}  # since the latest action, by episode
         self._step: dict[str, int] = {}
+        self._turns: dict[str, dict[str, dict[str, Any]]] = {}  # what the next request tells of several agents
         self.version = 0  # of the weights that chose the latest action
         self._acts_here, self._rng = inference_mode == "local", np.random.default_rng(seed)
         self._local: Any = None  # `acting.Local`
@@ -122,15 +123,25 @@ class PolicyClient:
         fields: dict[str, Any] = {"episode_id": id, "training_enabled": bool(training_enabled)}
         fields |= {} if policy is None else {"policy": policy}
         try:
-            self._post("/v1/episodes", fields)
+            found = self._post("/v1/episodes", fields)
         except RequestRefused as e:
             if e.status != 409 or episode_id is not None:
                 raise  # of a name of our own: the answer to the first try was lost
+            known = self.policies()
+            found = known[policy or next(iter(known))]
         self._reward[id], self._step[id] = 0.0, 0
+        if found.get("agents"):
+            self._turns[id] = _nothing_told()
         return id
 
-    def get_action(self, episode_id: str, observation: Any) -> Any:
-        """The policy's action at an observation [*], as the environment takes it."""
+    def get_action(self, episode_id: str, observation: Any, agent: str | None = None) -> Any:
+        """The policy's action at an observation [*], as the environment takes it.
+
+        Of several agents the actions of those that act now, {agent: action}, at their observations {agent: [*]}; or of
+        one of them, which `agent` names.
+        """
+        if episode_id in self._turns:
+            return _only(agent, self._turn(episode_id, _by_agent(agent, observation)))
         if self._acts_here:
             row = {"rewards": np.array([self._reward[episode_id]], np.float32)}
             self._went_on(episode_id)
@@ -142,30 +153,87 @@ class PolicyClient:
         self.version = int(found["version"])
         return _arrays(found["action"])
 
-    def log_action(self, episode_id: str, observation: Any, action: Any) -> None:
-        """Tells of an action that was chosen here. Raises RequestRefused where the algorithm does not learn from it."""
+    def log_action(self, episode_id: str, observation: Any, action: Any, agent: str | None = None) -> None:
+        """Tells of an action that was chosen here. Raises RequestRefused where the algorithm does not learn from it.
+
+        Of several agents by agent, as `get_action`.
+        """
+        if episode_id in self._turns:
+            self._turn(episode_id, _by_agent(agent, observation), _by_agent(agent, action))
+            return
         self._send((episode_id,))
         fields = {"observation": observation, "action": action, "reward": self._reward[episode_id]}
         self._of(episode_id, "log", {**fields, "step": self._step[episode_id]})
         self._went_on(episode_id)
 
-    def log_returns(self, episode_id: str, reward: float, info: Any = None) -> None:
-        """Adds to the reward of the latest action; it goes with the next request. `info` is for RLlib's callers."""
-        self._reward[episode_id] += float(reward)
+    def log_returns(
+        self,
+        episode_id: str,
+        reward: Any,
+        info: Any = None,
+        multiagent_done_dict: Mapping[str, bool] | None = None,
+        agent: str | None = None,
+    ) -> None:
+        """Adds to the reward of the latest action; it goes with the next request.
 
-    def end_episode(self, episode_id: str, observation: Any, truncated: bool = False) -> dict[str, float]:
+        Args:
+          episode_id: see `start_episode`.
+          reward: a number; of several agents {agent: number}, or of the one that `agent` names.
+          info: is for RLlib's callers.
+          multiagent_done_dict: agents that have ended before the others do; `end_agent` says more.
+          agent: see `reward`.
+        """
+        if episode_id not in self._turns:
+            self._reward[episode_id] += float(reward)
+            return
+        told = self._turns[episode_id]
+        for name, x in _by_agent(agent, reward).items():
+            told["rewards"][name] = told["rewards"].get(name, 0.0) + float(x)
+        ended = multiagent_done_dict or {}
+        told["terminated"] |= {name: True for name, over in ended.items() if over and name != "__all__"}
+
+    def end_agent(self, episode_id: str, agent: str, observation: Any, truncated: bool = False) -> None:
+        """Ends an agent before its episode, with the observation after its last action; with the next request."""
+        told = self._turns[episode_id]
+        told["observations"][agent] = observation
+        told["truncated" if truncated else "terminated"][agent] = True
+
+    def end_episode(self, episode_id: str, observation: Any = None, truncated: bool = False) -> dict[str, Any]:
         """Ends an episode with the observation after its last action; its `return` and `length`.
 
         Args:
           episode_id: see `start_episode`.
-          observation: [*], the last.
+          observation: [*], the last; of several agents {agent: [*]}, of which a true end needs none.
           truncated: it was cut, by a time limit, and might have gone on.
+        Returns:
+          Of several agents the sum of their returns, the steps in which any acted, and `returns`, {agent: return}.
         """
+        if episode_id in self._turns:
+            return self._end_turns(episode_id, observation or {}, truncated=truncated)
         self._send((episode_id,))
         fields = {"observation": observation, "reward": self._reward[episode_id], "truncated": bool(truncated)}
         found = self._of(episode_id, "end", {**fields, "step": self._step[episode_id]})
         del self._reward[episode_id], self._step[episode_id]
         return {name: float(found[name]) for name in ("return", "length")}
+
+    def _turn(self, id: str, observations: Mapping[str, Any], actions: Mapping[str, Any] | None = None) -> Any:
+        told = self._turns[id]
+        fields = {**told, "observations": {**told["observations"], **observations}, "step": self._step[id]}
+        found = self._of(id, "turn", {**fields, "actions": actions} if actions else fields)
+        self._turns[id] = _nothing_told()
+        self._step[id] += 1
+        self.version = int(found["version"])
+        return {name: _arrays(x) for name, x in found.get("actions", {}).items()}
+
+    def _end_turns(self, id: str, observations: Mapping[str, Any], *, truncated: bool) -> dict[str, Any]:
+        if self._turns[id]["terminated"] or self._turns[id]["truncated"]:
+            self._turn(id, {})
+        told = self._turns[id]
+        fields = {"observations": dict(observations), "rewards": told["rewards"], "truncated": bool(truncated)}
+        found = self._of(id, "end", {**fields, "step": self._step[id]})
+        del self._turns[id], self._reward[id], self._step[id]
+        returns = {name: float(x) for name, x in found["returns"].items()}
+        return {"return": float(found["return"]), "length": float(found["length"]), "returns": returns}
 
     # ------------------------------------------------------------ many episodes in one request
 
@@ -300,8 +368,8 @@ class PolicyClient:
         except RequestRefused as e:
             if e.status not in (404, 410):
                 raise
-            self._reward.pop(id, None)
-            self._step.pop(id, None)
+            for told in (self._reward, self._step, self._turns):
+                told.pop(id, None)
             raise EpisodeLost(str(e)) from e
 
     def _post(self, path: str, fields: Mapping[str, Any], *, again: bool = True, npz: bool = False) -> dict[str, Any]:
@@ -334,6 +402,18 @@ class PolicyClient:
                     return _read(found, answer.getheader("Content-Type", ""))
             time.sleep(wait * random.uniform(0.5, 1.0))
             wait = min(2 * wait, _LONGEST_S)
+
+
+def _nothing_told() -> dict[str, dict[str, Any]]:
+    return {name: {} for name in ("observations", "rewards", "terminated", "truncated")}
+
+
+def _by_agent(agent: str | None, x: Any) -> dict[str, Any]:
+    return dict(x) if agent is None else {agent: x}
+
+
+def _only(agent: str | None, actions: Mapping[str, Any]) -> Any:
+    return actions if agent is None else actions[agent]
 
 
 def _told(body: bytes, status: int) -> str:

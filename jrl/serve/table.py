@@ -24,7 +24,8 @@ class Episode:
       id, client: its name, and that of who plays it.
       policy: the name of that which acts.
       seats: of its agents, by number.
-      steps: requests for actions so far.
+      steps: requests so far that count: repeated ones have the number of the first.
+      length: steps so far, in which somebody acted.
       total: all rewards so far.
       pending: actions that were asked for and have not come.
       answer: to the latest request for an action, for who asks again.
@@ -36,6 +37,7 @@ class Episode:
     policy: str
     seats: list["Seat"] = dataclasses.field(default_factory=list)
     steps: int = 0
+    length: int = 0
     total: float = 0.0
     pending: int = 0
     answer: Any = None

@@ -37,8 +37,7 @@ def turn(server: "Server", request: Request, reply: Reply, id: str) -> None:
     chosen = _of_agents(facts, episode, given.get("actions"), "actions")
     seen = _of_agents(facts, episode, given["observations"], "observations")
     obs = {name: protocol.read(facts.agents[name].observation, x, f"observations/{name}") for name, x in seen.items()}
-    for name, truncated in ends.items():
-        obs.setdefault(name, _last(facts, name, truncated=truncated))
+    obs |= {name: _last(facts, name, truncated=cut) for name, cut in ends.items() if name not in obs}
     if lost := [name for name in chosen if name not in obs or name in ends]:
         raise Refused(422, f"actions/{lost[0]}: it is not among the observations of those that act")
     taken = {}
@@ -60,7 +59,7 @@ def turn(server: "Server", request: Request, reply: Reply, id: str) -> None:
     for name, reward in rewards.items():  # of those who wait
         episode.seats[facts.agents[name].number].reward += reward
     at, acting = episode.steps, [item for item in items if not item.final]
-    episode.steps += 1
+    episode.steps, episode.length = episode.steps + 1, episode.length + bool(acting)
     names = [facts.names[item.seat.agent] for item in acting]
     episode.answer = reply, request
 
@@ -95,9 +94,9 @@ def end(server: "Server", request: Request, reply: Reply, episode: Episode, give
     table = server.table
     table.ended += 1
     returns = {name: episode.seats[agent.number].total for name, agent in facts.agents.items()}
-    answer = {"return": episode.total, "length": episode.steps, "returns": returns}
-    if episode.learns and episode.steps:
-        table.finished.append((episode.total, episode.steps))
+    answer = {"return": episode.total, "length": episode.length, "returns": returns}
+    if episode.learns and episode.length:
+        table.finished.append((episode.total, episode.length))
     table.close(episode, "has ended", answer)
     if items:
         server.served(episode.policy).inference.ask(items)

@@ -80,6 +80,7 @@ class Clients:
         device: Any = None,  # the actor says where it acts
         **how: Any,
     ) -> Source:
+        cfg = build_policies.resolved(cfg)  # who follows which policy
         given, spec, num = cfg.external, env.spec, env.spec.num_envs
         assert given is not None
         before = jax.tree.map(np.asarray, jax.device_get(carry(num)))

@@ -135,10 +135,11 @@ def _of_agents(facts: Facts, episode: Episode, given: Any, name: str) -> Mapping
 
 def _rewards(facts: Facts, episode: Episode, given: Mapping[str, Any]) -> dict[str, float]:
     found = _of_agents(facts, episode, given.get("rewards"), "rewards")
-    for name in found:
-        if not episode.seats[facts.agents[name].number].steps:
+    rewards = {name: float(protocol.array(protocol.NUMBER, x, (), f"rewards/{name}")) for name, x in found.items()}
+    for name, x in rewards.items():
+        if x and not episode.seats[facts.agents[name].number].steps:
             raise Refused(409, f"rewards/{name}: it has no action yet that a reward could be for")
-    return {name: float(protocol.array(protocol.NUMBER, x, (), f"rewards/{name}")) for name, x in found.items()}
+    return rewards
 
 
 def _ends(facts: Facts, episode: Episode, given: Mapping[str, Any]) -> dict[str, bool]:

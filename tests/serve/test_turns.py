@@ -1,8 +1,10 @@
 """Episodes of several agents: what the learner gets is a plain record of what they did, each by its own turns."""
 
+import random
 import threading
 
 import jax
+import jsonschema
 import numpy as np
 import pytest
 import serving
@@ -39,12 +41,12 @@ class Record:
         return self.steps[game, agent][-1]
 
 
-def play(client, rng, record, games, *, observed, cut, tell=None):
+def play(client, rng, record, games, *, observed, own, tell):
     """Plays games of random turns, agents that end early, and rewards for those that wait, too.
 
     Args:
       observed: (agent, number) -> observation.
-      cut: whether a game may be truncated.
+      own: whether the client chooses some actions itself.
       tell: called with the return and length of each game.
     """
     for game in range(games):
@@ -52,7 +54,10 @@ def play(client, rng, record, games, *, observed, cut, tell=None):
         for number in range(1, int(rng.integers(2, 10))):
             acting = [agent for agent in left if rng.random() < 0.6] or left[:1]
             seen = {agent: observed(agent, 100 * game + number) for agent in acting}
-            if len(acting) == 1 and rng.random() < 0.5:
+            if own and len(acting) == 1 and rng.random() < 0.5:
+                actions = {acting[0]: 3}
+                client.log_action(id, seen, actions)
+            elif len(acting) == 1 and rng.random() < 0.5:
                 actions = {acting[0]: client.get_action(id, seen[acting[0]], agent=acting[0])}
             else:
                 actions = client.get_action(id, seen)
@@ -68,11 +73,11 @@ def play(client, rng, record, games, *, observed, cut, tell=None):
                 total += reward
             if len(left) > 1 and rng.random() < 0.2:
                 agent = left.pop(int(rng.integers(len(left))))
-                truncated = cut and rng.random() < 0.5
+                truncated = rng.random() < 0.5
                 client.end_agent(id, agent, observed(agent, -1), truncated)
                 if agent in acted:
                     record.last(game, agent)[3 + truncated] = True
-        truncated = cut and rng.random() < 0.5
+        truncated = rng.random() < 0.5
         last = {agent: observed(agent, -2) for agent in left} if truncated or rng.random() < 0.5 else None
         for agent in acted & set(left):
             record.last(game, agent)[3 + truncated] = True
@@ -80,8 +85,7 @@ def play(client, rng, record, games, *, observed, cut, tell=None):
         assert found["return"] == total
         assert found["length"] == turns
         assert found["return"] == pytest.approx(sum(found["returns"].values()))
-        if tell is not None:
-            tell(found["return"], found["length"])
+        tell(found["return"], found["length"])
 
 
 def seen_by(different):
@@ -129,7 +133,7 @@ def test_rows_are_a_record_of_each_agents_turns(name):
         rng = np.random.default_rng(0)
         observed = seen_by(name == "different spaces")
         try:
-            play(client, rng, record, 1000, observed=observed, cut=True, tell=lambda *x: told.append(x))
+            play(client, rng, record, 1000, observed=observed, own=algo == "dqn", tell=lambda *x: told.append(x))
         except (ConnectionError, EpisodeLost):
             pass  # the learner has what it needs, and is gone
         except Exception as e:
@@ -196,3 +200,151 @@ def rows_of(rollout, column, agent, cfg):
             bool(rollout.terminated[t, column]),
             None if not rollout.terminated[t, column] and t == padded else bool(rollout.truncated[t, column]),
         )
+
+
+# ---------------------------------------------------------------- what is refused, repeated, lost
+
+OBS = [0.1, 0.2, 0.3]
+
+
+@pytest.fixture(scope="module")
+def run():
+    cfg = settings("ppo", {**ALIKE, "timeout_s": 0.5, "max_clients": 8}, multi_agent={"mapping": "by_agent"})
+    with serving.running(cfg) as found:
+        yield found
+
+
+def turn(run, id, body):
+    return asked(run.address, "POST", f"/v1/episodes/{id}/turn", body)
+
+
+WRONG = [
+    ("turn", {}, 400, "observations is missing"),
+    ("turn", {"observations": {"a": OBS}, "typo": 1}, 400, "no such field"),
+    ("turn", {"observations": OBS}, 422, "a mapping of agents, a, b, c"),
+    ("turn", {"observations": {"d": OBS}}, 422, "no agent 'd': expected a, b, c"),
+    ("turn", {"observations": {"a": OBS[:2]}}, 422, "observations/a: expected float32 [3]"),
+    ("turn", {"observations": {"c": OBS}}, 409, "observations/c: it has ended"),
+    ("turn", {"observations": {"a": OBS}, "rewards": {"b": 1.0}}, 409, "rewards/b: it has no action yet"),
+    ("turn", {"observations": {"a": OBS}, "rewards": {"a": "x"}}, 422, "rewards/a"),
+    ("turn", {"observations": {}, "truncated": {"a": True}}, 400, "observations/a is missing"),
+    ("turn", {"observations": {}, "terminated": {"a": "yes"}}, 422, "true or false"),
+    ("turn", {"observations": {"a": OBS}, "actions": {"a": 1}}, 422, "its own policy"),
+    ("turn", {"observations": {"a": OBS}, "actions": {"b": 1}}, 422, "actions/b: it is not among"),
+    ("turn", {"observations": {"a": OBS}, "step": 9}, 409, "at step 2"),
+    ("action", {"observation": OBS}, 422, "several agents"),
+    ("log", {"observation": OBS, "action": 1}, 422, "several agents"),
+    ("reward", {"reward": 1.0}, 400, "no such field"),
+    ("reward", {"rewards": {"b": 1.0}}, 409, "no action yet"),
+    ("end", {"observation": OBS}, 400, "no such field"),
+    ("end", {"truncated": True}, 400, "observations/a is missing"),
+]
+
+
+@pytest.fixture(scope="module")
+def game(run):
+    """An episode in which a has acted, b has not, and c has ended; a thread keeps it from being lost."""
+    id = asked(run.address, "POST", "/v1/episodes", {})[1]["episode_id"]
+    assert set(turn(run, id, {"observations": {"a": OBS, "c": OBS}})[1]["actions"]) == {"a", "c"}
+    assert turn(run, id, {"observations": {}, "terminated": {"c": True}})[1]["actions"] == {}
+    stop = threading.Event()
+
+    def speak():
+        while not stop.wait(0.1):
+            asked(run.address, "POST", f"/v1/episodes/{id}/reward", {"rewards": {}})
+
+    thread = threading.Thread(target=speak, daemon=True)
+    thread.start()
+    yield id
+    stop.set()
+    thread.join(5)
+    assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {})[0] == 200
+
+
+@pytest.mark.parametrize(("what", "body", "status", "told"), WRONG)
+def test_a_wrong_turn_has_one_clear_answer(run, game, what, body, status, told):
+    found = asked(run.address, "POST", f"/v1/episodes/{game}/{what}", body)
+    assert found[0] == status, found
+    assert told in found[1]["error"]
+
+
+def test_what_is_of_one_agent_alone(run, game):
+    for path, body in (
+        ("/v1/steps", {"episode_ids": [game], "observations": [OBS]}),
+        ("/v1/action", {"observation": OBS}),
+    ):
+        status, found = asked(run.address, "POST", path, body)
+        assert (status, "several agents" in found["error"]) == (422, True), found
+    for path in ("/v1/program", "/v1/weights"):
+        status, found = asked(run.address, "GET", path)
+        assert (status, "inference_mode: remote" in found["error"]) == (422, True), found
+    told = asked(run.address, "GET", "/v1/policies")[1]["policies"]["default"]
+    assert list(told["agents"]) == ["a", "b", "c"]
+
+
+def test_a_turn_that_is_repeated_counts_once(run):
+    id = asked(run.address, "POST", "/v1/episodes", {})[1]["episode_id"]
+    body = {"observations": {"a": OBS, "b": OBS}, "step": 0}
+    first = turn(run, id, body)
+    assert first[0] == 200
+    assert turn(run, id, body) == first
+    body = {"observations": {"a": OBS}, "rewards": {"a": 2.0, "b": 1.0}, "step": 1}
+    assert turn(run, id, body) == turn(run, id, body)
+    told = asked(run.address, "POST", f"/v1/episodes/{id}/reward", {"rewards": {"b": 1.5}})[1]
+    assert told == {"rewards": {"b": 2.5}}
+    end = asked(run.address, "POST", f"/v1/episodes/{id}/end", {"rewards": {"a": 1.0}, "step": 2})
+    assert end == (200, {"return": 5.5, "length": 2, "returns": {"a": 3.0, "b": 2.5, "c": 0.0}})
+    assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {"rewards": {"a": 1.0}, "step": 2}) == end
+
+
+def test_a_client_that_goes_leaves_one_failed_episode(run):
+    before = counted(run, "episodes_failed_total")
+    id = asked(run.address, "POST", "/v1/episodes", {})[1]["episode_id"]
+    assert turn(run, id, {"observations": {"a": OBS, "b": OBS}})[0] == 200
+    serving.until(lambda: counted(run, "episodes_failed_total") == before + 1)
+    status, found = turn(run, id, {"observations": {"a": OBS}})
+    assert (status, "has failed" in found["error"]) == (410, True)
+    for _ in range(3):  # its place is free again
+        other = asked(run.address, "POST", "/v1/episodes", {})[1]["episode_id"]
+        assert turn(run, other, {"observations": {"a": OBS}})[0] == 200
+        assert asked(run.address, "POST", f"/v1/episodes/{other}/end", {})[0] == 200
+    assert run.source.metrics["env/failures"] <= before + 1  # once for the episode, not for each agent
+
+
+def counted(run, name):
+    """A number that /metrics tells."""
+    lines = asked(run.address, "GET", "/metrics")[1].decode().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(f"jrl_{name} ")))
+
+
+def test_the_description_is_of_several_agents(run):
+    document = asked(run.address, "GET", "/openapi.json")[1]
+    body = lambda path: document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    whole = lambda schema: {**schema, "components": document["components"]}
+    right = {"observations": {"a": OBS}, "rewards": {"a": 1.0}, "terminated": {"b": True}, "step": 0}
+    jsonschema.validate(right, whole(body("/v1/episodes/{id}/turn")))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"observations": {"d": OBS}}, whole(body("/v1/episodes/{id}/turn")))
+    jsonschema.validate({"observations": {"a": OBS}, "truncated": True}, whole(body("/v1/episodes/{id}/end")))
+    jsonschema.validate({"rewards": {"a": 1.0}}, whole(body("/v1/episodes/{id}/reward")))
+
+
+def test_random_turns_never_fail_the_server(run):
+    rng = random.Random(0)
+    values = [None, True, 0, -1, 1e308, "x", [], OBS, {}, {"a": OBS}, {"b": OBS, "c": OBS}, {"a": 1.0}, {"a": True}]
+    names = ["observations", "rewards", "terminated", "truncated", "actions", "step", "observation", "reward"]
+    seen, id = set(), None
+    for _ in range(600):
+        if id is None:
+            id = asked(run.address, "POST", "/v1/episodes", {})[1]["episode_id"]
+        body = {rng.choice(names): rng.choice(values) for _ in range(rng.randrange(4))}
+        if rng.random() < 0.4:
+            body |= {"observations": {agent: OBS for agent in "abc" if rng.random() < 0.6}}
+        what = rng.choice(["turn", "turn", "reward", "end"])
+        status, _ = asked(run.address, "POST", f"/v1/episodes/{id}/{what}", body)
+        assert status < 500, body
+        seen.add(status)
+        id = None if status == 410 else id
+    assert {200, 400, 409, 410, 422} <= seen
+    if id is not None:
+        assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {})[0] in (200, 410)

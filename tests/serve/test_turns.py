@@ -8,6 +8,7 @@ import jsonschema
 import numpy as np
 import pytest
 import serving
+from serving import asked
 
 from jrl.run import build, build_policies
 from jrl.serve.client import EpisodeLost, PolicyClient

@@ -34,7 +34,6 @@ import numpy as np
 _NPZ = "application/x-npz"
 _LARGE = 256  # numbers of an observation, from which on arrays are sent as npz rather than as JSON
 _FIRST_S, _LONGEST_S = 0.1, 5.0  # seconds between tries, doubled each time
-_SEND_S = 1.0  # seconds after which steps that were chosen here are sent, however few
 
 
 class RequestRefused(ValueError):
@@ -103,8 +102,6 @@ class PolicyClient:
         self._acts_here, self._rng = inference_mode == "local", np.random.default_rng(seed)
         self._local: Any = None  # `acting.Local`
         self._policy = ""  # for which it acts, as a query
-        self._rows: dict[tuple[str, ...], list[dict[str, Any]]] = {}  # that were played and not sent, by episodes
-        self._sent = time.monotonic()
 
     # ------------------------------------------------------------ one episode
 
@@ -141,12 +138,14 @@ class PolicyClient:
         one of them, which `agent` names.
         """
         if episode_id in self._turns:
-            return _only(agent, self._turn(episode_id, _by_agent(agent, observation)))
+            actions = self._turn(episode_id, _by_agent(agent, observation))
+            return actions if agent is None else actions[agent]
         if self._acts_here:
             row = {"rewards": np.array([self._reward[episode_id]], np.float32)}
             self._went_on(episode_id)
-            _, action = self._act((episode_id,), _batch_of_one(observation), row)
-            return _first(action)
+            seen = {name: x[None] for name, x in flat("", observation)}
+            _, action = self._act((episode_id,), seen, row)
+            return _tree({name: x[0] for name, x in action.items()})
         fields = {"observation": observation, "reward": self._reward[episode_id], "step": self._step[episode_id]}
         found = self._of(episode_id, "action", fields)
         self._went_on(episode_id)
@@ -272,7 +271,8 @@ class PolicyClient:
         }
         given = {name: value for name, value in fields.items() if value is not None}
         if self._acts_here:
-            return Steps(*self._act(tuple(episodes), observations, given))
+            ids, action = self._act(tuple(episodes), dict(flat("", observations)), given)
+            return Steps(ids, _tree(action))
         given |= {"episode_ids": list(episodes), "observations": observations}
         try:
             found = self._post("/v1/steps", given, again=False, npz=True)
@@ -286,8 +286,9 @@ class PolicyClient:
     def update_policy_weights(self) -> int:
         """Gets the server's weights where they are newer than those that act here; their version."""
         if self._local is None:
-            told = self._request("GET", f"/v1/program?{self._policy}", b"", {})
-            self._local = _beside("acting.py").Local(told, _beside("interpreter.py", "export"), self._rng)
+            self._local = _beside("acting.py").Local(_beside("interpreter.py", "export"), self._rng)
+        if self._local.version < 0:
+            self._local.begin(self._request("GET", f"/v1/program?{self._policy}", b"", {}))
         path = f"/v1/weights?newer_than={self._local.version}&{self._policy}"
         if found := self._request("GET", path, b"", {}):
             self._local.load(found)
@@ -302,42 +303,31 @@ class PolicyClient:
             raise ValueError("policy: with inference_mode local a client acts for one: make another client")
         self._policy = query
 
-    def _act(self, ids: tuple[str, ...], obs: Any, row: dict[str, Any]) -> tuple[list[str], Any]:
-        """(episodes from now on, actions [N, *]) of N episodes, which are sent once there are enough of them."""
-        if self._local is None:
+    def _act(self, ids: tuple[str, ...], obs: Mapping[str, Any], row: Any) -> tuple[list[str], dict[str, Any]]:
+        """(episodes from now on, actions [N, *] by path) of N episodes, which are sent once there are enough."""
+        if self._local is None or self._local.version < 0:
             self.update_policy_weights()
-        local = self._local
-        # rewards belong to the latest actions, so that a row is sent with what came before its own
         try:
-            drawn, changed, log_prob = local.act(dict(flat("", obs)))
+            action, enough = self._local.step(ids, obs, dict(flat("", row)))
         except ValueError as e:
             raise RequestRefused(422, str(e)) from None
-        own, action = (_arrays(_nested(tree)) if "" not in tree else tree[""] for tree in (drawn, changed))
-        self.version = local.version
-        versions = np.full(len(ids), local.version)
-        rows = self._rows.setdefault(ids, [])
-        rows.append({**row, "observations": obs, "actions": own, "log_probs": log_prob, "versions": versions})
-        enough = len(rows) >= local.rows or (len(rows) + 1) * len(ids) > local.most
-        if enough or time.monotonic() - self._sent > _SEND_S:
-            return self._send(ids), action
-        return list(ids), action
+        self.version = self._local.version
+        return self._send(ids) if enough else list(ids), action
 
     def _send(self, ids: tuple[str, ...]) -> list[str]:
         """Sends the steps of these episodes that were chosen here; the episodes that go on."""
-        if not (rows := self._rows.pop(ids, [])):
+        if self._local is None or not (rows := self._local.take(ids)):
             return list(ids)
-        self._sent = time.monotonic()
-        fields = {"episode_ids": list(ids), **_stacked([dict(flat("", row)) for row in rows])}
         try:
-            found = self._post("/v1/played", fields, again=False, npz=True)
+            found = self._post("/v1/played", {"episode_ids": list(ids), **rows}, again=False, npz=True)
         except ConnectionError as e:
             raise EpisodeLost(f"no answer from {self._address}: {e}") from e
         except RequestRefused as e:
             if e.status not in (404, 409, 410):
                 raise
-            self._local = None  # a server that has begun anew knows other versions
+            self._local.version = -1  # a server that has begun anew knows other versions
             raise EpisodeLost(str(e)) from e
-        if self._local is None or int(found["version"]) != self._local.version:
+        if int(found["version"]) != self._local.version:
             self.update_policy_weights()
         return [str(id) for id in found["episode_ids"]]
 
@@ -412,10 +402,6 @@ def _by_agent(agent: str | None, x: Any) -> dict[str, Any]:
     return dict(x) if agent is None else {agent: x}
 
 
-def _only(agent: str | None, actions: Mapping[str, Any]) -> Any:
-    return actions if agent is None else actions[agent]
-
-
 def _told(body: bytes, status: int) -> str:
     try:
         return str(json.loads(body)["error"])
@@ -457,6 +443,11 @@ def _arrays(tree: Any) -> Any:
     return found[()] if found.ndim == 0 else found
 
 
+def _tree(leaves: Mapping[str, Any]) -> Any:
+    """Arrays by their paths as the tree that `flat` made them of."""
+    return leaves[""] if "" in leaves else _arrays(_nested(leaves))
+
+
 def _size(tree: Any) -> int:
     if isinstance(tree, Mapping):
         return sum(map(_size, tree.values()))
@@ -490,21 +481,3 @@ def _beside(name: str, room: str = "serve") -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def _stacked(rows: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """[K, N, *] of K rows [N, *] by name; what a row has not is 0."""
-    like = {name: x for row in rows for name, x in row.items()}
-    return {name: np.stack([row.get(name, np.zeros_like(x)) for row in rows]) for name, x in like.items()}
-
-
-def _batch_of_one(obs: Any) -> Any:
-    if isinstance(obs, Mapping):
-        return {name: _batch_of_one(part) for name, part in obs.items()}
-    return tuple(map(_batch_of_one, obs)) if isinstance(obs, tuple) else np.asarray(obs)[None]
-
-
-def _first(tree: Any) -> Any:
-    if isinstance(tree, Mapping):
-        return {name: _first(part) for name, part in tree.items()}
-    return tuple(map(_first, tree)) if isinstance(tree, tuple) else tree[0]

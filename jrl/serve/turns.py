@@ -84,7 +84,7 @@ def end(server: "Server", request: Request, reply: Reply, episode: Episode, give
     truncated = protocol.flag(given, "truncated", False)
     server.in_turn(episode, protocol.whole(given, "step"))
     rewards = _rewards(facts, episode, given)
-    seen = _of_agents(facts, episode, given.get("observations"), "observations")
+    seen = _of_agents(facts, episode, given.get("observations"), "observations", ended=True)
     obs = {name: protocol.read(facts.agents[name].observation, x, f"observations/{name}") for name, x in seen.items()}
     left = [name for name, agent in facts.agents.items() if _acts(episode, agent.number)]
     last = {name: obs[name] if name in obs else _last(facts, name, truncated=truncated) for name in left}
@@ -119,8 +119,8 @@ def _acts(episode: Episode, agent: int) -> bool:
     return episode.seats[agent].steps > 0 and not episode.seats[agent].over
 
 
-def _of_agents(facts: Facts, episode: Episode, given: Any, name: str) -> Mapping[str, Any]:
-    """A field by agent, of agents that have not ended."""
+def _of_agents(facts: Facts, episode: Episode, given: Any, name: str, *, ended: bool = False) -> Mapping[str, Any]:
+    """A field by agent, of agents that have not ended, or with `ended` of any."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -128,7 +128,7 @@ def _of_agents(facts: Facts, episode: Episode, given: Any, name: str) -> Mapping
     for agent in given:
         if agent not in facts.agents:
             raise Refused(422, f"{name}: there is no agent {agent[:80]!r}: expected {', '.join(facts.names)[:200]}")
-        if episode.seats[facts.agents[agent].number].over:
+        if not ended and episode.seats[facts.agents[agent].number].over:
             raise Refused(409, f"{name}/{agent}: it has ended in episode {episode.id!r}: leave it out")
     return given
 

@@ -123,19 +123,20 @@ def _agent_faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
 
 def several_faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
     """What agents of episodes that clients play cannot: each has rows of its own, which do not stand side by side."""
-    given = cfg.multi_agent
-    if cfg.external is None or given is None:
+    if cfg.external is None or (cfg.multi_agent is None and cfg.external.agents is None):
         return
+    given = cfg.multi_agent
+    own = lambda name: None if given is None else getattr(given, name)
     rows = "clients play each agent by its own turns, so that rows of a game's agents do not stand side by side"
     sends = "clients send what the policy sees"
     for key, is_set, why in (
-        ("multi_agent.self_play", given.self_play is not None, rows),
-        ("multi_agent.group", given.group is not None, rows),
-        ("multi_agent.replay_mode", given.replay_mode == "lockstep", rows),
-        ("multi_agent.capacity", given.capacity is not None, rows),
-        ("multi_agent.state", bool(given.state), sends),
-        ("multi_agent.observation_fn", given.observation_fn is not None, sends),
-        ("multi_agent.agent_id", bool(given.agent_id), sends),
+        ("multi_agent.self_play", own("self_play") is not None, rows),
+        ("multi_agent.group", own("group") is not None, rows),
+        ("multi_agent.replay_mode", own("replay_mode") == "lockstep", rows),
+        ("multi_agent.capacity", own("capacity") is not None, rows),
+        ("multi_agent.state", bool(own("state")), sends),
+        ("multi_agent.observation_fn", own("observation_fn") is not None, sends),
+        ("multi_agent.agent_id", bool(own("agent_id")), sends),
         ("data.output", bool(cfg.data.output), "games of clients cannot be written yet"),
         ("custom.callbacks", bool(cfg.custom.callbacks), "games of clients cannot be put together for them"),
     ):

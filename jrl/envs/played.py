@@ -1,7 +1,7 @@
 """Environments that others play: known by their spaces alone, which a config says, or an environment that has them."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -9,7 +9,7 @@ import numpy as np
 
 from jrl.envs import limits, wrappers
 from jrl.errors import InputError
-from jrl.spaces import leaves, masks_actions, of_leaves
+from jrl.spaces import leaves, masks_actions, of_agents, of_leaves
 from jrl.types import Array, Box, Dict, Discrete, EnvSpec, Leaf, MultiBinary, MultiDiscrete, PyTree, Space, Tuple
 
 _KINDS = ("box", "discrete", "multi_discrete", "multi_binary", "dict", "tuple")
@@ -63,12 +63,42 @@ def from_env(policy: Space, env: Space, action: PyTree) -> PyTree:
     return of_leaves(policy, flat)
 
 
-def spec(observation: Mapping[str, Any], action: Mapping[str, Any], num_envs: int) -> EnvSpec:
-    """The spec of spaces as a config writes them. Raises InputError: what they cannot be, or do not go together."""
-    seen, taken = space(observation, "external.observation"), space(action, "external.action", acts=True)
-    found = EnvSpec(seen, taken, num_envs)
-    masks_actions(found)
-    return found
+def spec(
+    observation: Mapping[str, Any], action: Mapping[str, Any], num_envs: int, agents: Sequence[str] | None = None
+) -> EnvSpec:
+    """The spec of spaces as a config writes them.
+
+    Args:
+      observation, action: a space, or with `agents` one for each by its name.
+      num_envs: of episodes at a time.
+      agents: names; None: one agent.
+    Raises:
+      InputError: what they cannot be, or do not go together.
+    """
+    if agents is None:
+        found = EnvSpec(
+            space(observation, "external.observation"), space(action, "external.action", acts=True), num_envs
+        )
+        masks_actions(found)
+        return found
+    seen = _each(observation, "external.observation", agents, acts=False)
+    taken = _each(action, "external.action", agents, acts=True)
+    both = list(zip(seen, taken, strict=True))
+    for one in dict.fromkeys(both):
+        masks_actions(EnvSpec(*one, num_envs))
+    of_all, acts, kinds = of_agents(both)
+    return EnvSpec(of_all, acts, num_envs * len(agents), agents=tuple(agents), kinds=kinds)
+
+
+def _each(given: Mapping[str, Any], key: str, agents: Sequence[str], *, acts: bool) -> list[Space]:
+    """The space of each agent."""
+    if isinstance(given, Mapping) and not set(given) & set(_KINDS):
+        if lost := [name for name in agents if name not in given]:
+            raise InputError(f"{key}: there is none of {lost[0]}: name one for each of {', '.join(agents)}")
+        if more := [name for name in given if name not in agents]:
+            raise InputError(f"{key}.{more[0]}: external.agents has none of that name: {', '.join(agents)}")
+        return [space(given[name], f"{key}.{name}", acts=acts) for name in agents]
+    return [space(given, key, acts=acts)] * len(agents)
 
 
 def space(given: Any, key: str, *, acts: bool = False) -> Space:

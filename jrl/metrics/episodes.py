@@ -185,10 +185,32 @@ def reduce_games(columns: Columns, rows: Tracked, reward, done, mask, over) -> t
       over: [T, G], where games end.
     """
     assert isinstance(columns.games, Columns)
-    num_agents = done.shape[1] // over.shape[1]
     earned, played = of_games(reward, mask, over)
     games, found = track(columns.games, earned, over, played)
-    games, report = reduce(games, found, over, played)
+    return _of_each(columns, rows, done, mask, *reduce(games, found, over, played))
+
+
+class Told(NamedTuple):
+    """What is known of games whose agents' rows do not stand side by side."""
+
+    steps: Array  # [T, G * A] bool: rows that stand for a step of their game, one for each
+    over: Array  # [N] bool: of the rest, how many are games that have ended
+    episode_return: Array  # [N] f32, the sum over the agents
+    length: Array  # [N] i32
+
+
+def reduce_told(columns: Columns, rows: Tracked, done, mask, told: Told) -> tuple[Columns, Episodes]:
+    """As `reduce_games`, of games that somebody else has followed to their ends."""
+    assert isinstance(columns.games, Columns)
+    ended = told.over[None]
+    games, report = reduce(columns.games, Tracked(told.episode_return[None], told.length[None], ended), ended, ended)
+    report = dataclasses.replace(report, steps=(told.steps & mask).sum(dtype=jnp.int32))
+    return _of_each(columns, rows, done, mask, games, report)
+
+
+def _of_each(columns: Columns, rows: Tracked, done, mask, games: Columns, report: Episodes) -> tuple[Columns, Episodes]:
+    """Adds each agent's own episodes to what is known of games."""
+    num_agents = columns.window_next.shape[0]
     # an agent may end before its game does, and what it is part of when the game ends has ended, too
     by_agent = lambda x: jnp.moveaxis(x.reshape(*x.shape[:-1], -1, num_agents), -1, 0)
     cut = {name: by_agent(getattr(columns, name)) for name in _FLYING}

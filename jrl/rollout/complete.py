@@ -74,23 +74,29 @@ def led_like(like: Rollout) -> Rollout:
     return dataclasses.replace(like, over=None, extras={**like.extras, LEADS: like.mask})
 
 
-def _columns(rollout: Rollout, agents: Agents | None) -> list[np.ndarray | None]:
-    """Of each leaf of obs, action, reward and extras, the columns that it has; None: all."""
-    rows = (rollout.obs, rollout.action, rollout.reward, rollout.extras)
-    if agents is None:
-        return [None] * len(jax.tree.leaves(rows))
-    whole = np.arange(rollout.mask.shape[1])
-    by_game = whole.reshape(-1, len(agents.policies))
-    taken = {name: by_game[:, list(own)].reshape(-1) for name, own in agents.extras.items()}
+def columns_of(
+    agents: Agents | None, num: int, by_kind: Iterable[PyTree], extras: Mapping[str, PyTree]
+) -> list[np.ndarray | None]:
+    """Tells of each leaf which of `num` columns it has; None: all.
+
+    Args:
+      agents: None: one.
+      num: B.
+      by_kind: observations and actions, which are tuples by kind where there are kinds.
+      extras: of a rollout.
+    """
     repeated = lambda tree, own: [own] * len(jax.tree.leaves(tree))
     found: list[np.ndarray | None] = []
-    for tree in rows[:2]:
+    whole = np.arange(num)
+    for tree in by_kind:
         parts: Iterable[Any] = [(tree, None)]
-        if agents.kinds:
+        if agents is not None and agents.kinds:
             parts = zip(tree, spaces.of_kinds(agents.kinds, whole), strict=True)
         found += [own for part, columns in parts for own in repeated(part, columns)]
-    found.append(None)
-    return found + [own for name in sorted(rollout.extras) for own in repeated(rollout.extras[name], taken.get(name))]
+    by_game = whole.reshape(-1, 1 if agents is None else len(agents.policies))
+    recorded = {} if agents is None else agents.extras
+    taken = {name: by_game[:, list(own)].reshape(-1) for name, own in recorded.items()}
+    return found + [own for name in sorted(extras) for own in repeated(extras[name], taken.get(name))]
 
 
 @struct.dataclass
@@ -279,7 +285,9 @@ class Complete(Wrapper):
         initial, agents = self._carry(rollout.reward.shape[1]), self._agents
         see = (lambda rollout: rollout) if agents is None else functools.partial(led, agents=agents)
         rollout = jax.eval_shape(see, rollout)
-        columns = _columns(rollout, agents)
+        obs, action, whole = rollout.obs, rollout.action, [None]  # all have rewards
+        columns = columns_of(agents, rollout.mask.shape[1], (obs, action), {})
+        columns += whole + columns_of(agents, rollout.mask.shape[1], (), rollout.extras)
         lies = lies if agents is None else led_like(lies)
         rows = (lies.obs, lies.action, lies.reward, lies.extras)
         # committed there, as the outputs of a call will be: another kind of input is another compilation

@@ -155,7 +155,7 @@ def finish(
     carry,
     contiguous,
     failed=None,
-    several: Several | None = None,
+    several: Several | episodes.Told | None = None,
     *,
     reward_transform,
     gamma,
@@ -172,7 +172,8 @@ def finish(
       last_obs, carry, contiguous: of the Rollout.
       failed: [T, B] bool, rows on which the environment broke and was made anew: they become reset rows, and their
         episodes are forgotten by the statistics. None: nothing broke and no row is empty, which costs nothing.
-      several: of several agents, leaves [T, ...]: rows on which nobody was there are masked, too.
+      several: of several agents, leaves [T, ...]: rows on which nobody was there are masked, too. Told, where the rows
+        of a game's agents do not stand side by side: of the steps of games `extras[LEADS]` tells who learns.
       reward_transform, gamma: see `make`.
       cut: where a masked row follows upon a row that was no end, its `truncated` is set: for learning. Its successor's
         observation is a true one of the same episode, so that bootstrapping from it is right.
@@ -187,7 +188,8 @@ def finish(
     limited = truncated
     if failed is not None:
         contiguous = contiguous & ~(failed[0] & mask[0])  # a reset that broke is still the reset after an end
-    nobody = [x for x in (failed, None if several is None else several.absent) if x is not None]
+    together = several if isinstance(several, Several) else None
+    nobody = [x for x in (failed, None if together is None else together.absent) if x is not None]
     if nobody:
         empty = functools.reduce(jnp.logical_or, nobody)
         mask = mask & ~empty
@@ -198,22 +200,24 @@ def finish(
     learned = reward if reward_transform is None else reward_transform(reward)
     columns, tracked = episodes.track(columns, reward, ended, mask, gamma, learned)
     over = None
-    if several is None:
-        columns, report = episodes.reduce(columns, tracked, ended, mask)
-    else:
-        over = None if count_agents else several.over
-        ends = several.over if failed is None else several.over | failed.reshape(*several.over.shape, -1).any(-1)
+    if together is not None:
+        over = None if count_agents else together.over
+        ends = together.over if failed is None else together.over | failed.reshape(*together.over.shape, -1).any(-1)
         columns, report = episodes.reduce_games(columns, tracked, reward, ended, mask, ends)
-        if count_agents:
-            assert isinstance(report.agents, Episodes)
-            report = dataclasses.replace(report, steps=report.agents.steps.sum(dtype=jnp.int32))
+    elif isinstance(several, episodes.Told):
+        columns, report = episodes.reduce_told(columns, tracked, ended, mask, several)
+    else:
+        columns, report = episodes.reduce(columns, tracked, ended, mask)
+    if several is not None and count_agents:
+        assert isinstance(report.agents, Episodes)
+        report = dataclasses.replace(report, steps=report.agents.steps.sum(dtype=jnp.int32))
     if gamma is not None:
         extras = {**extras, "running_return": tracked.running_return}
     if record:
         broken = jnp.zeros_like(mask) if failed is None else failed
         recorded = {"reward": reward, "episode_return": tracked.episode_return, "length": tracked.length}
-        if several is not None and count_agents:
-            recorded["over"] = jnp.repeat(several.over, mask.shape[1] // several.over.shape[1], axis=1)
+        if together is not None and count_agents:
+            recorded["over"] = jnp.repeat(together.over, mask.shape[1] // together.over.shape[1], axis=1)
         extras = {**extras, RECORD: {**recorded, "truncated": limited, "failed": broken}}
     rollout = Rollout(obs, last_obs, action, learned, terminated, truncated, mask, contiguous, extras, carry, over=over)
     return columns, rollout, report

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout import complete, ray_hosts, sources
 from jrl.rollout.source import Source
-from jrl.run import build_policies, checkpoint, learner, parallel
+from jrl.run import build_policies, learner, parallel
 from jrl.run.keys import Role, vector_key
 from jrl.settings import by_episode, multi_agent, plan
 from jrl.settings.config import RunConfig, algo_name, to_dict
@@ -71,43 +70,16 @@ def played_by_clients(cfg: RunConfig, pools: int) -> played.Played:
     """The environments of a run whose episodes clients play, which are spaces alone.
 
     Raises:
-      InputError: no such spaces, environments of several agents, or more than one device that learns.
+      InputError: no such spaces, or more than one device that learns.
     """
     if pools > 1:
         raise InputError(f"external: clients play for one device, and {pools} learn: set devices.learners=[0]")
-    given = cfg.external
-    assert given is not None
-    if given.observation is not None and given.action is not None:
-        spec = played.spec(given.observation, given.action, cfg.env.num_envs)
-    elif given.spaces is not None:
-        spec = _recorded(given.spaces)._replace(num_envs=cfg.env.num_envs)
-    else:
-        env = envs.make(dataclasses.replace(cfg.env, num_envs=1, normalize_actions=False, clip_actions=False))
-        env.close()
-        spec = env.spec._replace(num_envs=cfg.env.num_envs)
-        if spec.agents:
-            raise InputError(f"external: env.id {cfg.env.id} has several agents, and clients play for one each")
     return played.Played(
-        spec,
+        build_policies.spec_of_clients(cfg),
         normalize=cfg.env.normalize_actions,
         clip=cfg.env.clip_actions,
         no_done_at_end=cfg.env.no_done_at_end,
     )
-
-
-def _recorded(path: str) -> EnvSpec:
-    """The spaces of the environments that a run directory or checkpoint was trained in.
-
-    Raises:
-      InputError: there is no checkpoint, it is damaged, or it has several agents.
-    """
-    try:
-        found = checkpoint.spec(checkpoint.read_meta(checkpoint.locate(Path(path))))
-    except InputError as e:
-        raise InputError(f"external.spaces: {e}") from e
-    if found.agents:
-        raise InputError(f"external.spaces: {path} has several agents, and clients play for one each")
-    return EnvSpec(found.env_observation or found.observation, found.env_action or found.action, 1)
 
 
 def check_environments(cfg: RunConfig, vectors: int) -> None:

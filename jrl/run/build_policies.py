@@ -2,20 +2,21 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from jrl import algos, envs, spaces
-from jrl.envs import grouped, team, views
+from jrl.envs import grouped, played, team, views
 from jrl.errors import InputError
 from jrl.rollout import complete, unroll
-from jrl.run import by_episode, learner, self_play, several
+from jrl.run import by_episode, checkpoint, learner, self_play, several
 from jrl.run.learner import Learner
 from jrl.run.several import Group
 from jrl.settings import by_episode as episode_settings
-from jrl.settings import config, datasets, multi_agent, plan
+from jrl.settings import config, datasets, external, multi_agent, plan
 from jrl.settings import self_play as seats
 from jrl.settings.config import RunConfig
 from jrl.types import Algo, Dict, EnvSpec, Rollout
@@ -31,7 +32,11 @@ def resolved(cfg: RunConfig) -> RunConfig:
     Raises:
       InputError: agents, policies or mapping do not go together, or the environment cannot be made.
     """
-    if datasets.alone(cfg) or (cfg.multi_agent is None and not envs.is_multi_agent(cfg.env)):
+    if datasets.alone(cfg):
+        return cfg
+    if cfg.external is not None:
+        return _resolved_of_clients(cfg)
+    if cfg.multi_agent is None and not envs.is_multi_agent(cfg.env):
         return cfg
     alone = dataclasses.replace(cfg.env, num_envs=1, batch_size=None, batch_wait_ms=None)
     env = envs.make(alone)
@@ -43,6 +48,57 @@ def resolved(cfg: RunConfig) -> RunConfig:
             return cfg  # whose agents are one: who learns need not know of them
         spec = grouped.spec_of(spec, group)
     return multi_agent.with_agents(cfg, spec.agents, _kinds(spec))
+
+
+def _resolved_of_clients(cfg: RunConfig) -> RunConfig:
+    """As `resolved`, of a run whose episodes clients play."""
+    spec = spec_of_clients(cfg)
+    if cfg.multi_agent is None and not spec.agents:
+        return cfg
+    if not spec.agents:
+        raise InputError("multi_agent: episodes of clients have one agent: name several in external.agents")
+    found = multi_agent.with_agents(cfg, spec.agents, _kinds(spec))
+    errors = [message for _, message in external.several_faults(found)]
+    if episode_settings.per_episode(found):
+        errors.append(
+            "multi_agent.mapping: with external who follows which policy cannot change from game to game: use a table"
+        )
+    if errors:
+        raise InputError(*errors)
+    return found
+
+
+def spec_of_clients(cfg: RunConfig) -> EnvSpec:
+    """The spaces of what clients play: those of the config, of a run, or of an environment.
+
+    Raises:
+      InputError: there are none, or they do not go together.
+    """
+    given = cfg.external
+    assert given is not None
+    if given.observation is not None and given.action is not None:
+        return played.spec(given.observation, given.action, cfg.env.num_envs, given.agents)
+    if given.spaces is not None:
+        found = _recorded(given.spaces)
+    else:
+        env = envs.make(dataclasses.replace(cfg.env, num_envs=1, normalize_actions=False, clip_actions=False))
+        env.close()
+        found = env.spec
+    return found._replace(num_envs=cfg.env.num_envs * max(1, len(found.agents)))
+
+
+def _recorded(path: str) -> EnvSpec:
+    """The spaces of the environments that a run directory or checkpoint was trained in.
+
+    Raises:
+      InputError: there is no checkpoint, or it is damaged.
+    """
+    try:
+        found = checkpoint.spec(checkpoint.read_meta(checkpoint.locate(Path(path))))
+    except InputError as e:
+        raise InputError(f"external.spaces: {e}") from e
+    seen, taken = found.env_observation or found.observation, found.env_action or found.action
+    return EnvSpec(seen, taken, 1, agents=found.agents, kinds=found.kinds)
 
 
 def _kinds(spec: EnvSpec) -> dict[tuple[str, ...], str]:
@@ -296,7 +352,8 @@ def rollout_like(cfg: RunConfig, spec: EnvSpec, algo: Algo, **sizes: Any) -> Rol
     if spec.agents and unroll.RECORD in like.extras and cfg.rollout.count_steps_by == "agent_steps":
         recorded: Any = like.extras[unroll.RECORD]
         like = dataclasses.replace(like, extras={**like.extras, unroll.RECORD: {**recorded, "over": like.mask}})
-    return like if cfg.rollout.batch_mode == "truncate_episodes" else complete.led_like(like)
+    side_by_side = cfg.rollout.batch_mode == "truncate_episodes" and cfg.external is None
+    return like if side_by_side else complete.led_like(like)
 
 
 def followed(cfg: RunConfig, spec: EnvSpec) -> tuple[str, ...]:

@@ -4,11 +4,13 @@ The server tells which arrays the policy's program computes, and of which distri
 are drawn here, with the log-probabilities of these distributions (`jrl/distributions.py`).
 """
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+_SEND_S = 1.0  # seconds after which steps are sent, however few
 Leaves = dict[str, np.ndarray]  # arrays of a tree by their paths, such as "goal/0"; "" of one that is an array
 
 
@@ -16,18 +18,57 @@ class Local:
     """The policy that a server tells of.
 
     Attributes:
-      version: of the weights that act; -1 before `load`.
-      most, rows: steps in one request, and of one episode, as the server will have it.
+      version: of the weights that act; below 0 before `begin` and `load`.
 
     Args:
-      told: the answer of /v1/program.
       interpreter: `jrl/export/interpreter.py`.
       rng: draws.
     """
 
-    def __init__(self, told: Mapping[str, Any], interpreter: Any, rng: np.random.Generator):
-        self._told, self._interpreter, self._rng = told, interpreter, rng
-        self.version, self.most, self.rows = -1, int(told["most"]), int(told["rows"])
+    def __init__(self, interpreter: Any, rng: np.random.Generator):
+        self._interpreter, self._rng = interpreter, rng
+        self.version = -1
+        self._rows: dict[tuple[str, ...], list[Leaves]] = {}  # that were played and not sent, by episodes
+        self._sent = time.monotonic()
+
+    def begin(self, told: Mapping[str, Any]) -> None:
+        """Acts as the answer of /v1/program says."""
+        self._told = told
+
+    def step(self, ids: tuple[str, ...], obs: Leaves, row: Leaves) -> tuple[Leaves, bool]:
+        """(actions [N, *] of the environment by path, whether it is time to send) of N episodes.
+
+        Args:
+          ids: their names.
+          obs: [N, *] by path.
+          row: what came before, by the names of /v1/played: rewards belong to the latest actions, so that a row is sent
+            with what came before its own.
+        Raises:
+          ValueError: observations of other shapes.
+        """
+        drawn, changed, log_prob = self.act(obs)
+        under = lambda name, leaves: {f"{name}/{path}" if path else name: x for path, x in leaves.items()}
+        versions = np.full(len(log_prob), self.version)
+        rows = self._rows.setdefault(ids, [])
+        rows.append(
+            {
+                **row,
+                **under("observations", obs),
+                **under("actions", drawn),
+                "log_probs": log_prob,
+                "versions": versions,
+            }
+        )
+        # steps in one request, and of one episode, as the server will have it
+        most = len(rows) >= self._told["rows"] or (len(rows) + 1) * len(ids) > self._told["most"]
+        return changed, most or time.monotonic() - self._sent > _SEND_S
+
+    def take(self, ids: tuple[str, ...]) -> Leaves:
+        """[K, N, *] of the rows of these episodes by name, which are sent now; what a row has not is 0."""
+        rows = self._rows.pop(ids, [])
+        self._sent = time.monotonic()
+        like = {name: x for row in rows for name, x in row.items()}
+        return {name: np.stack([row.get(name, np.zeros_like(x)) for row in rows]) for name, x in like.items()}
 
     def load(self, found: Mapping[str, Any]) -> None:
         """Acts with these weights from now on."""

@@ -34,7 +34,6 @@ import numpy as np
 _NPZ = "application/x-npz"
 _LARGE = 256  # numbers of an observation, from which on arrays are sent as npz rather than as JSON
 _FIRST_S, _LONGEST_S = 0.1, 5.0  # seconds between tries, doubled each time
-_SEND_S = 1.0  # seconds after which steps that were chosen here are sent, however few
 
 
 class RequestRefused(ValueError):
@@ -98,12 +97,11 @@ class PolicyClient:
             self._headers["Authorization"] = f"Bearer {token}"
         self._reward: dict[str, float] = {}  # since the latest action, by episode
         self._step: dict[str, int] = {}
+        self._turns: dict[str, dict[str, dict[str, Any]]] = {}  # what the next request tells of several agents
         self.version = 0  # of the weights that chose the latest action
         self._acts_here, self._rng = inference_mode == "local", np.random.default_rng(seed)
         self._local: Any = None  # `acting.Local`
         self._policy = ""  # for which it acts, as a query
-        self._rows: dict[tuple[str, ...], list[dict[str, Any]]] = {}  # that were played and not sent, by episodes
-        self._sent = time.monotonic()
 
     # ------------------------------------------------------------ one episode
 
@@ -122,50 +120,119 @@ class PolicyClient:
         fields: dict[str, Any] = {"episode_id": id, "training_enabled": bool(training_enabled)}
         fields |= {} if policy is None else {"policy": policy}
         try:
-            self._post("/v1/episodes", fields)
+            found = self._post("/v1/episodes", fields)
         except RequestRefused as e:
             if e.status != 409 or episode_id is not None:
                 raise  # of a name of our own: the answer to the first try was lost
+            known = self.policies()
+            found = known[policy or next(iter(known))]
         self._reward[id], self._step[id] = 0.0, 0
+        if found.get("agents"):
+            self._turns[id] = _nothing_told()
         return id
 
-    def get_action(self, episode_id: str, observation: Any) -> Any:
-        """The policy's action at an observation [*], as the environment takes it."""
+    def get_action(self, episode_id: str, observation: Any, agent: str | None = None) -> Any:
+        """The policy's action at an observation [*], as the environment takes it.
+
+        Of several agents the actions of those that act now, {agent: action}, at their observations {agent: [*]}; or of
+        one of them, which `agent` names.
+        """
+        if episode_id in self._turns:
+            actions = self._turn(episode_id, _by_agent(agent, observation))
+            return actions if agent is None else actions[agent]
         if self._acts_here:
             row = {"rewards": np.array([self._reward[episode_id]], np.float32)}
             self._went_on(episode_id)
-            _, action = self._act((episode_id,), _batch_of_one(observation), row)
-            return _first(action)
+            seen = {name: x[None] for name, x in flat("", observation)}
+            _, action = self._act((episode_id,), seen, row)
+            return _tree({name: x[0] for name, x in action.items()})
         fields = {"observation": observation, "reward": self._reward[episode_id], "step": self._step[episode_id]}
         found = self._of(episode_id, "action", fields)
         self._went_on(episode_id)
         self.version = int(found["version"])
         return _arrays(found["action"])
 
-    def log_action(self, episode_id: str, observation: Any, action: Any) -> None:
-        """Tells of an action that was chosen here. Raises RequestRefused where the algorithm does not learn from it."""
+    def log_action(self, episode_id: str, observation: Any, action: Any, agent: str | None = None) -> None:
+        """Tells of an action that was chosen here. Raises RequestRefused where the algorithm does not learn from it.
+
+        Of several agents by agent, as `get_action`.
+        """
+        if episode_id in self._turns:
+            self._turn(episode_id, _by_agent(agent, observation), _by_agent(agent, action))
+            return
         self._send((episode_id,))
         fields = {"observation": observation, "action": action, "reward": self._reward[episode_id]}
         self._of(episode_id, "log", {**fields, "step": self._step[episode_id]})
         self._went_on(episode_id)
 
-    def log_returns(self, episode_id: str, reward: float, info: Any = None) -> None:
-        """Adds to the reward of the latest action; it goes with the next request. `info` is for RLlib's callers."""
-        self._reward[episode_id] += float(reward)
+    def log_returns(
+        self,
+        episode_id: str,
+        reward: Any,
+        info: Any = None,
+        multiagent_done_dict: Mapping[str, bool] | None = None,
+        agent: str | None = None,
+    ) -> None:
+        """Adds to the reward of the latest action; it goes with the next request.
 
-    def end_episode(self, episode_id: str, observation: Any, truncated: bool = False) -> dict[str, float]:
+        Args:
+          episode_id: see `start_episode`.
+          reward: a number; of several agents {agent: number}, or of the one that `agent` names.
+          info: is for RLlib's callers.
+          multiagent_done_dict: agents that have ended before the others do; `end_agent` says more.
+          agent: see `reward`.
+        """
+        if episode_id not in self._turns:
+            self._reward[episode_id] += float(reward)
+            return
+        told = self._turns[episode_id]
+        for name, x in _by_agent(agent, reward).items():
+            told["rewards"][name] = told["rewards"].get(name, 0.0) + float(x)
+        ended = multiagent_done_dict or {}
+        told["terminated"] |= {name: True for name, over in ended.items() if over and name != "__all__"}
+
+    def end_agent(self, episode_id: str, agent: str, observation: Any, truncated: bool = False) -> None:
+        """Ends an agent before its episode, with the observation after its last action; with the next request."""
+        told = self._turns[episode_id]
+        told["observations"][agent] = observation
+        told["truncated" if truncated else "terminated"][agent] = True
+
+    def end_episode(self, episode_id: str, observation: Any = None, truncated: bool = False) -> dict[str, Any]:
         """Ends an episode with the observation after its last action; its `return` and `length`.
 
         Args:
           episode_id: see `start_episode`.
-          observation: [*], the last.
+          observation: [*], the last; of several agents {agent: [*]}, of which a true end needs none.
           truncated: it was cut, by a time limit, and might have gone on.
+        Returns:
+          Of several agents the sum of their returns, the steps in which any acted, and `returns`, {agent: return}.
         """
+        if episode_id in self._turns:
+            return self._end_turns(episode_id, observation or {}, truncated=truncated)
         self._send((episode_id,))
         fields = {"observation": observation, "reward": self._reward[episode_id], "truncated": bool(truncated)}
         found = self._of(episode_id, "end", {**fields, "step": self._step[episode_id]})
         del self._reward[episode_id], self._step[episode_id]
         return {name: float(found[name]) for name in ("return", "length")}
+
+    def _turn(self, id: str, observations: Mapping[str, Any], actions: Mapping[str, Any] | None = None) -> Any:
+        told = self._turns[id]
+        fields = {**told, "observations": {**told["observations"], **observations}, "step": self._step[id]}
+        found = self._of(id, "turn", {**fields, "actions": actions} if actions else fields)
+        self._turns[id] = _nothing_told()
+        self._step[id] += 1
+        self.version = int(found["version"])
+        return {name: _arrays(x) for name, x in found.get("actions", {}).items()}
+
+    def _end_turns(self, id: str, observations: Mapping[str, Any], *, truncated: bool) -> dict[str, Any]:
+        if self._turns[id]["terminated"] or self._turns[id]["truncated"]:
+            self._turn(id, {})
+        told = self._turns[id]
+        fields = {"observations": dict(observations), "rewards": told["rewards"], "truncated": bool(truncated)}
+        found = self._of(id, "end", {**fields, "step": self._step[id]})
+        del self._turns[id], self._reward[id], self._step[id]
+        returns = {name: float(x) for name, x in found["returns"].items()}
+        return {"return": float(found["return"]), "length": float(found["length"]), "returns": returns}
 
     # ------------------------------------------------------------ many episodes in one request
 
@@ -204,7 +271,8 @@ class PolicyClient:
         }
         given = {name: value for name, value in fields.items() if value is not None}
         if self._acts_here:
-            return Steps(*self._act(tuple(episodes), observations, given))
+            ids, action = self._act(tuple(episodes), dict(flat("", observations)), given)
+            return Steps(ids, _tree(action))
         given |= {"episode_ids": list(episodes), "observations": observations}
         try:
             found = self._post("/v1/steps", given, again=False, npz=True)
@@ -218,8 +286,9 @@ class PolicyClient:
     def update_policy_weights(self) -> int:
         """Gets the server's weights where they are newer than those that act here; their version."""
         if self._local is None:
-            told = self._request("GET", f"/v1/program?{self._policy}", b"", {})
-            self._local = _beside("acting.py").Local(told, _beside("interpreter.py", "export"), self._rng)
+            self._local = _beside("acting.py").Local(_beside("interpreter.py", "export"), self._rng)
+        if self._local.version < 0:
+            self._local.begin(self._request("GET", f"/v1/program?{self._policy}", b"", {}))
         path = f"/v1/weights?newer_than={self._local.version}&{self._policy}"
         if found := self._request("GET", path, b"", {}):
             self._local.load(found)
@@ -234,42 +303,31 @@ class PolicyClient:
             raise ValueError("policy: with inference_mode local a client acts for one: make another client")
         self._policy = query
 
-    def _act(self, ids: tuple[str, ...], obs: Any, row: dict[str, Any]) -> tuple[list[str], Any]:
-        """(episodes from now on, actions [N, *]) of N episodes, which are sent once there are enough of them."""
-        if self._local is None:
+    def _act(self, ids: tuple[str, ...], obs: Mapping[str, Any], row: Any) -> tuple[list[str], dict[str, Any]]:
+        """(episodes from now on, actions [N, *] by path) of N episodes, which are sent once there are enough."""
+        if self._local is None or self._local.version < 0:
             self.update_policy_weights()
-        local = self._local
-        # rewards belong to the latest actions, so that a row is sent with what came before its own
         try:
-            drawn, changed, log_prob = local.act(dict(flat("", obs)))
+            action, enough = self._local.step(ids, obs, dict(flat("", row)))
         except ValueError as e:
             raise RequestRefused(422, str(e)) from None
-        own, action = (_arrays(_nested(tree)) if "" not in tree else tree[""] for tree in (drawn, changed))
-        self.version = local.version
-        versions = np.full(len(ids), local.version)
-        rows = self._rows.setdefault(ids, [])
-        rows.append({**row, "observations": obs, "actions": own, "log_probs": log_prob, "versions": versions})
-        enough = len(rows) >= local.rows or (len(rows) + 1) * len(ids) > local.most
-        if enough or time.monotonic() - self._sent > _SEND_S:
-            return self._send(ids), action
-        return list(ids), action
+        self.version = self._local.version
+        return self._send(ids) if enough else list(ids), action
 
     def _send(self, ids: tuple[str, ...]) -> list[str]:
         """Sends the steps of these episodes that were chosen here; the episodes that go on."""
-        if not (rows := self._rows.pop(ids, [])):
+        if self._local is None or not (rows := self._local.take(ids)):
             return list(ids)
-        self._sent = time.monotonic()
-        fields = {"episode_ids": list(ids), **_stacked([dict(flat("", row)) for row in rows])}
         try:
-            found = self._post("/v1/played", fields, again=False, npz=True)
+            found = self._post("/v1/played", {"episode_ids": list(ids), **rows}, again=False, npz=True)
         except ConnectionError as e:
             raise EpisodeLost(f"no answer from {self._address}: {e}") from e
         except RequestRefused as e:
             if e.status not in (404, 409, 410):
                 raise
-            self._local = None  # a server that has begun anew knows other versions
+            self._local.version = -1  # a server that has begun anew knows other versions
             raise EpisodeLost(str(e)) from e
-        if self._local is None or int(found["version"]) != self._local.version:
+        if int(found["version"]) != self._local.version:
             self.update_policy_weights()
         return [str(id) for id in found["episode_ids"]]
 
@@ -300,8 +358,8 @@ class PolicyClient:
         except RequestRefused as e:
             if e.status not in (404, 410):
                 raise
-            self._reward.pop(id, None)
-            self._step.pop(id, None)
+            for told in (self._reward, self._step, self._turns):
+                told.pop(id, None)
             raise EpisodeLost(str(e)) from e
 
     def _post(self, path: str, fields: Mapping[str, Any], *, again: bool = True, npz: bool = False) -> dict[str, Any]:
@@ -334,6 +392,14 @@ class PolicyClient:
                     return _read(found, answer.getheader("Content-Type", ""))
             time.sleep(wait * random.uniform(0.5, 1.0))
             wait = min(2 * wait, _LONGEST_S)
+
+
+def _nothing_told() -> dict[str, dict[str, Any]]:
+    return {name: {} for name in ("observations", "rewards", "terminated", "truncated")}
+
+
+def _by_agent(agent: str | None, x: Any) -> dict[str, Any]:
+    return dict(x) if agent is None else {agent: x}
 
 
 def _told(body: bytes, status: int) -> str:
@@ -377,6 +443,11 @@ def _arrays(tree: Any) -> Any:
     return found[()] if found.ndim == 0 else found
 
 
+def _tree(leaves: Mapping[str, Any]) -> Any:
+    """Arrays by their paths as the tree that `flat` made them of."""
+    return leaves[""] if "" in leaves else _arrays(_nested(leaves))
+
+
 def _size(tree: Any) -> int:
     if isinstance(tree, Mapping):
         return sum(map(_size, tree.values()))
@@ -410,21 +481,3 @@ def _beside(name: str, room: str = "serve") -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def _stacked(rows: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """[K, N, *] of K rows [N, *] by name; what a row has not is 0."""
-    like = {name: x for row in rows for name, x in row.items()}
-    return {name: np.stack([row.get(name, np.zeros_like(x)) for row in rows]) for name, x in like.items()}
-
-
-def _batch_of_one(obs: Any) -> Any:
-    if isinstance(obs, Mapping):
-        return {name: _batch_of_one(part) for name, part in obs.items()}
-    return tuple(map(_batch_of_one, obs)) if isinstance(obs, tuple) else np.asarray(obs)[None]
-
-
-def _first(tree: Any) -> Any:
-    if isinstance(tree, Mapping):
-        return {name: _first(part) for name, part in tree.items()}
-    return tuple(map(_first, tree)) if isinstance(tree, tuple) else tree[0]

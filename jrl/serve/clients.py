@@ -14,17 +14,19 @@ from jrl.envs import played
 from jrl.envs.played import Played
 from jrl.host import faults
 from jrl.rollout.source import Source
-from jrl.serve import address, origins
+from jrl.run import build_policies
+from jrl.serve import address, game_program, origins
 from jrl.serve.columns import Columns
-from jrl.serve.inference import Inference, Program, zeros
+from jrl.serve.game_program import GameProgram
+from jrl.serve.inference import Inference, Program
 from jrl.serve.local import ROWS, Local
-from jrl.serve.served import Facts
+from jrl.serve.served import Agent, Facts
 from jrl.serve.server import Server
 from jrl.serve.source import ClientSource, capacity
 from jrl.serve.table import Table
 from jrl.settings import config, external
 from jrl.settings.config import RunConfig
-from jrl.types import ActOut, EnvSpec, PyTree, element
+from jrl.types import ActOut, EnvSpec, PyTree, Space, element
 
 
 class Clients:
@@ -78,25 +80,31 @@ class Clients:
         device: Any = None,  # the actor says where it acts
         **how: Any,
     ) -> Source:
+        cfg = build_policies.resolved(cfg)  # who follows which policy
         given, spec, num = cfg.external, env.spec, env.spec.num_envs
         assert given is not None
         before = jax.tree.map(np.asarray, jax.device_get(carry(num)))
         initial = lambda column: jax.tree.map(lambda x: x[column], before)
         most = capacity(length, replay=cfg.replay is not None, bytes_per_row=_bytes(spec), num=num)
-        table = Table(Columns(num, length, most), num, given.max_clients)
-        program = Program(act, env.to_env, explore=explore, most=max(num, min(given.max_batch, 64)))
+        agents, size = build_policies.agents_of(cfg, spec) if spec.agents else None, max(1, len(spec.agents))
+        table = Table(Columns(num, length, most, agents), spec.games, given.max_clients, size)
+        how_to: dict[str, Any] = {"explore": explore, "most": max(spec.games, min(given.max_batch, 64))}
+        if agents is None:
+            program = Program(act, env.to_env, **how_to)
+        else:
+            program = GameProgram(act, env.to_env, spec, agents, **how_to)
         found = Server(table, given, self._token)
         inference = Inference(table, program, initial, found.deliver, max_wait_ms=given.max_wait_ms)
         random_steps = getattr(cfg.algo.exploration, "random_timesteps", 0)
+        memory = carry(size) if agents is None else ()  # of several agents nobody acts by themselves
         local = Local(
-            config.algo_name(cfg), choice, carry(1), spec, env.to_env, explore=explore,
+            config.algo_name(cfg), choice, memory, spec, env.to_env, explore=explore,
             clips=cfg.replay is not None, random_steps=random_steps, rows=length if cfg.replay is None else ROWS,
         )  # fmt: skip
         found.add("default", facts(cfg, spec), inference, local)
-        first = zeros(element(spec.observation))
 
         def begin() -> None:
-            inference.warm_up(first)
+            inference.warm_up(spec)
             sock, self._socket = self._socket or address.bound(given, self._token), None
             self.address = address.url(sock, tls=self._tls is not None)
             found.web.open(sock, self._tls)
@@ -124,10 +132,26 @@ class _Serving(ClientSource):
 def facts(cfg: RunConfig, spec: EnvSpec) -> Facts:
     """What a server of a run tells of its policy."""
     name, taken = config.algo_name(cfg), spec.env_action or spec.action
-    own = functools.partial(played.from_env, spec.action, taken) if cfg.replay is not None else None
+    learns_any = cfg.replay is not None
+    own = functools.partial(played.from_env, spec.action, taken) if learns_any else None
     why = f"{name} learns from actions that its own policy chose: ask for them; dqn, sac and td3 learn from any"
     seen = spec.env_observation or spec.observation
-    return Facts(name, seen, taken, own, why, learns=True, policy_action=spec.action)
+    told = _agents(cfg, spec, learns_any=learns_any) if spec.agents else {}
+    return Facts(name, seen, taken, own, why, learns=True, policy_action=spec.action, agents=told)
+
+
+def _agents(cfg: RunConfig, spec: EnvSpec, *, learns_any: bool) -> dict[str, Agent]:
+    """What the server tells of each agent."""
+
+    def own(kind: int, policy: Space, env: Space, action: PyTree) -> PyTree:
+        return game_program.embedded(spec, kind, played.from_env(policy, env, action))
+
+    found, follows = {}, build_policies.agents_of(cfg, spec).policies
+    for number, (name, of) in enumerate(zip(spec.agents, game_program.of_agents(spec), strict=True)):
+        kind, seen, acts, taken = of
+        choose = functools.partial(own, kind, acts, taken) if learns_any else None
+        found[name] = Agent(number, follows[number], seen, taken, choose)
+    return found
 
 
 def _bytes(spec: EnvSpec) -> int:

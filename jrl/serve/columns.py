@@ -5,12 +5,16 @@ reward and how the step ended. The rows of a column are those of a `Rollout` (`j
 with the final observation stands behind an end and is masked, and one that broke off is masked and marked as failed.
 """
 
+import functools
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
+from jrl.rollout import complete
+from jrl.rollout.complete import Agents
 from jrl.types import PyTree
 
 # what the latest row of a column is, whose result has not come
@@ -49,13 +53,15 @@ class Columns:
       num: B.
       length: T, rows of a column in a rollout.
       capacity: rows of a column that are kept until they are taken; then the oldest go.
+      agents: of several what the columns are; None: one. Leaves of rows that are of some columns alone are written for
+        all, and taken of those.
     Attributes:
       dropped: rows that no learner got, so far.
-      failures: rows that broke off, so far.
+      failures: episodes that broke off, so far.
     """
 
-    def __init__(self, num: int, length: int, capacity: int):
-        self._num, self._length = num, length
+    def __init__(self, num: int, length: int, capacity: int, agents: Agents | None = None):
+        self._num, self._length, self._agents = num, length, agents
         self._capacity = max(capacity, length)
         self._slots = self._capacity + 1  # the row under way has one
         self.dropped = self.failures = 0
@@ -123,11 +129,11 @@ class Columns:
         self._continues[column] = False
         self.dropped += int(real.sum())
 
-    def break_off(self, column: int) -> None:
-        """Marks the step under way as failed: its result will never come."""
-        if self._kind[column] == _STEP:
-            self._kind[column] = _BROKEN
-            self.failures += 1
+    def break_off(self, column: Sequence[int]) -> None:
+        """Marks the steps under way of an episode's columns as failed: their results will never come."""
+        begun = [i for i in column if self._kind[i] == _STEP]
+        self._kind[begun] = _BROKEN
+        self.failures += bool(begun)
 
     # ------------------------------------------------------------ for the learner
 
@@ -150,16 +156,28 @@ class Columns:
         slot = (self._first + np.minimum(t, count)) % self._slots
         real = t < count
         obs, action, extras, carry = self._rows
-        at = lambda tree, slot: jax.tree.map(lambda ring: ring[slot, every], tree)
+        columns_of = functools.partial(complete.columns_of, self._agents, self._num)
+
+        def at(tree: PyTree, slot: np.ndarray, own: Sequence[np.ndarray | None]) -> PyTree:
+            leaves, structure = jax.tree.flatten(tree)
+            pairs = zip(leaves, own, strict=True)
+            found = [ring[slot, every] if own is None else ring[slot[..., own], own] for ring, own in pairs]
+            return jax.tree.unflatten(structure, found)
+
+        seen, everywhere = columns_of((obs,), {}), [None] * len(jax.tree.leaves(carry))
         flags = lambda ring: ring[slot, every] & real
         taken = Taken(
-            (at(obs, slot), at(action, slot), at(extras, slot)),
-            at(obs, (self._first + count) % self._slots),
+            (
+                at(obs, slot, seen),
+                at(action, slot, columns_of((action,), {})),
+                at(extras, slot, columns_of((), extras)),
+            ),
+            at(obs, (self._first + count) % self._slots, seen),
             Ends(np.where(real, self._reward[slot, every], 0), flags(self._terminated), flags(self._truncated)),
             flags(self._mask),
             flags(self._failed),
             count,
-            at(carry, self._first % self._slots),
+            at(carry, self._first % self._slots, everywhere),
             self._continues.copy(),
             self._version[slot, every],
             (self._restarted.copy(), self._return.copy(), self._steps.copy()),

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jrl import spaces
 from jrl.serve.columns import Columns, Ends
 from jrl.serve.table import UNLEARNED, Item, Table
-from jrl.types import ActOut, Key, PyTree
+from jrl.types import ActOut, EnvSpec, Key, PyTree
 
 Deliver = Callable[[list[tuple[Item, PyTree, int]]], None]  # items with their actions [*] and the version that chose
 
@@ -22,6 +23,16 @@ class Weights(NamedTuple):
     actor: PyTree
     key: Key
     version: int
+
+
+class Chosen(NamedTuple):
+    """What acting made of N items."""
+
+    obs: PyTree  # [N, *], as is this and all that follows
+    action: PyTree
+    extras: dict[str, PyTree]
+    before: PyTree  # memories
+    each: Sequence[tuple[PyTree, PyTree]]  # of each item its action in the environment's units [*], and memory after
 
 
 class Program:
@@ -43,13 +54,34 @@ class Program:
 
         self._run = jax.jit(run)
 
-    def __call__(self, weights: Weights, obs: PyTree, carry: PyTree, count: int) -> tuple[PyTree, ...]:
-        """(actions, actions of the environment, extras, carry after) [N, *] of observations [N, *], numpy."""
-        num = len(jax.tree.leaves(obs)[0])
-        size = next(size for size in self.sizes if size >= num)
-        obs, carry = (jax.tree.map(lambda x: _padded(x, size), tree) for tree in (obs, carry))
-        found = jax.device_get(self._run(weights.actor, obs, carry, weights.key, np.uint32(count % 2**32)))
-        return jax.tree.map(lambda x: x[:num], found) if size != num else found
+    def __call__(self, weights: Weights, items: Sequence[Item], count: int) -> Chosen:
+        """What is chosen for N items."""
+        num, stack = len(items), lambda *parts: np.stack(parts)
+        size = self.size(num)
+        obs: PyTree = jax.tree.map(stack, *(item.obs for item in items))
+        before = jax.tree.map(stack, *(item.seat.carry for item in items))
+        padded = lambda tree: jax.tree.map(lambda x: _padded(x, size), tree)
+        found = self.run(weights, padded(obs), padded(before), count)
+        action, to_env, extras, after = jax.tree.map(lambda x: x[:num], found) if size != num else found
+        return Chosen(
+            obs, action, extras, before, [jax.tree.map(lambda x, i=i: x[i], (to_env, after)) for i in range(num)]
+        )
+
+    def size(self, num: int) -> int:
+        """Rows of the program that acts for so many."""
+        return next(size for size in self.sizes if size >= num)
+
+    def run(self, weights: Weights, obs: PyTree, carry: PyTree, count: int) -> tuple[PyTree, ...]:
+        """(actions, actions of the environment, extras, carry after) of rows of one of `sizes`, numpy."""
+        return jax.device_get(self._run(weights.actor, obs, carry, weights.key, np.uint32(count % 2**32)))
+
+    def warm_up(self, weights: Weights, spec: EnvSpec, initial: PyTree) -> None:
+        """Compiles for all sizes, of observations of zeros and memories [*] as before an episode."""
+        agents = max(1, len(spec.agents))
+        for size in self.sizes:
+            rows = spaces.columns(spec._replace(num_envs=size * agents))
+            obs = zeros(spaces.elements(spec.observation, rows))
+            self.run(weights, obs, jax.tree.map(lambda x, n=size * agents: np.repeat(x[None], n, 0), initial), 0)
 
 
 def _padded(x: np.ndarray, size: int) -> np.ndarray:
@@ -112,13 +144,9 @@ class Inference:
         assert self._weights is not None
         return self._weights
 
-    def warm_up(self, obs: PyTree) -> None:
-        """Compiles for all sizes, of an observation [*] of zeros."""
-        assert self._weights is not None
-        for size in self._program.sizes:
-            repeat = lambda x, size=size: np.repeat(np.asarray(x)[None], size, 0)
-            observations, carry = jax.tree.map(repeat, (obs, self.initial(0)))
-            self._program(self._weights, observations, carry, 0)
+    def warm_up(self, spec: EnvSpec) -> None:
+        """Compiles all programs."""
+        self._program.warm_up(self.weights, spec, self.initial(0))
 
     def ask(self, items: Sequence[Item]) -> None:
         """Orders actions; `deliver` gets them."""
@@ -158,24 +186,18 @@ class Inference:
             return [self._items.popleft() for _ in range(min(len(self._items), self._most))]
 
     def _answer(self, items: list[Item]) -> None:
-        weights = self._weights
-        assert weights is not None
-        stack = lambda *parts: np.stack(parts)
-        obs = jax.tree.map(stack, *(item.obs for item in items))
-        before = jax.tree.map(stack, *(item.episode.carry for item in items))
-        action, to_env, extras, after = self._program(weights, obs, before, self.count)
+        weights = self.weights
+        found = self._program(weights, items, self.count)
         self.count += 1
-        action, extras = _with_own(action, extras, items)
-        for i, item in enumerate(items):
-            item.episode.carry = jax.tree.map(lambda x, i=i: x[i], after)
+        for item, (_, after) in zip(items, found.each, strict=True):
+            item.seat.carry = after
         if self._table.columns is not None:
+            action, extras = _with_own(found.action, found.extras, items)
             with self._table.lock:
                 versions = [weights.version if item.version is None else item.version for item in items]
-                _write(self._table.columns, items, (obs, action, extras, before), np.array(versions))
+                _write(self._table.columns, items, (found.obs, action, extras, found.before), np.array(versions))
                 self._table.lock.notify_all()
-        self._deliver(
-            [(item, jax.tree.map(lambda x, i=i: x[i], to_env), weights.version) for i, item in enumerate(items)]
-        )
+        self._deliver([(item, to_env, weights.version) for item, (to_env, _) in zip(items, found.each, strict=True)])
 
 
 def _with_own(action: PyTree, extras: PyTree, items: list[Item]) -> tuple[PyTree, PyTree]:
@@ -197,13 +219,13 @@ def _with_own(action: PyTree, extras: PyTree, items: list[Item]) -> tuple[PyTree
 
 def _write(columns: Columns, items: list[Item], row: PyTree, version: np.ndarray) -> None:
     """Writes rows in the order in which they were asked for: an episode may end and the next begin in one batch."""
-    left = [i for i, item in enumerate(items) if item.episode.column != UNLEARNED]
+    left = [i for i, item in enumerate(items) if item.seat.column != UNLEARNED]
     while left:
         first: dict[int, int] = {}
         for i in left:
-            first.setdefault(items[i].episode.column, i)
+            first.setdefault(items[i].seat.column, i)
         now = list(first.values())
-        left = [i for i in left if first[items[i].episode.column] != i]
+        left = [i for i in left if first[items[i].seat.column] != i]
         those = [items[i] for i in now]
         ends = Ends(
             np.array([item.reward for item in those], np.float32),
@@ -217,5 +239,5 @@ def _write(columns: Columns, items: list[Item], row: PyTree, version: np.ndarray
 
 
 def zeros(element: PyTree) -> PyTree:
-    """[*] of shapes and dtypes."""
+    """Arrays of shapes and dtypes."""
     return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), element)

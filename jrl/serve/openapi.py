@@ -2,7 +2,7 @@
 
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -94,11 +94,25 @@ def _any_of(kinds: Sequence[Space]) -> dict[str, Any]:
     return found[0] if len(found) == 1 else {"anyOf": found}
 
 
-def document(observations: Sequence[Space], actions: Sequence[Space], *, most: int) -> dict[str, Any]:
-    """The description of a server of policies with these spaces, which takes `most` episodes in a request."""
+def document(
+    observations: Sequence[Space], actions: Sequence[Space], agents: Mapping[str, Any] = {}, *, most: int
+) -> dict[str, Any]:
+    """The description of a server of policies with these spaces, which takes `most` episodes in a request.
+
+    Args:
+      observations, actions: of all policies and agents.
+      agents: name -> what has `observation` and `action`, where episodes have several agents.
+    """
     obs, act = ({"$ref": f"#/components/schemas/{name}"} for name in ("Observation", "Action"))
     number = {"type": "number"}
-    outcome = _object({"return": number, "length": {"type": "integer", "minimum": 0}}, "return", "length")
+    by_agent = lambda of: _object({name: of(agent) for name, agent in agents.items()})
+    seen_of, taken_of = (
+        by_agent(lambda one, what=what: schema(getattr(one, what))) for what in ("observation", "action")
+    )
+    rewards, flags = (by_agent(lambda one, kind=kind: {"type": kind}) for kind in ("number", "boolean"))
+    turn = {"observations": seen_of, "rewards": rewards, "terminated": flags, "truncated": flags}
+    ended = {"return": number, "length": {"type": "integer", "minimum": 0}, **({"returns": rewards} if agents else {})}
+    outcome = _object(ended, "return", "length")
     asked = {"observation": obs, "reward": _REWARD, "step": _STEP}
     chosen = {"action": act, "version": _VERSION, "step": _STEP}
     text = {"content": {"text/plain": {"schema": {"type": "string"}}}}
@@ -126,7 +140,8 @@ def document(observations: Sequence[Space], actions: Sequence[Space], *, most: i
         "versions": rows(_VERSION),
     }
     weights = {"content": {"application/x-npz": {"schema": {"type": "string", "format": "binary"}}}}
-    begun = {"episode_id": _NAME, "episode_ids": _many(_NAME, most), "version": _VERSION}
+    names = {"type": "array", "items": _NAME, "description": "of the agents, where an episode has several"}
+    begun = {"agents": names, "episode_id": _NAME, "episode_ids": _many(_NAME, most), "version": _VERSION}
     together = {"episode_ids": _many(_NAME, most), "actions": _many(act, most), "version": _VERSION}
     paths = {
         "/v1/episodes": {
@@ -150,14 +165,26 @@ def document(observations: Sequence[Space], actions: Sequence[Space], *, most: i
         },
         "/v1/episodes/{id}/reward": {
             "post": _route(
-                "reward", "Adds to the reward of the latest action.", _object({"reward": number}, "reward"),
-                _json(_object({"reward": number}, "reward")), of_one=True,
+                "reward", "Adds to the reward of the latest action.",
+                _object({"rewards": rewards}, "rewards") if agents else _object({"reward": number}, "reward"),
+                _json(_object({"rewards": rewards} if agents else {"reward": number})), of_one=True,
             )
         },
         "/v1/episodes/{id}/end": {
             "post": _route(
                 "end", "Ends an episode with its last observation.",
-                _object({**asked, "truncated": {"type": "boolean"}}, "observation"), _json(outcome), of_one=True,
+                _object({"observations": seen_of, "rewards": rewards, "truncated": {"type": "boolean"}, "step": _STEP})
+                if agents
+                else _object({**asked, "truncated": {"type": "boolean"}}, "observation"),
+                _json(outcome), of_one=True,
+            )
+        },
+        "/v1/episodes/{id}/turn": {
+            "post": _route(
+                "turn", "Of several agents: asks for the actions of some, and ends some.",
+                _object({**turn, "actions": taken_of, "step": _STEP}, "observations"),
+                _json(_object({"actions": taken_of, "version": _VERSION, "step": _STEP}, "actions", "version", "step")),
+                of_one=True,
             )
         },
         "/v1/steps": {

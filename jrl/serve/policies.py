@@ -13,14 +13,14 @@ from jrl.host import faults
 from jrl.run import checkpoint, policy
 from jrl.run.policy import Trained
 from jrl.serve import address, origins
-from jrl.serve.inference import Inference, Program, Weights, zeros
+from jrl.serve.inference import Inference, Program, Weights
 from jrl.serve.local import ROWS, Local, best_actions
 from jrl.serve.served import Facts
 from jrl.serve.server import Server
 from jrl.serve.table import Table
-from jrl.settings import config
+from jrl.settings import config, multi_agent
 from jrl.settings.external import ExternalConfig
-from jrl.types import PyTree, element
+from jrl.types import PyTree
 
 _LOOK_S = 2.0  # seconds between two looks for a better checkpoint
 _WHY = "these policies do not learn: there is nobody to log an action for"
@@ -33,10 +33,10 @@ class Loaded(NamedTuple):
     trained: Trained
 
 
-def load(path: str, best: bool | None) -> Loaded:
-    """The policy of a run or a checkpoint. Raises InputError: there is none that can act here."""
+def load(path: str, best: bool | None, one: str | None = None) -> Loaded:
+    """A policy of a run or a checkpoint: the one of this name. Raises InputError: there is none that can act here."""
     found = checkpoint.locate(Path(path), best=best)
-    trained = policy.restore(found)
+    trained = policy.restore(found, policy=one)
     cfg = trained.config
     past = {
         "env.frame_stack": cfg.env.frame_stack > 1,
@@ -48,6 +48,22 @@ def load(path: str, best: bool | None) -> Loaded:
             f"{path}: its observations tell of earlier steps ({', '.join(told)}): export it, and act there"
         )
     return Loaded(found, trained)
+
+
+def by_name(runs: Mapping[str, str], best: bool | None) -> dict[str, tuple[str, str | None]]:
+    """The name that clients say -> where the policy lies, and its name there.
+
+    A run of several policies gives each by its own name, behind that of the run where several are named: run.policy.
+    """
+    found: dict[str, tuple[str, str | None]] = {}
+    for name, path in runs.items():
+        meta = checkpoint.read_meta(checkpoint.locate(Path(path), best=best))
+        cfg = config.override(meta["config"], [])
+        if multi_agent.the_one(cfg) is not None or not (several := multi_agent.followers(cfg)):
+            found[name] = path, None
+            continue
+        found |= {one if len(runs) == 1 else f"{name}.{one}": (path, one) for one in several}
+    return found
 
 
 def facts(trained: Trained) -> Facts:
@@ -90,7 +106,8 @@ def serve(
     origins.allowed(cfg, token)
     sock = address.bound(cfg, token)
     try:
-        found = {name: load(path, best) for name, path in runs.items()}
+        named = by_name(runs, best)
+        found = {name: load(path, best, one) for name, (path, one) in named.items()}
         server = Server(Table(None, 0, cfg.max_clients * cfg.max_batch), cfg, token)
     except InputError:
         sock.close()
@@ -100,8 +117,8 @@ def serve(
         server.web.open(sock, context)
         print("clients:", address.url(sock, tls=context is not None), flush=True)
         for _ in _seconds(interrupted):
-            for name, path in runs.items() if follow else ():
-                if (later := _later(path, best, found[name])) is not None:
+            for name, (path, one) in named.items() if follow else ():
+                if (later := _later(path, best, found[name], one)) is not None:
                     found[name] = later
                     inferences[name].publish(weights(later))
                     print(f"{name}: {later.path}", flush=True)
@@ -120,7 +137,7 @@ def _served(server: Server, name: str, found: Loaded, cfg: ExternalConfig) -> In
     program = Program(trained.algo.act, trained.to_env(), explore=False, most=64)
     inference = Inference(server.table, program, initial, server.deliver, max_wait_ms=cfg.max_wait_ms)
     inference.publish(weights(found))
-    inference.warm_up(zeros(element(trained.spec.observation)))
+    inference.warm_up(trained.spec._replace(agents=(), kinds=()))
     told = facts(trained)
     local = Local(
         told.algorithm, best_actions(trained.algo.act), trained.algo.carry(1), trained.spec, trained.to_env(),
@@ -130,10 +147,10 @@ def _served(server: Server, name: str, found: Loaded, cfg: ExternalConfig) -> In
     return inference
 
 
-def _later(path: str, best: bool | None, now: Loaded) -> Loaded | None:
+def _later(path: str, best: bool | None, now: Loaded, one: str | None) -> Loaded | None:
     """The checkpoint of a run that acts from now on; None: it is the same, or one that is still being written."""
     try:
-        return None if checkpoint.locate(Path(path), best=best) == now.path else load(path, best)
+        return None if checkpoint.locate(Path(path), best=best) == now.path else load(path, best, one)
     except InputError as e:
         print(f"{path}: {e}; the policy that was loaded before goes on", flush=True)
         return None

@@ -1,6 +1,6 @@
 """The policies that a server answers with, and the answers to requests that wait for several of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +9,16 @@ from jrl import spaces
 from jrl.serve.inference import Inference
 from jrl.serve.local import Local
 from jrl.types import PyTree, Space
+
+
+class Agent(NamedTuple):
+    """What a server tells of an agent, where an episode has several."""
+
+    number: int
+    policy: int  # number of that which it follows
+    observation: Space
+    action: Space
+    own_action: Callable[[PyTree], PyTree] | None  # as in `Facts`
 
 
 class Facts(NamedTuple):
@@ -23,6 +33,12 @@ class Facts(NamedTuple):
     learns: bool
     remembers: bool = False  # what it does depends on earlier observations of an episode
     policy_action: Space | None = None  # in the policy's units; None: as `action`
+    agents: Mapping[str, Agent] = {}  # of an episode, where it has several; spaces above then may be tuples by kind
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the agents."""
+        return tuple(self.agents)
 
 
 class Served(NamedTuple):

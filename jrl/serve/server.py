@@ -1,5 +1,6 @@
 """The routes: what clients may ask, and what becomes of it."""
 
+import functools
 import re
 import time
 import traceback
@@ -9,13 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrl.data.spaces_json import plain, space_to_json
-from jrl.serve import openapi, origins, protocol
+from jrl.serve import about, openapi, origins, protocol, turns
 from jrl.serve.inference import Inference
 from jrl.serve.local import Local
 from jrl.serve.protocol import CLIENT, NPZ, Refused, Request, Response, encoded
 from jrl.serve.served import Answer, Facts, Served, together
-from jrl.serve.table import UNLEARNED, Episode, Item, Table
+from jrl.serve.table import UNLEARNED, Episode, Item, Seat, Table
 from jrl.serve.web import Limits, Reply, Web
 from jrl.settings.external import ExternalConfig
 from jrl.types import PyTree
@@ -39,13 +39,14 @@ class Server:
         most, pages = int(cfg.max_body_mb * 2**20), origins.allowed(cfg, token)
         limits = Limits(most, cfg.max_clients, cfg.max_rate, cfg.timeout_s, token, pages)
         self.web = Web(self._handle, limits, tick=lambda: table.sweep(cfg.timeout_s))
-        # by episode: who waits for its action
-        self._waiting: dict[str, tuple[Answer, int]] = {}
+        # who waits for an action
+        self._waiting: dict[Seat, tuple[Answer, int]] = {}
         self._begun = time.monotonic()
         self._asked_once = 0
         self._routes: list[tuple[str, re.Pattern[str], Callable[..., None]]] = [
             ("POST", re.compile(r"/v1/episodes"), self._begin),
             ("POST", re.compile(r"/v1/episodes/([^/]+)/action"), self._action),
+            ("POST", re.compile(r"/v1/episodes/([^/]+)/turn"), functools.partial(turns.turn, self)),
             ("POST", re.compile(r"/v1/episodes/([^/]+)/log"), self._log),
             ("POST", re.compile(r"/v1/episodes/([^/]+)/reward"), self._reward),
             ("POST", re.compile(r"/v1/episodes/([^/]+)/end"), self._end),
@@ -99,27 +100,32 @@ class Server:
 
     def _deliver(self, chosen: list[tuple[Item, PyTree, int]]) -> None:
         for item, action, version in chosen:
-            episode = item.episode
+            episode = item.seat.episode
             if item.told is not None:
                 item.told()
             if item.final or item.version is not None:
                 continue
-            episode.waits, episode.seen = False, time.monotonic()
-            episode.answer = action, version
-            waiting = self._waiting.pop(episode.id, None)
+            episode.pending, episode.seen = episode.pending - 1, time.monotonic()
+            if len(episode.seats) == 1:
+                episode.answer = action, version
+            waiting = self._waiting.pop(item.seat, None)
             if waiting is not None:
                 waiting[0].add(waiting[1], action, version)
 
-    def _ask(self, items: list[Item], done: Callable[[list[PyTree], int], None]) -> None:
+    def ask(self, items: list[Item], done: Callable[[list[PyTree], int], None]) -> None:
         """Orders the actions of one request; `done` gets those of the items that are not final, in order."""
         answer = Answer(sum(not item.final for item in items), done)
         i = 0
         for item in items:
             if not item.final:
-                self._waiting[item.episode.id] = answer, i
-                item.episode.waits = True
+                self._waiting[item.seat] = answer, i
+                item.seat.episode.pending += 1
                 i += 1
-        self._served[items[0].episode.policy].inference.ask(items)
+        self._served[items[0].seat.episode.policy].inference.ask(items)
+
+    def served(self, policy: str) -> Served:
+        """The policy of a name."""
+        return self._served[policy]
 
     # ------------------------------------------------------------ episodes
 
@@ -140,7 +146,8 @@ class Server:
         count = protocol.whole(given, "count", self._cfg.max_batch)
         if count is None:
             episode = self.table.begin(client, protocol.text(given, "episode_id"), **how)
-            reply(encoded({"episode_id": episode.id, "version": version}, request, 201))
+            told = {"agents": list(served.facts.names)} if served.facts.agents else {}
+            reply(encoded({"episode_id": episode.id, "version": version, **told}, request, 201))
             return
         if given.get("episode_id") is not None or count == 0:
             raise Refused(422, "count: expected 1 or more, without an episode_id: the server gives each its own")
@@ -154,14 +161,22 @@ class Server:
             raise
         reply(encoded({"episode_ids": [e.id for e in begun], "version": version}, request, 201))
 
-    def _found(self, request: Request, id: str) -> tuple[Episode, Facts]:
+    def found(self, request: Request, id: str) -> tuple[Episode, Facts]:
+        """The episode of an id and what acts in it. Raises Refused as `Table.find`."""
         episode = self.table.find(id, request.headers.get(CLIENT, ""))
         return episode, self._served[episode.policy].facts
+
+    def _alone(self, request: Request, id: str) -> tuple[Episode, Facts]:
+        """As `found`, of an episode with one agent."""
+        episode, facts = self.found(request, id)
+        if facts.agents:
+            raise Refused(422, f"episode {id!r} has several agents: tell of their turns (POST /v1/episodes/ID/turn)")
+        return episode, facts
 
     def _action(self, request: Request, reply: Reply, id: str) -> None:
         given = protocol.decoded(request)
         protocol.fields(given, ("observation", "reward", "step"), ("observation",))
-        episode, facts = self._found(request, id)
+        episode, facts = self._alone(request, id)
         obs = protocol.read(facts.observation, given["observation"], "observation")
         reward = protocol.number(given, "reward")
 
@@ -170,71 +185,74 @@ class Server:
 
         step = protocol.whole(given, "step")
         if step is not None and step == episode.steps - 1:  # asked again, since the answer was lost on its way
-            if episode.waits:
-                self._waiting[id] = Answer(1, lambda actions, version: done(actions, version, step)), 0
+            if episode.pending:
+                self._waiting[episode.seat] = Answer(1, lambda actions, version: done(actions, version, step)), 0
             else:
                 done([episode.answer[0]], episode.answer[1], step)
             return
-        self._in_turn(episode, step)
+        self.in_turn(episode, step)
         at = episode.steps
         item = self._item(episode, obs, reward)
-        self._ask([item], lambda actions, version: done(actions, version, at))
+        self.ask([item], lambda actions, version: done(actions, version, at))
 
-    def _in_turn(self, episode: Episode, step: int | None) -> None:
+    def in_turn(self, episode: Episode, step: int | None) -> None:
         """Raises Refused: a request of the episode is under way, or this is not its next step."""
-        if episode.waits:
+        if episode.pending:
             raise Refused(409, f"a request of episode {episode.id!r} is under way: wait for its answer")
         if step is not None and step != episode.steps:
             raise Refused(409, f"step: episode {episode.id!r} is at step {episode.steps}, not at {step}")
 
     def _item(self, episode: Episode, obs: PyTree, reward: float, **how: Any) -> Item:
-        """The next item of an episode, with the rewards since its latest action."""
-        reward += episode.reward
-        episode.reward, episode.total = 0.0, episode.total + reward
-        item = Item(episode, obs, reward, **how)
-        if not item.final:
-            episode.steps += 1
+        """The next item of an episode with one agent, with the rewards since its latest action."""
+        item = episode.seat.item(obs, reward, **how)
+        episode.steps = episode.seat.steps
         return item
 
     def _log(self, request: Request, reply: Reply, id: str) -> None:
         given = protocol.decoded(request)
         protocol.fields(given, ("observation", "action", "reward", "step"), ("observation", "action"))
-        episode, facts = self._found(request, id)
+        episode, facts = self._alone(request, id)
         obs = protocol.read(facts.observation, given["observation"], "observation")
         action = protocol.read(facts.action, given["action"], "action")
         reward = protocol.number(given, "reward")
         if facts.own_action is None:
             raise Refused(422, facts.why)
         step = protocol.whole(given, "step")
-        if step is not None and step == episode.steps - 1 and not episode.waits:
+        if step is not None and step == episode.steps - 1 and not episode.pending:
             reply(encoded({"step": step}, request))
             return
-        self._in_turn(episode, step)
+        self.in_turn(episode, step)
         at = episode.steps
         item = self._item(episode, obs, reward, action=facts.own_action(action))
-        self._ask([item], lambda actions, version: reply(encoded({"step": at}, request)))
+        self.ask([item], lambda actions, version: reply(encoded({"step": at}, request)))
 
     def _reward(self, request: Request, reply: Reply, id: str) -> None:
         given = protocol.decoded(request)
+        episode, facts = self.found(request, id)
+        if facts.agents:
+            turns.reward(self, reply, request, episode, given)
+            return
         protocol.fields(given, ("reward",), ("reward",))
-        episode, _ = self._found(request, id)
         reward = protocol.number(given, "reward")
-        self._in_turn(episode, None)
+        self.in_turn(episode, None)
         if not episode.steps:
             raise Refused(409, f"episode {id!r} has no action yet that a reward could be for")
-        episode.reward += reward
-        reply(encoded({"reward": episode.reward}, request))
+        episode.seat.reward += reward
+        reply(encoded({"reward": episode.seat.reward}, request))
 
     def _end(self, request: Request, reply: Reply, id: str) -> None:
         given = protocol.decoded(request)
-        protocol.fields(given, ("observation", "reward", "truncated", "step"), ("observation",))
         if (answer := self.table.ended_with(id, request.headers.get(CLIENT, ""))) is not None:
             reply(encoded(answer, request))  # asked again
             return
-        episode, facts = self._found(request, id)
+        episode, facts = self.found(request, id)
+        if facts.agents:
+            turns.end(self, request, reply, episode, given)
+            return
+        protocol.fields(given, ("observation", "reward", "truncated", "step"), ("observation",))
         obs = protocol.read(facts.observation, given["observation"], "observation")
         reward, truncated = protocol.number(given, "reward"), protocol.flag(given, "truncated", False)
-        self._in_turn(episode, protocol.whole(given, "step"))
+        self.in_turn(episode, protocol.whole(given, "step"))
         item = self._ended(episode, obs, reward, truncated=truncated)
         answer = {"return": episode.total, "length": episode.steps}
         self.table.close(episode, "has ended", answer)
@@ -246,7 +264,7 @@ class Server:
         """The last item of an episode; None where there is nothing to learn from it."""
         self.table.ended += 1
         item = self._item(episode, obs, reward, terminated=not truncated, truncated=truncated, final=True)
-        return item if episode.steps and episode.column != UNLEARNED else None
+        return item if episode.steps and episode.learns else None
 
     def _steps(self, request: Request, reply: Reply) -> None:
         given = protocol.decoded(request)
@@ -254,9 +272,9 @@ class Server:
         episodes, facts = self._several(request, given)
         obs, rewards, *ends = _came(facts, given, (len(episodes),))
         items = self._items(episodes, obs, rewards, *ends)
-        names = [item.episode.id for item in items if not item.final]
+        names = [item.seat.episode.id for item in items if not item.final]
         kind = facts.action
-        self._ask(
+        self.ask(
             items,
             lambda actions, version: reply(
                 encoded({"episode_ids": names, "actions": together(kind, actions), "version": version}, request)
@@ -268,11 +286,11 @@ class Server:
         ids = protocol.texts(given["episode_ids"], "episode_ids")
         if not 1 <= len(ids) <= self._cfg.max_batch or len(set(ids)) < len(ids):
             raise Refused(422, f"episode_ids: expected 1 to {self._cfg.max_batch} different ids, got {len(ids)}")
-        episodes = [self._found(request, id)[0] for id in ids]
+        episodes = [self._alone(request, id)[0] for id in ids]
         if len({episode.policy for episode in episodes}) > 1:
             raise Refused(422, "episode_ids: they follow different policies: send a request for each")
         for episode in episodes:
-            self._in_turn(episode, None)
+            self.in_turn(episode, None)
         return episodes, self._served[episodes[0].policy].facts
 
     def _items(
@@ -297,7 +315,7 @@ class Server:
                 self.table.close(episode, "has ended", {"return": episode.total, "length": episode.steps})
                 carry = self._served[episode.policy].inference.initial
                 how: dict[str, Any] = {"policy": episode.policy, "carry": carry}
-                episode = self.table.begin(episode.client, None, learns=episode.column != UNLEARNED, **how)
+                episode = self.table.begin(episode.client, None, learns=episode.learns, **how)
                 items += [] if item is None else [item]
                 reward = 0.0
             items.append(self._item(episode, at(obs, i), reward, **(chosen[i] if chosen else {})))
@@ -328,12 +346,12 @@ class Server:
             ]
             x, reward, cut, ends, final = at((obs, rewards, truncated, over, last), k)
             found = self._items(episodes, x, reward, cut, ends, final, own)
-            episodes = [item.episode for item in found if not item.final]
+            episodes = [item.seat.episode for item in found if not item.final]
             items += found
         ids = [episode.id for episode in episodes]
         # the learner may be slower than they are: the answer waits until these steps are where it takes them
         told = lambda: reply(encoded({"episode_ids": ids, "version": inference.version}, request))
-        learned = [item for item in items if item.episode.column != UNLEARNED]
+        learned = [item for item in items if item.seat.episode.learns]
         if learned:
             inference.ask([*learned[:-1], learned[-1]._replace(told=told)])
         else:
@@ -355,7 +373,9 @@ class Server:
 
     def _local(self, request: Request, reply: Reply, answer: Callable[[dict[str, Any], int, bytes], Response]) -> None:
         """Answers with what a client needs that acts by itself, once that is made."""
-        _, (_, inference, local) = self._named(request.query)
+        name, (facts, inference, local) = self._named(request.query)
+        if facts.agents:
+            raise Refused(422, f"policy {name} is of several agents: let the server act (inference_mode: remote)")
         say = lambda response: self.web.soon(reply, response)
         local.soon(inference, lambda *made: say(answer(*made)), lambda e: say(protocol.refusal(e)))
 
@@ -367,58 +387,36 @@ class Server:
         name, (facts, inference, _) = self._named(given)
         if facts.remembers:
             raise Refused(422, f"policy {name} remembers what it saw in an episode: begin one (POST /v1/episodes)")
+        if facts.agents:
+            raise Refused(422, f"policy {name} is of several agents: begin an episode (POST /v1/episodes)")
         obs = protocol.read(facts.observation, given["observation"], "observation")
         # an episode of its own, which nobody can ask again
         self._asked_once += 1
-        episode = Episode(f"/{self._asked_once}", "", name, UNLEARNED, inference.initial(0))
+        episode = Episode(f"/{self._asked_once}", "", name)
+        episode.seats.append(Seat(episode, 0, UNLEARNED, inference.initial(0)))
 
         def done(actions: list[PyTree], version: int) -> None:
             reply(encoded({"action": actions[0], "version": version}, request))
 
-        self._ask([Item(episode, obs, 0.0)], done)
+        self.ask([Item(episode.seat, obs, 0.0)], done)
 
     def _policies(self, request: Request, reply: Reply) -> None:
-        found = {}
-        for name, (facts, inference, _) in self._served.items():
-            seen, taken = (plain(space_to_json(space)) for space in (facts.observation, facts.action))
-            about = {"algorithm": facts.algorithm, "learns": facts.learns, "remembers": facts.remembers}
-            found[name] = {**about, "observation": seen, "action": taken, "version": inference.version}
-        reply(encoded({"policies": found}))
+        reply(encoded({"policies": about.policies(self._served)}))
 
     def _health(self, request: Request, reply: Reply) -> None:
         versions = {name: served.inference.version for name, served in self._served.items()}
         reply(encoded({"status": "ok", "versions": versions, "episodes": len(self.table.episodes)}))
 
     def _metrics(self, request: Request, reply: Reply) -> None:
-        table, columns = self.table, self.table.columns
-        found: dict[str, tuple[str, float]] = {
-            "requests_total": ("counter", self.web.requests),
-            "refused_total": ("counter", self.web.refused),
-            "connections": ("gauge", self.web.clients),
-            "episodes": ("gauge", len(table.episodes)),
-            "episodes_begun_total": ("counter", table.begun),
-            "episodes_ended_total": ("counter", table.ended),
-            "episodes_failed_total": ("counter", table.failed),
-            "inferences_total": ("counter", sum(served.inference.count for served in self._served.values())),
-            "uptime_seconds": ("gauge", time.monotonic() - self._begun),
-        }
-        if columns is not None:
-            found["steps_dropped_total"] = "counter", columns.dropped
-        lines = [f"# TYPE jrl_{name} {kind}\njrl_{name} {value:.12g}\n" for name, (kind, value) in found.items()]
-        versions = {name: served.inference.version for name, served in self._served.items()}
-        lines += ["# TYPE jrl_weights_version gauge\n"]
-        lines += [f'jrl_weights_version{{policy="{name}"}} {version}\n' for name, version in versions.items()]
-        reply(Response(200, "".join(lines).encode(), "text/plain; version=0.0.4"))
-
-    def _document(self) -> dict[str, Any]:
-        seen, taken = zip(*((s.facts.observation, s.facts.action) for s in self._served.values()), strict=True)
-        return openapi.document(seen, taken, most=self._cfg.max_batch)
+        text = about.metrics(self.table, self.web, self._served, time.monotonic() - self._begun)
+        reply(Response(200, text.encode(), "text/plain; version=0.0.4"))
 
     def _openapi(self, request: Request, reply: Reply) -> None:
-        reply(encoded(self._document()))
+        reply(encoded(about.document(self._served, self._cfg.max_batch)))
 
     def _docs(self, request: Request, reply: Reply) -> None:
-        reply(Response(200, openapi.page(self._document()).encode(), "text/html; charset=utf-8"))
+        page = openapi.page(about.document(self._served, self._cfg.max_batch))
+        reply(Response(200, page.encode(), "text/html; charset=utf-8"))
 
 
 def at(tree: PyTree, i: Any) -> PyTree:

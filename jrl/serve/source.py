@@ -6,17 +6,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jrl.envs.played import Played
 from jrl.host.faults import Interrupted
+from jrl.metrics import episodes
 from jrl.metrics.timers import Timers
 from jrl.rollout.collect import FAILURES, FromHost, device_of
 from jrl.rollout.collect_async import EMPTY
 from jrl.rollout.sources import copied
 from jrl.serve.columns import Taken
+from jrl.serve.game_program import STEP
 from jrl.serve.inference import Inference, Weights
 from jrl.serve.table import Table
-from jrl.types import ActOut, Episodes, Key, PyTree, Rollout
+from jrl.types import LEADS, ActOut, Episodes, Key, PyTree, Rollout
 
 LAG = "external/policy_lag"  # metric: updates that the weights which chose the rows are behind, on average
 DROPPED = "external/dropped"  # metric: steps so far that no learner got: they came too fast, or were too old
@@ -62,7 +65,7 @@ class ClientSource(FromHost):
         assert table.columns is not None
         self._table, self._rows, self._inference = table, table.columns, inference
         self._begin, self._interrupted, self._max_lag, self._version = begin, interrupted, max_lag, version
-        self._begun = False
+        self._begun, self._count_agents = False, bool(options.get("count_agents"))
         super().__init__(env, act, length=length, timers=timers, **options)
         self._forget = jax.jit(_forgotten)
 
@@ -85,10 +88,16 @@ class ClientSource(FromHost):
             terminated, truncated = self._env.ends(terminated, truncated)
         rows, last, carry, count = jax.device_put((taken.rows, taken.last_obs, taken.carry, taken.filled), device)
         observed, action, extras = rows
+        told, leads = None, {}
+        if self._env.spec.agents:
+            extras = dict(extras)
+            told, leads = self._games(extras.pop(STEP)), {LEADS: extras.pop(LEADS)}
         flags = (taken.ends.reward, terminated, truncated, taken.mask)
         self.columns, rollout, report = self._finish(
-            self.columns, (observed, action, *flags, extras), last, carry, taken.contiguous, taken.failed
+            self.columns, (observed, action, *flags, extras), last, carry, taken.contiguous, taken.failed, told
         )
+        if leads and not self._count_agents:
+            rollout = dataclasses.replace(rollout, extras={**rollout.extras, **leads})
         self._measure(taken)
         return dataclasses.replace(rollout, count=count), report
 
@@ -108,6 +117,16 @@ class ClientSource(FromHost):
                     raise Interrupted
                 with self._timers("clients"):
                     self._table.lock.wait(_LOOK_S if wait is None else min(wait, _LOOK_S))
+
+    def _games(self, steps: Any) -> episodes.Told:
+        """What is known of the games that have ended since the latest rollout."""
+        most, finished = steps.size, self._table.finished
+        with self._table.lock:
+            ended = [finished.popleft() for _ in range(min(most, len(finished)))]
+        over, total, length = np.arange(most) < len(ended), np.zeros(most, np.float32), np.zeros(most, np.int32)
+        if ended:
+            total[: len(ended)], length[: len(ended)] = zip(*ended, strict=True)
+        return episodes.Told(steps, *jax.device_put((over, total, length), steps.device))
 
     def _measure(self, taken: Taken) -> None:
         played = taken.mask

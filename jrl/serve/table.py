@@ -16,19 +16,18 @@ _REMEMBERED = 10_000  # episodes that are over
 UNLEARNED = -1  # the column of an episode that nobody learns from
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Episode:
     """One episode under way.
 
     Attributes:
       id, client: its name, and that of who plays it.
       policy: the name of that which acts.
-      column: whose rows it fills; UNLEARNED of one that is not learned from.
-      carry: what the policy remembers of it, [*] without a leading axis.
-      steps: actions that were asked for so far.
-      reward: that came since the latest action.
+      seats: of its agents, by number.
+      steps: requests so far that count: repeated ones have the number of the first.
+      length: steps so far, in which somebody acted.
       total: all rewards so far.
-      waits: a request of it is under way.
+      pending: actions that were asked for and have not come.
       answer: to the latest request for an action, for who asks again.
       seen: when its client last spoke, by time.monotonic.
     """
@@ -36,20 +35,62 @@ class Episode:
     id: str
     client: str
     policy: str
+    seats: list["Seat"] = dataclasses.field(default_factory=list)
+    steps: int = 0
+    length: int = 0
+    total: float = 0.0
+    pending: int = 0
+    answer: Any = None
+    seen: float = 0.0
+
+    @property
+    def seat(self) -> "Seat":
+        """That of its one agent."""
+        return self.seats[0]
+
+    @property
+    def learns(self) -> bool:
+        """Whether it is learned from."""
+        return self.seats[0].column != UNLEARNED
+
+
+@dataclasses.dataclass(eq=False)
+class Seat:
+    """An agent of an episode.
+
+    Attributes:
+      episode, agent: whose, and its number.
+      column: whose rows it fills; UNLEARNED of one that is not learned from.
+      carry: what the policy remembers of it, [*] without a leading axis.
+      steps: actions that were asked for so far.
+      reward, total: that came since the latest action, and in all.
+      over: it has ended, before its episode.
+    """
+
+    episode: Episode
+    agent: int
     column: int
     carry: PyTree
     steps: int = 0
     reward: float = 0.0
     total: float = 0.0
-    waits: bool = False
-    answer: Any = None
-    seen: float = 0.0
+    over: bool = False
+
+    def item(self, obs: PyTree, reward: float, **how: Any) -> "Item":
+        """What is seen next, with the rewards since the latest action; `how` is the rest of the item."""
+        reward += self.reward
+        self.reward, self.total = 0.0, self.total + reward
+        self.episode.total += reward
+        found = Item(self, obs, reward, **how)
+        if not found.final:
+            self.steps += 1
+        return found
 
 
 class Item(NamedTuple):
     """A request for an action: what is seen, and how the step before ended."""
 
-    episode: Episode
+    seat: Seat
     obs: PyTree  # [*]
     reward: float
     terminated: bool = False
@@ -59,6 +100,9 @@ class Item(NamedTuple):
     # of an action that a client chose with weights from here: their version, and its log-probability
     version: int | None = None
     log_prob: float = 0.0
+    # of the agents that act in a request: whether it is the first, and the first that follows its policy
+    first: bool = True
+    leads: bool = True
     told: Callable[[], None] | None = None  # called, in the server's thread, once it is where the learner takes it
 
 
@@ -67,22 +111,25 @@ class Table:
 
     Args:
       columns: the rows; None where nobody learns.
-      num: columns.
+      num: episodes that are learned from, at a time.
       most: of episodes that are not learned from, at a time.
+      agents: A, of an episode: agent k of episode i has column i * A + k.
     Attributes:
       lock: guards all of it; notified when rows have come.
       begun, ended, failed: episodes so far.
+      finished: return and length of each that has ended and was learned from, which nobody has taken yet.
     """
 
-    def __init__(self, columns: Columns | None, num: int, most: int):
+    def __init__(self, columns: Columns | None, num: int, most: int, agents: int = 1):
         self.lock = threading.Condition()
         self.columns = columns
-        self._most = most
+        self._most, self._agents = most, agents
         self._free = list(range(num - 1, -1, -1)) if columns is not None else []  # the last is taken first
         self._num = len(self._free)
         self.episodes: dict[str, Episode] = {}
         self._over: collections.OrderedDict[str, tuple[str, str, Any]] = collections.OrderedDict()
         self.begun = self.ended = self.failed = 0
+        self.finished: collections.deque[tuple[float, int]] = collections.deque(maxlen=_REMEMBERED)
 
     def begin(
         self, client: str, id: str | None, *, learns: bool, policy: str, carry: Callable[[int], PyTree]
@@ -107,9 +154,11 @@ class Table:
         unlearned = len(self.episodes) - (self._num - len(self._free))
         if not learns and unlearned >= self._most:
             raise Refused(429, f"{unlearned} episodes are under way: end one first")
-        column = self._free.pop() if learns else UNLEARNED
-        episode = Episode(id or secrets.token_hex(8), client, policy, column, carry(max(0, column)))
-        episode.seen = time.monotonic()
+        episode = Episode(id or secrets.token_hex(8), client, policy, seen=time.monotonic())
+        place = self._free.pop() if learns else 0
+        for agent in range(self._agents):
+            column = place * self._agents + agent
+            episode.seats.append(Seat(episode, agent, column if learns else UNLEARNED, carry(column)))
         self.episodes[episode.id] = episode
         self.begun += 1
         return episode
@@ -133,8 +182,8 @@ class Table:
     def close(self, episode: Episode, why: str, answer: Any = None) -> None:
         """Takes an episode off the table, and its column is free. With the lock held."""
         del self.episodes[episode.id]
-        if episode.column != UNLEARNED:
-            self._free.append(episode.column)
+        if episode.learns:
+            self._free.append(episode.seat.column // self._agents)
             self._free.sort(reverse=True)
         self._over[episode.id] = episode.client, why, answer
         if len(self._over) > _REMEMBERED:
@@ -142,8 +191,8 @@ class Table:
 
     def fail(self, episode: Episode, why: str) -> None:
         """Breaks an episode off; the step under way is no part of what is learned. With the lock held."""
-        if episode.column != UNLEARNED and self.columns is not None:
-            self.columns.break_off(episode.column)
+        if episode.learns and self.columns is not None:
+            self.columns.break_off([seat.column for seat in episode.seats])
         self.failed += 1
         self.close(episode, why)
 
@@ -151,5 +200,5 @@ class Table:
         """Fails the episodes whose clients have not spoken for so long."""
         with self.lock:
             limit = time.monotonic() - timeout_s
-            for episode in [e for e in self.episodes.values() if e.seen < limit and not e.waits]:
+            for episode in [e for e in self.episodes.values() if e.seen < limit and not e.pending]:
                 self.fail(episode, f"has failed: nothing was heard of its client for {timeout_s:g} s")

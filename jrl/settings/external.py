@@ -22,6 +22,9 @@ class ExternalConfig:
     # `spaces` or env.id
     observation: dict[str, Any] | None = None
     action: dict[str, Any] | None = None
+    # names of the agents, where an episode has several: then the spaces above are those of all, or of each by its name;
+    # null: one agent, or those of `spaces` or env.id
+    agents: tuple[str, ...] | None = None
     spaces: str | None = None  # run directory or checkpoint with these spaces, of which nothing else is taken
     host: str = "127.0.0.1"  # address to listen at; one that others reach needs a token
     port: Annotated[int, Interval(ge=0, le=65_535)] = 9900  # 0: any that is free, which the command tells
@@ -83,10 +86,62 @@ def faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
             "evaluation: without env.id there is no environment to play in: leave evaluation.every and "
             "evaluation.interval out",
         )
+    if given.agents is not None:
+        yield from _agent_faults(cfg)
     if given.private_key is not None and given.certificate is None:
         keys = ("external.private_key", "external.certificate")
         yield keys, "external.private_key: there is no certificate that it belongs to: set external.certificate"
+    yield from several_faults(cfg)
     yield from _refused(cfg)
+
+
+def _agent_faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    given = cfg.external
+    if given.observation is None:
+        yield (
+            ("external.agents", "external.observation"),
+            (
+                "external.agents: say what they see and do in external.observation and external.action, or leave it "
+                "out: env.id and external.spaces know their agents"
+            ),
+        )
+    if len(set(given.agents)) < len(given.agents) or len(given.agents) < 2:
+        yield (
+            ("external.agents",),
+            (
+                f"external.agents: expected two different names or more, got {list(given.agents)}: leave it out where "
+                "an episode has one agent"
+            ),
+        )
+    several = cfg.multi_agent
+    if several is not None and several.agents is not None and several.agents != given.agents:
+        yield (
+            ("external.agents", "multi_agent.agents"),
+            (f"multi_agent.agents: external.agents has {', '.join(given.agents)}: leave multi_agent.agents out"),
+        )
+
+
+def several_faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What agents of episodes that clients play cannot: each has rows of its own, which do not stand side by side."""
+    if cfg.external is None or (cfg.multi_agent is None and cfg.external.agents is None):
+        return
+    given = cfg.multi_agent
+    own = lambda name: None if given is None else getattr(given, name)
+    rows = "clients play each agent by its own turns, so that rows of a game's agents do not stand side by side"
+    sends = "clients send what the policy sees"
+    for key, is_set, why in (
+        ("multi_agent.self_play", own("self_play") is not None, rows),
+        ("multi_agent.group", own("group") is not None, rows),
+        ("multi_agent.replay_mode", own("replay_mode") == "lockstep", rows),
+        ("multi_agent.capacity", own("capacity") is not None, rows),
+        ("multi_agent.state", bool(own("state")), sends),
+        ("multi_agent.observation_fn", own("observation_fn") is not None, sends),
+        ("multi_agent.agent_id", bool(own("agent_id")), sends),
+        ("data.output", bool(cfg.data.output), "games of clients cannot be written yet"),
+        ("custom.callbacks", bool(cfg.custom.callbacks), "games of clients cannot be put together for them"),
+    ):
+        if is_set:
+            yield ("external", key), f"{key}: with external {why}: leave it out"
 
 
 def _refused(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -94,7 +149,6 @@ def _refused(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
     env, network, rollout = cfg.env, cfg.network, cfg.rollout
     plays = "clients play the episodes"
     for key, is_set, why in (
-        ("multi_agent", cfg.multi_agent is not None, "each episode has one agent"),
         ("env_runners.num", cfg.env_runners.num, plays),
         ("rollout.mode", rollout.mode != "sync", "clients are answered while it learns in any case"),
         ("rollout.batch_mode", rollout.batch_mode != "truncate_episodes", "nobody knows how long episodes get"),

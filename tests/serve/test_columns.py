@@ -70,7 +70,7 @@ def test_columns_are_lists(seed):
             columns.write(those, row, version, Ends(reward, final, np.zeros_like(final)), final)
         if rng.random() < 0.05:
             c = int(rng.integers(num))
-            columns.break_off(c)
+            columns.break_off([c])
             lists.break_off(c)
         if rng.random() < 0.1:
             columns.drop_before(version - 1)

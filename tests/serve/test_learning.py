@@ -1,6 +1,9 @@
 """Runs that learn from clients in processes of their own; the command, its end and its continuation."""
 
+import importlib.util
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -31,6 +34,12 @@ DQN = {
         "train_every": 16,
         "updates_per_step": 0.5,
     },
+}
+IMPALA = {
+    "algo": {"name": "impala", "lr": 1e-3, "ent_coef": 0.01},
+    "env": {"num_envs": 4},
+    "rollout": {"length": 64},
+    "network": {"hidden": [64], "core": {"name": "lstm", "size": 64}},
 }
 PLAYER = """
 import sys
@@ -92,8 +101,8 @@ def command(tmp_path, tree, port, *more):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("tree", "mode", "steps"),
-    [(PPO, "remote", 60_000), (DQN, "remote", 60_000), (PPO, "local", 200_000)],
-    ids=["ppo", "dqn", "ppo-local"],
+    [(PPO, "remote", 60_000), (IMPALA, "remote", 200_000), (DQN, "remote", 60_000), (PPO, "local", 200_000)],
+    ids=["ppo", "impala-lstm", "dqn", "ppo-local"],
 )
 def test_cartpole_from_two_processes(tree, mode, steps, tmp_path, players, own_kernels):
     port = free_port()
@@ -157,3 +166,24 @@ def test_a_signal_ends_a_server_that_nobody_plays_with(tmp_path):
     assert process.returncode == 143
     assert "interrupted before the first checkpoint" in told
     assert not (out / "checkpoints").exists() or not list((out / "checkpoints").glob("[0-9]*"))
+
+
+@pytest.mark.slow
+def test_both_sides_of_a_game_of_turns_learn_from_clients(tmp_path):
+    """TicTacToe by examples/serve_agents.py: against chance 43 % are won at first, 43 % are lost."""
+    spec = importlib.util.spec_from_file_location("serve_agents", ROOT / "examples" / "serve_agents.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    command = re.search(r"python -m jrl.serve (.+?)\n\"\"\"", (ROOT / "examples" / "serve_agents.py").read_text(), re.S)
+    port = free_port()
+    args = [*shlex.split(command[1].replace("\\\n", " ")), f"--port={port}", f"--out={tmp_path / 'run'}"]
+    server = subprocess.Popen([sys.executable, "-m", "jrl.serve", *args], cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        serving.listening(f"http://127.0.0.1:{port}")
+        first, last = example.main(f"http://127.0.0.1:{port}", 24_000)
+    finally:
+        server.kill()
+        server.wait()
+    assert first[2] > 0.3
+    assert last[0] > 0.7
+    assert last[2] < 0.2

@@ -57,7 +57,8 @@ class Acting:
         told, version, file = made
         told = json.loads(json.dumps({**told, "most": 8}))
         if self.here is None:
-            self.here = acting.Local(told, interpreter, np.random.default_rng(0))
+            self.here = acting.Local(interpreter, np.random.default_rng(0))
+            self.here.begin(told)
         with np.load(io.BytesIO(file), allow_pickle=False) as arrays:
             given = {"version": version, "policy": {}, "to_env": {}}
             for name in arrays.files:

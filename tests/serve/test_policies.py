@@ -35,6 +35,7 @@ def runs(tmp_path_factory):
         "plain": ["--env=CartPole-v1", "--set=checkpoint.every=16", "--set=checkpoint.keep_last=9"],
         "memory": ["--env=CartPole-v1", "--set=network.core={name: lstm, size: 4}"],
         "box": ["--env=Pendulum-v1"],
+        "game": ["--env=TicTacToe-v0", "--set=multi_agent.mapping=by_agent"],
     }
     for name, more in made.items():
         assert train.main(["ppo", *SMALL, *more, "--stop=env_steps=64", f"--out={out / name}"]) == 0
@@ -93,6 +94,19 @@ def test_actions_are_those_of_the_policy(runs):
             obs = rng.normal(size=(2, 4)).astype(np.float32)
             expected = [policy.act(x) for policy, x in zip(own, obs)]
             assert list(client.steps(ids, obs).actions) == expected
+        client.close()
+
+
+def test_policies_of_several_agents_have_names(runs):
+    rng, game = np.random.default_rng(0), str(runs / "game")
+    assert set(policies.by_name({"x": game, "y": str(runs / "box")}, None)) == {"x.player_0", "x.player_1", "y"}
+    with serving({"default": game}) as where:
+        client = PolicyClient(where)
+        assert list(client.policies()) == ["player_0", "player_1"]
+        for name in ("player_0", "player_1"):
+            here = jrl.load(game, policy=name)
+            obs = {"obs": rng.normal(size=19).astype(np.float32), "action_mask": np.array([1] * 9 + [0], np.int8)}
+            assert client.get_once(obs, policy=name) == here.act(obs)
         client.close()
 
 

@@ -61,8 +61,9 @@ def test_one_clear_error_where_there_are_none(pendulum, tmp_path):
         of(pendulum, action={"discrete": 2})
 
 
-def test_several_agents_are_refused(pendulum, monkeypatch):
-    spec = played.spec({"box": [3]}, {"discrete": 2}, 2)._replace(agents=("a", "b"))
+def test_agents_are_taken_over_with_their_spaces(pendulum, monkeypatch):
+    spec = played.spec({"box": [3]}, {"a": {"discrete": 2}, "b": {"box": [1]}}, 2, agents=("a", "b"))
     monkeypatch.setattr(checkpoint, "spec", lambda meta: spec)
-    with pytest.raises(InputError, match="has several agents, and clients play for one each"):
-        build_collect.played_by_clients(of(pendulum), 1)
+    found = build_collect.played_by_clients(of(pendulum), 1).spec
+    assert (found.agents, found.kinds) == (("a", "b"), ((0,), (1,)))
+    assert found.num_envs == 2 * of(pendulum).env.num_envs

@@ -1,0 +1,355 @@
+"""Episodes of several agents: what the learner gets is a plain record of what they did, each by its own turns."""
+
+import random
+import threading
+
+import jax
+import jsonschema
+import numpy as np
+import pytest
+import serving
+from serving import asked
+
+from jrl.run import build, build_policies
+from jrl.serve.client import EpisodeLost, PolicyClient
+from jrl.serve.clients import Clients
+from jrl.types import LEADS
+
+ALIKE = {"agents": ["a", "b", "c"], "observation": {"box": [3]}, "action": {"discrete": 4}}
+DIFFERENT = {
+    "agents": ["a", "b", "c"],
+    "observation": {"a": {"box": [3]}, "b": {"dict": {"x": {"box": [2]}, "n": {"box": []}}}, "c": {"box": [3]}},
+    "action": {"a": {"discrete": 4}, "b": {"box": [2], "low": -2, "high": 2}, "c": {"discrete": 4}},
+}
+REPLAY = {"capacity": 4096, "learning_starts": 100_000, "train_every": 16, "batch_size": 8}
+
+
+def settings(algo, external, **sections):
+    own = {"replay": REPLAY} if algo == "dqn" else {}
+    return serving.settings(algo, external=external, **{**own, **sections})
+
+
+class Record:
+    """What an agent did: (observation, action, reward until its next action, terminated, truncated) of each step."""
+
+    def __init__(self):
+        self.steps = {}
+
+    def acted(self, game, agent, obs, action):
+        self.steps.setdefault((game, agent), []).append([obs, action, 0.0, False, False])
+
+    def last(self, game, agent):
+        return self.steps[game, agent][-1]
+
+
+def play(client, rng, record, games, *, observed, own, tell):
+    """Plays games of random turns, agents that end early, and rewards for those that wait, too.
+
+    Args:
+      observed: (agent, number) -> observation.
+      own: whether the client chooses some actions itself.
+      tell: called with the return and length of each game.
+    """
+    for game in range(games):
+        id, left, acted, total, turns = client.start_episode(), ["a", "b", "c"], set(), 0.0, 0
+        for number in range(1, int(rng.integers(2, 10))):
+            acting = [agent for agent in left if rng.random() < 0.6] or left[:1]
+            seen = {agent: observed(agent, 100 * game + number) for agent in acting}
+            if own and len(acting) == 1 and rng.random() < 0.5:
+                actions = {acting[0]: 3}
+                client.log_action(id, seen, actions)
+            elif len(acting) == 1 and rng.random() < 0.5:
+                actions = {acting[0]: client.get_action(id, seen[acting[0]], agent=acting[0])}
+            else:
+                actions = client.get_action(id, seen)
+            assert set(actions) == set(acting)
+            turns += 1
+            for agent, action in actions.items():
+                record.acted(game, agent, seen[agent], action)
+            acted |= set(acting)
+            rewards = {agent: float(rng.integers(-3, 4)) for agent in acted & set(left) if rng.random() < 0.7}
+            client.log_returns(id, rewards)
+            for agent, reward in rewards.items():
+                record.last(game, agent)[2] += reward
+                total += reward
+            if len(left) > 1 and rng.random() < 0.2:
+                agent = left.pop(int(rng.integers(len(left))))
+                truncated = rng.random() < 0.5
+                client.end_agent(id, agent, observed(agent, -1), truncated)
+                if agent in acted:
+                    record.last(game, agent)[3 + truncated] = True
+        truncated = rng.random() < 0.5
+        last = {agent: observed(agent, -2) for agent in left} if truncated or rng.random() < 0.5 else None
+        for agent in acted & set(left):
+            record.last(game, agent)[3 + truncated] = True
+        found = client.end_episode(id, last, truncated=truncated)
+        assert found["return"] == total
+        assert found["length"] == turns
+        assert found["return"] == pytest.approx(sum(found["returns"].values()))
+        tell(found["return"], found["length"])
+
+
+def seen_by(different):
+    def observed(agent, number):
+        if different and agent == "b":
+            return {"x": np.array([number, 1], np.float32), "n": np.float32(2)}
+        return np.array([number, "abc".index(agent), 0.5], np.float32)
+
+    return observed
+
+
+def rollouts(cfg, clients, count, interrupted):
+    run = build.run(cfg, external=clients.source(cfg, 0, interrupted))
+    state, found = run.program.init(cfg.run.seed), []
+    for i in range(count):
+        _, rollout, report = run.program.collect(state, cfg.run.seed, i)
+        found.append(jax.device_get((rollout, report)))
+    run.program.close()
+    return found
+
+
+POLICIES = {
+    "one policy": (ALIKE, {}),
+    "a policy each": (ALIKE, {"mapping": "by_agent"}),
+    "two policies": (
+        ALIKE,
+        {"policies": {"x": {}, "y": {"network": {"hidden": [4]}}}, "mapping": {"b": "y", ".*": "x"}},
+    ),
+    "different spaces": (DIFFERENT, {}),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_rows_are_a_record_of_each_agents_turns(name):
+    external, several = POLICIES[name]
+    algo = "ppo" if name == "different spaces" else "dqn"
+    cfg = settings(algo, external, multi_agent=several, run={"seed": 2})
+    cfg = build_policies.resolved(cfg)
+    clients, record, told = Clients(), Record(), []
+    wrong = []  # what ended the player ends the run, too
+
+    def go():
+        serving.listening(clients.address)
+        client = PolicyClient(clients.address, patience_s=0.0)
+        rng = np.random.default_rng(0)
+        observed = seen_by(name == "different spaces")
+        try:
+            play(client, rng, record, 1000, observed=observed, own=algo == "dqn", tell=lambda *x: told.append(x))
+        except (ConnectionError, EpisodeLost):
+            pass  # the learner has what it needs, and is gone
+        except Exception as e:
+            wrong.append(e)
+            raise
+        finally:
+            client.close()
+
+    with clients.open(cfg):
+        thread = threading.Thread(target=go, daemon=True)
+        thread.start()
+        found = rollouts(cfg, clients, 14, wrong)
+        thread.join(10)
+    assert wrong == []
+    checked = 0
+    for k, agent in enumerate("abc"):
+        plain = [step for (_, who), steps in sorted(record.steps.items()) if who == agent for step in steps]
+        rows = [row for rollout, _ in found for column in (k, 3 + k) for row in rows_of(rollout, column, agent, cfg)]
+        begun = {float(np.ravel(first(step[0]))[0]): step for step in plain}
+        assert len(rows) == len({row[0] for row in rows}) > 20  # none twice
+        numbers = [row[0] for row in rows]
+        order = [number for number in begun if number in set(numbers)]
+        assert sorted(numbers) == sorted(order)
+        if algo == "dqn":  # none is dropped
+            assert sorted(begun)[: len(numbers)] == sorted(numbers)
+        for number, action, reward, terminated, truncated in rows:
+            step = begun[number]
+            env_action = np.clip(2 * action, -2, 2) if np.ndim(action) else action  # as the box of `DIFFERENT` has it
+            np.testing.assert_allclose(env_action, step[1], rtol=1e-5, atol=1e-5)
+            # where padding follows, the learner bootstraps from the observation behind the row
+            assert (reward, terminated, truncated) == (step[2], step[3], None if truncated is None else step[4])
+            checked += 1
+    assert checked > 100
+    games = sum(int(report.count) for _, report in found)
+    assert games > 5
+    lengths = [x for _, report in found[-1:] for x in report.window_length if np.isfinite(x)]
+    returns = [x for _, report in found[-1:] for x in report.window_return if np.isfinite(x)]
+    assert sorted(zip(returns, lengths, strict=True)) == sorted((float(r), float(n)) for r, n in told[:games])
+    leads = [rollout.extras[LEADS] & rollout.mask for rollout, _ in found]
+    steps = sum(int(report.steps) for _, report in found)
+    assert sum(map(np.sum, leads)) >= steps > 0
+    if name == "one policy":
+        assert sum(map(np.sum, leads)) == steps
+    agents = sum(np.asarray(report.agents.steps) for _, report in found)
+    assert agents.sum() == checked
+
+
+def first(obs):
+    return obs["x"] if isinstance(obs, dict) else obs
+
+
+def rows_of(rollout, column, agent, cfg):
+    """(number, action, reward, terminated, truncated) of the steps of a column."""
+    obs, action, own = rollout.obs, rollout.action, column
+    if isinstance(obs, tuple):  # kinds: a and c, b
+        kind = int(agent == "b")
+        obs, action, own = obs[kind], action[kind], {0: 0, 2: 1, 3: 2, 5: 3, 1: 0, 4: 1}[column]
+    padded = rollout.count[column] - 1 if rollout.count[column] < len(rollout.mask) else None
+    for t in np.flatnonzero(rollout.mask[:, column]):
+        yield (
+            float(first(obs)[t, own, 0]),
+            action[t, own],
+            float(rollout.reward[t, column]),
+            bool(rollout.terminated[t, column]),
+            None if not rollout.terminated[t, column] and t == padded else bool(rollout.truncated[t, column]),
+        )
+
+
+# ---------------------------------------------------------------- what is refused, repeated, lost
+
+OBS = [0.1, 0.2, 0.3]
+
+
+@pytest.fixture(scope="module")
+def run():
+    cfg = settings("ppo", {**ALIKE, "timeout_s": 0.5, "max_clients": 8}, multi_agent={"mapping": "by_agent"})
+    with serving.running(cfg) as found:
+        yield found
+
+
+def turn(run, id, body):
+    return asked(run.address, "POST", f"/v1/episodes/{id}/turn", body)
+
+
+WRONG = [
+    ("turn", {}, 400, "observations is missing"),
+    ("turn", {"observations": {"a": OBS}, "typo": 1}, 400, "no such field"),
+    ("turn", {"observations": OBS}, 422, "a mapping of agents, a, b, c"),
+    ("turn", {"observations": {"d": OBS}}, 422, "no agent 'd': expected a, b, c"),
+    ("turn", {"observations": {"a": OBS[:2]}}, 422, "observations/a: expected float32 [3]"),
+    ("turn", {"observations": {"c": OBS}}, 409, "observations/c: it has ended"),
+    ("turn", {"observations": {"a": OBS}, "rewards": {"b": 1.0}}, 409, "rewards/b: it has no action yet"),
+    ("turn", {"observations": {"a": OBS}, "rewards": {"a": "x"}}, 422, "rewards/a"),
+    ("turn", {"observations": {}, "truncated": {"a": True}}, 400, "observations/a is missing"),
+    ("turn", {"observations": {}, "terminated": {"a": "yes"}}, 422, "true or false"),
+    ("turn", {"observations": {"a": OBS}, "actions": {"a": 1}}, 422, "its own policy"),
+    ("turn", {"observations": {"a": OBS}, "actions": {"b": 1}}, 422, "actions/b: it is not among"),
+    ("turn", {"observations": {"a": OBS}, "step": 9}, 409, "at step 2"),
+    ("action", {"observation": OBS}, 422, "several agents"),
+    ("log", {"observation": OBS, "action": 1}, 422, "several agents"),
+    ("reward", {"reward": 1.0}, 400, "no such field"),
+    ("reward", {"rewards": {"b": 1.0}}, 409, "no action yet"),
+    ("end", {"observation": OBS}, 400, "no such field"),
+    ("end", {"truncated": True}, 400, "observations/a is missing"),
+]
+
+
+@pytest.fixture(scope="module")
+def game(run):
+    """An episode in which a has acted, b has not, and c has ended; a thread keeps it from being lost."""
+    id = asked(run.address, "POST", "/v1/episodes", {})[1]["episode_id"]
+    assert set(turn(run, id, {"observations": {"a": OBS, "c": OBS}})[1]["actions"]) == {"a", "c"}
+    assert turn(run, id, {"observations": {}, "terminated": {"c": True}})[1]["actions"] == {}
+    stop = threading.Event()
+
+    def speak():
+        while not stop.wait(0.1):
+            asked(run.address, "POST", f"/v1/episodes/{id}/reward", {"rewards": {}})
+
+    thread = threading.Thread(target=speak, daemon=True)
+    thread.start()
+    yield id
+    stop.set()
+    thread.join(5)
+    assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {})[0] == 200
+
+
+@pytest.mark.parametrize(("what", "body", "status", "told"), WRONG)
+def test_a_wrong_turn_has_one_clear_answer(run, game, what, body, status, told):
+    found = asked(run.address, "POST", f"/v1/episodes/{game}/{what}", body)
+    assert found[0] == status, found
+    assert told in found[1]["error"]
+
+
+def test_what_is_of_one_agent_alone(run, game):
+    for path, body in (
+        ("/v1/steps", {"episode_ids": [game], "observations": [OBS]}),
+        ("/v1/action", {"observation": OBS}),
+    ):
+        status, found = asked(run.address, "POST", path, body)
+        assert (status, "several agents" in found["error"]) == (422, True), found
+    for path in ("/v1/program", "/v1/weights"):
+        status, found = asked(run.address, "GET", path)
+        assert (status, "inference_mode: remote" in found["error"]) == (422, True), found
+    told = asked(run.address, "GET", "/v1/policies")[1]["policies"]["default"]
+    assert list(told["agents"]) == ["a", "b", "c"]
+
+
+def test_a_turn_that_is_repeated_counts_once(run):
+    id = asked(run.address, "POST", "/v1/episodes", {})[1]["episode_id"]
+    body = {"observations": {"a": OBS, "b": OBS}, "step": 0}
+    first = turn(run, id, body)
+    assert first[0] == 200
+    assert turn(run, id, body) == first
+    body = {"observations": {"a": OBS}, "rewards": {"a": 2.0, "b": 1.0}, "step": 1}
+    assert turn(run, id, body) == turn(run, id, body)
+    told = asked(run.address, "POST", f"/v1/episodes/{id}/reward", {"rewards": {"b": 1.5}})[1]
+    assert told == {"rewards": {"b": 2.5}}
+    end = asked(run.address, "POST", f"/v1/episodes/{id}/end", {"rewards": {"a": 1.0}, "step": 2})
+    assert end == (200, {"return": 5.5, "length": 2, "returns": {"a": 3.0, "b": 2.5, "c": 0.0}})
+    assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {"rewards": {"a": 1.0}, "step": 2}) == end
+
+
+def test_a_client_that_goes_leaves_one_failed_episode(run):
+    before, failures = counted(run, "episodes_failed_total"), _rows(run).failures
+    id = asked(run.address, "POST", "/v1/episodes", {})[1]["episode_id"]
+    assert turn(run, id, {"observations": {"a": OBS, "b": OBS}})[0] == 200
+    serving.until(lambda: counted(run, "episodes_failed_total") == before + 1)
+    status, found = turn(run, id, {"observations": {"a": OBS}})
+    assert (status, "has failed" in found["error"]) == (410, True)
+    for _ in range(3):  # its place is free again
+        other = asked(run.address, "POST", "/v1/episodes", {})[1]["episode_id"]
+        assert turn(run, other, {"observations": {"a": OBS}})[0] == 200
+        assert asked(run.address, "POST", f"/v1/episodes/{other}/end", {})[0] == 200
+    assert _rows(run).failures == failures + 1  # once for the episode, not for each agent
+
+
+def _rows(run):
+    return run.source._parts[0]._rows
+
+
+def counted(run, name):
+    """A number that /metrics tells."""
+    lines = asked(run.address, "GET", "/metrics")[1].decode().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(f"jrl_{name} ")))
+
+
+def test_the_description_is_of_several_agents(run):
+    document = asked(run.address, "GET", "/openapi.json")[1]
+    body = lambda path: document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    whole = lambda schema: {**schema, "components": document["components"]}
+    right = {"observations": {"a": OBS}, "rewards": {"a": 1.0}, "terminated": {"b": True}, "step": 0}
+    jsonschema.validate(right, whole(body("/v1/episodes/{id}/turn")))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"observations": {"d": OBS}}, whole(body("/v1/episodes/{id}/turn")))
+    jsonschema.validate({"observations": {"a": OBS}, "truncated": True}, whole(body("/v1/episodes/{id}/end")))
+    jsonschema.validate({"rewards": {"a": 1.0}}, whole(body("/v1/episodes/{id}/reward")))
+
+
+def test_random_turns_never_fail_the_server(run):
+    rng = random.Random(0)
+    values = [None, True, 0, -1, 1e308, "x", [], OBS, {}, {"a": OBS}, {"b": OBS, "c": OBS}, {"a": 1.0}, {"a": True}]
+    names = ["observations", "rewards", "terminated", "truncated", "actions", "step", "observation", "reward"]
+    seen, id = set(), None
+    for _ in range(600):
+        if id is None:
+            id = asked(run.address, "POST", "/v1/episodes", {})[1]["episode_id"]
+        body = {rng.choice(names): rng.choice(values) for _ in range(rng.randrange(4))}
+        if rng.random() < 0.4:
+            body |= {"observations": {agent: OBS for agent in "abc" if rng.random() < 0.6}}
+        what = rng.choice(["turn", "turn", "reward", "end"])
+        status, _ = asked(run.address, "POST", f"/v1/episodes/{id}/{what}", body)
+        assert status < 500, body
+        seen.add(status)
+        id = None if status == 410 else id
+    assert {200, 400, 409, 410, 422} <= seen
+    if id is not None:
+        assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {})[0] in (200, 410)

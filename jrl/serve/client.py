@@ -67,6 +67,8 @@ class PolicyClient:
       context: of TLS, such as one that knows a certificate of your own; None: that of the system.
       inference_mode: who chooses actions: "remote", the server; or "local", this process with numpy, by the server's
         latest weights, of which it is told as it sends what was played. Several steps go in one request.
+      update_interval: seconds, at least, between weights of a client that acts by itself; 0: others as soon as it is
+        told of them; None: those with which it began, until `update_policy_weights` is called.
       seed: of the actions that are drawn here; None: any.
     """
 
@@ -79,10 +81,13 @@ class PolicyClient:
         patience_s: float = 300.0,
         context: ssl.SSLContext | None = None,
         inference_mode: str = "remote",
+        update_interval: float | None = 0.0,
         seed: int | None = None,
     ):
         if inference_mode not in ("remote", "local"):
             raise ValueError(f"inference_mode: expected remote or local, got {inference_mode!r}")
+        if update_interval is not None and not update_interval >= 0:
+            raise ValueError(f"update_interval: expected seconds of 0 or more, or None, got {update_interval!r}")
         parts = urllib.parse.urlsplit(address)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"address: expected http://HOST:PORT, got {address!r}")
@@ -101,6 +106,7 @@ class PolicyClient:
         self.version = 0  # of the weights that chose the latest action
         self._acts_here, self._rng = inference_mode == "local", np.random.default_rng(seed)
         self._local: Any = None  # `acting.Local`
+        self._interval = update_interval
         self._policy = ""  # for which it acts, as a query
         self._rows: dict[tuple[str, ...], list[dict[str, Any]]] = {}  # that were played and not sent, by episodes
         self._sent = time.monotonic()
@@ -148,6 +154,8 @@ class PolicyClient:
         fields = {"observation": observation, "action": action, "reward": self._reward[episode_id]}
         self._of(episode_id, "log", {**fields, "step": self._step[episode_id]})
         self._went_on(episode_id)
+        if self._acts_here and self._loaded().remembers:
+            self._local.act((episode_id,), dict(flat("", _batch_of_one(observation))))
 
     def log_returns(self, episode_id: str, reward: float, info: Any = None) -> None:
         """Adds to the reward of the latest action; it goes with the next request. `info` is for RLlib's callers."""
@@ -165,6 +173,8 @@ class PolicyClient:
         fields = {"observation": observation, "reward": self._reward[episode_id], "truncated": bool(truncated)}
         found = self._of(episode_id, "end", {**fields, "step": self._step[episode_id]})
         del self._reward[episode_id], self._step[episode_id]
+        if self._local is not None:
+            self._local.go_on((episode_id,), ())
         return {name: float(found[name]) for name in ("return", "length")}
 
     # ------------------------------------------------------------ many episodes in one request
@@ -216,7 +226,7 @@ class PolicyClient:
     # ------------------------------------------------------------ acting here
 
     def update_policy_weights(self) -> int:
-        """Gets the server's weights where they are newer than those that act here; their version."""
+        """Gets the server's weights where they are others than those that act here; their version."""
         if self._local is None:
             told = self._request("GET", f"/v1/program?{self._policy}", b"", {})
             self._local = _beside("acting.py").Local(told, _beside("interpreter.py", "export"), self._rng)
@@ -224,6 +234,11 @@ class PolicyClient:
         if found := self._request("GET", path, b"", {}):
             self._local.load(found)
         return int(self._local.version)
+
+    def _loaded(self) -> Any:
+        if self._local is None:
+            self.update_policy_weights()
+        return self._local
 
     def _follow(self, policy: str | None) -> None:
         """Acts for this policy from now on, where it is this process that acts."""
@@ -236,19 +251,19 @@ class PolicyClient:
 
     def _act(self, ids: tuple[str, ...], obs: Any, row: dict[str, Any]) -> tuple[list[str], Any]:
         """(episodes from now on, actions [N, *]) of N episodes, which are sent once there are enough of them."""
-        if self._local is None:
-            self.update_policy_weights()
-        local = self._local
+        local = self._loaded()
         # rewards belong to the latest actions, so that a row is sent with what came before its own
         try:
-            drawn, changed, log_prob = local.act(dict(flat("", obs)))
+            begins = np.logical_or(row.get("terminated", False), row.get("truncated", False))
+            drawn, changed, log_prob, memory = local.act(ids, dict(flat("", obs)), begins)
         except ValueError as e:
             raise RequestRefused(422, str(e)) from None
         own, action = (_arrays(_nested(tree)) if "" not in tree else tree[""] for tree in (drawn, changed))
         self.version = local.version
         versions = np.full(len(ids), local.version)
         rows = self._rows.setdefault(ids, [])
-        rows.append({**row, "observations": obs, "actions": own, "log_probs": log_prob, "versions": versions})
+        chosen = {"actions": own, "log_probs": log_prob, "versions": versions, "memory": memory}
+        rows.append({**row, "observations": obs, **chosen})
         enough = len(rows) >= local.rows or (len(rows) + 1) * len(ids) > local.most
         if enough or time.monotonic() - self._sent > _SEND_S:
             return self._send(ids), action
@@ -263,15 +278,19 @@ class PolicyClient:
         try:
             found = self._post("/v1/played", fields, again=False, npz=True)
         except ConnectionError as e:
+            if self._local is not None:
+                self._local.go_on(ids, ())
             raise EpisodeLost(f"no answer from {self._address}: {e}") from e
         except RequestRefused as e:
             if e.status not in (404, 409, 410):
                 raise
             self._local = None  # a server that has begun anew knows other versions
             raise EpisodeLost(str(e)) from e
-        if self._local is None or int(found["version"]) != self._local.version:
+        new = [str(id) for id in found["episode_ids"]]
+        if self._local is None or self._local.outdated(int(found["version"]), self._interval):
             self.update_policy_weights()
-        return [str(id) for id in found["episode_ids"]]
+        self._local.go_on(ids, new)
+        return new
 
     # ------------------------------------------------------------ over the wire
 

@@ -91,6 +91,7 @@ class Inference:
         self._items: collections.deque[Item] = collections.deque()
         self._asked = threading.Condition()
         self._closed = False
+        self._remembers = bool(jax.tree.leaves(initial(0)))
         self.count = 0
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="jrl-inference", daemon=True)
@@ -155,14 +156,26 @@ class Inference:
                     self._asked.wait(left)
             if self._closed:
                 return None
-            return [self._items.popleft() for _ in range(min(len(self._items), self._most))]
+            return self._first()
+
+    def _first(self) -> list[Item]:
+        """The items of the next call; one that remembers what another of them sees is left for that after it."""
+        found: list[Item] = []
+        seen: set[str] = set()
+        while self._items and len(found) < self._most:
+            item = self._items[0]
+            if self._remembers and item.carry is None and item.episode.id in seen:
+                break
+            seen.add(item.episode.id)
+            found.append(self._items.popleft())
+        return found
 
     def _answer(self, items: list[Item]) -> None:
         weights = self._weights
         assert weights is not None
         stack = lambda *parts: np.stack(parts)
         obs = jax.tree.map(stack, *(item.obs for item in items))
-        before = jax.tree.map(stack, *(item.episode.carry for item in items))
+        before = jax.tree.map(stack, *(item.episode.carry if item.carry is None else item.carry for item in items))
         action, to_env, extras, after = self._program(weights, obs, before, self.count)
         self.count += 1
         action, extras = _with_own(action, extras, items)

@@ -59,6 +59,7 @@ class Item(NamedTuple):
     # of an action that a client chose with weights from here: their version, and its log-probability
     version: int | None = None
     log_prob: float = 0.0
+    carry: PyTree = None  # [*] what it remembered before; None: what is known of the episode here
     told: Callable[[], None] | None = None  # called, in the server's thread, once it is where the learner takes it
 
 

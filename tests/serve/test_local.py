@@ -60,7 +60,7 @@ class Acting:
             self.here = acting.Local(interpreter, np.random.default_rng(0))
             self.here.begin(told)
         with np.load(io.BytesIO(file), allow_pickle=False) as arrays:
-            given = {"version": version, "policy": {}, "to_env": {}}
+            given = {"version": version, "policy": {}, "to_env": {}, "memory": {}}
             for name in arrays.files:
                 if name != "version":
                     given[name.split("/")[0]][name.split("/")[1]] = arrays[name]

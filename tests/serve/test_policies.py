@@ -127,9 +127,14 @@ def test_a_client_acts_by_itself_as_the_server_does(runs, name):
         np.testing.assert_allclose(client.steps(ids, obs).actions, expected, rtol=1e-5, atol=1e-6)
         with pytest.raises(ValueError, match="make another client"):
             client.start_episode()
-        with pytest.raises(RequestRefused, match="remembers"):
-            other = PolicyClient(where, inference_mode="local")
-            other.get_action(other.start_episode(policy="memory"), np.zeros(4))
+        other, own = PolicyClient(where, inference_mode="local"), jrl.load(runs / "memory")
+        for _ in range(2):  # what is remembered begins anew with an episode
+            episode = other.start_episode(policy="memory")
+            for obs in rng.normal(size=(5, 4)).astype(np.float32):
+                assert other.get_action(episode, obs) == own.act(obs)
+                other.log_returns(episode, 1.0)
+            other.end_episode(episode, obs)
+            own.reset()
         with pytest.raises(RequestRefused, match="there is no 'other'"):
             PolicyClient(where, inference_mode="local").start_episode(policy="other")
 

@@ -38,8 +38,8 @@ ARROWS = {
     },
     "sweep": {"errors", "fields", "host", "metrics", "report", "run", "settings"},
     "serve": {
-        "data", "distributions", "envs", "errors", "export", "host", "metrics", "rollout", "run", "settings", "spaces",
-        "types",
+        "algos", "data", "distributions", "envs", "errors", "export", "host", "metrics", "rollout", "run", "settings",
+        "spaces", "types",
     },
     "serve.__main__": {"errors", "fields", "host", "serve", "settings", "train"},
     "sweep.__main__": {"config", "errors", "host", "settings", "sweep"},

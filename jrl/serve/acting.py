@@ -1,11 +1,12 @@
 """Acts for a policy of a jrl server with numpy alone: for `client.py`, beside which it is copied.
 
 The server tells which arrays the policy's program computes, and of which distributions they are the numbers; actions
-are drawn here, with the log-probabilities of these distributions (`jrl/distributions.py`).
+are drawn here, with the log-probabilities of these distributions (`jrl/distributions.py`). What the policy remembers of
+an episode is kept here, too.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ class Local:
     def __init__(self, interpreter: Any, rng: np.random.Generator):
         self._interpreter, self._rng = interpreter, rng
         self.version = -1
+        self._start: list[np.ndarray] = []  # what is remembered before an episode
+        self._memory: dict[str, list[np.ndarray]] = {}  # and after its latest step, by episode
         self._rows: dict[tuple[str, ...], list[Leaves]] = {}  # that were played and not sent, by episodes
         self._sent = time.monotonic()
 
@@ -46,7 +49,8 @@ class Local:
         Raises:
           ValueError: observations of other shapes.
         """
-        drawn, changed, log_prob = self.act(obs)
+        begins = np.logical_or(row.get("terminated", False), row.get("truncated", False))
+        drawn, changed, log_prob, memory = self.act(ids, obs, begins)
         under = lambda name, leaves: {f"{name}/{path}" if path else name: x for path, x in leaves.items()}
         versions = np.full(len(log_prob), self.version)
         rows = self._rows.setdefault(ids, [])
@@ -55,6 +59,7 @@ class Local:
                 **row,
                 **under("observations", obs),
                 **under("actions", drawn),
+                **under("memory", memory),
                 "log_probs": log_prob,
                 "versions": versions,
             }
@@ -75,11 +80,30 @@ class Local:
         self._policy = self._interpreter.made(self._told["program"], found.get("policy", {}))
         change = self._told["to_env"]
         self._to_env = change and self._interpreter.made(change, found.get("to_env", {}))
-        self.version = int(found["version"])
+        start = found.get("memory", {})
+        self._start = [start[str(i)] for i in range(len(start))]
+        self.version, self._loaded = int(found["version"]), time.monotonic()
 
-    def act(self, obs: Mapping[str, np.ndarray]) -> tuple[Leaves, Leaves, np.ndarray]:
-        """(the policy's actions [N, *], the environment's, log-probabilities [N] f32) for observations [N, *], by path.
+    def outdated(self, version: int, interval: float | None) -> bool:
+        """Whether it is time for these weights of the server's: those here are others, and so many seconds old."""
+        return interval is not None and version != self.version and time.monotonic() - self._loaded >= interval
 
+    @property
+    def remembers(self) -> bool:
+        """Whether actions depend on earlier observations of an episode."""
+        return bool(self._start)
+
+    def act(
+        self, episodes: Sequence[str], obs: Mapping[str, np.ndarray], begins: Any = False
+    ) -> tuple[Leaves, Leaves, np.ndarray, Leaves]:
+        """What is done at observations [N, *], by path; the policy remembers them.
+
+        Args:
+          episodes: N ids.
+          obs: see above.
+          begins: [N] bool, or one, where another episode begins under the same id.
+        Returns:
+          (the policy's actions [N, *], the environment's, log-probabilities [N] f32, the memory before [N, *]).
         Raises:
           ValueError: observations of other shapes.
         """
@@ -89,16 +113,34 @@ class Local:
             if x is None or list(x.shape[1:]) != shape:
                 got = "nothing" if x is None else list(x.shape[1:])
                 raise ValueError(f"observation{path and '/'}{path}: expected {dtype} {shape}, got {got}")
+            if len(x) != len(episodes):
+                raise ValueError(f"observation{path and '/'}{path}: expected {len(episodes)} of them, got {len(x)}")
             seen.append(x.astype(dtype, copy=False))
-        numbers, drawn, log_prob = iter(self._policy(*seen)), [], np.zeros(len(seen[0]))
+        before = self._before(episodes, begins)
+        numbers, drawn, log_prob = iter(self._policy(*seen, *before)), [], np.zeros(len(episodes))
         for part in self._told["actions"]:
             action, own = _DRAWN[part["kind"]](part, numbers, self._rng)
             drawn.append(action.astype(part["dtype"]))
             log_prob += own.reshape(len(own), -1).sum(1)
+        if self._start:
+            self._memory.update(zip(episodes, map(list, zip(*numbers, strict=True)), strict=True))
         changed = self._to_env(*drawn) if self._to_env else drawn
         paths = [part["path"] for part in self._told["actions"]]
         by_path = lambda leaves: dict(zip(paths, leaves, strict=True))
-        return by_path(drawn), by_path(changed), log_prob.astype(np.float32)
+        memory = {str(i): x for i, x in enumerate(before)}
+        return by_path(drawn), by_path(changed), log_prob.astype(np.float32), memory
+
+    def go_on(self, episodes: Sequence[str], ids: Sequence[str]) -> None:
+        """Remembers these episodes under other ids; nothing more of them where there are none."""
+        memory = [self._memory.pop(id, self._start) for id in episodes]
+        self._memory.update(zip(ids, memory) if self._start else ())
+
+    def _before(self, episodes: Sequence[str], begins: Any) -> list[np.ndarray]:
+        if not self._start:
+            return []
+        begins = np.broadcast_to(begins, len(episodes))
+        kept = [self._start if new else self._memory.get(id, self._start) for id, new in zip(episodes, begins)]
+        return [np.stack(parts) for parts in zip(*kept, strict=True)]
 
 
 def _categorical(part: Mapping[str, Any], numbers: Any, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

@@ -66,6 +66,8 @@ class PolicyClient:
       context: of TLS, such as one that knows a certificate of your own; None: that of the system.
       inference_mode: who chooses actions: "remote", the server; or "local", this process with numpy, by the server's
         latest weights, of which it is told as it sends what was played. Several steps go in one request.
+      update_interval: seconds, at least, between weights of a client that acts by itself; 0: others as soon as it is
+        told of them; None: those with which it began, until `update_policy_weights` is called.
       seed: of the actions that are drawn here; None: any.
     """
 
@@ -78,10 +80,13 @@ class PolicyClient:
         patience_s: float = 300.0,
         context: ssl.SSLContext | None = None,
         inference_mode: str = "remote",
+        update_interval: float | None = 0.0,
         seed: int | None = None,
     ):
         if inference_mode not in ("remote", "local"):
             raise ValueError(f"inference_mode: expected remote or local, got {inference_mode!r}")
+        if update_interval is not None and not update_interval >= 0:
+            raise ValueError(f"update_interval: expected seconds of 0 or more, or None, got {update_interval!r}")
         parts = urllib.parse.urlsplit(address)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"address: expected http://HOST:PORT, got {address!r}")
@@ -101,6 +106,7 @@ class PolicyClient:
         self.version = 0  # of the weights that chose the latest action
         self._acts_here, self._rng = inference_mode == "local", np.random.default_rng(seed)
         self._local: Any = None  # `acting.Local`
+        self._interval = update_interval
         self._policy = ""  # for which it acts, as a query
 
     # ------------------------------------------------------------ one episode
@@ -164,6 +170,8 @@ class PolicyClient:
         fields = {"observation": observation, "action": action, "reward": self._reward[episode_id]}
         self._of(episode_id, "log", {**fields, "step": self._step[episode_id]})
         self._went_on(episode_id)
+        if self._acts_here and self._loaded().remembers:
+            self._local.act((episode_id,), {name: x[None] for name, x in flat("", observation)})
 
     def log_returns(
         self,
@@ -213,6 +221,8 @@ class PolicyClient:
         fields = {"observation": observation, "reward": self._reward[episode_id], "truncated": bool(truncated)}
         found = self._of(episode_id, "end", {**fields, "step": self._step[episode_id]})
         del self._reward[episode_id], self._step[episode_id]
+        if self._local is not None:
+            self._local.go_on((episode_id,), ())
         return {name: float(found[name]) for name in ("return", "length")}
 
     def _turn(self, id: str, observations: Mapping[str, Any], actions: Mapping[str, Any] | None = None) -> Any:
@@ -284,7 +294,7 @@ class PolicyClient:
     # ------------------------------------------------------------ acting here
 
     def update_policy_weights(self) -> int:
-        """Gets the server's weights where they are newer than those that act here; their version."""
+        """Gets the server's weights where they are others than those that act here; their version."""
         if self._local is None:
             self._local = _beside("acting.py").Local(_beside("interpreter.py", "export"), self._rng)
         if self._local.version < 0:
@@ -293,6 +303,11 @@ class PolicyClient:
         if found := self._request("GET", path, b"", {}):
             self._local.load(found)
         return int(self._local.version)
+
+    def _loaded(self) -> Any:
+        if self._local is None or self._local.version < 0:
+            self.update_policy_weights()
+        return self._local
 
     def _follow(self, policy: str | None) -> None:
         """Acts for this policy from now on, where it is this process that acts."""
@@ -305,13 +320,12 @@ class PolicyClient:
 
     def _act(self, ids: tuple[str, ...], obs: Mapping[str, Any], row: Any) -> tuple[list[str], dict[str, Any]]:
         """(episodes from now on, actions [N, *] by path) of N episodes, which are sent once there are enough."""
-        if self._local is None or self._local.version < 0:
-            self.update_policy_weights()
+        local = self._loaded()
         try:
-            action, enough = self._local.step(ids, obs, dict(flat("", row)))
+            action, enough = local.step(ids, obs, dict(flat("", row)))
         except ValueError as e:
             raise RequestRefused(422, str(e)) from None
-        self.version = self._local.version
+        self.version = local.version
         return self._send(ids) if enough else list(ids), action
 
     def _send(self, ids: tuple[str, ...]) -> list[str]:
@@ -321,15 +335,19 @@ class PolicyClient:
         try:
             found = self._post("/v1/played", {"episode_ids": list(ids), **rows}, again=False, npz=True)
         except ConnectionError as e:
+            self._local.go_on(ids, ())
             raise EpisodeLost(f"no answer from {self._address}: {e}") from e
         except RequestRefused as e:
             if e.status not in (404, 409, 410):
                 raise
+            self._local.go_on(ids, ())
             self._local.version = -1  # a server that has begun anew knows other versions
             raise EpisodeLost(str(e)) from e
-        if int(found["version"]) != self._local.version:
+        new = [str(id) for id in found["episode_ids"]]
+        if self._local.outdated(int(found["version"]), self._interval):
             self.update_policy_weights()
-        return [str(id) for id in found["episode_ids"]]
+        self._local.go_on(ids, new)
+        return new
 
     # ------------------------------------------------------------ over the wire
 

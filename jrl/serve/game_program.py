@@ -68,9 +68,9 @@ class GameProgram(Program):
         seen = [empty(part, size * len(own)) for own, part in zip(self._kinds, self._nothing, strict=True)]
         for i, item in enumerate(items):
             jax.tree.map(lambda whole, x, at=rows[kind[i]][i]: whole.__setitem__(at, x), seen[kind[i]], item.obs)
-        initial = empty(items[0].seat.carry, size * self._size)
+        initial = empty(items[0].memory, size * self._size)
         for i, item in enumerate(items):
-            jax.tree.map(lambda whole, x, at=column[i]: whole.__setitem__(at, x), initial, item.seat.carry)
+            jax.tree.map(lambda whole, x, at=column[i]: whole.__setitem__(at, x), initial, item.memory)
         several = bool(self._agents.kinds)
         action, to_env, extras, after = self.run(weights, tuple(seen) if several else seen[0], initial, count)
         of_kinds = lambda tree: tree if several else (tree,)

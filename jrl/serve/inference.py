@@ -11,7 +11,7 @@ import numpy as np
 
 from jrl import spaces
 from jrl.serve.columns import Columns, Ends
-from jrl.serve.table import UNLEARNED, Item, Table
+from jrl.serve.table import UNLEARNED, Item, Seat, Table
 from jrl.types import ActOut, EnvSpec, Key, PyTree
 
 Deliver = Callable[[list[tuple[Item, PyTree, int]]], None]  # items with their actions [*] and the version that chose
@@ -59,7 +59,7 @@ class Program:
         num, stack = len(items), lambda *parts: np.stack(parts)
         size = self.size(num)
         obs: PyTree = jax.tree.map(stack, *(item.obs for item in items))
-        before = jax.tree.map(stack, *(item.seat.carry for item in items))
+        before = jax.tree.map(stack, *(item.memory for item in items))
         padded = lambda tree: jax.tree.map(lambda x: _padded(x, size), tree)
         found = self.run(weights, padded(obs), padded(before), count)
         action, to_env, extras, after = jax.tree.map(lambda x: x[:num], found) if size != num else found
@@ -123,6 +123,7 @@ class Inference:
         self._items: collections.deque[Item] = collections.deque()
         self._asked = threading.Condition()
         self._closed = False
+        self._remembers = bool(jax.tree.leaves(initial(0)))
         self.count = 0
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="jrl-inference", daemon=True)
@@ -183,7 +184,19 @@ class Inference:
                     self._asked.wait(left)
             if self._closed:
                 return None
-            return [self._items.popleft() for _ in range(min(len(self._items), self._most))]
+            return self._first()
+
+    def _first(self) -> list[Item]:
+        """The items of the next call; one that remembers what another of them sees is left for that after it."""
+        found: list[Item] = []
+        seen: set[Seat] = set()
+        while self._items and len(found) < self._most:
+            item = self._items[0]
+            if self._remembers and item.carry is None and item.seat in seen:
+                break
+            seen.add(item.seat)
+            found.append(self._items.popleft())
+        return found
 
     def _answer(self, items: list[Item]) -> None:
         weights = self.weights

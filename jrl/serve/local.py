@@ -12,15 +12,18 @@ import numpy as np
 from jax import export
 
 from jrl import spaces
+from jrl.algos.agent import split_carry
 from jrl.distributions import Bernoulli, Categorical, DiagGaussian, MultiCategorical, batched, is_distribution
 from jrl.errors import InputError
 from jrl.export import npz
 from jrl.export.program import Program, trace
+from jrl.serve import openapi, protocol
 from jrl.serve.inference import Inference, Weights
 from jrl.serve.protocol import Refused
-from jrl.types import ActOut, Box, EnvSpec, PyTree, element
+from jrl.types import ActOut, Box, EnvSpec, PyTree, Tuple, element
 
 ROWS = 64  # of an episode that clients send at once, where no rollout asks for fewer
+_MEMORY = 2**22  # bytes of what is remembered in one request, about
 _MEND = "let the server act (inference_mode: remote)"
 
 
@@ -32,7 +35,7 @@ class Local:
     Args:
       name: of the algorithm, for errors.
       choice: `Algo.choice`, or None where it has none; or of `best_actions`.
-      memory: what the policy and its exploration remember of an episode, [1, ...]; arrays of which there must be none.
+      memory: what the policy and its exploration remember before an episode, [1, ...]; such exploration is refused.
       spec: the spaces.
       to_env: from the policy's actions to the environment's; None: they are the same.
       explore: whether actions are drawn; else the best ones are taken.
@@ -54,7 +57,11 @@ class Local:
         random_steps: int,
         rows: int,
     ):
-        self._name, self._choice, self._memory, self._spec = name, choice, memory, spec
+        self._name, self._choice, self._spec = name, choice, spec
+        leaves, self._structure = jax.tree.flatten(memory)
+        self._start = [np.asarray(x[0]) for x in jax.device_get(leaves)]
+        self._memory = Tuple(tuple(Box(x.shape, x.dtype.name) for x in self._start))
+        self._strange = explore and bool(jax.tree.leaves(split_carry(memory)[1]))
         self._to_env, self._explore, self._clips, self._random_steps = to_env, explore, clips, random_steps
         self._rows = rows
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "jrl-weights")
@@ -85,14 +92,24 @@ class Local:
 
         self._thread.submit(make)
 
+    def remembered(self, given: Any, lead: tuple[int, ...]) -> PyTree:
+        """The memory before steps [*lead, ...] that a client sends; None of a policy without. Raises Refused."""
+        if not self._start:
+            if given is not None:
+                raise Refused(422, "memory: this policy remembers nothing")
+            return None
+        if given is None:
+            raise Refused(400, "memory is missing: this policy remembers, and it is learned from what it remembered")
+        return jax.tree.unflatten(self._structure, protocol.read(self._memory, given, "memory", lead))
+
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _made(self, weights: Weights) -> dict[str, Any]:
         """The program as JSON. Raises Refused: numpy cannot act for this policy."""
-        if self._choice is None or jax.tree.leaves(self._memory):
-            why = "has no probabilities" if self._choice is None else "or its exploration remembers"
-            raise Refused(422, f"{self._name}: the policy {why}, so that no client can act for it: {_MEND}")
+        if self._choice is None or self._strange:
+            why = "the policy has no probabilities" if self._choice is None else "algo.exploration remembers"
+            raise Refused(422, f"{self._name}: {why}, so that no client can act for it: {_MEND}")
         if self._explore and self._random_steps:
             raise Refused(
                 422, f"algo.exploration.random_timesteps: a client cannot count them: set it to 0, or {_MEND}"
@@ -100,14 +117,16 @@ class Local:
         choice, dist = self._choice, None
         actor = jax.device_get(weights.actor)
 
-        def outputs(actor: PyTree, obs: PyTree, memory: PyTree, reward: Any, begins: Any) -> Any:
+        def outputs(actor: PyTree, seen: PyTree, nothing: PyTree, reward: Any, begins: Any) -> Any:
             nonlocal dist
-            dist, _ = choice(actor, obs, self._memory, self._explore)
-            return [_numbers(part) for part in _parts(dist)], memory
+            obs, memory = seen
+            dist, after = choice(actor, obs, jax.tree.unflatten(self._structure, memory), self._explore)
+            return [*(_numbers(part) for part in _parts(dist)), *jax.tree.leaves(after)], nothing
 
         nothing = lambda num: ()
         try:
-            program = trace(outputs, self._spec.observation, nothing, (actor,))
+            # all of the memory goes in and out, that of a value function's own network, too: the learner begins with it
+            program = trace(outputs, Tuple((self._spec.observation, self._memory)), nothing, (actor,))
             rest = self._split(program)
             listing, _ = npz.listed(rest._replace(constants=self._values(actor)))
             self._first = len(rest.inputs)
@@ -122,7 +141,9 @@ class Local:
         seen = [(path, *_array(leaf)) for path, leaf in spaces.leaves(self._spec.observation)]
         taken = spaces.leaves(self._spec.action)
         parts = [self._part(path, leaf, part) for (path, leaf), part in zip(taken, _parts(dist), strict=True)]
-        told = {"version": 1, "rows": self._rows, "observation": seen, "actions": parts}
+        self._constants |= {f"memory/{i}": x for i, x in enumerate(self._start)}
+        most = min(openapi.MOST, _MEMORY // max(1, sum(x.nbytes for x in self._start)))
+        told = {"version": 1, "rows": self._rows, "most": max(1, most), "observation": seen, "actions": parts}
         return {**told, "program": listing, "to_env": to_env}
 
     def _part(self, path: str, leaf: Any, part: Any) -> dict[str, Any]:

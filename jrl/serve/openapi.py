@@ -82,7 +82,7 @@ def _route(
     if of_one or query:
         found["parameters"] = [_ID] if of_one else list(query)
     if name == "weights":
-        found["responses"]["204"] = {"description": "there are none that are newer"}
+        found["responses"]["204"] = {"description": "they are of this version"}
     if body is not None:
         found["requestBody"] = {"required": bool(body["required"]), **_json(body)}
     return found
@@ -138,6 +138,7 @@ def document(
         "actions": rows({"description": "in the policy's units"}),
         "log_probs": rows(number),
         "versions": rows(_VERSION),
+        "memory": {"description": "arrays [K, N, ...] by number: what a policy that remembers did before each step"},
     }
     weights = {"content": {"application/x-npz": {"schema": {"type": "string", "format": "binary"}}}}
     names = {"type": "array", "items": _NAME, "description": "of the agents, where an episode has several"}
@@ -207,7 +208,7 @@ def document(
         },
         "/v1/weights": {
             "get": _route(
-                "weights", "The weights, where they are newer than a version; else 204.", None, weights,
+                "weights", "The weights, where they are not of this version; else 204.", None, weights,
                 query=[_OF_POLICY, _NEWER],
             )
         },

@@ -325,9 +325,9 @@ class Server:
 
     def _played(self, request: Request, reply: Reply) -> None:
         given = protocol.decoded(request)
-        protocol.fields(given, (*_STEPS, *_CHOSEN), (*_STEPS[:2], *_CHOSEN))
+        protocol.fields(given, (*_STEPS, *_CHOSEN, "memory"), (*_STEPS[:2], *_CHOSEN))
         episodes, facts = self._several(request, given)
-        inference, count, version = self._served[episodes[0].policy].inference, len(episodes), given["versions"]
+        (_, inference, local), count, version = self._served[episodes[0].policy], len(episodes), given["versions"]
         rows, most = len(version) if isinstance(version, list | np.ndarray) and np.ndim(version) else 0, openapi.MOST
         if not 1 <= rows * count <= most:
             raise Refused(422, f"versions: expected 1 to {most} steps, got {rows}")
@@ -336,12 +336,15 @@ class Server:
         action = protocol.read(facts.policy_action or facts.action, given["actions"], "actions", lead)
         log_prob = protocol.array(protocol.NUMBER, given["log_probs"], lead, "log_probs")
         version = protocol.array(protocol.WHOLE, version, lead, "versions")
-        if (version < 0).any() or version.max() > inference.version:
+        memory = local.remembered(given.get("memory"), lead)
+        # without learning they go back to older weights where the best checkpoint is taken away
+        if (version < 0).any() or (facts.learns and version.max() > inference.version):
             raise Refused(409, f"versions: there are none beyond {inference.version} here: get the weights again")
         items: list[Item] = []
         for k in range(rows):
-            own = [
+            own: list[dict[str, Any]] = [
                 {"action": at(action, (k, i)), "log_prob": float(log_prob[k, i]), "version": int(version[k, i])}
+                | {"carry": at(memory, (k, i))}
                 for i in range(count)
             ]
             x, reward, cut, ends, final = at((obs, rewards, truncated, over, last), k)
@@ -358,13 +361,13 @@ class Server:
             told()
 
     def _program(self, request: Request, reply: Reply) -> None:
-        self._local(request, reply, lambda told, version, file: encoded({**told, "most": openapi.MOST}))
+        self._local(request, reply, lambda told, version, file: encoded(told))
 
     def _weights(self, request: Request, reply: Reply) -> None:
         least = request.query.get("newer_than", "-1")
         if not re.fullmatch(r"-1|\d{1,15}", least):
             raise Refused(422, f"newer_than: expected a version, got {least[:80]}")
-        new = lambda version: version > int(least)
+        new = lambda version: version != int(least)  # older ones, too: see `_played`
         self._local(
             request,
             reply,

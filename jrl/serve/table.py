@@ -103,7 +103,13 @@ class Item(NamedTuple):
     # of the agents that act in a request: whether it is the first, and the first that follows its policy
     first: bool = True
     leads: bool = True
+    carry: PyTree = None  # [*] what it remembered before; None: what is known of the episode here
     told: Callable[[], None] | None = None  # called, in the server's thread, once it is where the learner takes it
+
+    @property
+    def memory(self) -> PyTree:
+        """What was remembered before, [*]."""
+        return self.seat.carry if self.carry is None else self.carry
 
 
 class Table:

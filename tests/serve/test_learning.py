@@ -101,8 +101,14 @@ def command(tmp_path, tree, port, *more):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("tree", "mode", "steps"),
-    [(PPO, "remote", 60_000), (IMPALA, "remote", 200_000), (DQN, "remote", 60_000), (PPO, "local", 200_000)],
-    ids=["ppo", "impala-lstm", "dqn", "ppo-local"],
+    [
+        (PPO, "remote", 60_000),
+        (IMPALA, "remote", 200_000),
+        (IMPALA, "local", 200_000),
+        (DQN, "remote", 60_000),
+        (PPO, "local", 200_000),
+    ],
+    ids=["ppo", "impala-lstm", "impala-lstm-local", "dqn", "ppo-local"],
 )
 def test_cartpole_from_two_processes(tree, mode, steps, tmp_path, players, own_kernels):
     port = free_port()
@@ -111,6 +117,13 @@ def test_cartpole_from_two_processes(tree, mode, steps, tmp_path, players, own_k
     players(port, mode=mode)
     assert __main__.main(args) == 0
     rows = loggers.read_rows(out / "result.jsonl")
+    print(
+        tree["algo"]["name"],
+        mode,
+        rows[-1]["env_steps"],
+        rows[-1]["episode/return"],
+        rows[-1]["time/total_s"] if "time/total_s" in rows[-1] else "",
+    )
     assert rows[-1]["episode/return"] >= 150
     assert all(row["external/policy_lag"] <= 4 for row in rows if tree is PPO)
 

@@ -60,7 +60,7 @@ class Acting:
             self.here = acting.Local(interpreter, np.random.default_rng(0))
             self.here.begin(told)
         with np.load(io.BytesIO(file), allow_pickle=False) as arrays:
-            given = {"version": version, "policy": {}, "to_env": {}}
+            given = {"version": version, "policy": {}, "to_env": {}, "memory": {}}
             for name in arrays.files:
                 if name != "version":
                     given[name.split("/")[0]][name.split("/")[1]] = arrays[name]
@@ -69,7 +69,8 @@ class Acting:
 
     def compared(self, leaves, obs):
         """(actions by path, the policy's distribution at them); the log-probabilities agree."""
-        drawn, changed, log_prob = self.here.act(leaves)
+        names = list(map(str, range(len(next(iter(leaves.values()))))))
+        drawn, changed, log_prob, _ = self.here.act(names, leaves)
         dist, _ = self.algo.choice(self.actor, obs, self.algo.carry(len(log_prob)), True)
         tree = jax.tree.unflatten(jax.tree.structure(dist.mode()), list(drawn.values()))
         np.testing.assert_allclose(log_prob, dist.log_prob(tree), atol=1e-5, rtol=1e-5)
@@ -116,7 +117,7 @@ def test_what_is_drawn_is_distributed_as_the_policy_says(algo, action):
     both = Acting(algo, BOX, action)
     both.refresh()
     one, count = np.array([[0.3, -1.0, 0.5]], np.float32), 20_000
-    drawn, _, log_prob = both.here.act({"": np.repeat(one, count, 0)})
+    drawn, _, log_prob, _ = both.here.act(list(map(str, range(count))), {"": np.repeat(one, count, 0)})
     dist, _ = both.algo.choice(both.actor, one, both.algo.carry(1), True)
     if "discrete" in action:
         share = np.bincount(drawn[""], minlength=3) / count
@@ -131,10 +132,41 @@ def test_what_is_drawn_is_distributed_as_the_policy_says(algo, action):
 
 
 @pytest.mark.parametrize(
+    ("algo", "core", "shared"), [("impala", "lstm", True), ("ppo", "gru", False), ("dqn", "lstm", True)]
+)
+def test_memory_is_that_of_the_policy_for_each_episode(algo, core, shared):
+    network = {"core": {"name": core, "size": 5}, "shared": shared}
+    both = Acting(algo, BOX, {"discrete": 3}, network=network)
+    both.refresh()
+    assert both.here.remembers
+    rng, names = np.random.default_rng(2), ["a", "b", "c"]
+    start = carry = jax.device_get(both.algo.carry(3))
+    for t in range(12):
+        obs, begins = rng.normal(size=(3, 3)).astype(np.float32), np.arange(3) == t % 5
+        if t == 6:  # the memory of older weights goes on
+            both.publish(1)
+            both.refresh()
+        fresh = lambda first, x, begins=begins: np.where(begins.reshape(3, *[1] * (x.ndim - 1)), first, x)
+        carry = jax.tree.map(fresh, start, carry)
+        drawn, _, log_prob, memory = both.here.act(names, {"": obs}, begins)
+        for mine, its in zip(memory.values(), jax.tree.leaves(carry), strict=True):
+            np.testing.assert_allclose(mine, its, atol=1e-5)
+        dist, carry = jax.device_get(both.algo.choice(both.actor, obs, carry, True))
+        np.testing.assert_allclose(log_prob, dist.log_prob(drawn[""]), atol=1e-5)
+        order = rng.permutation(3)  # other ids, in another order
+        later = [f"{names[i][0]}{t}" for i in order]
+        both.here.go_on([names[i] for i in order], later)
+        names, carry = later, jax.tree.map(lambda x, order=order: x[order], carry)
+    both.here.go_on(names[:1], ())
+    _, _, _, memory = both.here.act(names, {"": obs})
+    gone = [not np.any(x[0]) and bool(np.any(x[1])) for x in memory.values()]
+    assert gone == [True] * len(gone)
+
+
+@pytest.mark.parametrize(
     ("algo", "more", "told"),
     [
-        ("ppo", {"network": {"core": {"name": "lstm"}}}, "remembers"),
-        ("td3", {"algo": {"exploration": {"name": "ornstein_uhlenbeck"}}}, "remembers"),
+        ("td3", {"algo": {"exploration": {"name": "ornstein_uhlenbeck"}}}, "algo.exploration remembers"),
         ("td3", {"algo": {"exploration": {"random_timesteps": 10}}}, "random_timesteps"),
     ],
 )
@@ -164,8 +196,6 @@ def test_a_client_acts_by_weights_that_it_gets_anew(run):
     assert versions[-1] > versions[0]
     latest = client.update_policy_weights()
     assert latest >= versions[-1]
-    found, body = asked(run.address, "GET", f"/v1/weights?newer_than={latest + 1000}")
-    assert (found, body) == (204, b"")
     with pytest.raises(RequestRefused, match=r"observation: expected float32 \[4\], got \[3\]"):
         client.steps(ids, np.zeros((4, 3)))
     with pytest.raises(ValueError, match="make another client"):

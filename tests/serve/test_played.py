@@ -49,14 +49,19 @@ def rollouts(cfg, external=None, count=ROLLOUTS):
 
 
 @pytest.mark.parametrize(
-    ("algo", "env_id", "mode"),
-    [("dqn", "CartPole-v1", "remote"), ("dqn", "CartPole-v1", "local"), ("sac", "Pendulum-v1", "remote")],
+    ("algo", "env_id", "mode", "core"),
+    [
+        ("dqn", "CartPole-v1", "remote", None),
+        ("dqn", "CartPole-v1", "local", None),
+        ("dqn", "CartPole-v1", "local", {"name": "lstm", "size": 4}),
+        ("sac", "Pendulum-v1", "remote", None),
+    ],
 )
-def test_the_rows_of_a_client_are_those_of_the_environment(algo, env_id, mode):
+def test_the_rows_of_a_client_are_those_of_the_environment(algo, env_id, mode, core):
     tree = {
         "algo": {"name": algo, "normalize_obs": True},
         "env": {"id": env_id, "backend": "gymnasium", "num_envs": 1},
-        "network": {"hidden": [8]},
+        "network": {"hidden": [8], **({"core": core} if core else {})},
         "rollout": {"length": LENGTH, "explore": False},
         "run": {"seed": SEED},
     }
@@ -80,6 +85,8 @@ def test_the_rows_of_a_client_are_those_of_the_environment(algo, env_id, mode):
         np.testing.assert_allclose(a.last_obs, b.last_obs, rtol=1e-6)
         np.testing.assert_allclose(a.action[real], b.action[real], rtol=1e-5)
         assert jax.tree.structure(a.extras) == jax.tree.structure(b.extras)
+        assert bool(jax.tree.leaves(a.carry)) == bool(core)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), a.carry, b.carry)
         assert np.array_equal(a.contiguous, b.contiguous)
         assert (told.count, told.steps) == (found.count, found.steps)
         np.testing.assert_allclose(told.return_sum, found.return_sum, rtol=1e-6)

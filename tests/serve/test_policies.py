@@ -127,9 +127,14 @@ def test_a_client_acts_by_itself_as_the_server_does(runs, name):
         np.testing.assert_allclose(client.steps(ids, obs).actions, expected, rtol=1e-5, atol=1e-6)
         with pytest.raises(ValueError, match="make another client"):
             client.start_episode()
-        with pytest.raises(RequestRefused, match="remembers"):
-            other = PolicyClient(where, inference_mode="local")
-            other.get_action(other.start_episode(policy="memory"), np.zeros(4))
+        other, own = PolicyClient(where, inference_mode="local"), jrl.load(runs / "memory")
+        for _ in range(2):  # what is remembered begins anew with an episode
+            episode = other.start_episode(policy="memory")
+            for obs in rng.normal(size=(5, 4)).astype(np.float32):
+                assert other.get_action(episode, obs) == own.act(obs)
+                other.log_returns(episode, 1.0)
+            other.end_episode(episode, obs)
+            own.reset()
         with pytest.raises(RequestRefused, match="there is no 'other'"):
             PolicyClient(where, inference_mode="local").start_episode(policy="other")
 
@@ -167,7 +172,28 @@ def test_follow_goes_over_to_the_later_checkpoint(runs, tmp_path, monkeypatch):
     assert version() == checkpoint.read_meta(last)["iteration"] > before
     client._send((episode,))  # the answer tells of newer weights
     client.get_action(episode, np.zeros(4))
-    assert client.version == version()
+    later = client.version
+    assert later == version()
+    shutil.move(last, tmp_path / "gone")  # a version that falls: clients go back, too, and their episodes go on
+    end = time.monotonic() + 10
+    while version() == later and time.monotonic() < end:
+        time.sleep(0.05)
+    assert version() == before
+    client._send((episode,))
+    client.get_action(episode, np.zeros(4))
+    assert client.version == before
+    assert client.end_episode(episode, np.zeros(4))["length"] == 3
+    slow = PolicyClient(found[1], inference_mode="local", update_interval=None)
+    episode = slow.start_episode()
+    slow.get_action(episode, np.zeros(4))
+    shutil.move(tmp_path / "gone", last)
+    while version() == before and time.monotonic() < end + 10:
+        time.sleep(0.05)
+    slow._send((episode,))
+    slow.get_action(episode, np.zeros(4))
+    assert (slow.version, slow.update_policy_weights()) == (before, later)  # not before it is asked to
+    with pytest.raises(ValueError, match="update_interval: expected seconds"):
+        PolicyClient(found[1], update_interval=-1.0)
     interrupted.number = 15
     thread.join(10)
 

@@ -96,6 +96,25 @@ def test_actions_are_those_of_the_policy(runs):
         client.close()
 
 
+def test_a_client_that_acts_by_itself_remembers_as_the_server_does(runs):
+    rng = np.random.default_rng(0)
+    with serving({"memory": str(runs / "memory")}) as where:
+        local, remote = PolicyClient(where, inference_mode="local"), PolicyClient(where)
+        here, there = local.start_episodes(2), remote.start_episodes(2)
+        for t in range(100):
+            obs, over = rng.normal(size=(2, 4)), np.array([t % 7 == 6, t % 11 == 10])
+            how = {"terminated": over, "final_observations": obs}
+            (here, actions), (there, expected) = local.steps(here, obs, **how), remote.steps(there, obs, **how)
+            np.testing.assert_array_equal(actions, expected)
+        for _ in range(3):  # one after the other, of one client
+            episodes = [client.start_episode() for client in (local, remote)]
+            for obs in rng.normal(size=(20, 4)):
+                first, second = (client.get_action(id, obs) for client, id in zip((local, remote), episodes))
+                assert first == second
+            for client, id in zip((local, remote), episodes):
+                client.end_episode(id, obs)
+
+
 @pytest.mark.parametrize("name", ["plain", "box"])
 def test_a_client_acts_by_itself_as_the_server_does(runs, name):
     rng, size = np.random.default_rng(0), {"plain": 4, "box": 3}[name]
@@ -113,9 +132,6 @@ def test_a_client_acts_by_itself_as_the_server_does(runs, name):
         np.testing.assert_allclose(client.steps(ids, obs).actions, expected, rtol=1e-5, atol=1e-6)
         with pytest.raises(ValueError, match="make another client"):
             client.start_episode()
-        with pytest.raises(RequestRefused, match="remembers"):
-            other = PolicyClient(where, inference_mode="local")
-            other.get_action(other.start_episode(policy="memory"), np.zeros(4))
         with pytest.raises(RequestRefused, match="there is no 'other'"):
             PolicyClient(where, inference_mode="local").start_episode(policy="other")
 
@@ -154,6 +170,17 @@ def test_follow_goes_over_to_the_later_checkpoint(runs, tmp_path, monkeypatch):
     client._send((episode,))  # the answer tells of newer weights
     client.get_action(episode, np.zeros(4))
     assert client.version == version()
+    weights = lambda other: asked(found[1], "GET", f"/v1/weights?newer_than={other}")[0]
+    assert (weights(version()), weights(version() + 1)) == (204, 200)
+    shutil.move(last, tmp_path / "gone")  # a later checkpoint is taken away: the server goes back, and its clients too
+    end = time.monotonic() + 10
+    while version() != before and time.monotonic() < end:
+        time.sleep(0.05)
+    client.get_action(episode, np.zeros(4))
+    client._send((episode,))
+    client.get_action(episode, np.zeros(4))
+    assert client.version == version() == before
+    assert client.end_episode(episode, np.zeros(4))["length"] == 4.0
     interrupted.number = 15
     thread.join(10)
 

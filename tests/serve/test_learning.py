@@ -119,7 +119,7 @@ def test_cartpole_from_two_processes(tree, mode, steps, tmp_path, players, own_k
     rows = loggers.read_rows(out / "result.jsonl")
     print(tree["algo"]["name"], mode, rows[-1]["env_steps"], rows[-1]["episode/return"])
     assert rows[-1]["episode/return"] >= 150
-    assert all(row["external/policy_lag"] <= 4 for row in rows if tree is PPO)
+    assert all(row["external/policy_lag"] <= 4 for row in rows if tree is not DQN)
 
 
 @pytest.mark.slow

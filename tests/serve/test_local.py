@@ -224,6 +224,7 @@ def test_a_client_acts_by_weights_that_it_gets_anew(run):
         ({"observations": [[[0.0] * 3]]}, 422, "observations: expected"),
         ({"terminated": [[True]]}, 400, "final_observations is missing"),
         ({"versions": None}, 400, "versions is missing"),
+        ({"memory": [[[0.0]]]}, 422, "remembers nothing"),
     ],
 )
 def test_steps_that_cannot_be_are_refused(run, fields, status, told):
@@ -234,6 +235,59 @@ def test_steps_that_cannot_be_are_refused(run, fields, status, told):
     assert asked(run.address, "POST", "/v1/played", {"episode_ids": [id], **right})[0] == 200
     ended = asked(run.address, "POST", f"/v1/episodes/{id}/end", {"observation": [0.0] * 4})
     assert (ended[0], ended[1]["length"]) == (200, 1)
+
+
+def test_memory_that_is_not_sent_or_another_is_refused():
+    with serving.running(
+        serving.settings("impala", envs=1, network={"core": {"name": "gru", "size": 3}, "shared": True})
+    ) as found:
+        id = asked(found.address, "POST", "/v1/episodes", {})[1]["episode_id"]
+        right = {"episode_ids": [id], "observations": [[[0.0] * 4]], "actions": [[1]], "log_probs": [[-0.7]]}
+        played = lambda **more: asked(found.address, "POST", "/v1/played", {**right, "versions": [[0]], **more})
+        for memory, status, told in (
+            (None, 400, "memory is missing"),
+            ([[[[0.0] * 4]]], 422, "memory/0: expected float32 [1, 1, 3], got [1, 1, 4]"),
+            ([], 422, "memory: expected a list of 1 parts"),
+        ):
+            answer = played(memory=memory)
+            assert (answer[0], told in str(answer[1])) == (status, True), answer
+        assert played(memory=[[[[0.0] * 3]]])[0] == 200
+
+
+@pytest.mark.parametrize(("interval", "asks"), [(0.0, True), (1000.0, False), (None, False)])
+def test_weights_are_gotten_no_sooner_than_asked_for(run, interval, asks):
+    client = PolicyClient(run.address, patience_s=0.0, inference_mode="local", update_interval=interval)
+    ids, versions = client.start_episodes(4), []
+
+    def play(steps=20):
+        nonlocal ids
+        for _ in range(steps):
+            ids, _ = client.steps(ids, np.zeros((4, 4)), np.ones(4))
+            versions.append(client.version)
+
+    def later():
+        play()
+        return asked(run.address, "GET", "/v1/health")[1]["versions"]["default"] > versions[0]
+
+    serving.until(later)
+    play()
+    assert (versions[-1] > versions[0]) == asks
+    if interval is None:
+        assert client.update_policy_weights() > versions[0]
+    else:
+        client._local._loaded -= interval  # as if the time had passed
+    play()
+    assert versions[-1] > versions[0]
+    client._send(tuple(ids))
+    for id in ids:
+        asked(run.address, "POST", f"/v1/episodes/{id}/end", {"observation": [0.0] * 4}, **client._headers)
+    client.close()
+
+
+def test_an_interval_that_is_none_is_refused():
+    for wrong in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="update_interval: expected seconds"):
+            PolicyClient(inference_mode="local", update_interval=wrong)
 
 
 def test_a_client_of_other_versions_loses_its_episode_and_gets_the_weights_again(run):

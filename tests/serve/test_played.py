@@ -53,7 +53,8 @@ def rollouts(cfg, external=None, count=ROLLOUTS):
     [
         ("dqn", "CartPole-v1", "remote", None),
         ("dqn", "CartPole-v1", "local", None),
-        ("dqn", "CartPole-v1", "local", {"name": "lstm", "size": 4}),
+        ("dqn", "CartPole-v1", "remote", "lstm"),
+        ("dqn", "CartPole-v1", "local", "lstm"),
         ("sac", "Pendulum-v1", "remote", None),
     ],
 )
@@ -61,7 +62,7 @@ def test_the_rows_of_a_client_are_those_of_the_environment(algo, env_id, mode, c
     tree = {
         "algo": {"name": algo, "normalize_obs": True},
         "env": {"id": env_id, "backend": "gymnasium", "num_envs": 1},
-        "network": {"hidden": [8], **({"core": core} if core else {})},
+        "network": {"hidden": [8], **({"core": {"name": core, "size": 4}} if core else {})},
         "rollout": {"length": LENGTH, "explore": False},
         "run": {"seed": SEED},
     }
@@ -85,14 +86,72 @@ def test_the_rows_of_a_client_are_those_of_the_environment(algo, env_id, mode, c
         np.testing.assert_allclose(a.last_obs, b.last_obs, rtol=1e-6)
         np.testing.assert_allclose(a.action[real], b.action[real], rtol=1e-5)
         assert jax.tree.structure(a.extras) == jax.tree.structure(b.extras)
-        assert bool(jax.tree.leaves(a.carry)) == bool(core)
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), a.carry, b.carry)
         assert np.array_equal(a.contiguous, b.contiguous)
+        memory = [((x.carry, x.extras.get("carry", ())), len(jax.tree.leaves(x.carry))) for x in (a, b)]
+        jax.tree.map(lambda mine, its: np.testing.assert_allclose(mine, its, atol=1e-5), memory[0][0], memory[1][0])
+        assert (memory[0][1] > 0) == (core is not None)
         assert (told.count, told.steps) == (found.count, found.steps)
         np.testing.assert_allclose(told.return_sum, found.return_sum, rtol=1e-6)
         rows, ends = rows + real.sum(), ends + told.count
     assert rows > 80
     assert ends > 0 or env_id == "Pendulum-v1"
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_the_memory_of_a_client_is_before_each_row(core):
+    """Rows are found by their observations in what was played, along which the algorithm remembers here."""
+    network = {"core": {"name": core, "size": 4}, "shared": core == "lstm"}
+    cfg = serving.settings("impala", envs=2, network=network, external={"max_lag": 1000})
+    clients, stop, seen = Clients(), threading.Event(), []
+
+    def play():
+        serving.listening(clients.address)
+        client = PolicyClient(clients.address, patience_s=0.0, inference_mode="local")
+        ids, rng = client.start_episodes(2), np.random.default_rng(0)
+        while not stop.is_set():
+            obs, t = rng.normal(size=(2, 4)).astype(np.float32), len(seen)
+            over = np.array([t % 5 == 4, t % 19 == 18])
+            seen.append((obs, over))
+            try:
+                ids = client.steps(ids, obs, np.ones(2), truncated=over, final_observations=-obs).episodes
+            except (EpisodeLost, ConnectionError):
+                break
+        client.close()
+
+    with clients.open(cfg):
+        thread = threading.Thread(target=play, daemon=True)
+        thread.start()
+        run = build.run(cfg, external=clients.source(cfg, 0, []))
+        state = run.program.init(0)
+        actor = run.program.actor(state)
+        found = [jax.device_get(run.program.collect(state, 0, i)[1]) for i in range(12)]
+        stop.set()
+        thread.join(10)
+        run.program.close()
+    choice = jax.jit(lambda obs, carry: run.algo.choice(actor, obs, carry, True))
+    start = carry = jax.device_get(run.algo.carry(2))
+    where, memory = {}, []
+    for t, (obs, over) in enumerate(seen):
+        carry = jax.tree.map(lambda first, x, over=over: np.where(over[:, None], first, x), start, carry)
+        before, (dist, carry) = carry, jax.device_get(choice(obs, carry))
+        memory.append((before, dist))
+        where |= {x.tobytes(): (t, i) for i, x in enumerate(obs)}
+        where |= {x.tobytes(): (t, i) for i, x in enumerate(-obs) if over[i]}
+    rows, begins = 0, 0
+    for rollout in found:
+        for b in range(2):
+            t, i = where[rollout.obs[0, b].tobytes()]
+            begins += rollout.mask[0, b] and t > 0 and not seen[t][1][i]
+            for mine, its in zip(jax.tree.leaves(rollout.carry), jax.tree.leaves(memory[t][0]), strict=True):
+                if rollout.mask[0, b]:
+                    np.testing.assert_allclose(mine[b], its[i], atol=1e-5)
+            for k in np.flatnonzero(rollout.mask[:, b]):
+                t, i = where[rollout.obs[k, b].tobytes()]
+                log_prob = memory[t][1].log_prob(np.repeat(rollout.action[k, b], 2))[i]
+                np.testing.assert_allclose(rollout.extras["log_prob"][k, b], log_prob, atol=1e-5)
+                rows += 1
+    assert rows > 100
+    assert begins > 5  # rollouts that begin within an episode
 
 
 def _after_listening(clients, env, seed, stop, mode):

@@ -110,6 +110,25 @@ def test_policies_of_several_agents_have_names(runs):
         client.close()
 
 
+def test_a_client_that_acts_by_itself_remembers_as_the_server_does(runs):
+    rng = np.random.default_rng(0)
+    with serving({"memory": str(runs / "memory")}) as where:
+        local, remote = PolicyClient(where, inference_mode="local"), PolicyClient(where)
+        here, there = local.start_episodes(2), remote.start_episodes(2)
+        for t in range(100):
+            obs, over = rng.normal(size=(2, 4)), np.array([t % 7 == 6, t % 11 == 10])
+            how = {"terminated": over, "final_observations": obs}
+            (here, actions), (there, expected) = local.steps(here, obs, **how), remote.steps(there, obs, **how)
+            np.testing.assert_array_equal(actions, expected)
+        for _ in range(3):  # one after the other, of one client
+            episodes = [client.start_episode() for client in (local, remote)]
+            for obs in rng.normal(size=(20, 4)):
+                first, second = (client.get_action(id, obs) for client, id in zip((local, remote), episodes))
+                assert first == second
+            for client, id in zip((local, remote), episodes):
+                client.end_episode(id, obs)
+
+
 @pytest.mark.parametrize("name", ["plain", "box"])
 def test_a_client_acts_by_itself_as_the_server_does(runs, name):
     rng, size = np.random.default_rng(0), {"plain": 4, "box": 3}[name]
@@ -127,14 +146,6 @@ def test_a_client_acts_by_itself_as_the_server_does(runs, name):
         np.testing.assert_allclose(client.steps(ids, obs).actions, expected, rtol=1e-5, atol=1e-6)
         with pytest.raises(ValueError, match="make another client"):
             client.start_episode()
-        other, own = PolicyClient(where, inference_mode="local"), jrl.load(runs / "memory")
-        for _ in range(2):  # what is remembered begins anew with an episode
-            episode = other.start_episode(policy="memory")
-            for obs in rng.normal(size=(5, 4)).astype(np.float32):
-                assert other.get_action(episode, obs) == own.act(obs)
-                other.log_returns(episode, 1.0)
-            other.end_episode(episode, obs)
-            own.reset()
         with pytest.raises(RequestRefused, match="there is no 'other'"):
             PolicyClient(where, inference_mode="local").start_episode(policy="other")
 
@@ -174,6 +185,8 @@ def test_follow_goes_over_to_the_later_checkpoint(runs, tmp_path, monkeypatch):
     client.get_action(episode, np.zeros(4))
     later = client.version
     assert later == version()
+    weights = lambda other: asked(found[1], "GET", f"/v1/weights?newer_than={other}")[0]
+    assert (weights(later), weights(later + 1)) == (204, 200)
     shutil.move(last, tmp_path / "gone")  # a version that falls: clients go back, too, and their episodes go on
     end = time.monotonic() + 10
     while version() == later and time.monotonic() < end:

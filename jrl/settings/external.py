@@ -113,6 +113,12 @@ def _agent_faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
                 "an episode has one agent"
             ),
         )
+    if cfg.evaluation.every or cfg.evaluation.interval:
+        yield (
+            ("external.agents", "evaluation.every", "evaluation.interval"),
+            "evaluation: external.agents names agents that env.id does not have: leave evaluation.every and "
+            "evaluation.interval out, or take the agents of env.id, without external.agents, observation and action",
+        )
     several = cfg.multi_agent
     if several is not None and several.agents is not None and several.agents != given.agents:
         yield (

@@ -138,7 +138,8 @@ def test_an_axis_of_the_sweep_chooses_runs(opened):
 def test_on_a_phone_by_day_and_by_night(opened, scheme, ground):
     opened.set_viewport_size({"width": 390, "height": 800})
     opened.emulate_media(color_scheme=scheme)
-    assert opened.evaluate("document.documentElement.scrollWidth") == 390
+    # the charts take the new width when the browser comes to it; else this times out
+    opened.wait_for_function("document.documentElement.scrollWidth == 390")
     color = opened.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
     assert all(abs(part - ground) < 40 for part in color)
     size = opened.evaluate("document.querySelector('#curve-chart svg').getBoundingClientRect().width")

@@ -43,6 +43,11 @@ OPTIONS = {
     "iqn": {"double": True, "num_quantiles": 5, "tau": 0.1, "normalize_obs": True},
     "sac": {"num_critics": 3, "target_critics": 2, "policy_every": 2, "normalize_reward": True, "max_grad_norm": 0.5},
     "td3": {"num_critics": 3, "normalize_obs": True, "max_grad_norm": 0.5},
+    "vdn": {"mixer": "qmix", "tau": 0.1, "normalize_obs": True, "max_grad_norm": 0.5},
+    "iql": {"num_critics": 3, "normalize_obs": True, "max_grad_norm": 0.5},
+    "bc": {"normalize_obs": True, "ent_coef": 0.01, "max_grad_norm": 0.5},
+    "marwil": {"weight": "softmax", "normalize_obs": True, "max_grad_norm": 0.5},
+    "dt": {"target_return": 2.0, "normalize_obs": True, "max_grad_norm": 0.5},
 }
 # fields of States, as they were called -> as they are
 RENAMED = {
@@ -62,6 +67,7 @@ BUFFERS = {
 }
 STACKS = {"frames alone": None, "stacks": (3, 0, True), "stacks that go on": (3, -1, False)}
 _LENGTH, _ENVS = 8, 4
+_NUMBERS = {"return_to_go": "float32", "timestep": "int32"}  # what data sets tell of each step
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -117,7 +123,9 @@ def programs(only: list[str]) -> Iterator[tuple[str, str]]:
         for name, stack, in_step in itertools.product(BUFFERS, STACKS, (True, False)):
             label = f"{REPLAY} {name}, {stack}, {'one head' if in_step else 'own heads'}"
             yield from _of_replay(name.split()[0], BUFFERS[name], STACKS[stack], in_step, label)
-    for name in [name for name in only if name != REPLAY]:
+    from jrl import algos
+
+    for name in [name for name in only if name != REPLAY and name in algos.names()]:  # a commit may lack some
         for options in ("default", "options"):
             for shape in SHAPES:
                 yield from _of(name, OPTIONS[name] if options == "options" else {}, shape, f"{name} {options} {shape}")
@@ -131,11 +139,15 @@ def _of(name: str, options: dict, shape: str, label: str) -> Iterator[tuple[str,
     from jrl.fields.hyper import Gru, NetworkConfig
     from jrl.types import Batch, Box, Dict, Discrete, EnvSpec, MultiBinary, SequenceBatch, Window, element
 
-    box = Box((2,), low=-1.0, high=1.0)
-    obs = Box((4,))
-    if shape == "masked" and name != "td3":
-        obs = Dict((("action_mask", MultiBinary((3,))), ("vector", obs)))
-    spec = EnvSpec(obs, box if name == "td3" or (name == "sac" and shape != "masked") else Discrete(3), _ENVS)
+    if name == "vdn":  # it acts for a team
+        spec = _team()
+    else:
+        box = Box((2,), low=-1.0, high=1.0)
+        own = [("action_mask", MultiBinary((3,)))] if shape == "masked" and name != "td3" else []
+        own += [("prev_reward", Box(()))] if name == "dt" else []
+        obs = Dict((*own, ("vector", Box((4,))))) if own else Box((4,))
+        spec = EnvSpec(obs, box if name == "td3" or (name == "sac" and shape != "masked") else Discrete(3), _ENVS)
+    obs = spec.observation
     network = NetworkConfig(hidden=(8,), core=Gru(size=8)) if shape == "memory" else NetworkConfig(hidden=(8,))
     module = algos.get(name)
     axis = {"axis_name": "d"} if shape == "mapped" else {}
@@ -158,16 +170,41 @@ def _of(name: str, options: dict, shape: str, label: str) -> Iterator[tuple[str,
     data = rollout
     if not algo.on_policy and algo.sequences:
         n, length = 6, 5
-        memory = jax.tree.map(lambda x: array(x.dtype, n, *x.shape[1:]), carry.memory)
-        window = Window(like(obs, n, length + 3), memory, array(jnp.bool_, n, length + 3))
+        rows = length + (1 if type(algo.data).__name__ == "Fixed" else 3)  # the successor, and two to burn in
+        # a data set keeps no memory of networks: sequences begin with that of an episode's start
+        memory = jax.tree.map(lambda x: array(x.dtype, n, *x.shape[1:]), getattr(carry, "memory", ()))
+        window = Window(like(obs, n, rows), memory, array(jnp.bool_, n, rows))
         numbers = [array(jnp.float32, n, length)] * 2
         ahead, weight = array(jnp.int32, n, length), array(jnp.float32, n, length)
-        data = SequenceBatch(window, like(spec.action, n, length), *numbers, ahead, weight, array(jnp.int32, n))
+        told = _told(like, array, spec, n, length)
+        data = SequenceBatch(window, like(spec.action, n, length), *numbers, ahead, weight, array(jnp.int32, n), **told)
     elif not algo.on_policy:
         numbers = [array(jnp.float32, 6)] * 3
         seen = like(obs, 6)
-        data = Batch(seen, like(spec.action, 6), *numbers[:2], seen, numbers[2], array(jnp.int32, 6))
+        told = _told(like, array, spec, 6)
+        data = Batch(seen, like(spec.action, 6), *numbers[:2], seen, numbers[2], array(jnp.int32, 6), **told)
     yield f"{label} update", trace(algo.update, state, data, key)
+
+
+def _team():
+    """The spaces of a team of two agents with three actions each."""
+    from jrl.envs import team
+    from jrl.types import Box, EnvSpec, MultiDiscrete
+
+    return EnvSpec(team.observation(Box((4,)), 2), MultiDiscrete((3, 3)), _ENVS)
+
+
+def _told(like, array, spec, *lead: int) -> dict:
+    """The extras of a sample, with what algorithms read beside transitions; none at commits whose samples have none."""
+    import jax.numpy as jnp
+
+    from jrl.types import Batch
+
+    if "extras" not in Batch.__dataclass_fields__:
+        return {}
+    after = {"action": like(spec.action, *lead), "valid": array(jnp.bool_, *lead)}
+    numbers = {name: array(dtype, *lead) for name, dtype in _NUMBERS.items()}
+    return {"extras": {"next_action": after, **numbers}}
 
 
 def _rollout(algo, spec, actor, carry, like, array):
@@ -181,6 +218,8 @@ def _rollout(algo, spec, actor, carry, like, array):
     extras = jax.tree.map(lambda x: array(x.dtype, _LENGTH, *x.shape), out.extras)
     if algo.running_return_gamma is not None:
         extras = {**extras, "running_return": array(jnp.float32, _LENGTH, _ENVS)}
+    if not algo.on_policy:
+        extras |= {name: array(dtype, _LENGTH, _ENVS) for name, dtype in _NUMBERS.items()}
     flag = array(jnp.bool_, _LENGTH, _ENVS)
     return Rollout(
         obs=like(spec.observation, _LENGTH, _ENVS),

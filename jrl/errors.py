@@ -1,4 +1,4 @@
-"""The errors that a command reports without a traceback. Imports nothing: bad input is reported before jax loads."""
+"""The errors that a command reports without a traceback. Imports nothing, so that every module may raise them."""
 
 
 class InputError(ValueError):

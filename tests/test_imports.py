@@ -1,6 +1,8 @@
 """Who may import whom: every import statement of every module, and what a command or a module really loads."""
 
 import ast
+import itertools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +66,7 @@ ARROWS = {
 }  # fmt: skip
 # allowed inside a function only
 LAZY_ARROWS = {
+    "": {"host"},
     "callbacks": {"metrics"},
     "settings": {"algos"},
     "migrate": {"algos"},
@@ -73,7 +76,8 @@ LAZY_ARROWS = {
     "record": {"run"},
     "check_env": {"envs", "fields"},
     "debug": {"settings"},
-    "api": {"export"},
+    "api": {"callbacks", "export"},
+    "data.__main__": {"run"},
 }
 
 # libraries of a room, beside the standard library; the rooms that are not listed may import any of `REQUIRED`
@@ -102,8 +106,20 @@ COMMANDS_IN_ROOMS = {
 MAPPERS = {"pmap", "shard_map"}
 
 
+def is_module(name):
+    """Whether a text is the dotted name of a module or room of jrl."""
+    path = PACKAGE.joinpath(*name.split(".")[1:])
+    return bool(re.fullmatch(r"jrl(\.\w+)+", name)) and (path.with_suffix(".py").is_file() or path.is_dir())
+
+
 def imports(tree):
-    """(dotted name, line, inside a function) of every import statement; `if TYPE_CHECKING` counts as any other."""
+    """(dotted name, line, inside a function) of every import statement; `if TYPE_CHECKING` counts as any other.
+
+    So does a text that is the name of a module of jrl, which is imported when it is needed; what follows "-m" is run by
+    a process of its own.
+    """
+    lists = [node.elts for node in ast.walk(tree) if isinstance(node, ast.List)]
+    run = {id(x) for elts in lists for m, x in itertools.pairwise(elts) if getattr(m, "value", None) == "-m"}
     found = []
 
     def visit(node, lazy):
@@ -113,6 +129,13 @@ def imports(tree):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: relative import"
             found.extend((f"{node.module}.{alias.name}", node.lineno, lazy) for alias in node.names)
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in run
+            and is_module(node.value)
+        ):
+            found.append((node.value, node.lineno, True))
         for child in ast.iter_child_nodes(node):
             visit(child, lazy)
 
@@ -219,6 +242,7 @@ def test_few_modules_lie_flat():
         ("data/x.py", "from jrl.data import commands", "data -> jrl.data.__main__"),
         ("data/commands/x.py", "from jrl import networks", "data.__main__ -> jrl.networks"),
         ("serve/client.py", "from jrl import types", "serve/client.py needs numpy alone"),
+        ("ops/x.py", 'import importlib\nf = importlib.import_module("jrl.envs.make")', "ops -> jrl.envs"),
         ("shed/x.py", "", "shed is a new room"),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from jrl import algos
 from jrl.settings import config, datasets, plan
 from jrl.sweep import settings
 
@@ -49,6 +50,10 @@ def test_the_works_are_valid_configs(monkeypatch):
     for task in load("bench_learning").TASKS:
         assert any(name != "env_steps" for name in config.load(task.config, task.overrides).stop), task.name
         assert (task.bounds is not None) == datasets.alone(config.load(task.config, task.overrides)), task.name
+
+
+def test_programs_of_all_algorithms_are_compared():
+    assert sorted(load("compare_programs").OPTIONS) == sorted(algos.names())
 
 
 def test_the_rate_leaves_out_the_start_and_the_last_row():

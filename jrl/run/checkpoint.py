@@ -202,6 +202,7 @@ def on_host(parts: Mapping[str, PyTree]) -> dict[str, PyTree]:
 
 def write(directory: Path, parts: Mapping[str, PyTree], meta: dict[str, Any]) -> None:
     """Writes the arrays of `parts` and `meta` to a new directory; complete once this returns."""
+    directory = directory.absolute()  # which Orbax asks for
     import orbax.checkpoint as ocp  # a second of imports: not before the first save
 
     for name in ("absl", "asyncio"):  # what fails is raised as well, once

@@ -195,6 +195,12 @@ def of_last(env: Any, before: Mapping[Any, float], reward: Mapping[Any, Any], wh
         yield "last manners", True, f"{message}: {mend}"
 
 
+def of_stayed(agent: Any, where: str) -> Fault:
+    """The fault of an agent that has ended, had its step(None), and is there still."""
+    mend = "remove it there from agents and all dicts, such as by `self._was_dead_step(action); return` first in step"
+    return "agents", True, f"{where}: agent {agent!r} has ended, but is in agents after its step(None): {mend}"
+
+
 # ---------------------------------------------------------------- parts
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from jrl.envs import agent_faults
 from jrl.envs.agent_faults import ALL
-from jrl.envs.step_faults import Fault, place_in_time, seeded
+from jrl.envs.step_faults import Breach, Fault, place_in_time, seeded
 from jrl.types import InputError
 
 Look = Callable[[Callable[[], Iterator[Fault]]], None]  # takes what gives the faults of the latest result
@@ -161,11 +161,28 @@ class TurnTaking(_Base):
         terminated, truncated = dict(env.terminations), dict(env.truncations)
         over = [agent for agent in there if terminated[agent] or truncated[agent]]
         obs = {agent: env.observe(agent) for agent in over}
-        while env.agents and (env.terminations[env.agent_selection] or env.truncations[env.agent_selection]):
-            env.step(None)  # who has ended says so to PettingZoo, and leaves
+        self._leave(where)
         self._ended = ended | set(over)
         self.look(lambda: agent_faults.of_last(env, self._earned, reward, where))
         return self._turn(obs, reward, terminated, truncated, infos, where)
+
+    def _leave(self, where: str) -> None:
+        """Steps each agent that has ended and is selected, which leaves by that.
+
+        Raises:
+          Breach: one does not leave, so that this would never end.
+        """
+        env = self.env
+        for _ in (*self.agents, None):
+            agent = env.agent_selection
+            if not env.agents or not (env.terminations[agent] or env.truncations[agent]):
+                return
+            env.step(None)
+            if agent in env.agents:
+                break
+        fault = agent_faults.of_stayed(agent, where)
+        self.look(lambda: iter((fault,)))
+        raise Breach(fault[2])
 
     def _turn(self, obs: dict, reward: dict, terminated: dict, truncated: dict, infos: dict, where: str) -> Turn:
         env = self.env

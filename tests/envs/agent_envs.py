@@ -111,6 +111,14 @@ class Nim:
         pass
 
 
+class Undying(Nim):
+    """Nim whose agents stay when they have ended."""
+
+    def step(self, action):
+        if not self.terminations[self.agent_selection]:
+            super().step(action)
+
+
 class Turns:
     """RLlib's interface: a and b act in turn for `length` steps; each pays 1 to who acts and 10 to the other."""
 

@@ -50,6 +50,11 @@ def test_turns_that_nobody_declared_are_noted():
     assert report.ok and any("turn_based = True" in line for line in report.notes)
 
 
+def test_an_agent_that_stays_after_its_end_is_a_problem():
+    report = check_env(f"{NAME}:Undying", steps=40)
+    assert any("agent 'p_1' has ended, but is in agents after its step(None)" in line for line in report.problems)
+
+
 def test_rewards_that_last_does_not_sum_are_found(monkeypatch):
     from agent_envs import Nim
 

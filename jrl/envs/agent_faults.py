@@ -24,28 +24,42 @@ def refused(faults: Iterator[Fault]) -> list[str]:
 # ---------------------------------------------------------------- PettingZoo, parallel
 
 
-def of_parallel_reset(env: Any, result: Any, where: str) -> Iterator[Fault]:
-    """What is wrong with the reset of a PettingZoo parallel environment, and with its agents after it."""
+def of_parallel_reset(env: Any, possible: Collection[Any], result: Any, where: str) -> Iterator[Fault]:
+    """What is wrong with the reset of a PettingZoo parallel environment, and with its agents after it.
+
+    Args:
+      env: the environment.
+      possible: all agents that may ever be there.
+      result: what `reset` returned.
+      where: when, in words.
+    """
     if not isinstance(result, tuple) or len(result) != 2:
         yield "reset", True, f"{where} returned no pair: return (observations, infos), a dict of each by agent"
         return
     yield from _dicts(("observations", "infos"), result, where)
-    yield from _of_agents(env.agents, env.possible_agents, where)
+    yield from _of_agents(env.agents, possible, where)
     if not env.agents:
         yield "agents", True, f"{where}: agents is empty: put the agents into it that act first"
     if isinstance(result[0], dict):
         yield from _of_observations(env.observation_space, result[0], env.agents, where, "is in agents")
     if isinstance(result[1], dict):
         yield from _lacking("infos", result[1], env.agents, where, "infos manners")
-    yield from _of_reset_options(env)
-    yield from of_space_objects(env, where)
+    for name, part in zip(("observations", "infos"), result):
+        if isinstance(part, dict) and (extra := [agent for agent in part if agent not in env.agents]):
+            message = f"{where}: {name} has agent {extra[0]!r}, which is not in agents: leave it out"
+            yield f"{name} reset manners", False, message
+    yield from _of_class(env)
+    yield from of_space_objects(env, possible, where)
 
 
-def of_parallel_step(env: Any, acted: Collection[Any], ended: Collection[Any], result: Any, where: str) -> Iterator:
+def of_parallel_step(
+    env: Any, possible: Collection[Any], acted: Collection[Any], ended: Collection[Any], result: Any, where: str
+) -> Iterator[Fault]:
     """What is wrong with a step of a PettingZoo parallel environment, and with its agents after it.
 
     Args:
       env: the environment.
+      possible: all agents that may ever be there.
       acted: who had an action.
       ended: agents whose end came before, in this game.
       result: what `step` returned.
@@ -56,7 +70,7 @@ def of_parallel_step(env: Any, acted: Collection[Any], ended: Collection[Any], r
         return
     obs, reward, terminated, truncated, infos = result
     agents = list(env.agents)
-    yield from _of_agents(agents, env.possible_agents, where)
+    yield from _of_agents(agents, possible, where)
     over = {agent for agent in acted if terminated.get(agent) or truncated.get(agent)}
     for name, part in zip(_PARALLEL[1:4], result[1:4]):
         yield from _lacking(name, part, acted, where, name)
@@ -73,12 +87,12 @@ def of_parallel_step(env: Any, acted: Collection[Any], ended: Collection[Any], r
             mend = "say so in terminations or truncations on its last step"
             yield "agents", True, f"{where}: agent {agent!r} is not in agents any more, but has not ended: {mend}"
     for name, part in zip(_PARALLEL, result):
-        extra = [agent for agent in part if agent in env.possible_agents and agent not in acted and agent not in agents]
+        extra = [agent for agent in part if agent in possible and agent not in acted and agent not in agents]
         if extra:
             message = f"{where}: {name} has agent {extra[0]!r}, which is not there: leave out who has ended"
             yield f"{name} manners", False, message
     yield from _back(agents, ended, where)
-    yield from of_space_objects(env, where)
+    yield from of_space_objects(env, possible, where)
 
 
 # ---------------------------------------------------------------- RLlib
@@ -145,9 +159,20 @@ def of_rllib_step(
 # ---------------------------------------------------------------- PettingZoo, agent by agent
 
 
-def of_turn(env: Any, ended: Collection[Any], where: str, *, reset: bool, returned: Any = None) -> Iterator[Fault]:
-    """What is wrong with the attributes of a PettingZoo environment whose agents take turns, after a reset or step."""
-    yield from _of_agents(env.agents, env.possible_agents, where)
+def of_turn(
+    env: Any, possible: Collection[Any], ended: Collection[Any], where: str, *, reset: bool, returned: Any = None
+) -> Iterator[Fault]:
+    """What is wrong with the attributes of a PettingZoo environment whose agents take turns, after a reset or step.
+
+    Args:
+      env: the environment.
+      possible: all agents that may ever be there.
+      ended: agents whose end came before, in this game.
+      where: when, in words.
+      reset: it is a reset.
+      returned: by `step`.
+    """
+    yield from _of_agents(env.agents, possible, where)
     if reset and not env.agents:
         yield "agents", True, f"{where}: agents is empty: put the agents into it that act first"
     if env.agents and env.agent_selection not in env.agents:
@@ -166,21 +191,40 @@ def of_turn(env: Any, ended: Collection[Any], where: str, *, reset: bool, return
             yield f"{name} manners", False, message
     flags = tuple(zip(names[1:3], parts[1:3]))
     yield from _of_numbers(parts[0], flags, where)
+    for agent, info in parts[3].items():
+        if not isinstance(info, dict):
+            message = f"{where}: infos[{agent!r}] is a {type(info).__name__}: put a dict there, such as {{}}"
+            yield "infos", True, message
+    yield from _of_num_agents(env, where)
     if reset:
-        yield from _of_reset_options(env)
-    if reset and (already := [agent for agent in env.agents if env.terminations.get(agent)]):
-        yield "terminations", True, f"{where}: agent {already[0]!r} has ended already: set its flags to False"
+        yield from _of_class(env)
+        for name, part in flags:
+            if already := [agent for agent in env.agents if part.get(agent)]:
+                yield name, True, f"{where}: agent {already[0]!r} has ended already: set its flags to False"
     if returned is not None:
         yield "step manners", True, f"{where} returned a {type(returned).__name__}: step of an AECEnv returns nothing"
     yield from _back(env.agents, ended, where)
-    yield from of_space_objects(env, where)
+    yield from of_space_objects(env, possible, where)
+
+
+def of_gone(gone: Collection[Any], over: Collection[Any], where: str) -> Iterator[Fault]:
+    """The faults of agents that left without a `step(None)`: those in `over` had ended, which `last()` told nobody."""
+    mend = "set its flags, and keep it in agents until its step(None)"
+    for agent in gone:
+        if agent in over:
+            message = (
+                f"{where}: agent {agent!r} has ended, but was skipped: select it, and keep it until its step(None)"
+            )
+            yield "skipped manners", True, message
+        else:
+            yield "gone", True, f"{where}: agent {agent!r} is not in agents any more, but has not ended: {mend}"
 
 
 def of_last(env: Any, before: Mapping[Any, float], reward: Mapping[Any, Any], where: str) -> Iterator[Fault]:
-    """A reward of `last()` that is not the sum of an agent's rewards since its own step.
+    """What is wrong with `last()`, which tells what the attributes do, and the rewards since the agent's own step.
 
     Args:
-      env: after a step.
+      env: after a reset or step.
       before: by agent, what it earned since its own step and before this one.
       reward: by agent, what it earned in this one.
       where: when, in words.
@@ -188,27 +232,77 @@ def of_last(env: Any, before: Mapping[Any, float], reward: Mapping[Any, Any], wh
     agent = env.agent_selection
     if agent not in env.agents or agent not in reward:
         return
-    told, summed = float(env.last()[1]), before[agent] + float(reward[agent])
-    if abs(told - summed) > 1e-6 * (1 + abs(summed)):
+    told = env.last()
+    if not isinstance(told, tuple) or len(told) != 5:
+        mend = "return (observation, reward, terminated, truncated, info)"
+        yield "last manners", True, f"{where}: last() returned a {type(told).__name__}, no 5 values: {mend}"
+        return
+    summed = before[agent] + float(reward[agent])
+    if abs(float(told[1]) - summed) > 1e-6 * (1 + abs(summed)):
         mend = "set self._cumulative_rewards[agent] = 0 first in step and call self._accumulate_rewards() last"
-        message = f"{where}: last() tells agent {agent!r} of a reward of {told:g}, but its rewards sum to {summed:g}"
-        yield "last manners", True, f"{message}: {mend}"
+        message = f"{where}: last() tells agent {agent!r} of a reward of {float(told[1]):g}, but its rewards sum to"
+        yield "last manners", True, f"{message} {summed:g}: {mend}"
+    for name, flag in zip(("terminations", "truncations"), told[2:4]):
+        if bool(flag) != bool(kept := getattr(env, name)[agent]):
+            message = f"{where}: last() tells agent {agent!r} {flag!r}, but {name}[{agent!r}] is {kept!r}: return that"
+            yield f"last {name} manners", True, message
+    info = env.infos[agent]
+    if told[4] is not info and set(told[4] or ()) != set(info):  # not ==, which arrays do not have
+        message = f"{where}: last() tells agent {agent!r} another info than infos[{agent!r}]: return that"
+        yield "last infos manners", True, message
+    try:
+        unseen = env.last(observe=False)[0]
+    except TypeError:
+        yield "last observe manners", True, "last takes no observe: PettingZoo wants last(self, observe=True)"
+        return
+    if unseen is not None:
+        message = f"{where}: last(observe=False) gives an observation: give None, which costs nothing"
+        yield "last observe manners", True, message
+
+
+def of_stayed(agent: Any, where: str) -> Fault:
+    """The fault of an agent that has ended, had its step(None), and is there still."""
+    mend = "remove it there from agents and all dicts, such as by `self._was_dead_step(action); return` first in step"
+    return "agents", True, f"{where}: agent {agent!r} has ended, but is in agents after its step(None): {mend}"
 
 
 # ---------------------------------------------------------------- parts
 
 
-def of_space_objects(env: Any, where: str) -> Iterator[Fault]:
+def of_space_objects(env: Any, possible: Collection[Any], where: str) -> Iterator[Fault]:
     """Spaces that are not the same objects at each call."""
     for agent in env.agents:
         for name in ("observation_space", "action_space"):
             space = getattr(env, name)
-            if agent in env.possible_agents and space(agent) is not space(agent):
+            if agent in possible and space(agent) is not space(agent):
                 yield (
                     f"{name} manners",
                     True,
                     f"{where}: {name}({agent!r}) is another object at each call: {SAME_SPACE}",
                 )
+
+
+def _of_class(env: Any) -> Iterator[Fault]:
+    """What is wrong with members that stay the same."""
+    if getattr(env, "possible_agents", None) is None:
+        message = (
+            "possible_agents is missing, and agents stands for it: give a list of all names that may ever be there"
+        )
+        yield "possible_agents manners", False, message
+    mro = type(env).__mro__
+    makers = [next((c.__name__ for c in mro if name in vars(c)), "AECEnv") for name in ("render", "close")]
+    if makers[0] != "AECEnv" and makers[1] == "AECEnv":
+        yield "close manners", False, "render is there, but no close: write one, which closes what render opened"
+    yield from _of_reset_options(env)
+
+
+def _of_num_agents(env: Any, where: str) -> Iterator[Fault]:
+    count = getattr(env, "num_agents", None)
+    if count is None:
+        yield "num_agents manners", False, "num_agents is missing: PettingZoo wants the property, len(self.agents)"
+    elif isinstance(count, bool) or not isinstance(count, int) or count != len(env.agents):
+        message = f"{where}: num_agents is {count!r}, but agents has {len(env.agents)}: return len(self.agents)"
+        yield "num_agents manners", True, message
 
 
 def _of_reset_options(env: Any) -> Iterator[Fault]:

@@ -1,14 +1,14 @@
 """What one step of an environment says: shapes, dtypes, bounds, rewards, flags, exceptions. For `jrl.envs.checker`."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from jrl.envs import step_faults
-from jrl.envs.step_faults import described, place
-from jrl.spaces import leaves
+from jrl.envs.step_faults import Fault, described, place
+from jrl.spaces import ACTION_MASK, leaves
 from jrl.types import Box, Dict, Discrete, MultiDiscrete, PyTree, Space, StepResult, Tuple
 
 
@@ -209,3 +209,29 @@ def choices(action: Space) -> list[tuple[str, int]]:
         elif isinstance(leaf, MultiDiscrete):
             found += [(f"{path}/{i}" if path else str(i), n) for i, n in enumerate(leaf.nvec)]
     return found
+
+
+def look_at_turns(found: Findings, play: Any, steps: int, seed: int) -> None:
+    """Plays a `jrl.envs.plays.TurnTaking` with random actions that its masks allow, and looks at each result."""
+
+    def look(faults: Callable[[], Iterator[Fault]]) -> None:
+        for fault in faults():
+            found.add(*fault)
+
+    play.look = look
+    turn = play.reset(seed)
+    for agent in play.agents:
+        play.action_space(agent).seed(seed)
+    for _ in range(steps):
+        if turn.over:
+            turn = play.reset(None)
+            continue
+        agent = turn.movers[0]
+        seen, info, space = turn.obs.get(agent), turn.infos.get(agent), play.action_space(agent)
+        masks = [part[ACTION_MASK] for part in (seen, info) if isinstance(part, Mapping) and ACTION_MASK in part]
+        drawn = (
+            space.sample(np.asarray(masks[0], np.int8))
+            if masks and step_faults.kind(space) == "Discrete"
+            else space.sample()
+        )
+        turn = play.step({agent: drawn})

@@ -21,6 +21,7 @@ from jrl.envs.check_values import (
     look_at_mask,
     look_at_rest,
     look_at_row,
+    look_at_turns,
     place,
 )
 from jrl.envs.context import OnFailure
@@ -153,6 +154,8 @@ class _Runs:
         before = len(self._found)
         try:
             stream = self._stepped(env, seed, looked_at=watched)
+            if watched and env.spec.agents and seed == self._seed and (turns := env.games[0].turns) is not None:
+                look_at_turns(self._found, turns, self._steps, seed)  # of which a parallel environment was made
         except Exception as e:  # the user's environment: whatever it raises is a finding
             if len(self._found) == before:  # it is not a consequence of what was found
                 self._found.problem("step", f"{self._id} cannot be stepped: {described(e)}")

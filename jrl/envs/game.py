@@ -196,6 +196,7 @@ class Game:
       horizon: steps after which those that are there are truncated, and the game is over.
       check_steps: how many of its first steps are looked at closely; 0: none is looked at.
     Attributes:
+      turns: the AECEnv that was made parallel, where there is one (see `plays.Parallel`).
       found: takes (kind, whether it is a problem, message) of whatever is wrong; None: a run ends with it.
     """
 
@@ -207,6 +208,7 @@ class Game:
 
         self.env, self._play, self._layout, self._horizon = play.env, play, layout, horizon
         self.metadata = getattr(play.env, "metadata", None) or {}
+        self.turns: plays.TurnTaking | None = getattr(play, "turns", None)
         self.found: Callable[[str, bool, str], None] | None = None
         self._begun: Begun | None = None
         self._unseen, self._checks = check_steps, check_steps > 0

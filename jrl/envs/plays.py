@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from jrl.envs import agent_faults
 from jrl.envs.agent_faults import ALL
-from jrl.envs.step_faults import Fault, place_in_time, seeded
+from jrl.envs.step_faults import Breach, Fault, place_in_time, seeded
 from jrl.types import InputError
 
 Look = Callable[[Callable[[], Iterator[Fault]]], None]  # takes what gives the faults of the latest result
@@ -62,7 +62,7 @@ def of(env: Any, id: str, turn_based: bool | None) -> Play:
             from pettingzoo.utils import conversions
         except ImportError as e:
             raise InputError(f"env.id {id}: is_parallelizable takes pettingzoo: pip install pettingzoo") from e
-        env = conversions.aec_to_parallel(env)
+        return Parallel(conversions.aec_to_parallel(env), agents, turns=TurnTaking(env, agents))
     if callable(getattr(env, "observation_space", None)):
         return Parallel(env, agents)
     declared = getattr(env, "turn_based", False) if turn_based is None else turn_based
@@ -115,11 +115,19 @@ class _Base:
 
 
 class Parallel(_Base):
-    """PettingZoo's parallel interface: all that are in `agents` act at once."""
+    """PettingZoo's parallel interface: all that are in `agents` act at once.
+
+    Attributes:
+      turns: the AECEnv that was made parallel, which whoever checks it looks at, too; None: there is none.
+    """
+
+    def __init__(self, env: Any, agents: tuple[Any, ...], turns: "TurnTaking | None" = None):
+        super().__init__(env, agents)
+        self.turns = turns
 
     def reset(self, seed: int | None) -> Turn:
         where, result = self._began(), self._reset(seed)
-        self.look(lambda: agent_faults.of_parallel_reset(self.env, result, where))
+        self.look(lambda: agent_faults.of_parallel_reset(self.env, self.agents, result, where))
         obs, infos = result
         self._movers = tuple(self.env.agents)
         return Turn(obs, {}, {}, {}, infos, self._movers)
@@ -127,7 +135,7 @@ class Parallel(_Base):
     def step(self, action: dict[Any, Any]) -> Turn:
         where, result = self._stepped(), self.env.step(action)
         acted, ended = self._movers, self._ended
-        self.look(lambda: agent_faults.of_parallel_step(self.env, acted, ended, result, where))
+        self.look(lambda: agent_faults.of_parallel_step(self.env, self.agents, acted, ended, result, where))
         obs, reward, terminated, truncated, infos = result
         now = tuple(self.env.agents)
         over = {agent for agent in acted if terminated.get(agent) or truncated.get(agent)}
@@ -147,30 +155,55 @@ class TurnTaking(_Base):
         where = self._began()
         self._reset(seed)
         self._earned = dict.fromkeys(self.agents, 0.0)
-        self.look(lambda: agent_faults.of_turn(self.env, (), where, reset=True))
+        self.look(lambda: agent_faults.of_turn(self.env, self.agents, (), where, reset=True))
+        self.look(lambda: agent_faults.of_last(self.env, self._earned, dict.fromkeys(self.agents, 0.0), where))
         return self._turn({}, {}, {}, {}, {}, where)
 
     def step(self, action: dict[Any, Any]) -> Turn:
         where, env = self._stepped(), self.env
+        before = tuple(env.agents)
         self._earned[env.agent_selection] = 0.0
         returned = env.step(action[env.agent_selection])
         ended = self._ended
-        self.look(lambda: agent_faults.of_turn(env, ended, where, reset=False, returned=returned))
+        self.look(lambda: agent_faults.of_turn(env, self.agents, ended, where, reset=False, returned=returned))
         there = list(env.agents)
         reward, infos = dict(env.rewards), dict(env.infos)
         terminated, truncated = dict(env.terminations), dict(env.truncations)
         over = [agent for agent in there if terminated[agent] or truncated[agent]]
         obs = {agent: env.observe(agent) for agent in over}
-        while env.agents and (env.terminations[env.agent_selection] or env.truncations[env.agent_selection]):
-            env.step(None)  # who has ended says so to PettingZoo, and leaves
+        told = self._leave(where)
+        gone = [agent for agent in dict.fromkeys((*before, *there)) if agent not in env.agents and agent not in told]
+        self.look(lambda: agent_faults.of_gone(gone, over, where))
+        # one that left without an end: a value after it can be had only from what it saw last
+        truncated |= {agent: True for agent in gone if agent not in over}
         self._ended = ended | set(over)
         self.look(lambda: agent_faults.of_last(env, self._earned, reward, where))
         return self._turn(obs, reward, terminated, truncated, infos, where)
 
+    def _leave(self, where: str) -> list[Any]:
+        """Steps each agent that has ended and is selected, which leaves by that, and returns those.
+
+        Raises:
+          Breach: one does not leave, so that this would never end.
+        """
+        env, told = self.env, list[Any]()
+        for _ in (*self.agents, None):
+            agent = env.agent_selection
+            if not env.agents or not (env.terminations[agent] or env.truncations[agent]):
+                return told
+            env.step(None)
+            told.append(agent)
+            if agent in env.agents:
+                break
+        fault = agent_faults.of_stayed(agent, where)
+        self.look(lambda: iter((fault,)))
+        raise Breach(fault[2])
+
     def _turn(self, obs: dict, reward: dict, terminated: dict, truncated: dict, infos: dict, where: str) -> Turn:
         env = self.env
         for agent, earned in reward.items():
-            self._earned[agent] += float(earned)
+            if agent in self._earned:
+                self._earned[agent] += float(earned)
         there = tuple(env.agents)
         live = {agent: env.observe(agent) for agent in there}  # a mask is that of whoever is selected now
 

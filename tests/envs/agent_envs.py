@@ -87,15 +87,18 @@ class Nim:
     def last(self, observe=True):
         agent = self.agent_selection
         flags = self.terminations[agent], self.truncations[agent]
-        return self.observe(agent), self._cumulative_rewards[agent], *flags, self.infos[agent]
+        seen = self.observe(agent) if observe else None
+        return seen, self._cumulative_rewards[agent], *flags, self.infos[agent]
+
+    @property
+    def num_agents(self):
+        return len(self.agents)
 
     def step(self, action):
         agent = self.agent_selection
         if self.terminations[agent]:
             assert action is None
-            for part in (self.rewards, self._cumulative_rewards, self.terminations, self.truncations, self.infos):
-                del part[agent]
-            self.agents.remove(agent)
+            self._remove(agent)
             self.agent_selection = self.agents[0] if self.agents else None
             return
         other = "p_1" if agent == "p_0" else "p_0"
@@ -107,8 +110,111 @@ class Nim:
             self._cumulative_rewards[name] += reward
         self.agent_selection = other
 
+    def _remove(self, agent):
+        for part in (self.rewards, self._cumulative_rewards, self.terminations, self.truncations, self.infos):
+            del part[agent]
+        self.agents.remove(agent)
+
     def close(self):
         pass
+
+
+class FaultyNim(Nim):
+    """Nim with one fault against what PettingZoo's api_test asserts, which `fault` names."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self._fault = fault
+        if fault == "no possible agents":
+            self.agents, self.possible_agents = list(Nim.possible_agents), None
+
+    @property
+    def num_agents(self):
+        return {"count": 9, "half": 2.0, "no count": None}.get(self._fault, len(self.agents))
+
+    def reset(self, seed=None, options=None):
+        if self._fault == "no possible agents":
+            self.possible_agents = Nim.possible_agents
+        super().reset(seed)
+        match self._fault:
+            case "no possible agents":
+                self.possible_agents = None
+            case "begins terminated":
+                self.terminations["p_0"] = True
+            case "begins truncated":
+                self.truncations["p_1"] = True
+            case "info":
+                self.infos["p_1"] = None
+
+    def last(self, observe=True):
+        seen, reward, terminated, truncated, info = super().last(observe)
+        match self._fault:
+            case "unasked":
+                seen = self.observe(self.agent_selection)
+            case "reward":
+                reward += 1
+            case "terminated":
+                terminated = not terminated
+            case "truncated":
+                truncated = not truncated
+            case "other info":
+                info = {"other": 1}
+            case "four":
+                return seen, reward, terminated, truncated
+        return seen, reward, terminated, truncated, info
+
+    def step(self, action):
+        super().step(action)
+        match self._fault:
+            case "vanishes" if 0 < self.left <= 3 and len(self.agents) == 2:
+                self._remove(next(agent for agent in self.agents if agent != self.agent_selection))
+            case "skipped" if len(self.agents) == 1:
+                self._remove(self.agents[0])
+            case "flag" if self.agents:
+                self.truncations[self.agents[0]] = 0
+            case "stale" if self.agents:
+                self.rewards["p_9"] = 0.0
+        return 0 if self._fault == "returns" else None
+
+
+class AECEnv(Nim):
+    """In the place of PettingZoo's base class."""
+
+    def render(self):
+        pass
+
+    def close(self):
+        pass
+
+
+class Drawn(AECEnv):
+    """One with a picture, whose window nobody closes."""
+
+    def render(self):
+        pass
+
+
+class Parallelizable(FaultyNim):
+    """Nim whose rewards `last()` does not sum, and that says of itself that its agents can act at once."""
+
+    metadata: ClassVar = {"name": "nim", "is_parallelizable": True}
+
+    def __init__(self):
+        super().__init__("reward")
+
+
+class Pair(Walkers):
+    """What stands for a Parallelizable made parallel."""
+
+    possible_agents: ClassVar = ["p_0", "p_1"]
+
+
+class Undying(Nim):
+    """Nim whose agents stay when they have ended."""
+
+    def step(self, action):
+        if not self.terminations[self.agent_selection]:
+            super().step(action)
 
 
 class Turns:
@@ -164,6 +270,8 @@ class Faulty(Walkers):
             return obs
         if self._fault == "nobody":
             self.agents = []
+        if self._fault == "dead seen":
+            self.agents = ["w_0", "w_1"]
         return obs, infos
 
     def step(self, actions):

@@ -1,5 +1,8 @@
 """What the checker finds in environments of several agents, and that it finds nothing in sound ones."""
 
+import sys
+import types
+
 import numpy as np
 import pytest
 
@@ -38,7 +41,11 @@ def test_problems(fault, words):
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [("back", "agent 'w_0' has ended in this episode before"), ("dead reward", "rewards has agent 'w_0'")],
+    [
+        ("back", "agent 'w_0' has ended in this episode before"),
+        ("dead reward", "rewards has agent 'w_0'"),
+        ("dead seen", "the first reset: observations has agent 'w_2', which is not in agents"),
+    ],
 )
 def test_notes(fault, words):
     report = check_env(f"{NAME}:Faulty", options={"fault": fault}, steps=20)
@@ -50,12 +57,64 @@ def test_turns_that_nobody_declared_are_noted():
     assert report.ok and any("turn_based = True" in line for line in report.notes)
 
 
-def test_rewards_that_last_does_not_sum_are_found(monkeypatch):
-    from agent_envs import Nim
+def test_an_agent_that_stays_after_its_end_is_a_problem():
+    report = check_env(f"{NAME}:Undying", steps=40)
+    assert any("agent 'p_1' has ended, but is in agents after its step(None)" in line for line in report.problems)
 
-    monkeypatch.setattr(Nim, "last", lambda self: (self.observe(self.agent_selection), 9.0, False, False, {}))
-    report = check_env(f"{NAME}:Nim", steps=10)
-    assert any("last() tells agent 'p_1' of a reward of 9" in line for line in report.problems)
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("begins terminated", "the first reset: agent 'p_0' has ended already: set its flags"),
+        ("begins truncated", "the first reset: agent 'p_1' has ended already: set its flags"),
+        ("info", "infos['p_1'] is a NoneType: put a dict there"),
+        ("count", "num_agents is 9, but agents has 2"),
+        ("half", "num_agents is 2.0, but agents has 2"),
+        ("unasked", "last(observe=False) gives an observation"),
+        ("reward", "last() tells agent 'p_0' of a reward of 1, but its rewards sum to 0"),
+        ("terminated", "last() tells agent 'p_0' True, but terminations['p_0'] is False"),
+        ("truncated", "last() tells agent 'p_0' True, but truncations['p_0'] is False"),
+        ("other info", "last() tells agent 'p_0' another info than infos['p_0']"),
+        ("four", "last() returned a tuple, no 5 values"),
+        ("vanishes", "is not in agents any more, but has not ended: set its flags"),
+        ("skipped", "has ended, but was skipped: select it"),
+        ("flag", "truncations['p_0'] is 0, a int"),
+        ("returns", "returned a int: step of an AECEnv returns nothing"),
+    ],
+)
+def test_problems_of_those_that_take_turns(fault, words):
+    report = check_env(f"{NAME}:FaultyNim", options={"fault": fault}, steps=40)
+    assert any(words in line for line in report.problems), report
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("stale", "rewards has agent 'p_9', which is not in agents"),
+        ("no count", "num_agents is missing"),
+        ("no possible agents", "possible_agents is missing, and agents stands for it"),
+    ],
+)
+def test_notes_of_those_that_take_turns(fault, words):
+    report = check_env(f"{NAME}:FaultyNim", options={"fault": fault}, steps=20)
+    assert report.ok and any(words in line for line in report.notes), report
+
+
+def test_a_picture_that_nobody_closes_is_noted():
+    report = check_env(f"{NAME}:Drawn", steps=5)
+    assert report.ok and any("render is there, but no close" in line for line in report.notes), report
+
+
+def test_turns_that_are_made_parallel_are_looked_at_too(monkeypatch):
+    from agent_envs import Pair
+
+    utils = types.ModuleType("pettingzoo.utils")
+    utils.conversions = types.SimpleNamespace(aec_to_parallel=lambda env: Pair())
+    monkeypatch.setitem(sys.modules, "pettingzoo", types.ModuleType("pettingzoo"))
+    monkeypatch.setitem(sys.modules, "pettingzoo.utils", utils)
+    report = check_env(f"{NAME}:Parallelizable", steps=20)
+    assert [line for line in report.problems if "last() tells agent 'p_0' of a reward of 1" in line] == report.problems
+    assert len(report.problems) == 1
 
 
 def columns(**changed):

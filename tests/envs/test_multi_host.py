@@ -288,6 +288,13 @@ def test_what_is_no_step_is_refused_with_the_agent_and_the_mend(fault, words):
         stepped(make(f"{NAME}:Faulty", num_envs=1, options={"fault": fault}), 3)
 
 
+@pytest.mark.parametrize("check_steps", [0, 32])
+def test_an_agent_that_stays_after_its_end_is_refused_at_any_step(check_steps):
+    env = make(f"{NAME}:Undying", num_envs=1, on_failure=OnFailure(check_steps=check_steps))
+    with pytest.raises(InputError, match=r"step 3: agent 'p_1' has ended, but is in agents after its step\(None\)"):
+        stepped(env, 3, action=np.full(2, 2, np.int32))
+
+
 @pytest.mark.parametrize(
     "settings",
     [

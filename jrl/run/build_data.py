@@ -93,7 +93,12 @@ def beside(cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int) -> tuple[Map
     """
     found = data_sets.read(cfg, spec)
     batch = cfg.replay.batch_size // devices if cfg.replay else 0
-    return found.checksums, lambda online: of_stores(cfg, algo, found.train, spec, devices, batch, online=online)
+
+    def with_data(online: Buffer) -> tuple[Buffer, learner.Data, str]:
+        buffer, data = of_stores(cfg, algo, found.train, spec, devices, batch, online=online)
+        return buffer, data, f"{_size(found)}, {_placed_beside(buffer, online, devices)}"
+
+    return found.checksums, with_data
 
 
 def of_stores(
@@ -250,6 +255,28 @@ def _placed(cfg: RunConfig, buffer: Buffer, devices: int) -> tuple[bool, str]:
             f"{room.words(free or 0)} are free: use data.placement host, or fewer files"
         )
     return False, f"in {room.words(needed)} on {'the device' if devices == 1 else f'each of {devices} devices'}"
+
+
+def _placed_beside(buffer: Buffer, online: Buffer, devices: int) -> str:
+    """Tells where the data of a mix lie, and what they take, in words.
+
+    Args:
+      buffer: one device's, of the data and of the run's own experience.
+      online: the part of it for experience.
+      devices: that hold one each.
+    Raises:
+      InputError: both together do not fit.
+    """
+    total, own = memory.nbytes(buffer), memory.nbytes(online)
+    device = jax.local_devices()[0]
+    free, shared = memory.available(device), devices if device.platform == "cpu" else 1
+    where = "the device" if devices == 1 else f"each of {devices} devices"
+    if free is not None and total * shared > room.SHARE * free:
+        raise InputError(
+            f"data.input: the data take {room.words(total - own)} on {where} beside the {room.words(own)} of replay, "
+            f"and {room.words(free // shared)} are free: use fewer files, or a smaller replay.capacity"
+        )
+    return f"in {room.words(total - own)} on {where}"
 
 
 def _size(found: Inputs) -> str:

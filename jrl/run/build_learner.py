@@ -21,8 +21,8 @@ from jrl.types import NEXT_ACTION, Algo, Buffer, EnvSpec, PyTree, element
 
 # (the run as one policy's agents would have it alone, its algorithm) -> what teaches it
 MakeLearner = Callable[[RunConfig, Algo], learner.Learner]
-# one device's replay -> that and data sets as one, and what puts them there
-WithData = Callable[[Buffer], tuple[Buffer, learner.Data]]
+# one device's replay -> that and data sets as one, what puts them there, and what there is, in words
+WithData = Callable[[Buffer], tuple[Buffer, learner.Data, str]]
 
 
 def of_policies(
@@ -138,7 +138,8 @@ def _replay_learner(
     size = memory.check_fits(buffer, replay.capacity, devices=devices, beside=beside)
     held, data = buffer(replay.capacity), None
     if with_data is not None:
-        held, data = with_data(held)
+        held, data, words = with_data(held)
+        size = f"{size}; {words}"
     of_all = lambda x: jax.ShapeDtypeStruct((x.shape[0] * devices, *x.shape[1:]), x.dtype)
     like = jax.tree.map(of_all, jax.eval_shape(lambda: held.sample(held.init(), jax.random.key(0))))
     make_learner = functools.partial(

@@ -182,6 +182,7 @@ def faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
             yield ("env.id", "data.input"), f"env.id is missing: data.input names {SAMPLER}, which acts in environments"
         if cfg.replay is not None and len(found) > cfg.replay.batch_size:
             yield ("data.input", "replay.batch_size"), "data.input: more inputs than rows of a batch: raise it"
+        yield from _beside_environments(cfg.data)
         return
     yield from _without_environment(cfg, name)
 
@@ -200,6 +201,26 @@ def estimate_faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
             "data.estimate: episodes that were chosen by their returns say nothing of another policy: leave "
             "algo.top_fraction or data.estimate out",
         )
+
+
+def _beside_environments(data: DataConfig) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yields what has no meaning where batches are of experience and of data."""
+    usual = DataConfig()
+    for key, is_set, mend in (
+        ("validation", data.validation > 0, "leave it out, and judge by evaluation.every"),
+        ("validation_batches", data.validation_batches != usual.validation_batches, "leave it out"),
+        (
+            "updates_per_iteration",
+            data.updates_per_iteration is not None,
+            "use replay.updates_per_step, the updates for each environment step",
+        ),
+        ("placement", data.placement == "host", "the data lie beside replay, on the devices: leave it out"),
+    ):
+        if is_set:
+            yield (
+                (f"data.{key}", "data.input"),
+                f"data.{key}: it is for runs that learn from data.input alone, and data.input names {SAMPLER}: {mend}",
+            )
 
 
 def _without_environment(cfg: Any, name: str) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -1,5 +1,8 @@
 """docs/data.md: its lines of Python and its commands of files, as written, one after the other."""
 
+import contextlib
+import io
+import json
 import re
 from pathlib import Path
 
@@ -15,12 +18,13 @@ pytestmark = pytest.mark.usefixtures("built_once")
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "data.md").read_text()
-OWN, RECORD, LEARN, LOOK, FORMATS, TUNE = (
+OWN, RECORD, LEARN, JUDGE, LOOK, FORMATS, TUNE = (
     PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     for title in (
         "Your own episodes, in five lines",
         "Recording",
         "Learning from data",
+        "Judging a policy without running it",
         "What is in it, and what is wrong with it",
         "Other formats",
         "Pre-train, then fine-tune",
@@ -65,18 +69,48 @@ def test_learning(made, capsys):
         config.load(spaces)
 
 
-def test_recording(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (training,) = re.findall(r"^python -m jrl\.train (.+)$", RECORD, re.M)
-    assert train.main(training.split()) == 0
-    commands(RECORD)
-    assert capsys.readouterr().out.count("checksum ") == 4
-    assert all(2000 <= data.read(path).num_steps < 2032 for path in Path("sets").iterdir())
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory, built_once):
+    """The directory in which the commands that record were run, and what they printed."""
+    root, out = tmp_path_factory.mktemp("recorded"), io.StringIO()
+    with contextlib.chdir(root), contextlib.redirect_stdout(out):
+        (training,) = re.findall(r"^python -m jrl\.train (.+)$", RECORD, re.M)
+        assert train.main(training.split()) == 0
+        commands(RECORD)
+    return root, out.getvalue()
+
+
+def test_recording(recorded):
+    root, out = recorded
+    assert out.count("checksum ") == 4
+    assert all(2000 <= data.read(path).num_steps < 2032 for path in (root / "sets").iterdir())
     (section,) = re.findall(r"```yaml\n(.*?)```", RECORD, re.S)
     given = config.load(
         {"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1"}, "stop": {"env_steps": 1}, **yaml.safe_load(section)}
     )
     assert given.data.output == OutputConfig("sets/replay", columns=("log_prob",))
+
+
+def test_judging(recorded, monkeypatch, capsys):
+    root, _ = recorded
+    monkeypatch.chdir(root)
+    commands(JUDGE)
+    table, _, found = capsys.readouterr().out.rpartition("\n{")
+    assert all(re.search(rf"^{name} +[\d.]+ ", table, re.M) for name in ("is", "wis", "pdis", "dm", "dr"))
+    own = json.loads("{" + found)  # the policy's own episodes weigh alike
+    assert own["estimates"]["wis"]["value"] == pytest.approx(own["mean_return"], rel=1e-3)
+    assert own["ess"] == pytest.approx(own["episodes"], rel=1e-3)
+    (section,) = re.findall(r"```yaml\n(.*?)```", JUDGE, re.S)
+    Path("judged.yaml").write_text(section)
+    (training,) = re.findall(r"^python -m jrl\.train (.+)$", JUDGE, re.M)
+    assert train.main(training.split()) == 0
+    rows = [json.loads(line) for line in Path("runs/judged/result.jsonl").read_text().splitlines()]
+    judged = [row for row in rows if "estimate/dr" in row]
+    assert judged[0]["updates"] == 200 and len({row["estimate/dr"] for row in judged}) == 2  # the latest stands in all
+    assert all(
+        {"estimate/wis", "estimate/wis_low", "estimate/wis_high", "estimate/ess", "estimate/return"} <= row.keys()
+        for row in judged
+    )
 
 
 def test_looking_at_them(made, capsys):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tabular
 
 import jrl
 from jrl import data, train
@@ -266,6 +267,75 @@ def test_fitted_values_are_those_of_the_policy(choices):
     expected = (4 * s + 2.4) / 3
     np.testing.assert_allclose(v, expected, atol=0.06)
     np.testing.assert_allclose(q, s + (1.0 if discrete else 0.5) + 0.5 * (2 * s + 2.4) / 3, atol=0.06)
+
+
+# ---------------------------------------------------------------- processes of known values
+
+
+CLEVER = np.array([[0.35, 0.65]] * 3)  # it takes the better of the two actions more often
+
+
+def episodes_of_the_chain(num=2000):
+    """In `tabular.chain`, where a state is one of three bits, by CLEVER; ends are true."""
+    process = tabular.as_jax(tabular.chain()._replace(mu=CLEVER))
+    state, action, reward, mask, _ = map(np.asarray, tabular.played(process, jax.random.key(1), num, 50))
+    seen, found = np.eye(3, dtype=np.float32)[state], []
+    for e, steps in enumerate(mask.sum(1)):
+        acted = state[e, :steps], action[e, :steps]
+        told = {"log_prob": np.log(process.mu)[acted].astype(np.float32)}
+        found.append(data.Episode(seen[e, : steps + 1], acted[1], reward[e, :steps], True, False, told))
+    return data.of_episodes(Box((3,)), TWO, found)
+
+
+def verdict(spec, held, methods, change, fqe):
+    """What is said of a policy of PPO whose weights are changed, and the policy: (algo, actor)."""
+    algo = ppo.make(ppo.Config(gamma=tabular.GAMMA), spec, NetworkConfig(hidden=(8,)))
+    actor = jax.tree.map(change, algo.actor(algo.init(jax.random.key(3))))
+    cfg = run_config("x", f"data.estimate={json.dumps({'methods': methods, 'fqe': fqe})}")
+    assert cfg.algo.gamma == tabular.GAMMA
+    return estimates.Judge(cfg, cfg.data.estimate, algo, spec, held)(actor, jax.random.key(0)), algo, actor
+
+
+def test_fitted_values_and_doubly_robust_ones_are_those_of_a_linear_solve():
+    spec = EnvSpec(Box((3,)), TWO, 1)
+    fit = {"updates": 1500, "batch_size": 128, "lr": 5e-3, "tau": 0.05, "hidden": [16]}
+    methods = ["pdis", "dm", "dr"]
+    found, algo, actor = verdict(spec, episodes_of_the_chain(), methods, lambda x: 4 * x, fit)
+    logits = algo.choice(actor, jnp.eye(3), algo.carry(3), True)[0].logits
+    process = tabular.chain()._replace(pi=np.asarray(jax.nn.softmax(logits), np.float64))
+    truth = float(process.begin @ tabular.values(process, process.pi)[1])
+    behaviour = float(process.begin @ tabular.values(process, CLEVER)[1])
+    given = found.estimates
+    assert abs(behaviour - truth) > 0.2  # another number
+    for name in ("pdis", "dr"):
+        assert abs(given[name]["value"] - truth) <= 3 * given[name]["error"], (truth, found)
+    # the interval of dm knows nothing of the fit, whose error is about that of dr
+    assert abs(given["dm"]["value"] - truth) <= 3 * given["dr"]["error"] + 0.03, (truth, found)
+    assert given["dr"]["error"] < given["pdis"]["error"]
+
+
+def test_values_of_normal_actions_are_the_closed_form():
+    """r = s + a^2, s' = s / 2 + a, an end at each step with probability 0.4: of a policy N(0, 1) with g = 0.6 gamma the
+    value is V(s) = s / (1 - g / 2) + 1 / (1 - g); episodes begin at 1 and are those of N(0.2, 1)."""
+    rng, found, shift = np.random.default_rng(0), [], 0.2
+    for steps in rng.geometric(0.4, 2000):
+        action = rng.normal(shift, 1, (steps, 1)).astype(np.float32)
+        obs = np.ones((steps + 1, 1), np.float32)
+        for t in range(steps):
+            obs[t + 1] = obs[t] / 2 + action[t]
+        log_prob = (-0.5 * np.square(action - shift) - 0.5 * np.log(2 * np.pi))[:, 0]
+        reward = (obs[:-1] + np.square(action))[:, 0]
+        found.append(data.Episode(obs, action, reward, True, False, {"log_prob": log_prob}))
+    plane = Box((1,))
+    held = data.of_episodes(plane, plane, found)
+    fit = {"updates": 1000, "batch_size": 128, "lr": 1e-2, "hidden": [16], "actions": 8}
+    methods = ["is", "wis", "pdis", "dr"]
+    report = verdict(EnvSpec(plane, plane, 1), held, methods, lambda x: 0 * x, fit)[0]
+    g = 0.6 * tabular.GAMMA
+    truth = 1 / (1 - g / 2) + 1 / (1 - g)
+    for name, given in report.estimates.items():
+        assert given["error"] < 0.4 and abs(given["value"] - truth) <= 3 * given["error"], (name, truth, report)
+    assert report.mean_return - truth > 3 * report.estimates["dr"]["error"]  # who recorded them earned more
 
 
 # ---------------------------------------------------------------- beside training

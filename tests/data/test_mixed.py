@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 from jrl import data
+from jrl.errors import InputError
+from jrl.replay import memory
 from jrl.run.program import own_replay
 from jrl.run.session import Session
 from jrl.settings import config, plan
@@ -119,3 +121,19 @@ def test_a_checkpoint_holds_nothing_of_the_data(kind, written):
 
 def test_the_plan_says_what_a_batch_is_of(written):
     assert f"of each batch 25% from replay, 75% from {written}" in list(plan.lines(run_config(written)))
+
+
+def test_the_plan_says_how_large_the_data_are(written):
+    with Session(run_config(written, "devices.learners=[0, 1]")) as session:
+        said = session.run.replay
+    assert f"; data: 4 episodes of {STEPS} steps, in 0.0 MB on each of 2 devices" in said
+
+
+def test_data_that_do_not_fit_beside_replay_are_refused(written, monkeypatch):
+    cfg = run_config(written)
+    room_left = []  # nobody can tell, until replay has its place
+    monkeypatch.setattr(memory, "available", lambda device=None: room_left[0] if room_left else None)
+    check = memory.check_fits
+    monkeypatch.setattr(memory, "check_fits", lambda *given, **more: (check(*given, **more), room_left.append(1000))[0])
+    with pytest.raises(InputError, match=r"data.input: the data take 0.0 MB on the device beside .* of replay"):
+        Session(cfg)

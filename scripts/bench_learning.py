@@ -137,6 +137,7 @@ TASKS = (
     Task("agents-ppo-pendulum", "configs/multi_pendulum.yaml"),
     Task("agents-dqn-cartpole", "configs/multi_cartpole_dqn.yaml"),
     Task("agents-sac-pendulum", "configs/masac_pendulum.yaml"),
+    Task("agents-td3-pendulum", "configs/maddpg_pendulum.yaml"),
     Task("agents-appo-cartpole", "configs/multi_cartpole_appo.yaml"),
     Task("moves-lstm", "configs/rock_paper_scissors.yaml"),
     Task("moves", "configs/rock_paper_scissors.yaml", (*_FORGETS, "stop.episode/return=6.5")),

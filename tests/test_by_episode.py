@@ -143,6 +143,7 @@ def test_a_policy_learns_from_its_own_rows_alone_and_others_stay_bit_for_bit(alg
     row = trained(algo, 2)
     equal(before, algo.get_policy("other").get_state())
     assert np.isfinite(row["policy/main/loss/policy"]) and "policy/other/loss/policy" not in row
+    assert row["policy/main/window"] > 0 and row["policy/other/window"] > 0
     rollout, _, found = rows_of(session)
     outcomes = []
     for noise in (0.0, 1.0):  # what the other earned says nothing to main

@@ -108,6 +108,18 @@ def test_stop_at_waits_for_a_full_window():
     assert stop(row | {"episode/return": float("nan"), "episode/window": episodes.WINDOW}) is None
 
 
+@pytest.mark.parametrize("name", ["agent/a_0/return", "agent/a_0/length", "policy/main.1/return"])
+def test_stop_at_waits_for_the_window_of_an_agent_or_policy(name):
+    stop, window = reporters.stop_at({name: 9.5}), f"{name.rpartition('/')[0]}/window"
+    row = {"env_steps": 100, name: 10.0, "episode/window": episodes.WINDOW, window: episodes.WINDOW - 1}
+    assert stop(row) is None
+    assert stop(row | {window: episodes.WINDOW}) == f"{name} 10 reached 9.5"
+    del row[window]  # of a run of before, which the report reads
+    assert stop(row) is not None and stop(row | {"episode/window": 3}) is None
+    of_a_loss = {"env_steps": 100, "episode/window": 3, "policy/main.1/loss/length": 10.0}
+    assert reporters.stop_at({"policy/main.1/loss/length": 9.5})(of_a_loss) is not None
+
+
 def waited_for(before, after):
     """A call after `before` steps that ends at `after`, and the times that somebody waited for it."""
     waits = []

@@ -306,6 +306,8 @@ def test_windows_of_agents_and_policies():
     assert (
         found["agent/steady/return"] == 156 and found["agent/guest/return"] == 42 and found["agent/guest/count"] == 12
     )
+    assert found["agent/guest/window"] == 12 > found["agent/steady/window"]
+    assert found["policy/b/window"] == min(found["agent/guest/window"], found["agent/waiting/window"]) > 0
     assert found["policy/a/return"] == 150 and found["policy/b/return"] == (42 + 153) / 2
 
 

@@ -275,7 +275,7 @@ def _in_jax(cfg: EnvConfig, state: bool) -> JaxEnv:
     def made(**limit: int) -> JaxEnv:
         given = {**cfg.options, **limit}
         if _is_suites(cfg.id):
-            return suites.make(cfg.id, cfg.num_envs, given)
+            return suites.make(cfg.id, cfg.num_envs, given, state=state)
         definition = _definition(cfg.id, given)
         if isinstance(definition, MultiDefinition):
             return multi_agent.build(definition, cfg.num_envs, state=state)

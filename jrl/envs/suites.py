@@ -37,7 +37,7 @@ def _import(module: str) -> Any:
         raise InputError(f"env.id {package}:...: {cannot_import(package, e)}") from e
 
 
-def make(id: str, num_envs: int, options: dict[str, Any]) -> JaxEnv:
+def make(id: str, num_envs: int, options: dict[str, Any], *, state: bool = False) -> JaxEnv:
     """B environments `gymnax:NAME` or `brax:NAME`, or so many games `jaxmarl:NAME`.
 
     Args:
@@ -45,10 +45,14 @@ def make(id: str, num_envs: int, options: dict[str, Any]) -> JaxEnv:
       num_envs: B.
       options: `max_episode_steps`, and what the package takes: gymnax's parameters, the arguments of brax's and
         JaxMARL's class.
+      state: `multi_agent.state`.
     Raises:
-      InputError: the package is not installed, or has no such environment, option or space that we can handle.
+      InputError: the package is not installed, or has no such environment, option or space that we can handle; `state`,
+        which JaxMARL's environments have in wrappers of its baselines only.
     """
     errors = check(id)
+    if state:
+        errors.append(f"multi_agent.state: {id} has no view of all that its agents could read: leave it out")
     if errors:
         raise InputError(*errors)
     package, name = id.split(":", 1)

@@ -1,10 +1,11 @@
 """When a metric of the result rows meets a stop criterion. For whoever ends a run, and whoever shows how far it is."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
-_OF_THE_WINDOW = ("episode/return", "episode/length")
+_OF_THE_WINDOW = re.compile(r"(episode|(?:agent|policy)/[^/]+)/(?:return|length)")
 
 
 def counts(name: str, row: Mapping[str, Any], window: int) -> bool:
@@ -12,10 +13,15 @@ def counts(name: str, row: Mapping[str, Any], window: int) -> bool:
 
     Args:
       name: of the metric.
-      row: a result row; `episode/window` says over how many episodes its means are.
+      row: a result row; `episode/window` says over how many episodes its means are, `agent/NAME/window` and
+        `policy/NAME/window` over how many those of an agent and of a policy are.
       window: over so many they have to be.
     """
-    return name not in _OF_THE_WINDOW or row.get("episode/window", math.inf) >= window
+    found = _OF_THE_WINDOW.fullmatch(name)
+    if found is None:
+        return True
+    of_games = row.get("episode/window", math.inf)  # which is all that rows of earlier versions have
+    return row.get(f"{found[1]}/window", of_games) >= window
 
 
 def met(name: str, row: Mapping[str, Any], target: float, window: int) -> bool:

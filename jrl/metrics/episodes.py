@@ -257,12 +257,13 @@ def of_agents(reports: list[Episodes], agents: Sequence[str], policies: Mapping[
       agents: their A names.
       policies: name -> the agents that follow it.
     Returns:
-      `agent/NAME/return`, `agent/NAME/length`, `agent/NAME/count`, and `policy/NAME/return`, the mean over its agents;
+      `agent/NAME/return`, `agent/NAME/length`, `agent/NAME/window`, `agent/NAME/count`, and `policy/NAME/return`, the
+      mean over its agents; `policy/NAME/window` is the least of those agents that are in the mean;
       `policy/NAME/return_min` and `return_max` are over the episodes of its agents since the last row.
     """
     known = [r.agents for r in reports if isinstance(r.agents, Episodes)]
     windows = ("window_return", "window_length")
-    kept = ("return", "length", "count")
+    kept = ("return", "length", "window", "count")
     found: dict[str, Any] = {}
     extremes: dict[str, tuple[float, float]] = {}
     for i, agent in enumerate(agents):
@@ -276,6 +277,8 @@ def of_agents(reports: list[Episodes], agents: Sequence[str], policies: Mapping[
         returns = np.array([found[f"agent/{agent}/return"] for agent in followers])
         known_returns = returns[np.isfinite(returns)]
         found[f"policy/{policy}/return"] = float(known_returns.mean()) if known_returns.size else float("nan")
+        windows_known = [found[f"agent/{a}/window"] for a, seen in zip(followers, np.isfinite(returns)) if seen]
+        found[f"policy/{policy}/window"] = min(windows_known, default=0)
         low, high = zip(*(extremes[agent] for agent in followers), strict=True)
         found[f"policy/{policy}/return_min"] = float(np.fmin.reduce(low))
         found[f"policy/{policy}/return_max"] = float(np.fmax.reduce(high))

@@ -122,7 +122,7 @@ def result(
             for place, key in ((found["env_runners"], places[0]), (found, places[1])):
                 if key:
                     place.setdefault(key, {})[owner] = value
-            if not any(places):
+            if not any(places) and inner != "window":
                 found["learners"].setdefault(owner, {})[inner.removeprefix("learner/")] = value
         elif name in EPISODES:
             found[EPISODES[name]] = found["env_runners"][EPISODES[name]] = value

@@ -158,9 +158,11 @@ def learning(
             metrics |= group.apart(told)
         state[ROSTER] = watched(roster, rollout, sizes, axis_name)
         found = several.told(metrics)
-        returns = jnp.nanmean(state[ROSTER].recent.window_return, -1)
-        names = (name for group in groups for name in group.names)
-        return state, replay, found | {f"policy/{name}/return": returns[k] for k, name in enumerate(names)}
+        latest = state[ROSTER].recent.window_return
+        returns, window = jnp.nanmean(latest, -1), jnp.isfinite(latest).sum(-1, dtype=jnp.float32)
+        for k, name in enumerate(name for group in groups for name in group.names):
+            found |= {f"policy/{name}/return": returns[k], f"policy/{name}/window": window[k]}
+        return state, replay, found
 
     def keep(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
         return {**inner.keep(_policies(state)), ROSTER: state[ROSTER]}

@@ -223,7 +223,8 @@ _STAGES = ("time/env", "time/act", "time/transfer", "time/collect", "time/update
 def stop_at(stop: Mapping[str, float], window: int = episode_metrics.WINDOW) -> Sink:
     """Ends the run when a metric of a row reaches its number; `env_steps` is the loop's own.
 
-    `episode/return` and `episode/length` count once their `window` is full: a mean over the first few episodes is luck.
+    `return` and `length` of episodes, agents and policies count once their `window` is full: a mean over the first few
+    episodes is luck.
     """
     wanted = {name: value for name, value in stop.items() if name != "env_steps"}
 

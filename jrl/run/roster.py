@@ -272,7 +272,7 @@ class Seats:
             value = row.pop(metric)
             place, rest = _NAME.fullmatch(metric).groups()  # type: ignore[union-attr]  # it matched above
             name = names.get(place, "")
-            if name and (rest == "return" or multi_agent.is_trained(self.config, name)):
+            if name and (rest in ("return", "window") or multi_agent.is_trained(self.config, name)):
                 row[f"policy/{name}/{rest}"] = value
 
 

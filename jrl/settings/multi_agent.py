@@ -42,9 +42,11 @@ def with_agents(cfg: RunConfig, agents: Sequence[str], kinds: Kinds | None = Non
     if in_lockstep(cfg) and given.self_play is not None:
         raise InputError("multi_agent.replay_mode lockstep: with multi_agent.self_play one policy learns: leave it out")
     if given.self_play is not None:
-        if errors := [*self_play.faults(cfg, agents), *_unequal_seats(kinds)]:
+        found = dataclasses.replace(cfg, multi_agent=dataclasses.replace(given, agents=tuple(agents)))
+        known = {"agent": agents, "policy": tuple(followers(found))}
+        if errors := [*self_play.faults(cfg, agents), *_unequal_seats(kinds), *_stop_faults(cfg, known)]:
             raise InputError(*errors)
-        return dataclasses.replace(cfg, multi_agent=dataclasses.replace(given, agents=tuple(agents)))
+        return found
     table = _by_kind(kinds)
     if kinds and given.mapping is None and set(given.policies) in (set(), set(table.values())):
         given = dataclasses.replace(given, mapping=table)

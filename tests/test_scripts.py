@@ -86,6 +86,21 @@ def test_the_figure_shows_ours_beside_the_peers(tmp_path):
     assert (tmp_path / "figures" / "speed.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_reading_data_is_timed_beside_the_barest_reader(monkeypatch, capsys, tmp_path):
+    pytest.importorskip("pyarrow")
+    bench = load("bench_data")
+    monkeypatch.setattr(sys, "argv", ["bench_data.py", "--mb", "2", "--rounds", "1"])
+    assert bench.main() == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["format"] for row in rows] == list(bench.FORMATS)
+    assert all(row["files"] and row["ratio"] > 0 for row in rows)
+    store = bench.episodes(2)
+    assert 1.8e6 < sum(x.nbytes for x in (store.obs, store.action, store.reward)) < 2.2e6
+    for kind in ("jrl", "rllib-parquet"):  # the bare reader finds the same files
+        bench.data.write(store, tmp_path / kind, kind)
+        assert bench.bare(tmp_path / kind) >= 3
+
+
 def test_the_page_of_rllibs_features_is_what_the_script_tries(monkeypatch):
     """The page and the table agree, and what can be tried without training is true."""
     monkeypatch.syspath_prepend(ROOT / "scripts")

@@ -6,9 +6,11 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
+import jrl
 from jrl import data, evaluate, train
 from jrl.data import __main__
 from jrl.settings import config
@@ -64,6 +66,10 @@ def test_learning(made, capsys):
     (playing,) = re.findall(r"^python -m jrl\.evaluate (.+)$", LEARN, re.M)
     assert evaluate.main(playing.split()) == 0
     commands(LEARN)
+    policy, seen = jrl.load("runs/cloned"), data.read("sets/cloned")
+    chosen = policy.act(seen.obs[:100])
+    assert chosen.shape == (100,) and set(chosen.tolist()) <= {0, 1}
+    np.testing.assert_array_equal(chosen, [policy.act(obs) for obs in seen.obs[:100]])
     for algo in re.findall(r"`(\{name: .*?\})`", LEARN):
         spaces = {"algo": yaml.safe_load(algo), "data": {"input": "my-data"}, "stop": {"updates": 1}}
         config.load(spaces)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import data, spaces
+from jrl import data, registry, spaces
 from jrl.errors import InputError
 from jrl.replay import ring
 from jrl.run import build_collect, build_data, data_sets
@@ -274,3 +274,13 @@ def test_batches_that_were_fetched_ahead_are_those_of_the_seed(written):
         again = after(session.run.program, 1)
     with Session(cfg) as session:
         jax.tree.map(np.testing.assert_array_equal, again, after(session.run.program, 1))
+
+
+def test_data_are_named_by_a_list_of_paths_or_a_name_of_ones_own(tmp_path):
+    paths = [str(data.write(store(seed), tmp_path / str(seed))) for seed in (0, 1)]
+    (listed,) = data_sets.read(run_config(paths), None).train.values()
+    assert listed.num_steps == 2 * store().num_steps
+    np.testing.assert_array_equal(listed.obs, np.concatenate([store(0).obs, store(1).obs]))
+    registry.register("mine_of_two", lambda: store(1))
+    (own,) = data_sets.read(run_config("mine_of_two"), None).train.values()
+    np.testing.assert_array_equal(own.reward, store(1).reward.astype(np.float32))

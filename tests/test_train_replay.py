@@ -54,6 +54,7 @@ OPTIONS = (
     "multi_cartpole_appo",
     "multi_pendulum",
     "masac_pendulum",
+    "maddpg_pendulum",
     "rock_paper_scissors",
     "spread_mappo",
     "spread_vdn",

@@ -4,7 +4,7 @@ import json
 import threading
 
 import pytest
-from run_files import run
+from run_files import run, sweep
 
 from jrl.report import content, page, page_data, runs, serve
 
@@ -132,6 +132,19 @@ def test_an_axis_of_the_sweep_chooses_runs(opened):
     assert cells.count() >= 1
     opened.locator("#heat-y").select_option("null")
     assert "score" in opened.locator("#heat-chart svg").inner_html()
+
+
+def test_a_sweep_whose_scheduler_stopped_members(tab, tmp_path):
+    directory = sweep(tmp_path / "asha", lengths=(1, 2, 3), copies=[("02", "00")])
+    file = tmp_path / page.NAME
+    file.write_text(page.html(shown([directory], page_data.relative(tmp_path)), page.required()))
+    tab.goto(file.as_uri())
+    assert "after 100 env_steps" in tab.locator("#sweep-note").inner_text()
+    points = tab.locator("#heat-chart svg").inner_html()
+    assert ">30<" in points and ">302<" not in points  # the axis of scores: those at equal steps
+    assert column(tab, "last") == ["302", "201", "30"] and column(tab, "copied from")[0] == "00"
+    assert column(tab, "state") == ["finished", *["stopped by the scheduler"] * 2]
+    assert tab.locator("#run-table .bad").count() == 0 and tab.locator("#failures").is_hidden()
 
 
 @pytest.mark.parametrize("scheme, ground", [("light", 255), ("dark", 0)])

@@ -108,6 +108,16 @@ def test_the_table_sorts_and_filters(opened):
     assert column(opened, "last") == []
 
 
+def test_labels_of_neighbours_differ(opened):
+    names = opened.evaluate("toldApart([0.97, 0.9725, 0.975])")
+    assert names == ["0.97", "0.973", "0.975"]
+    assert opened.evaluate("toldApart([1000, 2000, 3001])") == ["1k", "2k", "3k"]
+    assert opened.evaluate("toldApart([123456, 123457])") == ["123456", "123457"]
+    # more values than have a cell each: parts of their range
+    told = opened.evaluate("cells(Array.from({ length: 40 }, (_, i) => 0.97 + i / 2000)).names")
+    assert len(told) == len({*told}) == 12
+
+
 def test_names_of_others_are_texts(opened):
     assert opened.locator("img").count() == 0 and opened.locator("b:text-is('bold')").count() == 0
     assert BAD in opened.locator("#legend").inner_text() and BAD in opened.locator("#score-table").inner_text()

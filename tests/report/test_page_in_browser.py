@@ -27,6 +27,10 @@ def runs_of_a_sweep(tmp_path_factory):
                 lr=lr,
                 clip_eps=0.1 * (1 + seed),
             )
+    file = directory / "00" / "result.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = [{**row, "time/env": 1.5, "evaluation/returns": [1.0, 2.0, 2.0]} for row in rows]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     others = directory / "others.csv"
     others.write_text(f"method,task,seed,step,value\n{BAD},CartPole-v1,0,100,1\n{BAD},CartPole-v1,0,300,2\n")
     return directory, others
@@ -106,6 +110,20 @@ def test_the_table_sorts_and_filters(opened):
     assert opened.locator("#run-note").inner_text() == "3 of 7 runs"
     opened.locator("#filter").fill("no such run")
     assert column(opened, "last") == []
+
+
+def test_the_parts_beside_the_curves(opened):
+    assert "env" in opened.locator("#time-bars").inner_text()
+    assert "algo.clip_eps" in opened.locator("#difference-table").inner_text()
+    histograms = opened.locator("#histograms")
+    assert "evaluation/returns" in histograms.inner_text() and histograms.locator("svg path").count() > 0
+    links = opened.locator("#run-table a").evaluate_all("found => found.map((a) => a.getAttribute('href'))")
+    assert len(links) == 6 and all(link.endswith("/") for link in links)
+    places = set()
+    for _ in range(60):
+        opened.keyboard.press("Tab")
+        places.add(opened.evaluate("document.activeElement.closest('[id]')?.id"))
+    assert {"legend", "filter", "run-table"} <= places
 
 
 def test_labels_of_neighbours_differ(opened):

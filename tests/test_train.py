@@ -161,6 +161,10 @@ def test_an_evaluation_is_of_the_weights_that_are_kept(tmp_path, capsys):
     assert run("--stop=env_steps=2500", *evaluation, *best, "--set=algo.lr=0.01", out=out) == 0
     rows = loggers.read_rows(out / "result.jsonl")
     played = [row for row in rows if row["evaluation/weights_version"] == row["iteration"]]
+    assert all(bool(row.get("evaluation/returns")) == (row in played) for row in rows)  # in the first row of each alone
+    for row in played:
+        assert len(row["evaluation/returns"]) == len(row["evaluation/lengths"]) == row["evaluation/episodes"]
+        assert max(row["evaluation/returns"]) == row["evaluation/return_max"]
     # of each 300 steps the first call that got there, none late; calls take at most 128
     assert [row["env_steps"] // 300 for row in played] == list(range(1, 1 + rows[-1]["env_steps"] // 300))
     assert all(row["env_steps"] % 300 < 128 for row in played)

@@ -108,12 +108,13 @@ def curve(rows: Sequence[Mapping[str, Any]], *, x: str, y: str) -> Curve:
 
 
 def evaluations(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The rows that are the first to tell of an evaluation; those after it repeat it until the next."""
+    """The rows that are the first to tell of an evaluation; those after it repeat its numbers until the next."""
     found: list[Mapping[str, Any]] = []
     before: dict[str, Any] = {}
     for row in rows:
-        now = {k: v for k, v in row.items() if k.startswith("evaluation/")}
-        if now != before and any(v is not None for v in now.values()):
+        told = {k: v for k, v in row.items() if k.startswith("evaluation/") and v is not None}
+        now = {k: v for k, v in told.items() if not isinstance(v, list)}
+        if now and now != before:
             found.append(row)
         before = now
     return found

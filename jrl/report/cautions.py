@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from jrl.errors import counted
 from jrl.report import methods
-from jrl.report.runs import FINISHED, Run
+from jrl.report.runs import FINISHED, STOPPED, Run
 
 FEW_SEEDS = 5
 _UNEQUAL = 0.05  # by which budgets may differ
@@ -18,7 +19,7 @@ Groups = Mapping[tuple[str, str], Sequence[Run]]  # task, method -> runs
 def cautions(groups: Groups, axis: str) -> list[str]:
     """Everything that is doubtful about the runs beside what could not be read; [] for nothing."""
     checks: tuple[Callable[[Groups, str], Iterator[str]], ...] = (
-        _few_seeds, _one_task, _seeds_twice, _same_numbers, _budgets, _machines
+        _few_seeds, _one_task, _seeds_twice, _same_numbers, _budgets, _stopped, _machines
     )  # fmt: skip
     return [line for check in checks for line in check(groups, axis)]
 
@@ -90,6 +91,17 @@ def _unequal(task: str, runs: Sequence[Run], axis: str) -> Iterator[str]:
         yield (
             f"unequal budgets on {task}: {least:,.0f} {axis} of {first.name} ({first.method}), {most:,.0f} of "
             f"{last.name} ({last.method}): curves compare where both are, last values do not"
+        )
+
+
+def _stopped(groups: Groups, axis: str) -> Iterator[str]:
+    runs = [run for found in groups.values() for run in found]
+    if reached := [run.reached("env_steps") for run in runs if run.state == STOPPED]:
+        least, most = f"{min(reached):,.0f}", f"{max(reached):,.0f}"
+        after = least if least == most else f"{least} to {most}"
+        yield (
+            f"{len(reached)} of {counted(len(runs), 'run')} stopped by the scheduler of a sweep after {after} "
+            "env_steps: their last values are of less training than those of the others"
         )
 
 

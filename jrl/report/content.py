@@ -12,6 +12,7 @@
     curves                           of each task and method: every run, and the interquartile mean with its interval
     curves_over_tasks                of each method the same, of normalised scores of all tasks together
     hyper_parameters                 what each has to do with the score
+    equal_steps                      where a scheduler stopped runs: how scores compare, in words, and by name; else {}
     differences                      key -> method -> its values
     failures, provenance             runs without an end or without scores; where runs come from
 """
@@ -28,7 +29,7 @@ from jrl.fields import schema
 from jrl.metrics import report
 from jrl.report import curves, methods, runs, statistics
 from jrl.report.cautions import cautions
-from jrl.report.runs import EMPTY, FINISHED, Found, Run
+from jrl.report.runs import EMPTY, FINISHED, STOPPED, Found, Run
 
 Bounds = Mapping[str, tuple[float, float]]  # task -> the scores that become 0 and 1
 Groups = dict[tuple[str, str], list[Run]]  # task, method -> runs that have scores
@@ -71,6 +72,7 @@ def content(found: Found, options: Options) -> dict[str, Any]:
     scores = {key: np.array([told[run.name]["last"] for run in own]) for key, own in groups.items()}
     best = {key: np.array([told[run.name]["best"] for run in own]) for key, own in groups.items()}
     normal = _normalized(scores, tasks, options.normalize)
+    equal = _equal_steps(scored, options.objective)
     said = {
         "objective": options.objective,
         "axis": options.axis,
@@ -87,7 +89,8 @@ def content(found: Found, options: Options) -> dict[str, Any]:
         "improvement": _improvement(scores, tasks, names, options),
         "curves": [_curve(*key, own, options) for key, own in groups.items()],
         "curves_over_tasks": curves_over_tasks(groups, tasks, names, options),
-        "hyper_parameters": _hyper_parameters(groups, scores),
+        "hyper_parameters": _hyper_parameters(groups, scores, equal.get("scores", {})),
+        "equal_steps": equal,
         "differences": _differences(scored, names),
         "failures": _failures(found.runs, told, options),
         "provenance": _origins(found.runs),
@@ -160,6 +163,7 @@ def _told(run: Run, options: Options) -> dict[str, Any]:
         "task": run.task,
         "seed": run.seed,
         "state": run.state,
+        "source": run.source,
         "last": run.last(options.axis, options.objective),
         "best": run.best(options.axis, options.objective),
         **{axis: run.reached(axis) for axis in runs.AXES},
@@ -295,14 +299,46 @@ def band(tasks: Sequence[Sequence[report.Curve]], options: Options) -> dict[str,
 # ---------------------------------------------------------------- hyper-parameters
 
 
+def _equal_steps(given: Sequence[Run], objective: str) -> dict[str, Any]:
+    """Scores of runs of which a scheduler stopped some, after as many steps of each: of those of a task and an
+    algorithm, up to where the first was stopped.
+
+    Returns:
+      `scores` by name, of all runs beside such that were stopped; `note` says so. {} where none was.
+    """
+    sets: dict[Any, list[Run]] = {}
+    for run in given:
+        if run.path:
+            sets.setdefault((run.task, run.config.get("algo.name")), []).append(run)
+    found: dict[str, float] = {}
+    steps: list[float] = []
+    for own in sets.values():
+        if reached := [run.reached("env_steps") for run in own if run.state == STOPPED]:
+            steps.append(min(reached))
+            found |= {run.name: run.until(steps[-1], objective) for run in own}
+    if not found:
+        return {}
+    after = " or ".join(f"{step:,.0f}" for step in dict.fromkeys(steps))
+    note = (
+        "A scheduler stopped runs early. So that all are compared after equal training, the score of a run is here "
+        f"its value after {after} env_steps, where the first were stopped."
+    )
+    return {"note": note, "scores": found}
+
+
 def _hyper_parameters(
-    groups: Mapping[tuple[str, str], Sequence[Run]], scores: Mapping[tuple[str, str], np.ndarray]
+    groups: Mapping[tuple[str, str], Sequence[Run]],
+    scores: Mapping[tuple[str, str], np.ndarray],
+    equal: Mapping[str, float],
 ) -> list[dict[str, Any]]:
     """What each key that differs between the runs of one algorithm has to do with their scores, the most first.
 
-    Scores count by their rank on their task. Three methods at least are needed to tell.
+    Scores count by their rank on their task, those of `equal` steps where there are. Three methods at least are needed
+    to tell.
     """
-    pairs = [(run, score) for key, own in groups.items() for run, score in zip(own, scores[key]) if run.path]
+    last = [(run, score) for key, own in groups.items() for run, score in zip(own, scores[key]) if run.path]
+    taken = [(run, equal.get(run.name, score)) for run, score in last]
+    pairs = [(run, score) for run, score in taken if math.isfinite(score)]
     found = []
     for algo in dict.fromkeys(run.config.get("algo.name") for run, _ in pairs):
         own = [(run, score) for run, score in pairs if run.config.get("algo.name") == algo]
@@ -374,7 +410,7 @@ def _failures(given: Sequence[Run], told: Mapping[str, Any], options: Options) -
     found = []
     for run in given:
         scored = math.isfinite(told[run.name]["last"])
-        if run.state == FINISHED and scored:
+        if run.state in (FINISHED, STOPPED) and scored:
             continue
         lacks = f"no row has {options.objective} beside {options.axis}"
         why = {FINISHED: lacks, EMPTY: "it has no rows"}.get(run.state, run.state)

@@ -56,12 +56,18 @@ def html(data: Mapping[str, Any], code: str, *, live: bool = False) -> str:
 
 
 def fitted(data: Mapping[str, Any], room: float) -> str:
-    """The data as JSON with as many points of its curves as fit into so many bytes, or with the fewest."""
-    text = ""
-    for points in page_data.POINTS if "curves" in data else (None,):
-        text = page_data.text(data if points is None else page_data.thinned(data, points))
+    """The data as JSON with as many points of its curves as fit into so many bytes; with the fewest and the best of the
+    runs alone, where all of them do not fit.
+    """
+    text = page_data.text(data) if "curves" not in data else ""
+    for points in page_data.POINTS if not text else ():
+        text = page_data.text(page_data.thinned(data, points))
         if len(in_html(text).encode()) <= room:
-            break
+            return text
+    most = len(data.get("runs", ())) // 2
+    while most and len(in_html(text).encode()) > room:
+        text = page_data.text(page_data.thinned(page_data.best_runs(data, most), page_data.POINTS[-2]))
+        most //= 2
     return text
 
 

@@ -82,6 +82,55 @@ def thinned(page: Mapping[str, Any], points: int) -> dict[str, Any]:
     return {**page, "points": points, "curves": curves, "over_tasks": over, "inside": inside if few > 2 else []}
 
 
+def best_runs(page: Mapping[str, Any], most: int) -> dict[str, Any]:
+    """The same with the best of the runs alone, at most so many, and the methods that they are of; a note says so.
+
+    What was computed of all runs stays as it is.
+    """
+    order = sorted(page["runs"], key=lambda run: -math.inf if run["last"] is None else run["last"], reverse=True)
+    kept = {run["name"]: run["method"] for run in order[:most]}
+    methods = {*kept.values()}
+    named = lambda rows: [row for row in rows if row["name"] in kept]
+    of = lambda rows: [row for row in rows if row["method"] in methods]
+    inside = lambda found: {name: value for name, value in found.items() if name in methods}
+    cautions, rest = page["cautions"][:most], len(page["cautions"][most:])
+    note = (
+        f"Of {len(page['runs']):,} runs this page shows the best {len(kept):,}, with {len(methods):,} of "
+        f"{len(page['methods']):,} methods: it would be too large with all of them, which report.json has."
+    )
+    equal = page["equal_steps"]
+    return {
+        **page,
+        "notes": [*page["notes"], note],
+        "cautions": [*cautions, f"and {rest:,} more: see report.md"] if rest else cautions,
+        "runs": named(page["runs"]),
+        "methods": [name for name in page["methods"] if name in methods],
+        "curves": [{**c, "runs": named(c["runs"])} for c in of(page["curves"])],
+        "inside": named(page["inside"]),
+        "failures": named(page["failures"]),
+        "per_task": of(page["per_task"]),
+        "improvement": [row for row in of(page["improvement"]) if row["over"] in methods],
+        "over_tasks": {axis: of(found) for axis, found in page["over_tasks"].items()},
+        "aggregate": {**page["aggregate"], "rows": of(rows)}
+        if (rows := page["aggregate"].get("rows"))
+        else page["aggregate"],
+        "profiles": {**p, "methods": inside(p["methods"])} if (p := page["profiles"]) else p,
+        "differences": {key: found for key, by in page["differences"].items() if (found := inside(by))},
+        "histograms": [{**h, "methods": inside(h["methods"])} for h in page["histograms"]],
+        "equal_steps": equal and {**equal, "scores": {k: v for k, v in equal["scores"].items() if k in kept}},
+        "provenance": [
+            {
+                **origin,
+                "runs": [name for name in origin["runs"] if name in kept],
+                "commands": {
+                    line: own for line, names in origin["commands"].items() if (own := [n for n in names if n in kept])
+                },
+            }
+            for origin in page["provenance"]
+        ],
+    }
+
+
 def text(page: Mapping[str, Any]) -> str:
     """JSON without spaces."""
     return json.dumps(page, separators=(",", ":"), allow_nan=False, ensure_ascii=False)

@@ -13,7 +13,8 @@ import numpy as np
 from jrl.errors import InputError, counted
 from jrl.fields import schema
 from jrl.metrics import criteria, loggers, report
-from jrl.report import methods
+from jrl.report import methods, population
+from jrl.report.population import Decided
 
 AXES = ("env_steps", "updates", "time_s")
 MEMBERS = "members"  # of a directory whose runs were made together, the folder where they are
@@ -21,6 +22,7 @@ CSV_COLUMNS = ("method", "task", "seed", "step", "value")
 _VALUE = "value"  # the column of a CSV's rows that stands for any objective
 
 FINISHED, NOT_FINITE, UNFINISHED, EMPTY = "finished", "not finite", "unfinished", "no rows"
+STOPPED = "stopped by the scheduler"
 
 
 class Run(NamedTuple):
@@ -32,9 +34,10 @@ class Run(NamedTuple):
     seed: int | None
     config: Mapping[str, Any]  # dotted key -> leaf; empty of a CSV
     rows: Sequence[Mapping[str, Any]]
-    state: str  # FINISHED, NOT_FINITE, UNFINISHED or EMPTY
+    state: str  # FINISHED, NOT_FINITE, UNFINISHED, EMPTY or STOPPED
     provenance: Mapping[str, Any]  # env.json: versions, git, machine, command
     path: Path | None  # the run directory; None of a CSV
+    source: str | None = None  # of a population, the member whose copy it was last
 
     def curve(self, axis: str, objective: str) -> tuple[np.ndarray, np.ndarray]:
         """Axis and objective, f64 [N] each, of the rows that have both; an evaluation counts once, not in each row."""
@@ -47,6 +50,11 @@ class Run(NamedTuple):
         """The last value of the objective; NaN where there is none."""
         values = self.curve(axis, objective)[1]
         return float(values[-1]) if len(values) else math.nan
+
+    def until(self, steps: float, objective: str) -> float:
+        """The last value of the objective up to so many env_steps; NaN where there is none."""
+        x, y = self.curve("env_steps", objective)
+        return float(y[x <= steps][-1]) if (x <= steps).any() else math.nan
 
     def best(self, axis: str, objective: str) -> float:
         """The greatest value of the objective; means over the first few episodes count only if there are no others."""
@@ -93,6 +101,7 @@ def read(paths: Iterable[str | Path], by: Sequence[str] = ()) -> Found:
     cautions: list[str] = []
     errors: list[str] = []
     seen: set[Path] = set()
+    decided: dict[Path, Decided] = {}  # of populations
     for path in map(Path, paths):
         if path.suffix == ".csv":
             runs += read_csv(path) if path.resolve() not in seen else []
@@ -106,7 +115,11 @@ def read(paths: Iterable[str | Path], by: Sequence[str] = ()) -> Found:
         for directory in directories:
             if directory.resolve() not in seen:
                 seen.add(directory.resolve())
-                run, said = _read_run(directory)
+                member = directory.parent.name == MEMBERS
+                if member and (whole := directory.parent.parent) not in decided:
+                    decided[whole], said = population.read(whole)
+                    cautions += said
+                run, said = _read_run(directory, decided[directory.parent.parent] if member else Decided())
                 runs += [run] if run else []
                 cautions += said
     if errors:
@@ -166,7 +179,7 @@ def _is_run(path: Path) -> bool:
     return (path / "config.yaml").is_file()
 
 
-def _read_run(directory: Path) -> tuple[Run | None, list[str]]:
+def _read_run(directory: Path, decided: Decided) -> tuple[Run | None, list[str]]:
     """A run, None where nobody can tell which it is; and what is wrong with it, in one line."""
     try:
         tree = schema.read_yaml(directory / "config.yaml")
@@ -177,7 +190,7 @@ def _read_run(directory: Path) -> tuple[Run | None, list[str]]:
         rows, damage = loggers.read_damaged(directory / "result.jsonl")
     except OSError as e:
         return None, [f"{directory} is left out: result.jsonl cannot be read: {e.strerror}"]
-    state = _state(directory, config, rows)
+    state = _state(directory, config, rows, decided)
     provenance, unread = _provenance(directory)
     seed = config.get("run.seed")
     run = Run(
@@ -190,6 +203,7 @@ def _read_run(directory: Path) -> tuple[Run | None, list[str]]:
         state=state,
         provenance=provenance,
         path=directory,
+        source=decided.sources.get(directory.name),
     )
     said = [f"result.jsonl has {damage}, which is left out"] if damage else []
     said += ["it has no result row yet"] if state == EMPTY else []
@@ -198,7 +212,7 @@ def _read_run(directory: Path) -> tuple[Run | None, list[str]]:
     return run, [f"{directory}: {'; '.join(said + unread)}"] if said + unread else []
 
 
-def _state(directory: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+def _state(directory: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], decided: Decided) -> str:
     """Whether a run came to the end that its config names. One that went on after a fault has."""
     if not rows:
         return EMPTY
@@ -206,6 +220,8 @@ def _state(directory: Path, config: Mapping[str, Any], rows: Sequence[Mapping[st
     for name, target in _criteria(config).items():
         if any(criteria.met(name, _numbers(row, name), target, window) for row in rows):
             return FINISHED
+    if directory.name in decided.stopped:
+        return STOPPED
     return NOT_FINITE if any((directory / "nonfinite").glob("*")) else UNFINISHED
 
 

@@ -134,6 +134,7 @@ def _hyper_parameters(said: Mapping[str, Any]) -> str:
         "The rank correlation of a number with the score, and for any key the share of the variance of the scores' "
         "ranks that lies between its values, beside what chance gives. The best is the value of the highest mean rank."
     )
+    text = "\n\n".join(filter(None, (text, said["equal_steps"].get("note"))))
     return f"## Hyper-parameters\n\n{text}\n\n{table(header, rows)}"
 
 

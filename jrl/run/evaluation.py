@@ -220,7 +220,8 @@ class Evaluations:
         if running.found.done():
             row = running.found.result()
         else:
-            row, timed_out = _row(group.found()), True
+            self.latest, timed_out = group.found(), True
+            row = _row(self.latest)
             self._abandon(running)
         if not self._custom and running.goal.amount is not None and group.missing:
             timed_out = True
@@ -273,6 +274,9 @@ class Evaluations:
 
 def _row(found: Evaluation) -> dict[str, float]:
     return {**found.summary(), "timesteps": found.timesteps}
+
+
+_MOST_EPISODES = 1000  # whose returns and lengths a row lists
 
 
 class Schedule:
@@ -403,4 +407,8 @@ class Schedule:
             found.update(self._told.drain_evaluation())
             self._told.call("on_evaluate_end", algorithm=self._face, evaluation_metrics=found)
         self._session.reporter.extra.update({f"evaluation/{name}": value for name, value in found.items()})
+        if (played := self.evaluations.latest) is not None:
+            every = math.ceil(len(played.returns) / _MOST_EPISODES) or 1  # spread over the environments
+            lists = {"returns": played.returns[::every].tolist(), "lengths": played.lengths[::every].tolist()}
+            self._session.reporter.once.update({f"evaluation/{name}": values for name, values in lists.items()})
         return found

@@ -65,6 +65,7 @@ class Reporter:
         self._marks = collections.deque([(clock(), env_steps)], maxlen=2)
         self._trained_then = 0
         self.extra: dict[str, Any] = {}  # keys that others put into the next rows
+        self.once: dict[str, list[float]] = {}  # and into the next row alone
         self.row: dict[str, Any] | None = None  # the latest
         self.count = 0  # rows so far
         self.episodes = 0  # that have ended in them
@@ -118,7 +119,7 @@ class Reporter:
             }
         found = {"env_steps": self._marks[-1][1], "count": self.count, "trained": self._trained_then}
         found["episodes"] = self.episodes
-        return {**found, "extra": dict(self.extra), "pending": pending}
+        return {**found, "extra": dict(self.extra), "once": dict(self.once), "pending": pending}
 
     def restore(self, state: Mapping[str, Any], timers: Any) -> None:
         """Continues from what `state` returned."""
@@ -127,6 +128,7 @@ class Reporter:
         self.count, self._trained_then = state.get("count", 0), state.get("trained", 0)
         self.episodes, self._pending = state.get("episodes", 0), []
         self.extra.update({name: number(x) for name, x in state["extra"].items()})
+        self.once = {name: [number(x) for x in values] for name, values in state.get("once", {}).items()}
         if state["pending"] is not None:
             p = state["pending"]
             report = episode_metrics.from_lists(p["episodes"])
@@ -177,7 +179,9 @@ class Reporter:
             **dict.fromkeys(_STAGES, 0.0),
             **last.timers.drain(),
             **self.extra,
+            **self.once,
         }
+        self.once = {}
         self.episodes += int(self.row["episode/count"])
         self._marks.append((now, clock.env_steps))
         self._pending = []

@@ -82,6 +82,8 @@ def test_an_evaluation_is_read_once(tmp_path):
     rows = [(1, 5, 0, 9, None, None), (2, 6, 0, 9, 70.0, 1), (3, 7, 0, 9, 70.0, 1), (4, 8, 0, 9, 70.0, 3)]
     x, y = report.read_curve(evaluated(tmp_path / "r.jsonl", rows), y="evaluation/return")
     assert (x.tolist(), y.tolist()) == ([2, 4], [70, 70])
+    listed = [{"env_steps": 1, "evaluation/return": 7, "evaluation/returns": [7.0]}]  # which the next row repeats not
+    assert report.evaluations([*listed, {"env_steps": 2, "evaluation/return": 7, "evaluation/returns": None}]) == listed
 
 
 def test_a_learning_curve_shows_the_rows_the_band_evaluations_and_the_end(tmp_path, monkeypatch):

@@ -29,3 +29,18 @@ def run(
     env_json = {**machine, "git": {"commit": "0123abc", "dirty": False}, "versions": {"jrl": "0.1.0"}}
     (directory / "env.json").write_text(json.dumps({**env_json, "command": f"python -m jrl.train {algo}"}))
     return directory
+
+
+def sweep(directory: Path, lengths=(1, 1, 3), copies=(), **more) -> Path:
+    """A sweep of members that a scheduler has stopped where they have fewer than 3 rows, or that are copies."""
+    for i, count in enumerate(lengths):
+        values = [10.0 * (len(lengths) - i) if step == 0 else 100.0 * (i + 1) + step for step in range(count)]
+        run(directory / "members" / f"0{i}", seed=0, values=values, lr=10.0 ** -(i + 1), **more)
+    stopped = [
+        {"round": 0, "at": 100 * at, "stopped": [f"0{i}" for i, count in enumerate(lengths) if count == at]}
+        for at in (1, 2)
+    ]
+    copied = [{"round": 0, "at": 100, "copies": [{"member": to, "source": of, "changed": {}}]} for to, of in copies]
+    kept = {"members": [{} for _ in lengths], "sweep": {}, "rounds": [len(lengths)], "decisions": stopped + copied}
+    (directory / "population.json").write_text(json.dumps(kept))
+    return directory

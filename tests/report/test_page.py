@@ -84,6 +84,30 @@ def test_many_long_runs_fit():
     assert json.loads(page.fitted(data, 0))["curves"][0]["runs"] == []
 
 
+def test_of_more_runs_than_fit_the_best_are_shown(found, tmp_path):
+    data = shown(found, tmp_path)
+    few = len(page.in_html(page_data.text(page_data.thinned(data, 0))).encode())
+    (one,) = [run for run in data["runs"] if run["last"] == 101]
+    names = [f"x/{i}" for i in range(4000)]
+    more = [{**one, "name": name, "method": name, "last": i} for i, name in enumerate(names)]
+    line = {"task": "CartPole-v1", "bands": {}}
+    curves = [{**line, "method": name, "runs": [{"name": name}]} for name in names]
+    failures = [{**one, "name": name, "why": "unfinished"} for name in names]
+    many = {
+        **data, "runs": [*data["runs"], *more], "methods": [*data["methods"], *names], "failures": failures,
+        "cautions": names, "curves": [*data["curves"], *curves],
+    }  # fmt: skip
+    library = "x" * 1_150_000
+    assert len(page_data.text(page_data.thinned(many, 0))) > page.LIMIT > len(page.html(many, library).encode())
+    kept = json.loads(page.fitted(many, 700_000))
+    lasts = sorted((run["last"] for run in many["runs"]), reverse=True)
+    count = len(kept["runs"])
+    assert 100 < count < 4000 and sorted((run["last"] for run in kept["runs"]), reverse=True) == lasts[:count]
+    assert f"the best {count:,}" in kept["notes"][-1] and len(kept["cautions"]) == count + 1
+    assert {c["method"] for c in kept["curves"]} == {*kept["methods"]} == {run["method"] for run in kept["runs"]}
+    assert json.loads(page.fitted(data, few))["runs"] == data["runs"]  # what fits is whole
+
+
 def test_a_run_over_every_axis(found, tmp_path):
     data = page_data.thinned(shown(found, tmp_path), 400)
     assert data["axes"] == ["env_steps", "updates", "time_s"]

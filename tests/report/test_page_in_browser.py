@@ -4,7 +4,7 @@ import json
 import threading
 
 import pytest
-from run_files import run
+from run_files import run, sweep
 
 from jrl.report import content, page, page_data, runs, serve
 
@@ -27,6 +27,10 @@ def runs_of_a_sweep(tmp_path_factory):
                 lr=lr,
                 clip_eps=0.1 * (1 + seed),
             )
+    file = directory / "00" / "result.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = [{**row, "time/env": 1.5, "evaluation/returns": [1.0, 2.0, 2.0]} for row in rows]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     others = directory / "others.csv"
     others.write_text(f"method,task,seed,step,value\n{BAD},CartPole-v1,0,100,1\n{BAD},CartPole-v1,0,300,2\n")
     return directory, others
@@ -108,6 +112,30 @@ def test_the_table_sorts_and_filters(opened):
     assert column(opened, "last") == []
 
 
+def test_the_parts_beside_the_curves(opened):
+    assert "env" in opened.locator("#time-bars").inner_text()
+    assert "algo.clip_eps" in opened.locator("#difference-table").inner_text()
+    histograms = opened.locator("#histograms")
+    assert "evaluation/returns" in histograms.inner_text() and histograms.locator("svg path").count() > 0
+    links = opened.locator("#run-table a").evaluate_all("found => found.map((a) => a.getAttribute('href'))")
+    assert len(links) == 6 and all(link.endswith("/") for link in links)
+    places = set()
+    for _ in range(60):
+        opened.keyboard.press("Tab")
+        places.add(opened.evaluate("document.activeElement.closest('[id]')?.id"))
+    assert {"legend", "filter", "run-table"} <= places
+
+
+def test_labels_of_neighbours_differ(opened):
+    names = opened.evaluate("toldApart([0.97, 0.9725, 0.975])")
+    assert names == ["0.97", "0.973", "0.975"]
+    assert opened.evaluate("toldApart([1000, 2000, 3001])") == ["1k", "2k", "3k"]
+    assert opened.evaluate("toldApart([123456, 123457])") == ["123456", "123457"]
+    # more values than have a cell each: parts of their range
+    told = opened.evaluate("cells(Array.from({ length: 40 }, (_, i) => 0.97 + i / 2000)).names")
+    assert len(told) == len({*told}) == 12
+
+
 def test_names_of_others_are_texts(opened):
     assert opened.locator("img").count() == 0 and opened.locator("b:text-is('bold')").count() == 0
     assert BAD in opened.locator("#legend").inner_text() and BAD in opened.locator("#score-table").inner_text()
@@ -132,6 +160,19 @@ def test_an_axis_of_the_sweep_chooses_runs(opened):
     assert cells.count() >= 1
     opened.locator("#heat-y").select_option("null")
     assert "score" in opened.locator("#heat-chart svg").inner_html()
+
+
+def test_a_sweep_whose_scheduler_stopped_members(tab, tmp_path):
+    directory = sweep(tmp_path / "asha", lengths=(1, 2, 3), copies=[("02", "00")])
+    file = tmp_path / page.NAME
+    file.write_text(page.html(shown([directory], page_data.relative(tmp_path)), page.required()))
+    tab.goto(file.as_uri())
+    assert "after 100 env_steps" in tab.locator("#sweep-note").inner_text()
+    points = tab.locator("#heat-chart svg").inner_html()
+    assert ">30<" in points and ">302<" not in points  # the axis of scores: those at equal steps
+    assert column(tab, "last") == ["302", "201", "30"] and column(tab, "copied from")[0] == "00"
+    assert column(tab, "state") == ["finished", *["stopped by the scheduler"] * 2]
+    assert tab.locator("#run-table .bad").count() == 0 and tab.locator("#failures").is_hidden()
 
 
 @pytest.mark.parametrize("scheme, ground", [("light", 255), ("dark", 0)])

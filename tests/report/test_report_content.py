@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from run_files import run
+from run_files import run, sweep
 from scipy import stats
 
 from jrl.errors import InputError
@@ -169,6 +169,21 @@ def test_what_hyper_parameters_have_to_do_with_scores(tmp_path):
     assert kind["by_chance"] == pytest.approx(2 / 23)
     assert said["improvement"] == [] and "--against NAME" in tables.markdown(said)
     assert content.content(runs.read([tmp_path / "0", tmp_path / "1"]), Options())["hyper_parameters"] == []
+
+
+def test_hyper_parameters_of_runs_that_a_scheduler_stopped_are_compared_at_equal_steps(tmp_path):
+    # the members that were stopped were the better, the earlier they are, and the last is the best at its end
+    directory = sweep(tmp_path / "asha", lengths=(1, 2, 3))
+    said = content.content(runs.read([directory]), Options())
+    assert said["failures"] == [] and [one["last"] for one in said["runs"]] == [30.0, 201.0, 302.0]
+    assert [*said["equal_steps"]["scores"].values()] == [30.0, 20.0, 10.0]
+    assert "value after 100 env_steps" in said["equal_steps"]["note"] in tables.markdown(said)
+    (lr,) = said["hyper_parameters"]
+    assert lr["correlation"] == 1 and lr["best"] == "0.1"
+    (directory / "population.json").unlink()
+    unknown = content.content(runs.read([directory]), Options())
+    assert unknown["equal_steps"] == {} and unknown["hyper_parameters"][0]["correlation"] == -1
+    assert len(unknown["failures"]) == 2
 
 
 def test_markdown_and_json_say_it_all(found):

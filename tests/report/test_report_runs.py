@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from run_files import run
+from run_files import run, sweep
 
 from jrl.errors import InputError
 from jrl.report import curves, methods, runs
@@ -125,6 +125,26 @@ def test_how_a_run_ended(tmp_path):
     (tmp_path / "kept" / "nonfinite").rename(directory / "nonfinite")
     found = runs.read([directory])
     assert found.runs[0].state == runs.NOT_FINITE and "not finite: 200 of 300" in found.cautions[0]
+
+
+def test_members_that_a_scheduler_stopped_are_one_caution(tmp_path):
+    found = runs.read([sweep(tmp_path / "asha", lengths=(1, 2, 3, 1))])
+    assert [one.state for one in found.runs] == [runs.STOPPED, runs.STOPPED, runs.FINISHED, runs.STOPPED]
+    assert found.cautions == []
+    (said,) = [line for line in cautions(groups(found.runs), "env_steps") if "stopped" in line]
+    assert said.startswith("3 of 4 runs stopped by the scheduler of a sweep after 100 to 200 env_steps")
+    assert not [line for line in cautions(groups(found.runs[2:3]), "env_steps") if "stopped" in line]
+    (tmp_path / "asha" / "population.json").write_text("[1")
+    broken = runs.read([tmp_path / "asha"])
+    assert [one.state for one in broken.runs].count(runs.UNFINISHED) == 3
+    assert len(broken.cautions) == 4 and "population.json cannot be read" in broken.cautions[0]
+
+
+def test_a_copy_tells_whose_it_was_last(tmp_path):
+    directory = sweep(tmp_path / "pbt", lengths=(3, 3, 3), copies=[("00", "01"), ("02", "01"), ("00", "02")])
+    found = runs.read([directory, run(tmp_path / "00", seed=3, values=(1, 2, 3))])
+    assert [one.source for one in found.runs] == ["02", None, "01", None]
+    assert {one.state for one in found.runs} == {runs.FINISHED}
 
 
 @pytest.mark.parametrize("made", [None, "empty", "file"])

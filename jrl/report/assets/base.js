@@ -53,6 +53,14 @@ function short(x) {
     if (Math.abs(x) >= size) return Number((x / size).toPrecision(4)) + unit;
   return String(Number(x.toPrecision(4)));
 }
+/** Numbers as short as they may be so that no two that follow each other look the same. */
+function toldApart(numbers) {
+  for (let digits = 2; ; digits++) {
+    const rounded = numbers.map((x) => Number(x.toPrecision(digits)));
+    const names = rounded.map(digits < 5 ? short : String); // which has four digits
+    if (digits > 14 || names.every((name, i) => !i || name !== names[i - 1])) return names;
+  }
+}
 function seconds(x) {
   if (!known(x)) return "–";
   if (x < 120) return `${Number(x.toPrecision(3))} s`;

@@ -312,7 +312,7 @@ function cells(values) {
     from = found.type === "log" ? Math.exp : (x) => x;
   const low = to(found.low),
     width = (to(found.high) - low) / CELLS;
-  const names = Array.from({ length: CELLS }, (_, i) => `${short(Number(from(low + i * width).toPrecision(2)))} –`);
+  const names = toldApart(Array.from({ length: CELLS }, (_, i) => from(low + i * width))).map((name) => `${name} –`);
   return { names, of: (x) => Math.min(CELLS - 1, Math.floor((to(x) - low) / width)) };
 }
 

@@ -180,7 +180,10 @@ function switched() {
 /** The runs that the pictures of hyper-parameters show, and the keys that differ between them. */
 function swept() {
   const task = state.task === "*" ? data.tasks[0] : state.task;
-  const runs = data.runs.filter((run) => run.algo === state.algo && run.task === task && known(run.last));
+  const equal = data.equal_steps.scores || {}; // where some were stopped early: scores after as many steps
+  const runs = data.runs
+    .map((run) => (run.name in equal ? { ...run, last: equal[run.name] } : run))
+    .filter((run) => run.algo === state.algo && run.task === task && known(run.last));
   const differs = (key) => new Set(runs.map((run) => String(run.values[key]))).size > 1;
   const keys = data.keys[state.algo].filter((key) => differs(key) && runs.every((run) => key in run.values));
   return { runs, keys };
@@ -201,6 +204,7 @@ function drawSweep() {
   for (const id of ["parallel-chart", "parallel-note", "heat-chart", "heat-controls", "heat-title"])
     at(id).hidden = few;
   drawImportance(data, state.algo);
+  fill("sweep-note", data.equal_steps.note);
   if (few) return;
   drawParallel(runs, keys.slice(0, 8), (names) => change({ chosen: names }));
   if (!keys.includes(state.heat.x)) state.heat = { x: keys[0], y: keys[1] || null };

@@ -1,6 +1,8 @@
 "use strict";
 // The table of runs: what it shows, how it is filtered and sorted.
 
+const ENDED = ["finished", "stopped by the scheduler"]; // as they should
+
 function columns(data) {
   const keys = [...new Set(data.runs.flatMap((run) => Object.keys(run.values)))];
   const several = (name) => new Set(data.runs.map((run) => run[name])).size > 1;
@@ -10,12 +12,13 @@ function columns(data) {
     several("task") && { name: "task", of: (run) => run.task },
     ...keys.map((key) => ({ name: key, of: (run) => run.values[key] })),
     { name: "seed", of: (run) => run.seed },
+    data.runs.some((run) => run.source) && { name: "copied from", of: (run) => run.source },
     { name: "last", of: (run) => run.last },
     { name: "best", of: (run) => run.best },
     {
       name: "state",
       of: (run) => run.state,
-      cell: (run) => h("span", { class: run.state === "finished" ? "state" : "state bad" }, run.state),
+      cell: (run) => h("span", { class: ENDED.includes(run.state) ? "state" : "state bad" }, run.state),
     },
     { name: "env_steps", of: (run) => run.env_steps },
     { name: "updates", of: (run) => run.updates },

@@ -1,0 +1,31 @@
+"""What a sweep has decided about its members, of the `population.json` in its directory."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+_LIST = "population.json"
+
+
+class Decided(NamedTuple):
+    """What schedulers did to members, by their names."""
+
+    stopped: Mapping[str, int] = {}  # steps at which one was stopped; never changed
+    sources: Mapping[str, str] = {}  # whose copy one is since the last time; never changed
+
+
+def read(directory: Path) -> tuple[Decided, list[str]]:
+    """The decisions of a population, none where it keeps none, and what is wrong with its file, in one line."""
+    path = directory / _LIST
+    stopped: dict[str, int] = {}
+    sources: dict[str, str] = {}
+    try:
+        for decision in json.loads(path.read_text(encoding="utf-8")).get("decisions", []):
+            stopped |= {str(name): int(decision["at"]) for name in decision.get("stopped", ())}
+            sources |= {str(copy["member"]): str(copy["source"]) for copy in decision.get("copies", ())}
+    except FileNotFoundError:
+        return Decided(), []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Decided(), [f"{path} cannot be read: what a scheduler did to the members is not known"]
+    return Decided(stopped, sources), []

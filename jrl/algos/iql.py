@@ -220,7 +220,7 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
 
 
 def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
-    """What the networks say at an episode's start; `q` of Discrete actions, those that are not allowed, too."""
+    """Returns the networks' outputs at an episode's start; `q` of Discrete actions, those that are not allowed, too."""
     batch_size = spaces.batch_shape(agent.spec.observation, obs)[0]
     obs, net, params = agent.observer.see(state.obs_stats, obs), agent.net, state.params
     dist, _ = net.policy.step(params["actor"], obs, net.policy.carry(batch_size))

@@ -1,4 +1,4 @@
-"""What a run leaves beside its numbers: `env.json` (what it ran on, by which command) and learning curves."""
+"""Files that a run leaves beside its numbers: `env.json` (what it ran on, by which command) and learning curves."""
 
 import functools
 import importlib.metadata

@@ -109,7 +109,7 @@ def _own(name: str) -> bytes:
 
 @contextlib.contextmanager
 def _reported(format: str) -> Iterator[None]:
-    """What a converter or a runtime cannot do becomes an InputError: they raise errors of many kinds."""
+    """Turns what a converter or a runtime cannot do into an InputError: they raise errors of many kinds."""
     try:
         yield
     except InputError:

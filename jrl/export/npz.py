@@ -27,7 +27,7 @@ def files(program: Program) -> dict[str, bytes]:
 
 
 def listed(program: Program) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `interpreter.made` takes: the program as JSON has it, and its arrays by number.
+    """Returns what `interpreter.made` takes: the program as JSON has it, and its arrays by number.
 
     Raises:
       InputError: the program has operations that the interpreter does not know, which are named.

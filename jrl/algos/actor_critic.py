@@ -1,4 +1,4 @@
-"""What A2C, PPO, IMPALA and APPO share: policy and value on one set of parameters, running statistics, rows."""
+"""Parts that A2C, PPO, IMPALA and APPO share: policy and value on one set of parameters, running statistics, rows."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol

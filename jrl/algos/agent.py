@@ -1,4 +1,4 @@
-"""What all algorithms share: common hyper-parameters, the State, acting, gradient steps, minibatches, statistics.
+"""Parts that all algorithms share: common hyper-parameters, the State, acting, gradient steps, minibatches, statistics.
 
 An algorithm is a module of functions. Each takes its Config, whose floats may be traced, and an Agent, which is all
 that is static beside it; `make` names them, and `algo` binds the two:

@@ -1,4 +1,4 @@
-"""What the algorithms with critics of (obs, action) share: SAC, TD3 and DDPG, IQL.
+"""Parts that algorithms with critics of (obs, action) share: SAC, TD3 and DDPG, IQL.
 
 Their parameters are a dict by part, `actor`, `critic` [C, ...] and what else learns, each with an optimizer.
 """

@@ -143,7 +143,7 @@ def init(cfg: Config, agent: Agent, key: Key) -> State:
 
 
 def target_q(agent: Agent, state: State, batch: Batch) -> Array:
-    """min Q'(obs, action) of the critics' slow copies [N]; of Sequences [N, L]."""
+    """Returns min Q'(obs, action) of the critics' slow copies [N]; of Sequences [N, L]."""
     params = state.target_params["critic"]
     obs = critics.critics_read(agent.net.critic, params, batch.obs, critics.burn_in(batch))
     return critics.q_taken(agent, params, replace(batch, obs=obs)).min(0)

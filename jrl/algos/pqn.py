@@ -138,7 +138,7 @@ def q_values(cfg: Config, agent: Agent, params: PyTree, obs: PyTree) -> Array:
 
 
 def best(q: Array, mask: Array | None) -> Array:
-    """max_a Q over the allowed actions [...]."""
+    """Returns max_a Q over the allowed actions [...]."""
     return jnp.max(ops.masked_q(q, mask), -1)
 
 

@@ -101,7 +101,7 @@ class Config(Common):
 
 
 def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy:
-    """tanh of a network that starts near 0 everywhere, where tanh has its slope."""
+    """Returns tanh of a network that starts near 0 everywhere, where tanh has its slope."""
     assert isinstance(observer.spec.action, Box)
     shape = observer.spec.action.shape
     net = nets.build(observer.spec, network, {"policy": Head(math.prod(shape), 0.01)})

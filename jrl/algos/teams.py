@@ -1,4 +1,4 @@
-"""What a team's Q-learning shares: one network for all agents, and what joins their values (VDN, QMIX).
+"""Parts of a team's Q-learning: one network for all agents, and what joins their values (VDN, QMIX).
 
 One network, which all agents share, gives each agent the Q values of its own actions by what it sees; the value of what
 all do together is made of those of the actions that they take:

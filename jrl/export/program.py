@@ -138,7 +138,7 @@ def trace(
 
 
 def multiple(size: Any) -> int:
-    """k of a symbolic size k n; 0 where it is none."""
+    """Returns k of a symbolic size k n; 0 where it is none."""
     found = re.fullmatch(r"(?:(\d+)\*)?n", str(size))
     return int(found[1] or 1) if found else 0
 

@@ -1,4 +1,4 @@
-"""Annotations of fields: which numbers it takes, in words and as a check.
+"""Annotations of fields: which numbers a field takes, in words and as a check.
 
     gamma: Unit = 0.99                          # a field of a config; Unit is Annotated[float, Interval(ge=0, le=1)]
     fault(1.5, Unit, "algo.gamma")              # "algo.gamma: expected a number in [0, 1], got 1.5"

@@ -389,7 +389,7 @@ def load(path: str | os.PathLike[str], *, best: bool | None = None, seed: int = 
 
 
 class Trained(NamedTuple):
-    """Policy of a checkpoint, and what it says of it."""
+    """Policy of a checkpoint, with what the checkpoint says of it."""
 
     algo: Algo
     actor: PyTree  # of `algo.act`

@@ -251,7 +251,7 @@ def _row(batch: "Batch | Rollout", index: tuple[int, ...]) -> Transition:
 
 
 def load(path: Path) -> tuple[dict[str, Any], tuple["Algo", "PyTree", "Batch | SequenceBatch | Rollout", "Key"]]:
-    """What stands beside the arrays of a bundle, and the arguments of `explain`.
+    """Reads what stands beside the arrays of a bundle, and the arguments of `explain`.
 
     Args:
       path: of a bundle, or of a run directory: its latest one.

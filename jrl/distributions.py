@@ -1,4 +1,4 @@
-"""What a policy's outputs mean: distributions over actions, batched over leading axes.
+"""Distributions over actions, which a policy's outputs stand for, batched over leading axes.
 
 Every distribution has `sample(key)`, `mode()`, `log_prob(action)`, `sample_and_log_prob(key)`, `kl(other)`, which is
 KL(self || other), and all but `TanhGaussian` have `entropy()`. Samples of the two Gaussians carry gradient to their
@@ -152,7 +152,7 @@ class Bernoulli:
         return self._mean_of(difference(1.0), difference(-1.0))
 
     def _mean_of(self, one, zero):
-        """Of what is `one` where the action is 1 and `zero` where it is 0, summed over the action."""
+        """Returns the mean of what is `one` where the action is 1 and `zero` where it is 0, summed over the action."""
         return self._sum(jax.nn.sigmoid(self.logits) * one + jax.nn.sigmoid(-self.logits) * zero)
 
     def _sum(self, x):
@@ -225,8 +225,11 @@ class TanhGaussian:
         return jnp.tanh(self.mean)
 
     def log_prob(self, action) -> jax.Array:
-        """Of given actions; those of +-1 count as the nearest number within. Near them float32 keeps few digits of what
-        was before tanh: prefer `sample_and_log_prob`. Raises ValueError unless `action` has the shape of `mean`."""
+        """Returns the log-probability of given actions; those of +-1 count as the nearest number within.
+
+        Near them float32 keeps few digits of what was before tanh: prefer `sample_and_log_prob`. Raises ValueError
+        unless `action` has the shape of `mean`.
+        """
         _check_shape("action", action, self.mean.shape)
         inside = 1.0 - 2.0**-24  # the greatest float32 below 1
         return self._log_prob_before_tanh(jnp.arctanh(jnp.clip(action, -inside, inside)))
@@ -241,7 +244,7 @@ class TanhGaussian:
         return jnp.tanh(before), log_prob - self._log_slope(before)
 
     def kl(self, other: "TanhGaussian") -> jax.Array:
-        """That of the normal variables: an invertible map of both changes nothing."""
+        """Returns the divergence of the normal variables: an invertible map of both changes nothing."""
         return self._base().kl(other._base())
 
     def _log_prob_before_tanh(self, before):
@@ -322,7 +325,7 @@ def batched(dist: Any) -> Any:
 
 
 class Head(NamedTuple):
-    """How many numbers the policy network puts out, and the distribution they stand for."""
+    """Number of outputs of the policy network, and the distribution that they stand for."""
 
     size: int
     num_gaussian: int  # of them the means of Gaussians, in the order of `spaces.leaves`: so many `log_std` are needed
@@ -391,7 +394,7 @@ def action_distribution(space: Space, *, squash: bool = False) -> Head:
 
 
 class _Part(NamedTuple):
-    """What of a Head belongs to one array of the actions."""
+    """Part of a Head that belongs to one array of the actions."""
 
     size: int
     num_gaussian: int

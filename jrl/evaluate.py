@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """What `evaluate` found, in words."""
+    """Tells what `evaluate` found, in words."""
     for i, (total, steps) in enumerate(zip(found.get("returns", ()), found.get("lengths", ())), start=1):
         yield f"episode {i}: return {total:g}, {counted(steps, 'step')}"
     where = f"{found['checkpoint']} after {found['env_steps']:,} steps of training"

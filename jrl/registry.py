@@ -28,7 +28,7 @@ def register(name: str, found: Any) -> None:
 
 
 def registered(name: str) -> Any | None:
-    """What `register` was told of that name, None for an unknown one."""
+    """Returns what `register` was told of that name, None for an unknown one."""
     return _registered.get(name)
 
 
@@ -58,7 +58,7 @@ def everything() -> dict[str, Any]:
 
 
 def needed(tree: Any) -> dict[str, Any]:
-    """What of it the texts in nested data name, for a process that gets this config."""
+    """Returns the registered names that the texts in nested data mention, for a process that gets this config."""
     if isinstance(tree, Mapping):
         tree = list(tree.values())
     tree = getattr(tree, "categories", tree)  # a choice of Ray Tune's

@@ -256,7 +256,7 @@ def member(space: Space, count: int) -> Space | None:
 
 
 def num_bytes(space: Space) -> int:
-    """Of one element.
+    """Bytes of one element.
 
     >>> num_bytes(Dict((("image", Box((8, 8, 3), "uint8")), ("speed", Box((2,))))))
     200
@@ -272,7 +272,7 @@ def batch_shape(space: Space, tree: PyTree) -> tuple[int, ...]:
 
 
 def num_choices(space: Space) -> int:
-    """How many entries a mask over the actions of `space` has; 0 where there is nothing to mask.
+    """Number of entries that a mask over the actions of `space` has; 0 where there is nothing to mask.
 
     >>> num_choices(Discrete(3)), num_choices(Tuple((MultiDiscrete((2, 3)), Box((4,)))))
     (3, 5)

@@ -146,7 +146,7 @@ def element(space: Space) -> PyTree:
 
 
 class EnvSpec(NamedTuple):
-    """What can be known of a vector of environments without stepping it. Static and hashable."""
+    """Facts that can be known of a vector of environments without stepping it. Static and hashable."""
 
     observation: Space
     action: Space
@@ -180,21 +180,21 @@ class StepResult(NamedTuple):
     reward: Array  # [B] f32
     terminated: Array  # [B] bool, a true end: no bootstrap
     truncated: Array  # [B] bool, a time limit: bootstrap from `obs`
-    # [B] bool, or None where nothing can fail: the environment broke and was made anew. The row is a reset row (its
+    # [B] bool, or None where nothing can fail: the environment broke and was made anew. The step is masked (its
     # action ignored, reward 0, flags False, `obs` the first of a new episode) although no end came before it
     failed: Array | None = None
     several: "Several | None" = None  # of environments with several agents, of whom each has a column
 
 
 class Several(NamedTuple):
-    """What a step of several agents tells beside the columns' own results.
+    """Results of a step of several agents beside the columns' own results.
 
     An agent has rows of its own: its end is its own, and it may end before the others do. An agent that is not there,
     because it has ended or was not born yet, has masked rows; one that only waits for its turn has rows like any other,
     whose action mask allows the action alone that does nothing.
     """
 
-    # [B] bool: nobody acted in this column, as on a reset row: its action was ignored, its reward is 0, its flags are
+    # [B] bool: nobody acted in this column, as on a reset: its action was ignored, its reward is 0, its flags are
     # False, and `obs` is the first of a new episode where somebody is there by now
     absent: Array
     over: Array  # [B / A] bool: the game has ended for all agents, and the next step begins another
@@ -304,7 +304,7 @@ NEXT_ACTION = "next_action"
 def seen_anew(before: Rollout, after: Rollout) -> Rollout:
     """`after`, in which learning normalises the observations itself unless they are the very arrays of `before`.
 
-    Whoever changes observations between acting and learning has made void what acting saw of them.
+    Whoever changes observations between acting and learning has made worthless what acting saw of them.
     """
     pairs = zip(jax.tree.leaves(before.obs), jax.tree.leaves(after.obs), strict=True)
     if SEEN not in after.extras or all(a is b for a, b in pairs):

@@ -1,4 +1,4 @@
-"""What A2C, PPO, IMPALA and APPO share: policy and value on one set of parameters, running statistics, rows."""
+"""Parts that A2C, PPO, IMPALA and APPO share: policy and value on one set of parameters, running statistics, rows."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -20,7 +20,8 @@ from jrl.types import Algo, Array, EnvSpec, Key, Metrics, PyTree, Rollout, Space
 
 
 class ActorCritic(NamedTuple):
-    """Where observations [..., *] are read, with a core a Window [N, L] is; the results are [N, L] then."""
+    """Functions of policy and value on one set of parameters; with a core they read a Window [N, L] instead of
+    observations [..., *], and the results are [N, L]."""
 
     init: Callable[[Key], PyTree]  # key -> params
     apply: Callable[[PyTree, PyTree], tuple[Any, Array]]  # (params, obs[..., *]) -> (distribution [...], value [...])
@@ -32,7 +33,7 @@ class ActorCritic(NamedTuple):
 
 
 class PolicyHead(NamedTuple):
-    """What a policy network puts out, and how that is read."""
+    """Output of a policy network, and how that is read."""
 
     outputs: int  # how many numbers
     with_std: Callable[[PyTree], PyTree]  # params -> params with what is learned of the distribution beside the network

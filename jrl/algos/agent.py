@@ -1,4 +1,4 @@
-"""What all algorithms share: common hyper-parameters, the State, acting, gradient steps, minibatches, statistics.
+"""Parts that all algorithms share: common hyper-parameters, the State, acting, gradient steps, minibatches, statistics.
 
 An algorithm is a module of functions. Each takes its Config, whose floats may be traced, and an Agent, which is all
 that is static beside it; `make` names them, and `algo` binds the two:
@@ -59,13 +59,13 @@ class Common:
     exploration: Exploration = Stochastic()  # how it acts while it learns
 
     def validate(self) -> list[str]:
-        """What is wrong with the combination of values, each with its mend."""
+        """Lists the faults in the combination of values, each with its mend."""
         return exploration.validate(self.exploration)
 
 
 @struct.dataclass
 class State:
-    """What learning changes, of any algorithm: arrays only."""
+    """Everything that learning changes, of any algorithm: arrays only."""
 
     params: PyTree  # of all networks; of several with an optimizer each, a dict by part
     target_params: PyTree  # slow copies of parameters, in the structure of `params` or of parts of it; () without
@@ -79,7 +79,7 @@ class State:
 
 @struct.dataclass
 class Actor:
-    """What acting needs of a State."""
+    """Parts of a State that acting needs."""
 
     params: PyTree
     obs_stats: PyTree
@@ -89,14 +89,14 @@ class Actor:
 
 @struct.dataclass
 class Carry:
-    """What an algorithm with memory hands on from step to step: [B, ...] each."""
+    """State that an algorithm with memory hands on from step to step: [B, ...] each."""
 
     memory: PyTree  # of the network
     exploration: PyTree
 
 
 class Records(NamedTuple):
-    """What acting leaves in a rollout's extras, beside what the algorithm's `policy` gives."""
+    """Records that acting leaves in a rollout's extras, beside what the algorithm's `policy` gives."""
 
     log_prob: bool = False  # "log_prob" [B] f32 of the action, under what chose it
     memory: bool = False  # "carry" [B, ...], the network's memory before the step
@@ -104,7 +104,7 @@ class Records(NamedTuple):
 
 
 class Agent(NamedTuple):
-    """What an algorithm is made of beside its Config: static, made once by `make`."""
+    """Static parts of an algorithm beside its Config, made once by `make`."""
 
     spec: EnvSpec  # the environment's spaces
     network: NetworkConfig
@@ -203,7 +203,7 @@ def acting_params(state: State) -> PyTree:
 
 
 def actor(cfg: Common, agent: Agent, state: State) -> Actor:
-    """What acting needs of a State."""
+    """Returns the parts of a State that acting needs."""
     params = acting_params(state)
     return Actor(
         params,
@@ -271,7 +271,7 @@ def split_carry(carry: PyTree) -> tuple[PyTree, PyTree]:
 
 
 def _join(memory: PyTree, exploration: PyTree) -> PyTree:
-    """Without memory the exploration's state alone."""
+    """Returns what acting carries: memory and the exploration's state, without memory the latter alone."""
     return Carry(memory, exploration) if jax.tree.leaves(memory) else exploration
 
 
@@ -337,7 +337,7 @@ def chunk(cfg: Any, agent: Agent, num_rows: int, length: int = 1) -> int:
 
 
 def grid(agent: Agent, num_steps: int, num_envs: int) -> tuple[int, int]:
-    """Of how many [K, B] rows, or with a core sequences, minibatches of a rollout [T, B] are made."""
+    """Returns (K, B): minibatches of a rollout [T, B] are made of [K, B] steps, or with a core sequences."""
     return num_steps // sequences.length_of(agent.network, num_steps), num_envs
 
 
@@ -376,7 +376,7 @@ def observed(agent: Agent, state: State, rollout: Rollout) -> State:
 
 
 def ingest(cfg: Common, agent: Agent, state: State, rollout: Rollout) -> State:
-    """What a State takes from a rollout when it comes, before it is learned from: statistics, the count of steps."""
+    """Takes a rollout's statistics and count of steps into a State, before the rollout is learned from."""
     return observed(agent, rewarded(agent, state, rollout), rollout)
 
 

@@ -52,7 +52,7 @@ class Config(ppo.ClippedSteps):
     circular_buffer_iterations_per_batch: Count = 1  # updates per new rollout, each on one of those kept
 
     def kl_faults(self, *, moving: bool = False) -> list[str]:
-        """As PPO's, where a target network that moves seldom is a policy that is older than the update."""
+        """Returns PPO's faults, where a target network that moves seldom is a policy that is older than the update."""
         return super().kl_faults(moving=moving or self.target_update_every > 1 or self.tau < 1)
 
 
@@ -65,7 +65,7 @@ def init(cfg: Config, agent: Agent, key: Key) -> State:
 def of_target(
     cfg: Config, agent: Agent, state: State, obs: PyTree, last_obs: PyTree, action: PyTree, rollout: Rollout
 ) -> tuple[Array, Array, PyTree, Callable[[], Array], PyTree]:
-    """What the target network says of a rollout.
+    """Returns the target network's outputs for a rollout.
 
     Returns:
       Log-probabilities, values and distributions [T, B] (() without a KL penalty), a function that gives V(last_obs)

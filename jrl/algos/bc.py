@@ -80,12 +80,12 @@ class Config(Cloning):
     top_fraction: Share | None = None  # learns from the best episodes that hold this share of the steps; null: from all
 
     def validate(self) -> list[str]:
-        """What is wrong with the combination of values, each with its mend."""
+        """Lists the faults in the combination of values, each with its mend."""
         return loss_faults(self.loss, self.ent_coef) + super().validate()
 
 
 def loss_faults(loss: str, ent_coef: Any) -> list[str]:
-    """What is wrong with a loss and a weight of the entropy."""
+    """Lists the faults in a loss with a weight of the entropy."""
     if loss != "mse" or ent_coef == 0:
         return []
     return [
@@ -103,7 +103,7 @@ def check_loss(loss: str, spec: EnvSpec) -> None:
 
 @struct.dataclass
 class Rows:
-    """What the loss reads: rows [N, *]; with a core sequences [N, L, *]."""
+    """Rows that the loss reads: [N, *]; with a core sequences [N, L, *]."""
 
     obs: PyTree  # as the network reads it: normalised, and of sequences a Window
     action: PyTree
@@ -165,7 +165,7 @@ def read(cfg: Cloning, agent: Agent, state: State, batch: Batch | SequenceBatch)
 
 
 def agreement(space: Space, dist: Any, action: PyTree, weight: Array) -> Metrics:
-    """How near the policy's mode comes to the actions that were taken.
+    """Measures how near the policy's mode comes to the actions that were taken.
 
     Args:
       space: of actions.

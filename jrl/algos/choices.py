@@ -61,7 +61,7 @@ def of(
 
 
 def _chosen(logits: jax.Array) -> Any:
-    """Of logits [B, A] a choice, of a team's [B, agents, A] one for each agent."""
+    """Returns the choice among logits [B, A], of a team's [B, agents, A] one for each agent."""
     if logits.ndim == 2:
         return Categorical(logits)
     return MultiCategorical(logits.reshape(len(logits), -1), (logits.shape[2],) * logits.shape[1])
@@ -82,7 +82,7 @@ def _epsilon_greedy(q: Array, epsilon: Any, mask: Array | None) -> Any:
 
 
 def _best(dist: Any) -> Any:
-    """What takes a distribution's mode."""
+    """Returns the function that takes a distribution's mode."""
     match dist:
         case Categorical():
             return Categorical(_sure(dist.mode(), dist.logits))

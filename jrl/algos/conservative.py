@@ -46,7 +46,7 @@ def check(cfg: Any, space: Space) -> None:
 
 
 def faults(cfg: Any) -> list[str]:
-    """What is wrong with a Config of SAC, each with its mend."""
+    """Lists the faults in a Config of SAC, each with its mend."""
     of_cql = {"cql_target_gap": cfg.cql_target_gap is not None, "cql_max_q_backup": cfg.cql_max_q_backup}
     if not cfg.conservative:
         return [f"{name} is a part of CQL: set conservative=true, or leave it out" for name, on in of_cql.items() if on]
@@ -113,7 +113,7 @@ def with_samples(cfg: Any, agent: Agent, batch: Batch, here: Any, there: Sampled
 
 
 def before(batch: Batch, dist: Any) -> Any:
-    """Of Sequences the distributions at `batch.obs`, which are among those at `batch.next_obs`; else None."""
+    """Returns of Sequences the distributions at `batch.obs`, which are among those at `batch.next_obs`; else None."""
     if not isinstance(batch, critics.Sequences):
         return None
     return jax.tree.map(lambda x: x[:, :-1], distributions.batched(dist))

@@ -1,4 +1,4 @@
-"""What the algorithms with critics of (obs, action) share: SAC, TD3 and DDPG, IQL.
+"""Parts that algorithms with critics of (obs, action) share: SAC, TD3 and DDPG, IQL.
 
 Their parameters are a dict by part, `actor`, `critic` [C, ...] and what else learns, each with an optimizer.
 """
@@ -181,7 +181,7 @@ def read(
       The Batch, or Sequences of a SequenceBatch.
     """
     if isinstance(batch, SequenceBatch):
-        batch = sequences.without_void(batch)
+        batch = sequences.without_masked(batch)
         window = replace(batch.window, obs=see(batch.window.obs))
         obs, reset = jax.tree.map(lambda x: x[:, :-1], (window.obs, window.reset))
         return Sequences(
@@ -195,7 +195,7 @@ def read(
             extras=batch.extras,
             ahead=batch.ahead,
         )
-    batch = parts.without_void(batch)
+    batch = parts.without_masked(batch)
     reward = parts.scaled_reward(cfg, return_stats, batch.reward)
     return replace(batch, obs=see(batch.obs), reward=reward, next_obs=see(batch.next_obs))
 
@@ -218,7 +218,7 @@ def policy_reads(policy: Policy, params: PyTree, obs: PyTree, steps: int) -> PyT
 
 
 def critics_read(critic: Critics, params: PyTree, obs: PyTree, steps: int) -> PyTree:
-    """As `policy_reads`, for critics: their memory before the Window is that of an episode's start."""
+    """Returns what critics read, as `policy_reads`: their memory before the Window is that of an episode's start."""
     if not isinstance(obs, Window):
         return obs
     params = jax.lax.stop_gradient(params)
@@ -227,7 +227,7 @@ def critics_read(critic: Critics, params: PyTree, obs: PyTree, steps: int) -> Py
 
 
 def values_read(value: Policy, params: PyTree, obs: PyTree, steps: int) -> PyTree:
-    """As `critics_read`, for a network of V(obs)."""
+    """Returns what a network of V(obs) reads, as `critics_read`."""
     if not isinstance(obs, Window):
         return obs
     return policy_reads(value, params, replace(obs, carry=value.carry(obs.reset.shape[0])), steps)
@@ -241,7 +241,7 @@ def q_taken(agent: Agent, critic_params: PyTree, batch: Batch) -> Array:
 
 
 def of_taken(space: Discrete, q: Array, batch: Batch) -> Array:
-    """Of the values [C, N, A] those of the actions taken [C, N]; [C, N, L] of Windows."""
+    """Selects among the values [C, N, A] those of the actions taken [C, N]; [C, N, L] of Windows."""
     # a comparison instead of an index: its gradient is a select, that of an index is a scatter
     taken: Any = jax.nn.one_hot(batch.action, space.n)
     return jnp.sum(taken[None] * q, -1)

@@ -57,7 +57,7 @@ def over_rows(loss: Loss | None, default: RowsLoss, net: Any, *, metrics: Sequen
 
 
 def over_replay(loss: Loss | None, default: ReplayLoss, net: Any) -> ReplayLoss:
-    """As `over_rows`, for losses that give priorities too: they stay those of the algorithm's own loss."""
+    """Returns the loss as `over_rows` does, with priorities: they stay those of the algorithm's own loss."""
     if loss is None:
         return default
 

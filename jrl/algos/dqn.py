@@ -92,11 +92,11 @@ class QLearning(Common):
     max_grad_norm: Positive | None = 10.0
 
     def q_head(self) -> q_heads.QHead:
-        """What the K outputs for an action stand for."""
+        """Returns the head that says what the K outputs for an action stand for."""
         return q_heads.expected("huber")
 
     def reading(self) -> "Reading":
-        """How the network's outputs are read: of one agent."""
+        """Returns the Reading of one agent's outputs."""
         return Reading(of_actions, lambda agent, outputs: self.q_head().mean(outputs), taken, backup)
 
     @property
@@ -105,7 +105,7 @@ class QLearning(Common):
         return False
 
     def validate(self) -> list[str]:
-        """What is wrong with the combination of values, each with its mend."""
+        """Lists the faults in the combination of values, each with its mend."""
         errors: list[str] = []
         if self.double and self.munchausen:
             errors.append("double picks the greedy action, munchausen averages over a soft policy: leave one out")
@@ -128,7 +128,7 @@ class Config(QLearning):
     value_rescaling: bool = False  # learns h(Q) = sign(Q) (sqrt(|Q| + 1) - 1) + Q / 1000; for head expected
 
     def q_head(self) -> q_heads.QHead:
-        """What the K outputs for an action stand for."""
+        """Returns the head that says what the K outputs for an action stand for."""
         if self.head == "c51":
             return q_heads.categorical(self.num_atoms, self.v_min, self.v_max)
         if self.head == "qr":
@@ -141,7 +141,7 @@ class Config(QLearning):
         return self.noisy
 
     def validate(self) -> list[str]:
-        """What is wrong with the combination of values, each with its mend."""
+        """Lists the faults in the combination of values, each with its mend."""
         errors: list[str] = []
         if self.v_min >= self.v_max:
             errors.append(f"v_min {self.v_min} must be below v_max {self.v_max}")
@@ -153,7 +153,7 @@ class Config(QLearning):
 
 
 class Around(NamedTuple):
-    """What the networks say of the observations around M transitions, and the actions that can be taken there."""
+    """Outputs of the networks for the observations around M transitions, and the actions that can be taken there."""
 
     after: Array  # [M, A, K], of the target network; of a team as its Reading says
     chooser: Array  # [M, A, K], of the network that picks the next action
@@ -163,7 +163,7 @@ class Around(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How Q-learning reads what a network says of M observations: of one agent's actions, or of a team's."""
+    """Functions that read what a network says of M observations: of one agent's actions, or of a team's."""
 
     outputs: Callable[..., Array]  # (cfg, agent, heads, mask) -> [M, ...], which the others get
     q: Callable[[Agent, Array], Array]  # (agent, outputs) -> what acting takes the highest of, [M, A]
@@ -263,7 +263,7 @@ def taken(cfg: QLearning, agent: Agent, outputs: Array, action: Array) -> Array:
 
 
 def backup(cfg: QLearning, agent: Agent, around: Around, action: Array, reward: Array, discount: Array) -> Array:
-    """What the outputs for the actions taken [M] should be [M, K].
+    """Returns what the outputs for the actions taken [M] should be [M, K].
 
     The greedy policy's (Nature 2015; double: arXiv:1509.06461, eq. 4), or munchausen's (arXiv:2007.14430, eq. 2).
     """
@@ -357,9 +357,9 @@ def update(
     """One gradient step, then perhaps a move of the target network."""
     keys = Keys(*jax.random.split(key, 3)) if cfg.draws else Keys()
     if isinstance(batch, SequenceBatch):
-        td_batch = of_sequences(cfg, agent, state, sequences.without_void(batch), keys)
+        td_batch = of_sequences(cfg, agent, state, sequences.without_masked(batch), keys)
     else:
-        td_batch = of_transitions(cfg, agent, state, parts.without_void(batch), keys)
+        td_batch = of_transitions(cfg, agent, state, parts.without_masked(batch), keys)
     given = parts.QNetwork(agent.net.init, functools.partial(q_values, cfg, agent))
     td_loss = custom_loss.over_replay(agent.loss, functools.partial(loss, cfg, agent, key=keys.online), given)
     gradient, (metrics, priority) = jax.grad(td_loss, has_aux=True)(state.params, td_batch)

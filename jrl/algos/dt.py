@@ -65,13 +65,13 @@ class Config(bc.Cloning):
     step_scale: Positive = 1_000.0  # by which numbers of steps are
 
     def validate(self) -> list[str]:
-        """What is wrong with the combination of values, each with its mend."""
+        """Lists the faults in the combination of values, each with its mend."""
         return bc.loss_faults(self.loss, self.ent_coef) + super().validate()
 
 
 @struct.dataclass
 class Carry:
-    """What acting hands on from step to step."""
+    """State that acting hands on from step to step."""
 
     inner: PyTree  # the network's memory and the exploration's state
     to_go: Array  # [B] f32, the return that was to follow at the latest step

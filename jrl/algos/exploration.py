@@ -1,4 +1,4 @@
-"""How an algorithm explores, as a section of its Config: `algo.exploration: {name: epsilon_greedy, ...}`.
+"""Exploration of an algorithm, as a section of its Config: `algo.exploration: {name: epsilon_greedy, ...}`.
 
 An algorithm says what it can feed to an exploration, its *kind*:
 
@@ -242,7 +242,7 @@ def make(cfg: Exploration, action_space: Space, kinds: tuple[str, ...]) -> Explo
 
 
 def validate(cfg: Exploration) -> list[str]:
-    """What is wrong with the combination of values, each with its mend; for the Config that holds `cfg`."""
+    """Lists the faults in the combination of values, each with its mend; for the Config that holds `cfg`."""
     errors: list[str] = []
     if isinstance(cfg, Custom) and not cfg.path:
         errors.append("exploration.path is missing: expected package.module:name of a function or a class")

@@ -33,7 +33,7 @@ NEXT = "next_choices"  # in a batch's extras: what the policy does at `next_obs`
 
 
 class Settings(NamedTuple):
-    """How Q is fitted; see `settings.datasets.FqeConfig`."""
+    """Settings of the fit of Q; see `settings.datasets.FqeConfig`."""
 
     updates: int
     lr: float
@@ -43,7 +43,7 @@ class Settings(NamedTuple):
 
 @struct.dataclass
 class State:
-    """What fitting changes."""
+    """Arrays that fitting changes."""
 
     params: PyTree
     target_params: PyTree

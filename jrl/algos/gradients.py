@@ -47,13 +47,13 @@ def adam(cfg: Any, *, flat: bool = True) -> optax.GradientTransformation:
 
 @struct.dataclass
 class Taken:
-    """In the place of an optimizer's state: the gradients that came."""
+    """Gradients that came, in the place of an optimizer's state."""
 
     total: PyTree  # as the parameters
     count: Array  # [] f32, how many were added up
 
     def mean(self) -> PyTree:
-        """As the parameters; 0 where none came."""
+        """Returns the mean gradient, in the shape of the parameters; 0 where none came."""
         return jax.tree.map(lambda x: x / jnp.maximum(self.count, 1.0), self.total)
 
 
@@ -72,7 +72,7 @@ def is_node(x: Any) -> bool:
 
 
 def optimizer(own: _Made) -> _Made:
-    """What makes an algorithm's optimizer of its Config, or what stands in for that."""
+    """Returns the function that makes an algorithm's optimizer of its Config, or one that stands in for that."""
     wrap = _wrap.get()
     return own if wrap is None else lambda cfg: wrap(own(cfg))
 

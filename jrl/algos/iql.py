@@ -143,7 +143,7 @@ def init(cfg: Config, agent: Agent, key: Key) -> State:
 
 
 def target_q(agent: Agent, state: State, batch: Batch) -> Array:
-    """min Q'(obs, action) of the critics' slow copies [N]; of Sequences [N, L]."""
+    """Returns min Q'(obs, action) of the critics' slow copies [N]; of Sequences [N, L]."""
     params = state.target_params["critic"]
     obs = critics.critics_read(agent.net.critic, params, batch.obs, critics.burn_in(batch))
     return critics.q_taken(agent, params, replace(batch, obs=obs)).min(0)
@@ -220,7 +220,7 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
 
 
 def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
-    """What the networks say at an episode's start; `q` of Discrete actions, those that are not allowed, too."""
+    """Returns the networks' outputs at an episode's start; `q` of Discrete actions, those that are not allowed, too."""
     batch_size = spaces.batch_shape(agent.spec.observation, obs)[0]
     obs, net, params = agent.observer.see(state.obs_stats, obs), agent.net, state.params
     dist, _ = net.policy.step(params["actor"], obs, net.policy.carry(batch_size))

@@ -41,7 +41,7 @@ class Config(dqn.QLearning):
     width: Annotated[int, Interval(ge=1, le=65_536)] = 128  # of the layers that observations and levels meet in
 
     def q_head(self) -> QHead:
-        """For an action there are K returns, and the K levels that they are quantiles at."""
+        """Returns the head of K returns for an action, and the K levels that they are quantiles at."""
         num = self.num_quantiles
         mean = lambda outputs: jnp.mean(outputs[..., :num], -1)
 

@@ -1,4 +1,4 @@
-"""Between an observation as the environment gives it and what networks read: the user's transform, then statistics.
+"""Preparation of observations, before networks read them: the user's transform, then statistics.
 
 Rollouts and replay hold observations as they came, and what acts and what learns looks at them through `see`. Of a
 sample from replay learning sees what the statistics of today make of it. Of a rollout it sees what acting saw
@@ -49,7 +49,7 @@ class Observer(NamedTuple):
 
 
 def make(spec: EnvSpec, network: NetworkConfig, *, normalize_obs: bool, axis_name: str | None) -> Observer:
-    """What becomes of observations.
+    """Returns the observer: what becomes of observations.
 
     Args:
       spec: spaces of the environment.
@@ -87,7 +87,7 @@ def make(spec: EnvSpec, network: NetworkConfig, *, normalize_obs: bool, axis_nam
 
 
 class _Facts(NamedTuple):
-    """What is known of observations before there are any."""
+    """Facts known of observations before there are any."""
 
     given: Space  # of the environment
     transform: Callable[[PyTree], PyTree] | None

@@ -89,13 +89,13 @@ class QNetwork(NamedTuple):
 
 
 def cleared(valid: Array, tree: PyTree) -> PyTree:
-    """Zeros where `valid`, with the leading axes of each leaf, is False, whatever stood there: 0 * nan is not 0."""
+    """Puts zeros where `valid`, of the leading axes of each leaf, is False, whatever stood there: 0 * nan is not 0."""
     clear = lambda x: jnp.where(jnp.expand_dims(valid, tuple(range(valid.ndim, x.ndim))), x, jnp.zeros_like(x))
     return jax.tree.map(clear, tree)
 
 
-def without_void(batch: Batch) -> Batch:
-    """Zeros on rows of weight 0."""
+def without_masked(batch: Batch) -> Batch:
+    """Puts zeros on masked transitions, those of weight 0."""
     return replace(cleared(batch.weight > 0, batch), weight=batch.weight, index=batch.index)
 
 

@@ -59,11 +59,11 @@ class ClippedSteps(Common):
     exploration: OverDistributions = Stochastic()
 
     def validate(self) -> list[str]:
-        """What is wrong with the combination of values, each with its mend."""
+        """Lists the faults in the combination of values, each with its mend."""
         return self.kl_faults() + super().validate()
 
     def kl_faults(self, *, moving: bool = False) -> list[str]:
-        """What is wrong with what KL decides; `moving`: the policy that it is measured from may be older than the
+        """Lists the faults in what KL decides; `moving`: the policy that it is measured from may be older than the
         update."""
         faults = []
         if self.kl_target is not None and not (self.kl_coef or 0.0) > 0:

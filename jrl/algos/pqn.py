@@ -81,7 +81,7 @@ class Config(teams.Mixing, Common):
         return self.acts_in if self.mixer == "none" else MultiDiscrete
 
     def reading(self, agent: Agent) -> "Reading":
-        """How the network's heads are read: of one agent, or of a team."""
+        """Returns the Reading of the network's heads: of one agent, or of a team."""
         if self.mixer == "none":
             return Reading(lambda heads: heads[0], lambda heads, mask: best(heads[0], mask), taken)
 
@@ -97,7 +97,7 @@ class Config(teams.Mixing, Common):
 
 
 class Reading(NamedTuple):
-    """How PQN reads what a network's heads say of observations [..., *]: of one agent's actions, or of a team's."""
+    """Functions that read a network's heads for observations [..., *]: of one agent's actions, or of a team's."""
 
     q: Callable[[Any], Array]  # heads -> what acting takes the highest of: [..., A], of a team [..., agents, A]
     best: Callable[[Any, Array | None], Array]  # (heads, mask) -> the value of the best allowed action [...]
@@ -128,7 +128,7 @@ def init(cfg: Config, agent: Agent, key: Key) -> State:
 
 
 def heads_of(agent: Agent, params: PyTree, obs: PyTree) -> Any:
-    """What the network says of observations [..., *], as it reads them; a Reading reads it."""
+    """Returns the network's heads for observations [..., *], as it reads them; a Reading reads those."""
     return agent.net.apply(params, obs, "q")
 
 
@@ -138,7 +138,7 @@ def q_values(cfg: Config, agent: Agent, params: PyTree, obs: PyTree) -> Array:
 
 
 def best(q: Array, mask: Array | None) -> Array:
-    """max_a Q over the allowed actions [...]."""
+    """Returns max_a Q over the allowed actions [...]."""
     return jnp.max(ops.masked_q(q, mask), -1)
 
 

@@ -1,4 +1,4 @@
-"""What the K outputs of a Q network for an action stand for: the expected return, or its distribution.
+"""Meaning of the K outputs of a Q network for an action: the expected return, or its distribution.
 
 A QHead says how to read the outputs, how to back them up, and how far they are from a target:
 

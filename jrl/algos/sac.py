@@ -92,7 +92,7 @@ class Config(Common):
     exploration: OverDistributions = Stochastic()
 
     def validate(self) -> list[str]:
-        """What is wrong with the combination of values, each with its mend."""
+        """Lists the faults in the combination of values, each with its mend."""
         errors: list[str] = []
         if self.target_critics is not None and self.target_critics > self.num_critics:
             errors.append(f"target_critics {self.target_critics} must be at most num_critics {self.num_critics}")
@@ -242,8 +242,8 @@ def critic_step(
 
 
 def policy_step(cfg: Config, agent: Agent, state: State, batch: Batch, noise: Any) -> State:
-    """Of the policy (eq. 9; while `bc_updates` last up the likelihood of the data's actions) and of the temperature
-    (eq. 18)."""
+    """Makes a step of the policy (eq. 9; while `bc_updates` last up the likelihood of the data's actions) and of the
+    temperature (eq. 18)."""
     ent_coef, burn_in = ent_coef_at(cfg, state), critics.burn_in(batch)
     over = jnp.mean if cfg.actor_q == "mean" else jnp.min
     mean = lambda x: jnp.mean(batch.weight * x)
@@ -284,7 +284,7 @@ def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch
 
 
 def outputs(cfg: Config, agent: Agent, state: State, obs: PyTree) -> dict[str, Any]:
-    """What the networks say at an episode's start; `q` of actions that are not allowed, too."""
+    """Returns the networks' outputs at an episode's start; `q` of actions that are not allowed, too."""
     policy, critic = agent.net.policy, agent.net.critic
     obs, params = agent.observer.see(state.obs_stats, obs), state.params["critic"]
     dist, _ = policy.step(state.params["actor"], obs, policy.carry(jax.tree.leaves(obs)[0].shape[0]))

@@ -64,7 +64,7 @@ def cut(rows, memory: PyTree, length: int):
 def along(
     unroll: Callable[[Window], tuple[PyTree, PyTree]], obs: PyTree, mask: Array, memory: PyTree, length: int
 ) -> tuple[PyTree, PyTree, PyTree]:
-    """What a network with memory says of all rows of a rollout, sequence after sequence.
+    """Computes a network with memory over all rows of a rollout, sequence after sequence.
 
     Args:
       unroll: Window [B, L] -> (outputs [B, L, *], the memory after it).
@@ -86,9 +86,9 @@ def along(
     return jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2).reshape(*mask.shape, *x.shape[3:]), out), starts, after
 
 
-def without_void(batch: SequenceBatch) -> SequenceBatch:
-    """Zeros where nothing may be read: what was done on rows of weight 0, and what was seen on those that follow upon a
-    masked one; on the first masked row stands the final observation of an episode."""
+def without_masked(batch: SequenceBatch) -> SequenceBatch:
+    """Puts zeros where nothing may be read: what was done on masked steps, and what was seen on those that follow upon
+    a masked one; on the first masked step stands the final observation of an episode."""
     reset = batch.window.reset
     unread = reset & jnp.concatenate([jnp.ones_like(reset[:, :1]), reset[:, :-1]], 1)
     window = replace(batch.window, obs=parts.cleared(~unread, batch.window.obs))
@@ -142,5 +142,5 @@ __all__ = [
     "sequence_priority",
     "split",
     "warmed",
-    "without_void",
+    "without_masked",
 ]

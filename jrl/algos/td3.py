@@ -86,11 +86,11 @@ class Config(Common):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """What replay gives beside transitions, see `jrl.fields.data.reads`."""
+        """Names what replay gives beside transitions, see `jrl.fields.data.reads`."""
         return () if self.critic_bc is None else (NEXT_ACTION,)
 
     def validate(self) -> list[str]:
-        """What is wrong with the combination of values, each with its mend."""
+        """Lists the faults in the combination of values, each with its mend."""
         errors: list[str] = []
         if self.bc_alpha is not None and self.actor_bc is not None:
             errors.append(
@@ -101,7 +101,7 @@ class Config(Common):
 
 
 def policy_network(observer: Observer, network: NetworkConfig) -> critics.Policy:
-    """tanh of a network that starts near 0 everywhere, where tanh has its slope."""
+    """Returns tanh of a network that starts near 0 everywhere, where tanh has its slope."""
     assert isinstance(observer.spec.action, Box)
     shape = observer.spec.action.shape
     net = nets.build(observer.spec, network, {"policy": Head(math.prod(shape), 0.01)})
@@ -173,7 +173,7 @@ def held_to_data(cfg: Config, agent: Agent, batch: Batch, action: Array, q: Arra
 
 
 def policy_step(cfg: Config, agent: Agent, state: State, batch: Batch) -> State:
-    """Up the first critic's value (alg. 1), perhaps towards the data's actions, and a move of the target networks."""
+    """Moves the policy up the first critic's value (alg. 1), perhaps to the data's actions, and the target networks."""
     critic = agent.net.critic
     first, burn_in = jax.tree.map(lambda x: x[:1], state.params["critic"]), critics.burn_in(batch)
     obs = critics.critics_read(critic, first, batch.obs, burn_in)

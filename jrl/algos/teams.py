@@ -1,4 +1,4 @@
-"""What a team's Q-learning shares: one network for all agents, and what joins their values (VDN, QMIX).
+"""Parts of a team's Q-learning: one network for all agents, and what joins their values (VDN, QMIX).
 
 One network, which all agents share, gives each agent the Q values of its own actions by what it sees; the value of what
 all do together is made of those of the actions that they take:
@@ -64,7 +64,7 @@ class Mixing:
 
 
 class Team(NamedTuple):
-    """What is known of a team by its spaces."""
+    """Facts known of a team by its spaces."""
 
     size: int  # A
     num_actions: int  # n, of each agent
@@ -128,7 +128,7 @@ def networks(cfg: Any, observer: Observer, network: NetworkConfig) -> Network:
         return {"agents": base.init(keys[0]), "mixer": mixer.init(keys[1])}
 
     def of_each(obs: PyTree, lead: int) -> PyTree:
-        """What each agent reads, [..., A, *] of the `lead` leading axes."""
+        """Returns what each agent reads, [..., A, *] of the `lead` leading axes."""
         x = obs[AGENTS]
         split = lambda leaf, x: x.reshape(*x.shape[:lead], size, *leaf.shape)
         x = spaces.map_leaves(split, team.agent, x)
@@ -139,7 +139,7 @@ def networks(cfg: Any, observer: Observer, network: NetworkConfig) -> Network:
         return {**(x if isinstance(team.agent, Dict) else {"obs": x}), "agent_id": ids}
 
     def heads(params: PyTree, obs: PyTree, q: Array) -> tuple[Array, ...]:
-        """Of q [..., A, n] of present agents; the others' are 0."""
+        """Returns the heads of q [..., A, n]: those of absent agents are 0."""
         if PRESENT in obs:
             q = jnp.where(obs[PRESENT][..., None] != 0, q, 0.0)
         lead = q.shape[:-2]

@@ -31,7 +31,10 @@ def sample(space: Space, key: Key, batch: tuple[int, ...], mask: Array | None = 
 
 
 def log_prob(space: Space, mask: Array | None = None) -> Array | float:
-    """Of each action of `sample`, a density where it is continuous: one number, or [*batch] f32 under a mask."""
+    """Returns the log-probability of each action of `sample`, a density where it is continuous.
+
+    It is one number, or [*batch] f32 under a mask.
+    """
     parts = [leaf for _, leaf in spaces.leaves(space)]
     terms = [_log_prob_of_leaf(leaf, one) for leaf, one in zip(parts, _masks(parts, mask), strict=True)]
     return sum(terms[1:], start=terms[0])

@@ -35,15 +35,15 @@ class Config(teams.Mixing, dqn.QLearning):
     loss: Literal["mse", "huber"] = "mse"  # of the TD error of Q_tot
 
     def q_head(self) -> q_heads.QHead:
-        """What is compared with a target: Q_tot."""
+        """Returns the head that is compared with a target: Q_tot."""
         return q_heads.expected(self.loss)
 
     def reading(self) -> dqn.Reading:
-        """How the network's outputs are read: of a team."""
+        """Returns the Reading of a team's outputs."""
         return dqn.Reading(flat, teams.by_agent, taken, backup)
 
     def validate(self) -> list[str]:
-        """What is wrong with the combination of values, each with its mend."""
+        """Lists the faults in the combination of values, each with its mend."""
         errors: list[str] = []
         if self.conservative:
             errors.append("conservative compares all of one agent's actions, a team has too many: leave it out")
@@ -68,7 +68,7 @@ def taken(cfg: Config, agent: Agent, outputs: Array, action: Array) -> Array:
 
 
 def backup(cfg: Config, agent: Agent, around: dqn.Around, action: Array, reward: Array, discount: Array) -> Array:
-    """What Q_tot should be [M, 1]: of the next actions each agent takes its best, and Q_tot of those counts."""
+    """Returns what Q_tot should be [M, 1]: of the next actions each agent takes its best, and Q_tot of those counts."""
     best = teams.best(agent, around.chooser, around.allowed)
     return reward[:, None] + discount[:, None] * taken(cfg, agent, around.after, best)
 

@@ -46,7 +46,7 @@ def in_program(fn: Fn) -> Fn:
 
 
 class Callbacks:
-    """What happens at the moments of a run: subclass it, override some, and name the class in `custom.callbacks`.
+    """Methods called at the moments of a run: subclass it, override some, and name the class in `custom.callbacks`.
 
     All arguments are given by keyword; end yours with `**kwargs`. What a method raises ends the run. Episodes of
     training and of an evaluation that runs beside it are never told of at the same time. With env runners, all but
@@ -346,7 +346,7 @@ class CallbackList:
         return Watch(source, replay, called, num_envs, keep_record=self.keep_record)
 
     def episode_watch(self, num_envs: int, evaluation: bool = True, source: Any = None) -> "Replay | None":
-        """What is called with (rollout, infos) of each rollout of an evaluation; None if nobody looks at episodes.
+        """Returns what is called with (rollout, infos) of each rollout of an evaluation; None if nobody looks.
 
         Rows that do not count have mask False: an episode that has such a row is none.
         """
@@ -404,7 +404,7 @@ class CallbackList:
             return {**self._metrics[False].drain(), **self._metrics[True].drain("evaluation/")}
 
     def drain_evaluation(self) -> dict[str, Any]:
-        """Those of evaluations, without the prefix."""
+        """Returns the metrics of evaluations, without the prefix."""
         with self._lock:
             return self._metrics[True].drain()
 

@@ -1,4 +1,4 @@
-"""What memory a run holds, in each of its result rows: a callback that finds leaks.
+"""Memory that a run holds, in each of its result rows: a callback that finds leaks.
 
 custom: {callbacks: [jrl.callbacks.memory_tracking:MemoryTracking]}
 """

@@ -53,7 +53,7 @@ def write(out: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _names(out: Path) -> set[str]:
-    """What lies in it, but for what Python leaves where a module is imported."""
+    """Lists the names in a directory, but for what Python leaves where a module is imported."""
     return {p.name for p in out.iterdir()} - {"__pycache__"} if out.exists() else set()
 
 

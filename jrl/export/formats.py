@@ -109,7 +109,7 @@ def _own(name: str) -> bytes:
 
 @contextlib.contextmanager
 def _reported(format: str) -> Iterator[None]:
-    """What a converter or a runtime cannot do becomes an InputError: they raise errors of many kinds."""
+    """Turns what a converter or a runtime cannot do into an InputError: they raise errors of many kinds."""
     try:
         yield
     except InputError:
@@ -142,7 +142,7 @@ def _random_steps(source: Source, count: int) -> list[_Step]:
 
 
 def _expected(source: Source, steps: list[_Step]) -> list[PyTree]:
-    """jrl's actions."""
+    """Returns jrl's actions."""
     run, memory, actions = jax.jit(source.step), source.memory(len(steps[0].reward)), []
     for step in steps:
         action, memory = run(step.obs, memory, step.reward, step.begins)

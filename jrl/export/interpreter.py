@@ -72,7 +72,7 @@ def _size(d: int | str, n: int) -> int:
 
 
 def _last_uses(operations: Sequence[tuple], outputs: Sequence[int]) -> list[list[int]]:
-    """For each operation the values that no later one reads."""
+    """Lists for each operation the values that no later one reads."""
     seen, result = set(outputs), []
     for _, inputs, _, _ in reversed(operations):
         result.append(sorted(set(inputs) - seen))

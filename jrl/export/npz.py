@@ -27,7 +27,7 @@ def files(program: Program) -> dict[str, bytes]:
 
 
 def listed(program: Program) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `interpreter.made` takes: the program as JSON has it, and its arrays by number.
+    """Returns what `interpreter.made` takes: the program as JSON has it, and its arrays by number.
 
     Raises:
       InputError: the program has operations that the interpreter does not know, which are named.
@@ -75,7 +75,10 @@ def plain(x: np.ndarray) -> np.ndarray:
 
 
 def _kind(dtype: np.dtype) -> np.dtype:
-    """numpy alone has no bfloat16: float32 holds its numbers, and XLA rounds to it only now and then, too."""
+    """Returns float32 for bfloat16, which numpy alone lacks.
+
+    float32 holds its numbers, and XLA rounds to bfloat16 only now and then, too.
+    """
     return np.dtype(np.float32) if dtype.name == "bfloat16" else dtype
 
 

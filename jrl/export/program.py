@@ -1,4 +1,4 @@
-"""What a policy computes, as a flat list of primitive operations on a batch whose size is a symbol.
+"""Computation of a policy, as a flat list of primitive operations on a batch whose size is a symbol.
 
 `trace` inlines every jitted or custom-gradient function, computes what does not depend on the observation, and drops
 what the action, now or later, does not depend on (critics, log-probabilities). All formats are made from the result.
@@ -138,7 +138,7 @@ def trace(
 
 
 def multiple(size: Any) -> int:
-    """k of a symbolic size k n; 0 where it is none."""
+    """Returns k of a symbolic size k n; 0 where it is none."""
     found = re.fullmatch(r"(?:(\d+)\*)?n", str(size))
     return int(found[1] or 1) if found else 0
 
@@ -202,7 +202,7 @@ def _keeps_state_only(scan: core.JaxprEqn) -> bool:
 
 
 def _fixed_slice(params: dict[str, Any], start: np.ndarray, shape: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """What x[..., 3] becomes where the batch is a symbol: a gather at one place that is known."""
+    """Replaces x[..., 3] where the batch is a symbol by a gather at one place that is known."""
     numbers = params["dimension_numbers"]
     offset, collapsed = numbers.offset_dims, numbers.collapsed_slice_dims
     if start.ndim != 1 or tuple(offset) != tuple(range(len(shape) - len(collapsed))):
@@ -218,7 +218,7 @@ def _fixed_slice(params: dict[str, Any], start: np.ndarray, shape: tuple[Any, ..
 
 
 def _fixed_add(params: dict[str, Any], start: np.ndarray, shape: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """What x.at[3].add(y) becomes where the place along the first axis is known: padding, and a sum."""
+    """Replaces x.at[3].add(y) where the place along the first axis is known by padding and a sum."""
     numbers = params["dimension_numbers"]
     single = start.shape == (1,) and numbers.inserted_window_dims == (0,) and not numbers.operand_batching_dims
     if (

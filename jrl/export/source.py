@@ -15,7 +15,7 @@ from jrl.types import Array, PyTree, Space
 
 
 class Source(NamedTuple):
-    """What is exported. `step` is
+    """Policy that is exported. `step` is
 
     (obs [N, *], memory [N, ...], reward [N] f32, begins [N] bool) -> (actions [N, *], memory)
 

@@ -1,1 +1,1 @@
-"""What a field of a config may hold: bounds, YAML of any kind, dataclasses from it, the network section."""
+"""Fields of a config and what they may hold: bounds, YAML of any kind, dataclasses from it, the network section."""

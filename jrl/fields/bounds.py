@@ -1,4 +1,4 @@
-"""What the annotation of a field says of its value: which numbers it takes, in words and as a check.
+"""Annotations of fields: which numbers a field takes, in words and as a check.
 
     gamma: Unit = 0.99                          # a field of a config; Unit is Annotated[float, Interval(ge=0, le=1)]
     fault(1.5, Unit, "algo.gamma")              # "algo.gamma: expected a number in [0, 1], got 1.5"
@@ -171,7 +171,7 @@ def _inside(x: Any, kind: type, within: Range) -> bool:
 
 
 def fault(value: Any, hint: Any, key: str, default: Any = dataclasses.MISSING) -> str:
-    """What is wrong with the numbers of a value of the right type; "" for nothing.
+    """Describes what is wrong with the numbers of a value of the right type; "" for nothing.
 
     Args:
       value: of a field.
@@ -294,7 +294,7 @@ def renamed(value: Any, hint: Any) -> Any:
 
 
 def describe(hint: Any, within: Range | None = None) -> str:
-    """What a leaf of type `hint` accepts, for "expected ...".
+    """Describes what a leaf of type `hint` accepts, for "expected ...".
 
     >>> describe(Unit | None), describe(tuple[str, ...])
     ('a number in [0, 1] or null', 'a list, each entry text')

@@ -1,4 +1,4 @@
-"""What kind of data an algorithm learns from: its Config class says it, and its Algo with what belongs to it."""
+"""Kind of data that an algorithm learns from: its Config class says it, and its Algo with what belongs to it."""
 
 from typing import Any, NamedTuple
 
@@ -35,6 +35,6 @@ def learns_from(config_class: type | None) -> type:
 
 
 def reads(config: Any) -> tuple[str, ...]:
-    """What an algorithm needs in the extras of a sample beside a transition, such as `types.NEXT_ACTION`: what its
-    Config names in `reads`; nothing where it names none."""
+    """Names what an algorithm needs in the extras of a sample beside a transition, such as `types.NEXT_ACTION`: what
+    its Config names in `reads`; nothing where it names none."""
     return getattr(config, "reads", ())

@@ -159,7 +159,7 @@ def limited(data: Any) -> None:
 
 
 def fault_of_yaml(e: yaml.YAMLError) -> str:
-    """Where a text is not YAML and why, in one line."""
+    """Says where a text is not YAML and why, in one line."""
     mark = getattr(e, "problem_mark", None)
     at = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
     text = getattr(e, "problem", None) or getattr(e, "reason", None) or str(e)

@@ -203,7 +203,7 @@ def _choices(hint: Any) -> dict[str, type]:
 
 
 def _choice_fault(choices: Mapping[str, type], default: Any, given: Any, key: str) -> Problem | None:
-    """What is wrong with the choice of a class in `given`; where nothing is, `given` is a mapping."""
+    """Describes what is wrong with the choice of a class in `given`; where nothing is, `given` is a mapping."""
     names = ", ".join(choices)
     if not isinstance(given, Mapping):
         return Problem(key, f"{key}: expected a mapping such as {{name: {next(iter(choices))}}}, got {short(given)}")

@@ -1,4 +1,4 @@
-"""What the commands share: their names, how they were typed, how they answer bad input. Imports nothing slow."""
+"""Functions that commands share: their names, how they were typed, how they answer bad input. Imports nothing slow."""
 
 import argparse
 import io

@@ -1,4 +1,4 @@
-"""What comes between a run and its end: signals, a request for the stacks, a step that never returns.
+"""Events that come between a run and its end: signals, a request for the stacks, a step that never returns.
 
     with faults.signals() as interrupted, faults.stacks_on_request(), faults.Watchdog(300.0) as watchdog:
         for info in steps:
@@ -43,7 +43,7 @@ IN_A_PROGRAM = (
 
 
 class Interrupted(Exception):
-    """What waits for others, who may never come, has seen that the run is to end."""
+    """Raised where a wait for others, who may never come, has seen that the run is to end."""
 
 
 class Signals:

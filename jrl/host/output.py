@@ -1,4 +1,4 @@
-"""What a command prints: to a terminal or pipe that may go away meanwhile, and into a file of its run.
+"""Output of a command: to a terminal or pipe that may go away meanwhile, and into a file of its run.
 
     with recorded() as transcript:
         print("...")                            # to stdout, and kept
@@ -72,7 +72,7 @@ class Lasting:
 
 
 def _to_nowhere(stream: TextIO) -> None:
-    """What the stream still holds goes nowhere when Python ends, and so does what others write to its file."""
+    """Discards what the stream still holds when Python ends, and what others write to its file."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         handle = stream.fileno()
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -81,7 +81,7 @@ def _to_nowhere(stream: TextIO) -> None:
 
 
 class Transcript:
-    """What is printed, line by line, without control characters.
+    """Printed text, line by line, without control characters.
 
     Attributes:
       screen: stdout alone, for what is drawn over itself.

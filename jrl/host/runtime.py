@@ -22,7 +22,7 @@ from jrl.host import room
 @dataclasses.dataclass(frozen=True)
 @bounded
 class RuntimeConfig:
-    """What is set before jax starts, as environment variables. null: as the environment says."""
+    """Settings made before jax starts, as environment variables. null: as the environment says."""
 
     xla_flags: str | None = None  # appended to XLA_FLAGS, e.g. --xla_gpu_deterministic_ops=true
     preallocate: bool | None = None  # take the share of a GPU's memory at once, not as it is needed
@@ -255,7 +255,7 @@ _types = _Types()
 
 
 def _changes(types: tuple[str, ...] | None, before: list[tuple[str, ...]]) -> str:
-    """What is new about the types of a program's arguments, against the nearest that there were before."""
+    """Describes what is new about the types of a program's arguments, against the nearest that there were before."""
     if types is None:
         return "compiled again"
     if types in before:

@@ -20,7 +20,7 @@ class CustomMetrics:
         self._of_updates: dict[str, list[float]] = {}
 
     def add_episode(self, metrics: Mapping[str, Any], histograms: Mapping[str, Any]) -> None:
-        """What an episode leaves: a number, or several, by name.
+        """Adds what an episode leaves: a number, or several, by name.
 
         Raises:
           TypeError: a value is neither; names it.
@@ -31,12 +31,12 @@ class CustomMetrics:
             self._histograms.setdefault(name, []).extend(_numbers("hist_data", name, value))
 
     def add_update(self, metrics: Mapping[str, Any]) -> None:
-        """What an update leaves. Raises TypeError as `add_episode`."""
+        """Adds what an update leaves. Raises TypeError as `add_episode`."""
         for name, value in metrics.items():
             self._of_updates.setdefault(name, []).extend(_numbers("result", name, value))
 
     def drain(self, prefix: str = "") -> dict[str, Any]:
-        """What there is, which is forgotten.
+        """Returns the metrics so far, and forgets them.
 
         Returns:
           `custom/<name>_mean`, `_min` and `_max`, or `custom/<name>` (a list); `learner/<name>`, the mean over

@@ -17,7 +17,7 @@ WINDOW = 100  # episodes over which the reported mean return is taken, unless a 
 
 @struct.dataclass
 class Columns:
-    """What is known of the episodes in flight, one per environment, and of the latest that ended."""
+    """Statistics of the episodes in flight, one per environment, and of the latest that ended."""
 
     episode_return: Array  # [B] f32, undiscounted, so far
     return_rest: Array  # [B] f32, what that sum is beyond float32: a million steps would be 1 % off without it
@@ -34,7 +34,7 @@ _WINDOWS = ("window_return", "window_length", "window_next")
 
 
 class Tracked(NamedTuple):
-    """Per row of a rollout; `episode_return` and `length` are those of an episode on the row where it ends."""
+    """Numbers per row of a rollout; `episode_return` and `length` are those of an episode on the row where it ends."""
 
     episode_return: Array  # [T, B] f32, so far, this row included
     length: Array  # [T, B] i32
@@ -77,7 +77,7 @@ def init(num_envs: int, window: int = WINDOW, *, agents: int = 0) -> Columns:
 
 
 def restarted(columns: Columns) -> Columns:
-    """With no episode in flight, as after a reset of the environments; those that have ended still count."""
+    """Returns the columns with no episode in flight, as after a reset; episodes that have ended still count."""
     clear = lambda x: jnp.zeros(x.shape, x.dtype)
     games = restarted(columns.games) if isinstance(columns.games, Columns) else ()
     return dataclasses.replace(
@@ -97,7 +97,7 @@ def track(columns: Columns, reward, done, mask, gamma=None, learned=None) -> tup
       columns: of the B environments, before the rollout.
       reward: [T, B] f32, as the environment gave it.
       done: [T, B] bool, terminated or truncated.
-      mask: [T, B] bool, False on reset rows, which count neither as reward nor as step.
+      mask: [T, B] bool, False on masked steps, which count neither as reward nor as step.
       gamma: discount of the running return; None: not recorded (0).
       learned: [T, B] f32, the rewards of the running return, as the learner sees them; None: `reward`.
     Returns:
@@ -191,7 +191,7 @@ def reduce_games(columns: Columns, rows: Tracked, reward, done, mask, over) -> t
 
 
 class Told(NamedTuple):
-    """What is known of games whose agents' rows do not stand side by side."""
+    """Results of games whose agents' rows do not stand side by side."""
 
     steps: Array  # [T, G * A] bool: rows that stand for a step of their game, one for each
     over: Array  # [N] bool: of the rest, how many are games that have ended
@@ -200,7 +200,7 @@ class Told(NamedTuple):
 
 
 def reduce_told(columns: Columns, rows: Tracked, done, mask, told: Told) -> tuple[Columns, Episodes]:
-    """As `reduce_games`, of games that somebody else has followed to their ends."""
+    """Reduces, as `reduce_games`, games that somebody else has followed to their ends."""
     assert isinstance(columns.games, Columns)
     ended = told.over[None]
     games, report = reduce(columns.games, Tracked(told.episode_return[None], told.length[None], ended), ended, ended)
@@ -308,7 +308,7 @@ def add_up(reports: Sequence[Episodes]) -> Episodes:
 
 
 def add_up_stacked(reports: Episodes, among=None) -> Episodes:
-    """As `add_up`, of reports whose leaves are stacked along a first axis; of the first `among`, None: of all."""
+    """Adds up, as `add_up`, reports whose leaves are stacked along a first axis; of the first `among`, None: of all."""
     last = -1 if among is None else among - 1
 
     def first(x, fill):

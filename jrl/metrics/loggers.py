@@ -44,7 +44,7 @@ class Logger(NamedTuple):
 
 
 def check(names: Iterable[str]) -> list[str]:
-    """What is wrong with the entries of `run.log`, each with its mend; nothing is opened."""
+    """Lists the faults in the entries of `run.log`, each with its mend; nothing is opened."""
     errors: list[str] = []
     for name in names:
         try:
@@ -87,7 +87,7 @@ def open_loggers(
 
 
 def _opener(name: str) -> Callable[[Path, int | None], Logger]:
-    """What opens the logger of an entry of `run.log`. Raises InputError."""
+    """Returns the function that opens the logger of an entry of `run.log`. Raises InputError."""
     files: dict[str, Callable[[Path, int | None], Logger]] = {
         "jsonl": lambda directory, resume_at: jsonl(directory / "result.jsonl", resume_at),
         "csv": lambda directory, resume_at: csv_table(directory / "progress.csv", resume_at),
@@ -210,7 +210,7 @@ def csv_table(path: str | Path, resume_at: int | None = None) -> Logger:
 
 
 def tensorboard(path: str | Path, resume_at: int | None = None) -> Logger:
-    """Each number of a row as a scalar at its env_steps. Rows beyond `resume_at` are hidden by a purge event.
+    """Writes each number of a row as a scalar at its env_steps. Rows beyond `resume_at` are hidden by a purge event.
 
     The events are written here, one record per row: tensorboardX's own writer does it in a thread, which dies of a full
     disk without telling.
@@ -299,7 +299,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
 
 
 def read_damaged(path: str | Path) -> tuple[list[dict[str, Any]], str]:
-    """As `read_rows`, and in words what of the file is no row; empty for nothing."""
+    """Reads as `read_rows`, and tells in words what of the file is no row; empty for nothing."""
     path = Path(path)
     rows, damaged = _read_jsonl(path)
     lines = counted(len(damaged), "damaged line") * bool(damaged)

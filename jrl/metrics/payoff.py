@@ -1,4 +1,4 @@
-"""Who beats whom: Elo ratings of several players from their results, and both as a picture."""
+"""Results of players against each other: Elo ratings of several players from their results, and both as a picture."""
 
 import math
 from collections.abc import Sequence

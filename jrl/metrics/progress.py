@@ -1,4 +1,4 @@
-"""How far a run is: a live bar in a terminal, plain lines in a file or a pipe."""
+"""Progress of a run: a live bar in a terminal, plain lines in a file or a pipe."""
 
 import collections
 import datetime
@@ -102,7 +102,7 @@ class Course:
         return min(found, default=None)
 
     def parts(self, short: bool = False) -> list[str]:
-        """What there is to say of the latest row, the most important first."""
+        """Lists what there is to say of the latest row, the most important first."""
         row, target = self.row, self._stop.get(self.nearest, math.inf)
         number = _short if short else _long
         percent = math.floor(100 * self.fraction)

@@ -1,4 +1,4 @@
-"""What a run leaves beside its numbers: `env.json` (what it ran on, by which command) and learning curves."""
+"""Files that a run leaves beside its numbers: `env.json` (what it ran on, by which command) and learning curves."""
 
 import functools
 import importlib.metadata
@@ -121,7 +121,7 @@ def evaluations(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _columns(rows: Iterable[Mapping[str, Any]], *names: str) -> tuple[np.ndarray, ...]:
-    """f64 [N] each, of the rows that have all of them as numbers."""
+    """Returns f64 [N] each, of the result rows that have all of them as numbers."""
     kept = [[row.get(name) for name in names] for row in rows]
     numbers = [r for r in kept if all(isinstance(x, int | float) for x in r)]
     table = np.asarray(numbers, np.float64).reshape(-1, len(names))

@@ -11,7 +11,7 @@ _MIB = 2**20
 
 
 def usage() -> dict[str, float]:
-    """What this process and its machine are busy with now, as metrics of a result row.
+    """Measures what this process and its machine are busy with now, as metrics of a result row.
 
     Returns:
       `sys/cpu_percent`: of all cores, over the time since the last call; 0 in the first.

@@ -1,4 +1,4 @@
-"""Where the seconds of an iteration go."""
+"""Timers of the stages of an iteration."""
 
 import threading
 import time

@@ -63,7 +63,7 @@ class Network(NamedTuple):
 
 
 def read(cfg: NetworkConfig, space: Space, obs: PyTree) -> PyTree:
-    """What all networks of one observation [..., *] begin with, to be done once: its numbers as floats."""
+    """Prepares an observation [..., *] for all networks that read it, once: its numbers as floats."""
     leaf = single(space, cfg)
     if custom.is_custom(cfg):
         return obs

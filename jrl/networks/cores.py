@@ -23,7 +23,7 @@ _MAKERS: dict[type, Callable[..., Core]] = {hyper.Lstm: lstm, hyper.Gru: gru, hy
 
 
 def faults(cfg: hyper.Core) -> list[str]:
-    """What is wrong with the combination of a core's numbers, one message each."""
+    """Lists the faults in the combination of a core's numbers, one message each."""
     if not isinstance(cfg, hyper.Lru) or cfg.r_min < cfg.r_max:
         return []
     return [f"network.core.r_min: expected a number below network.core.r_max {cfg.r_max:g}, got {cfg.r_min:g}"]

@@ -119,7 +119,7 @@ def _is_nnx(found: Any) -> bool:
 
 
 def _signature(found: Any, path: str) -> tuple[Callable[..., Any], tuple[tuple[Any, ...], Mapping[str, Any]]]:
-    """What is called with the options, and what else it is given.
+    """Returns what is called with the options, and what else it is given.
 
     Raises:
       InputError: it is none of the three kinds.

@@ -16,7 +16,7 @@ from jrl.types import Array, Key
 
 @jax.custom_vjp
 def linear(x, kernel):
-    """x [N, in] @ kernel [in, out]."""
+    """Multiplies x [N, in] @ kernel [in, out]."""
     return x @ kernel
 
 

@@ -1,4 +1,4 @@
-"""From an observation, one array or a tree of them, to a feature vector."""
+"""Encoders of an observation, one array or a tree of them, to a feature vector."""
 
 import difflib
 import math
@@ -104,7 +104,7 @@ class _Embedding(nn.Module):
 
 
 class Encoders(nn.Module):
-    """Each array of an observation [..., *] through its encoder, side by side: [N, F]."""
+    """Passes each array of an observation [..., *] through its encoder, side by side: [N, F]."""
 
     space: Space
     cfg: NetworkConfig

@@ -51,7 +51,7 @@ def uniform(fan_in: int) -> Init:
 
 
 def kernel(name: str | None, scale: float, shape: tuple[int, ...]) -> Init:
-    """Of a kernel.
+    """Returns the initializer of a kernel.
 
     Args:
       name: of `NetworkConfig.init`; None: orthogonal.
@@ -67,7 +67,7 @@ def kernel(name: str | None, scale: float, shape: tuple[int, ...]) -> Init:
 
 
 def bias(name: str | None, shape: tuple[int, ...]) -> Init:
-    """Of the bias behind a kernel of `shape`."""
+    """Returns the initializer of the bias behind a kernel of `shape`."""
     return uniform(math.prod(shape[:-1])) if name == "uniform" else nn.initializers.zeros
 
 

@@ -1,4 +1,4 @@
-"""What cores are made of, and those two whose every step needs the one before: LSTM and GRU.
+"""Parts that cores are made of, and those two whose every step needs the one before: LSTM and GRU.
 
 The gradient of a scan adds a product of the size of the recurrent kernel at each step. `_scan` has a gradient of its
 own, which keeps what goes back into the products and multiplies it once, after the scan.

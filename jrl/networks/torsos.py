@@ -1,4 +1,4 @@
-"""From an observation to a feature vector: MLP, Nature CNN, IMPALA ResNet."""
+"""Torsos from an observation to a feature vector: MLP, Nature CNN, IMPALA ResNet."""
 
 import math
 from collections.abc import Callable
@@ -113,7 +113,7 @@ class ImpalaResNet(nn.Module):
 
 
 class SmallCnn(nn.Module):
-    """For images of any size, such as the cells of a grid: three convolutions of 3 x 3, the last two at half the
+    """Small CNN for images of any size, such as a grid's cells: three convolutions of 3 x 3, the last two at half the
     resolution each, and a dense layer of 128, ReLU throughout."""
 
     cfg: NetworkConfig

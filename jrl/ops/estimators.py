@@ -172,7 +172,7 @@ def mean_ratio(mask, log_ratio) -> jax.Array:
 
 
 class Interval(NamedTuple):
-    """What episodes say of some numbers; all [M] f32."""
+    """Estimates from episodes of some numbers; all [M] f32."""
 
     value: jax.Array
     error: jax.Array  # standard error

@@ -1,4 +1,4 @@
-"""From a rollout to minibatches: a cheap shuffle, one gather for all leaves, gradients in chunks that fit the cache."""
+"""Minibatches of a rollout: a cheap shuffle, one gather for all leaves, gradients in chunks that fit the cache."""
 
 import functools
 import math

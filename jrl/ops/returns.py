@@ -1,9 +1,9 @@
 """Targets and advantages of a rollout: the one place that reads `terminated` and `done`.
 
-Time-major: T rows of B environments. Row t is (obs_t, action_t, reward_t, end_t) and `value` is [T + 1, B], V(obs_0) ..
-V(obs_T). Environments reset on the step after an end, so after a finished row t `value[t + 1]` is V of the real final
-observation: a time limit bootstraps from it, a true end does not. Row t + 1 is then the reset row, masked: its weight
-is 0; `done` cuts the trace, so that nothing but `value[t + 1]` flows from it into row t. Results carry no gradient.
+Time-major: T steps of B environments. Step t is (obs_t, action_t, reward_t, end_t) and `value` is [T + 1, B], V(obs_0)
+.. V(obs_T). Environments reset on the step after an end, so after a last step t `value[t + 1]` is V of the real final
+observation: a time limit bootstraps from it, a true end does not. Step t + 1 is then masked: its weight is 0;
+`done` cuts the trace, so that nothing but `value[t + 1]` flows from it into step t. Results carry no gradient.
 """
 
 from typing import NamedTuple

@@ -57,7 +57,7 @@ def broken_stacks(rollout: Rollout, stack: FrameStack) -> Array:
 
 def begin_anew(rollout: Rollout, stack: FrameStack) -> Array:
     """Says behind which rows, [T, B] bool, an episode begins with a stack of its own."""
-    begun = ~rollout.mask  # a reset row
+    begun = ~rollout.mask  # a masked step
     return begun if stack.restarts else begun & _joined(rollout, stack)[1]
 
 

@@ -1,4 +1,4 @@
-"""Where the rows of a ring lie, and what a byte says of each."""
+"""Layout of a ring: where its rows lie, and what a byte says of each."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What is known of a ring before any row comes.
+    """Facts known of a ring before any row comes.
 
     A number of each head is [] where the columns share one, else [1, B]; slots of n rows in a row are [n] or [n, B].
     """

@@ -1,4 +1,4 @@
-"""What a replay buffer will take, and what there is, before anything is allocated."""
+"""Memory that a replay buffer will take, and memory that there is, before anything is allocated."""
 
 import math
 from collections.abc import Callable

@@ -125,8 +125,8 @@ def sampler(layout: Layout, batch_size: int, *, alpha, beta, eps=1e-6, num_devic
       layout: of the ring that is drawn from.
       batch_size: N.
       alpha: exponent of the priorities: 0 is uniform.
-      beta: exponent of the importance weights, a Schedule over environment steps: rows added so far, reset rows
-        included, on all devices. 1 corrects fully.
+      beta: exponent of the importance weights, a Schedule over environment steps: steps added so far, masked
+        ones included, on all devices. 1 corrects fully.
       eps: added to each priority.
       num_devices: that add rows at the same time. Each draws from its own rows, and divides its weights by their
         largest.

@@ -1,4 +1,4 @@
-"""What is drawn from a ring, and what is learned from made of it. Slots and columns are i32 arrays of one shape."""
+"""Draws from a ring, and the batches that are made of them. Slots and columns are i32 arrays of one shape."""
 
 import jax
 import jax.numpy as jnp

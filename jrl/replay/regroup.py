@@ -86,7 +86,7 @@ def _renewed_ring(found: dict[str, Any], like: State, devices: int) -> dict[str,
 
 
 def _in_step(ring: dict[str, Any]) -> dict[str, Any]:
-    """What changes in a ring whose columns have heads of their own when they get one head for all, slot 0.
+    """Returns what changes in a ring whose columns have heads of their own when they get one head for all, slot 0.
 
     Columns that hold fewer rows than the fullest have masked ones before them, which nothing continues.
     """
@@ -122,7 +122,7 @@ def _is_part(x) -> bool:
 
 
 def _tree(leaves: np.ndarray) -> np.ndarray:
-    """As `sum_tree.init` and one update of every leaf."""
+    """Builds the tree that `sum_tree.init` and one update of every leaf make."""
     level = np.zeros(1 << max(len(leaves) - 1, 0).bit_length(), np.float32)
     level[: len(leaves)] = leaves
     levels = [level]

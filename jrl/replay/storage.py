@@ -1,4 +1,4 @@
-"""What every replay buffer here stands on: a time-major ring that holds each row once.
+"""Storage of every replay buffer here: a time-major ring that holds each row once.
 
 Storage is [C, B, *]: C slots for each of B columns (environments). The slot at the head holds the observation after the
 newest row and nothing else, so that every row finds its successor in the next slot, and can be sampled at once.
@@ -115,7 +115,7 @@ def _init(layout: Layout) -> State:
 
 
 def live(flags: np.ndarray, head: np.ndarray, length: np.ndarray, devices: int) -> np.ndarray:
-    """What `State.live` is on each of some devices, [D] i32, whose rings lie one behind the other; on the host."""
+    """Returns `State.live` on each of some devices, [D] i32, whose rings lie one behind the other; on the host."""
     flags = flags.reshape(devices, -1, flags.shape[1])
     head, length = (np.broadcast_to(x.reshape(devices, 1, -1), (devices, 1, flags.shape[2])) for x in (head, length))
     age = (head - 1 - np.arange(flags.shape[1])[None, :, None]) % flags.shape[1]

@@ -90,5 +90,5 @@ def is_deep(size: int) -> bool:
 
 
 def _depth(tree) -> int:
-    """Of the leaves; the root's is 0."""
+    """Returns the depth of the leaves; the root's is 0."""
     return tree.size.bit_length() - 2

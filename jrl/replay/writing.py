@@ -1,4 +1,4 @@
-"""How a ring takes the rows of a rollout."""
+"""Writing of a rollout's rows into a ring."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from jrl.types import PyTree, Rollout
 
 
 class _Places(NamedTuple):
-    """Where the rows of a rollout go: numbers of each head and slots, see `Layout`."""
+    """Places where the rows of a rollout go: numbers of each head and slots, see `Layout`."""
 
     coming: jax.Array  # i32, how many rows
     seam: jax.Array  # bool, they do not continue what is there

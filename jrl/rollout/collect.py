@@ -4,8 +4,8 @@ Per step the observation is uploaded once; one jitted program acts on it and wri
 a donated [T, B, ...] buffer; only the action comes back. Works with every environment and gives the rollouts of the
 path inside a program.
 
-An environment that broke at step t (`StepResult.failed`) goes on with a new episode: row t is masked, as a reset row
-is; row t - 1 is truncated for the learner, and the statistics forget the episode.
+An environment that broke at step t (`StepResult.failed`) goes on with a new episode: step t is masked, as that of
+a reset; step t - 1 is truncated for the learner, and the statistics forget the episode.
 """
 
 from collections.abc import Callable
@@ -65,7 +65,7 @@ class FromHost(Source):
         self._metrics: dict[str, float] = {}  # FAILURES, once the environments have said whether they broke
         self._initial_carry = carry(env.spec.num_envs)
         self._carry: PyTree  # [B, ...] after the latest action
-        self._done: np.ndarray  # [B] bool: the row that comes is a reset row
+        self._done: np.ndarray  # [B] bool: the step that comes is masked
         self._started: np.ndarray  # [B] bool: the next rollout goes on from the latest
         self.columns: episodes.Columns
         self._finish = jax.jit(
@@ -90,7 +90,7 @@ class FromHost(Source):
         self.columns = episodes.init(num_envs, self._window, agents=len(self._env.spec.agents))
 
     def discontinue(self) -> None:
-        """What comes next does not continue the latest rollout."""
+        """Begins anew: what comes next does not continue the latest rollout."""
         self._started = np.zeros_like(self._started)
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class HostCollector(FromHost):
 
 
 def told_by(env: Env | AsyncEnv) -> Infos | None:
-    """Where the environments put their infos from now on; None where they have none."""
+    """Returns the place where the environments put their infos from now on; None where they have none."""
     found: Infos | None = getattr(env, "infos", None)
     if found is not None:
         found.wanted = True
@@ -195,6 +195,6 @@ def told_by(env: Env | AsyncEnv) -> Infos | None:
 
 
 def device_of(actor: PyTree) -> jax.Device:
-    """Where the actor lies, and so where it acts."""
+    """Returns the device where the actor lies, and so where it acts."""
     found = (next(iter(x.devices())) for x in jax.tree.leaves(actor) if isinstance(x, jax.Array))
     return next(found, jax.local_devices()[0])

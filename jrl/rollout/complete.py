@@ -24,7 +24,7 @@ from jrl.ops import minibatch
 from jrl.rollout.source import Wrapper
 from jrl.types import LEADS, Array, Episodes, Key, PyTree, Rollout
 
-PADDING = "rollout/padding"  # metric: the share of rows that are no environment step, reset rows included
+PADDING = "rollout/padding"  # metric: the share of masked steps, those of resets included
 
 
 def longest_episode(horizon: int | None, max_episode_steps: int | None) -> int:
@@ -139,8 +139,8 @@ def pack(
     own = _Own([None] * len(jax.tree.leaves(rows)) if columns is None else list(columns))
 
     step = jnp.arange(length, dtype=jnp.int32)[:, None]
-    void_at = jax.lax.cummax(jnp.where(rollout.mask, -1, step))  # the latest masked row
-    place = jnp.where(void_at >= 0, step - void_at - 1, count[None] + step)  # of a row in its episode
+    masked_at = jax.lax.cummax(jnp.where(rollout.mask, -1, step))  # the latest masked step
+    place = jnp.where(masked_at >= 0, step - masked_at - 1, count[None] + step)  # of a step in its episode
     mask = rollout.mask & (place % (limit + 1) != limit)
     done = rollout.terminated | rollout.truncated
     # the observation after the rollout is row T here: it is needed where an episode ends with row T - 1

@@ -73,14 +73,14 @@ def pack(rollout: Rollout, codec: str = "zlib") -> Rollout:
 
 
 def unpack(rollout: Rollout, like: PyTree) -> Rollout:
-    """What was given to `pack`; `like` is any tree of the structure of its observations."""
+    """Returns what was given to `pack`; `like` is any tree of the structure of its observations."""
     leaves = [_expand(x) if isinstance(x, Squeezed) else _unstack(x) for x in rollout.obs.leaves]
     rebuilt = lambda part: jax.tree.unflatten(jax.tree.structure(like), [part(x) for x in leaves])
     return dataclasses.replace(rollout, obs=rebuilt(lambda x: x[:-1]), last_obs=rebuilt(lambda x: x[-1]))
 
 
 def num_bytes(tree: PyTree) -> int:
-    """Of all arrays, packed ones as they are sent."""
+    """Counts the bytes of all arrays, packed ones as they are sent."""
     return sum(x.nbytes for x in jax.tree.leaves(tree) if isinstance(x, np.ndarray))
 
 

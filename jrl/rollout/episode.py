@@ -20,7 +20,7 @@ class Block(NamedTuple):
 
 
 class Told:
-    """What callbacks are told of an episode, up to a step.
+    """Facts that callbacks are told of an episode, up to a step.
 
     Attributes:
       episode_id: its number, from 0; training and evaluation count on their own.

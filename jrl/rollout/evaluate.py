@@ -36,7 +36,7 @@ Block = tuple[Rows, tuple[Rollout, Any] | None]
 
 
 class Until:
-    """When an evaluation is over though its goal is not reached.
+    """End of an evaluation though its goal is not reached.
 
     Args:
       seconds: from now; None: when it is stopped.
@@ -47,7 +47,7 @@ class Until:
         self._stopped = threading.Event()
 
     def stop(self, seconds: float | None = None) -> None:
-        """Now; what is under way may take so many seconds more, as long as it likes with None."""
+        """Ends the evaluation now; what is under way may take so many seconds more, as long as it likes with None."""
         self._end = math.inf if seconds is None else time.monotonic() + seconds
         self._stopped.set()
 
@@ -72,12 +72,12 @@ class _Evaluating:
     _tallies: Mapping[int, Tally]  # by vector
 
     def found(self) -> Evaluation:
-        """What of the latest evaluation has ended so far."""
+        """Returns what of the latest evaluation has ended so far."""
         return joined([tally.result() for _, tally in sorted(self._tallies.items())])
 
     @property
     def missing(self) -> int:
-        """What the latest evaluation lacks of its goal, in episodes or steps."""
+        """Counts what the latest evaluation lacks of its goal, in episodes or steps."""
         return sum(tally.missing for tally in self._tallies.values())
 
     def _take(self, index: int, block: Block, watch: Watch | None) -> None:

@@ -48,7 +48,7 @@ class RunnerOptions(NamedTuple):
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
 
     def resources(self) -> dict[str, float]:
-        """Of one runner, by Ray's names, without zeros."""
+        """Resources of one runner, by Ray's names, without zeros."""
         found = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.custom_resources}
         return {name: float(amount) for name, amount in found.items() if amount > 0}
 
@@ -227,7 +227,7 @@ class Cluster:
         return None
 
     def get(self, ref: Any) -> Any:
-        """What a call returned. Raises Failure, or the InputError that it raised."""
+        """Returns what a call returned. Raises Failure, or the InputError that it raised."""
         errors = self._ray.exceptions
         try:
             return self._ray.get(ref)

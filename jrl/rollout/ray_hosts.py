@@ -215,8 +215,8 @@ class EnvRunners(RunnerGroup, Parts):
         self._in_flight = min(options.max_requests_in_flight, self._lag) if self._lag else 1
         # rows of each column: all, unless the runner's source says otherwise; of a block that nobody has filled none
         like = dataclasses.replace(like, count=np.zeros(size, np.int32))
-        self._void: Rollout = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
-        self._all = np.full(size, len(self._void.mask), np.int32)
+        self._masked: Rollout = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
+        self._all = np.full(size, len(self._masked.mask), np.int32)
         fresh = jax.device_get(episodes.init(size, window))
         self._columns: list[episodes.Columns] = [fresh] * options.num
         self._slots = Slots(options.num)
@@ -226,7 +226,7 @@ class EnvRunners(RunnerGroup, Parts):
         # of each block of columns of the latest rollout: index, restarts and the rollout's number, as in Part
         self.blocks: list[tuple[int, int, int] | None] = [None] * options.num
         self._codec = compression.codec() if compress else None
-        part = sum(x.nbytes for x in jax.tree.leaves(self._void))
+        part = sum(x.nbytes for x in jax.tree.leaves(self._masked))
         under_way = 2 * options.num * (self._in_flight + 2) * part
         super().__init__(Host, make, options, store=under_way, timers=timers)
 
@@ -245,9 +245,9 @@ class EnvRunners(RunnerGroup, Parts):
             assigned = self._slots.assign(parts)
             self.blocks = [part and (part.runner, part.restarts, part.number) for part, _ in assigned]
             for part, goes_on in assigned:
-                rollout = self._void if part is None else part.rollout
+                rollout = self._masked if part is None else part.rollout
                 if part is not None and not goes_on:
-                    rollout = dataclasses.replace(rollout, contiguous=np.zeros_like(self._void.contiguous))
+                    rollout = dataclasses.replace(rollout, contiguous=np.zeros_like(self._masked.contiguous))
                 if rollout.count is None:
                     rollout = dataclasses.replace(rollout, count=self._all)
                 rollouts.append(rollout)
@@ -320,7 +320,7 @@ class EnvRunners(RunnerGroup, Parts):
             sent = compression.num_bytes(rollout) / max(1, int(np.count_nonzero(rollout.mask)))
             metrics = metrics | {"env_runners/bytes_per_step": sent}
             with self._timers("receive"):
-                rollout = compression.unpack(rollout, self._void.obs)
+                rollout = compression.unpack(rollout, self._masked.obs)
         if FAILURES in metrics:
             self._failures[runner.index, runner.restarts] = metrics[FAILURES]
         return Part(runner.index, runner.restarts, request.number, request.version, rollout, report, metrics)

@@ -20,7 +20,7 @@ from jrl.types import Episodes, Key, PyTree, Rollout, seen_anew
 
 
 class Moments(NamedTuple):
-    """What is done with an `Episode`, or a game of several agents (`replay_games`); None where nothing is."""
+    """Functions called with an `Episode`, or a game of several agents (`replay_games`); None where nothing is."""
 
     created: Callable[[Any], Any] | None
     start: Callable[[Any], Any] | None
@@ -111,7 +111,7 @@ class Replay:
         self._flying = [e if goes_on else None for e, goes_on in zip(self._flying, contiguous, strict=True)]
 
     def _homes(self, block: Block) -> Callable[[int], tuple[Block, int]]:
-        """From a column to the block that an episode reads and its place there; with kinds, the block of its kind."""
+        """Maps a column to the block that an episode reads and its place there; with kinds, the block of its kind."""
         if not self._kinds:
             return lambda column: (block, column)
         home: dict[int, tuple[Block, int]] = {}
@@ -222,7 +222,7 @@ class Replay:
 
 
 class Shown(Protocol):
-    """What takes the rollouts of some columns, one after the other; arguments as of `Replay`."""
+    """Replay of the rollouts of some columns, one after the other; arguments as of `Replay`."""
 
     def __call__(
         self, rollout: Rollout, infos: Any = None, *, reset_infos: Any = None, goes_on: bool | None = None

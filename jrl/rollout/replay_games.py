@@ -99,7 +99,7 @@ class GameEpisode(Told):
 
 
 class _Rows(NamedTuple):
-    """What a block says of its columns, [T, B] each, and what the first reset told."""
+    """Rows of a block's columns, [T, B] each, and what the first reset told."""
 
     block: Block
     mask: np.ndarray
@@ -145,7 +145,7 @@ class GameReplay(Replay):
         self._over = np.zeros((0, count), bool)
 
     def __call__(self, rollout: Rollout, *args: Any, **how: Any) -> None:
-        """As of `Replay`."""
+        """Takes a rollout, as `Replay` does."""
         recorded: Any = rollout.extras.get(RECORD, {})
         over = recorded["over"][:, :: len(self._agents)] if "over" in recorded else rollout.over
         self._over = np.asarray(over)
@@ -269,7 +269,7 @@ class GameReplay(Replay):
                     episode._leave()
 
     def _derived(self, reward, done, mask, contiguous) -> Mapping[str, np.ndarray]:
-        """As of `Replay`, but that it is games that break off: an agent may come and go."""
+        """Derives what `Replay` does, but that it is games that break off: an agent may come and go."""
         found = super()._derived(reward, done, mask, contiguous)
         under_way = self._under_way & self._by_game(contiguous).all(-1)
         there, failed = self._by_game(mask).any(-1), np.zeros((len(mask), len(self._games)), bool)

@@ -54,7 +54,7 @@ class Runner:
         self.ordered += 1
 
     def deadline(self, options: RunnerOptions) -> float:
-        """Until when it has to answer, by time.monotonic."""
+        """Returns the time by which it has to answer, by time.monotonic."""
         if self.starting is not None:
             return self.since + options.health_check_timeout_s
         return self.since + options.sample_timeout_s + (0.0 if self.warm else options.health_check_timeout_s)

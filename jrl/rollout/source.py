@@ -1,4 +1,4 @@
-"""What yields rollouts: the base class of all sources, and of those that stand around another."""
+"""Sources of rollouts: the base class of all sources, and of those that stand around another."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -53,7 +53,7 @@ class Source:
         raise InputError(f"reset: {type(self).__name__} has no environments that could start anew")
 
     def discontinue(self) -> None:
-        """What comes next does not continue the latest rollout."""
+        """Begins anew: what comes next does not continue the latest rollout."""
 
     def set_task(self, task: Any) -> None:
         """Sets the task of all environments, from the next step on.

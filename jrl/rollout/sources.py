@@ -1,4 +1,4 @@
-"""Where the loop's rollouts come from: `next(actor, key) -> (Rollout, Episodes)`, `reset(key)` and `close()`.
+"""Sources of the loop's rollouts: `next(actor, key) -> (Rollout, Episodes)`, `reset(key)` and `close()`.
 
 `make` gives the source of one vector of environments; `Pools` puts several side by side, `Async` collects in a thread.
 """
@@ -69,15 +69,15 @@ class JaxSource(Source):
             self.set_task(self._task)
 
     def discontinue(self) -> None:
-        """What comes next does not continue the latest rollout."""
+        """Begins anew: what comes next does not continue the latest rollout."""
         self._state = dataclasses.replace(self._state, started=jnp.zeros_like(self._state.started))
 
     def get_task(self) -> PyTree:
-        """Of all environments. Raises InputError where there is none."""
+        """Returns the task of all environments. Raises InputError where there is none."""
         return tasks.get_in(self._state, self._env)
 
     def set_task(self, task: PyTree) -> None:
-        """Of all environments, from the next step on; a reset keeps it, but for the observation that it begins with.
+        """Sets the task of all environments from the next step on; a reset keeps it, but for its first observation.
 
         Raises:
           InputError: there is none, or it does not fit.
@@ -353,7 +353,7 @@ class Async(Parts):
 
     @property
     def columns(self) -> episodes.Columns:
-        """Those after the rollouts that are under way, for which it waits."""
+        """Statistics after the rollouts that are under way, for which it waits."""
         return self._thread.call(lambda: self._source.columns).result()
 
     @columns.setter
@@ -361,7 +361,7 @@ class Async(Parts):
         self._thread.call(setattr, self._source, "columns", columns).result()
 
     def reset(self, key: Key) -> None:
-        """Also drops the rollouts that are under way."""
+        """Resets the source, and drops the rollouts that are under way."""
         self._drop()
         self._thread.call(self._source.reset, key).result()
 

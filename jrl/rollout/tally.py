@@ -45,7 +45,7 @@ def joined(parts: Sequence[Evaluation]) -> Evaluation:
 
 
 class Goal(NamedTuple):
-    """How long an evaluation lasts."""
+    """Goal of an evaluation: how long it lasts."""
 
     amount: int | None  # None: until it is told to end
     unit: Literal["episodes", "timesteps"] = "episodes"
@@ -65,7 +65,7 @@ class Rows(NamedTuple):
     """A block of rows [T, B]; `episode_return` and `length` are those of an episode on the row where it ends."""
 
     ended: np.ndarray  # bool
-    step: np.ndarray  # bool, False on reset rows and on those of an environment that broke
+    step: np.ndarray  # bool, False on masked steps and on those of an environment that broke
     episode_return: np.ndarray  # f32
     length: np.ndarray  # i32
 
@@ -104,7 +104,7 @@ class Tally:
         return max(0, self._amount - (self._steps if self._goal.unit == "timesteps" else len(self._found[0])))
 
     def more(self, amount: int) -> None:
-        """So many more episodes or steps."""
+        """Asks for so many more episodes or steps."""
         if self._amount is not None:
             self._amount += amount
         if self._quota is not None:
@@ -139,7 +139,7 @@ class Tally:
         return counts
 
     def result(self) -> Evaluation:
-        """Of what was played so far: by environment where each has a share, else in the order in which they ended."""
+        """Returns what was played so far: by environment where each has a share, else in the order of the ends."""
         found = self._found[0]
         if self._quota is not None:
             found = [e for f, q in zip(self._found, self._quota) for e in f[:q]]

@@ -23,7 +23,7 @@ RECORD = "record"  # in a rollout's extras: what those who watch its episodes ne
 
 @struct.dataclass
 class UnrollState:
-    """Where B environments stand between two rollouts. Arrays only, so that it can be saved, sharded and vmapped."""
+    """State of B environments between two rollouts. Arrays only, so that it can be saved, sharded and vmapped."""
 
     env_state: PyTree
     obs: PyTree  # [B, *]
@@ -143,7 +143,7 @@ def rollout_like(spec: EnvSpec, algo: Algo, *, length: int, num_envs: int, recor
 
 
 def reset_where(reset, initial: PyTree, carry: PyTree) -> PyTree:
-    """The recurrent state after a step: the initial one where that step was the reset row of its column."""
+    """The recurrent state after a step: the initial one where that step was masked, as a reset."""
     pick = lambda new, old: jnp.where(jnp.expand_dims(reset, tuple(range(1, old.ndim))), new, old)
     return jax.tree.map(pick, initial, carry)
 
@@ -163,14 +163,14 @@ def finish(
     record: bool = False,
     count_agents: bool = False,
 ) -> tuple[episodes.Columns, Rollout, Episodes]:
-    """From recorded rows to a Rollout and what is known of its episodes; the same for all that collect.
+    """Makes a Rollout of recorded rows, and what is known of its episodes; the same for all that collect.
 
     Args:
       columns: episode statistics before the rollout.
-      rows: (obs, action, reward, terminated, truncated, mask, extras), each [T, B, ...]; mask is False on reset rows
+      rows: (obs, action, reward, terminated, truncated, mask, extras), each [T, B, ...]; mask is False on resets
         and on rows that were left empty.
       last_obs, carry, contiguous: of the Rollout.
-      failed: [T, B] bool, rows on which the environment broke and was made anew: they become reset rows, and their
+      failed: [T, B] bool, rows on which the environment broke and was made anew: they are masked, and their
         episodes are forgotten by the statistics. None: nothing broke and no row is empty, which costs nothing.
       several: of several agents, leaves [T, ...]: rows on which nobody was there are masked, too. Told, where the rows
         of a game's agents do not stand side by side: of the steps of games `extras[LEADS]` tells who learns.

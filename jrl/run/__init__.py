@@ -1,1 +1,1 @@
-"""A run under way: its programs, keys and loop."""
+"""A run under way: how it is built, its programs and loop, its policies, reports, checkpoints and resumes."""

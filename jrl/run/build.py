@@ -1,4 +1,4 @@
-"""From a RunConfig to the parts of a run: environments, algorithm, program."""
+"""Parts of a run, made of a RunConfig: environments, algorithm, program."""
 
 import dataclasses
 import functools
@@ -131,7 +131,7 @@ def run(
 
 
 class _Learning(NamedTuple):
-    """What a run has however its programs are cut."""
+    """Parts that a run has however its programs are cut."""
 
     devices: parallel.Devices
     spec: EnvSpec  # as one device sees it
@@ -415,7 +415,7 @@ def _why_two_programs(
 def transforms(
     cfg: RunConfig, callback_list: callbacks.CallbackList | None
 ) -> tuple[Callable[[Rollout], Rollout], ...]:
-    """What becomes of a rollout between collecting and learning: the config's, then those of callbacks."""
+    """Returns what becomes of a rollout between collecting and learning: the config's, then those of callbacks."""
     given = [registry.load(path, "custom.transforms") for path in cfg.custom.transforms]
     return (*given, *(callback_list.program_transforms() if callback_list else ()))
 

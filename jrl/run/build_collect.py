@@ -1,4 +1,4 @@
-"""From a RunConfig to who acts in its environments: the environments, the algorithm, the sources of rollouts."""
+"""Parts of a run that act, made of a RunConfig: the environments, the algorithm, the sources of rollouts."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ MakeSource = Callable[..., Source]  # as `sources.make`
 
 
 def on_failure(cfg: RunConfig) -> OnFailure:
-    """What becomes of an environment that fails."""
+    """Returns what becomes of an environment that fails."""
     runners = cfg.env_runners
     return OnFailure(runners.restart_failed_sub_environments, runners.env_step_timeout_s)
 
@@ -168,7 +168,7 @@ def close_all(vectors: Iterable[JaxEnv | Env | AsyncEnv]) -> None:
 
 
 def collecting(cfg: RunConfig, algo: Algo, spec: EnvSpec, pools: int) -> dict[str, Any]:
-    """What whoever collects for one of so many pools has to know, beside the environments and how to act."""
+    """Returns what whoever collects for one of so many pools has to know, beside the environments and how to act."""
     return {
         "window": episodes.window_of(pools, cfg.run.smoothing_episodes),
         "explore": cfg.rollout.explore,
@@ -209,7 +209,7 @@ def make_source(
     callback_list: callbacks.CallbackList | None = None,
     make: MakeSource = sources.make,
 ) -> Source:
-    """Where the rollouts of a staged program come from; those of the whole batch, on the devices that learn. `make`
+    """Makes the source of a staged program's rollouts: of the whole batch, on the devices that learn. `make`
     gives that of each vector.
     """
     record = cfg.data.output is not None or (callback_list is not None and callback_list.needs_episodes)
@@ -319,6 +319,6 @@ def runner_source(
 
 
 def _contexts(cfg: RunConfig, worker_index: int) -> Callable[[int], EnvContext]:
-    """What environment i of the run is told of its place."""
+    """Returns what environment i of the run is told of its place."""
     runners = cfg.env_runners.num
     return lambda i: EnvContext(cfg.env.options, worker_index=worker_index, num_workers=runners, vector_index=i)

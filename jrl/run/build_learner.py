@@ -1,4 +1,4 @@
-"""From a RunConfig to the learner of a run: the replay that fits the memory, and its guard."""
+"""Learner of a run, made of a RunConfig: the replay that fits the memory, and its guard."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -95,7 +95,7 @@ def make(
 def _factory(
     cfg: RunConfig, algo: Algo, spec: EnvSpec, *, devices: int, length: int, with_data: WithData | None = None
 ) -> tuple[MakeLearner, str]:
-    """What makes learners such as `make`'s, of configs that differ from this one in floats of the algorithm alone."""
+    """Returns the maker of learners such as `make`'s, of configs that differ in floats of the algorithm alone."""
     row, envs = spaces.num_bytes(spec.observation), plan.columns(cfg)
     if not algo.on_policy:
         assert cfg.replay is not None
@@ -114,7 +114,7 @@ def _factory(
 def _replay_learner(
     cfg: RunConfig, algo: Algo, spec: EnvSpec, devices: int, beside: int, with_data: WithData | None
 ) -> tuple[MakeLearner, str]:
-    """What makes learners around a replay buffer that fits the devices' memory, and its size in words.
+    """Returns the maker of learners around a replay buffer that fits the devices' memory, and its size in words.
 
     Args:
       beside: bytes that it leaves free.
@@ -168,7 +168,7 @@ def buffers(
     extras: Mapping[str, PyTree],
     to_end: bool = False,
 ) -> Callable[..., Buffer]:
-    """What makes one device's buffers of a capacity, a gamma and a batch size, as the `replay` section says.
+    """Returns the maker of one device's buffers of a capacity, a gamma and a batch size, as the `replay` section says.
 
     Args:
       cfg, algo, spec: of the run.
@@ -220,7 +220,7 @@ def _most_held(cfg: RunConfig, spec: EnvSpec) -> int:
 
 
 def frame_stack(cfg: RunConfig, spec: EnvSpec) -> ring.FrameStack | None:
-    """How many images of an observation are frames of a stack: what is known of EnvPool's Atari, or as told.
+    """Counts the images of an observation that are frames of a stack: what is known of EnvPool's Atari, or as told.
 
     Raises:
       InputError: replay could not put such stacks together again.

@@ -417,7 +417,7 @@ def _steps(directory: Path) -> list[int]:
 
 
 def _metas(directory: Path) -> dict[int, dict[str, Any]]:
-    """What `read_meta` gives of each checkpoint that it can read."""
+    """Returns what `read_meta` gives of each checkpoint that it can read."""
     found = {n: checkpoint_file.readable(directory / str(n)) for n in _steps(directory)}
     return {n: meta for n, meta in found.items() if meta is not None}
 
@@ -430,7 +430,7 @@ def _discard(directory: Path) -> None:
 
 
 def _checksum(tree: PyTree) -> str:
-    """Of all bytes, in the order of the names, so that it does not depend on the containers."""
+    """Returns the checksum of all bytes, in the order of the names, so that it does not depend on the containers."""
     value = 0
     for name, x in sorted(_named(tree).items()):
         value = zlib.crc32(name.encode(), value)

@@ -1,4 +1,4 @@
-"""How far a run has come, and what the loop tells after each call of its program."""
+"""Progress of a run, and what the loop tells after each call of its program."""
 
 from typing import Any, NamedTuple
 
@@ -8,7 +8,7 @@ from jrl.types import Episodes, Metrics
 
 
 class Clock(NamedTuple):
-    """How far a run has come: what budgets, reports, checkpoints and schedules count by."""
+    """Progress of a run: what budgets, reports, checkpoints and schedules count by."""
 
     env_steps: int = 0  # of environments, or of agents where rollout.count_steps_by says so
     agent_steps: int = 0  # of all agents; of environments with one agent the same
@@ -24,7 +24,7 @@ class Clock(NamedTuple):
 
 
 class StepInfo(NamedTuple):
-    """What the loop tells after each call. Arrays may still be under way: reading them waits for the device."""
+    """Facts that the loop tells after each call. Arrays may still be under way: reading them waits for the device."""
 
     state: Any  # a LoopState; valid until the generator is advanced, which donates it
     metrics: Metrics  # name -> scalar, mean over the call's iterations

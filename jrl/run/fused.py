@@ -95,12 +95,12 @@ class Fused(Program):
         return jax.tree.map(lambda *x: jnp.stack(x), *begun)
 
     def _collect(self, learner: PyTree, source: UnrollState, key: Key):
-        """On one device: its environments, with the key of the iteration."""
+        """Steps one device's environments, with the key of the iteration."""
         device = jax.lax.axis_index(parallel.AXIS)
         return self.unroll.step(source, self.learner.actor(learner), vector_key(key, device, self._devices), device)
 
     def body(self, state: LoopState, root: Key, iteration: Any, count: Any) -> tuple[LoopState, Metrics, Episodes]:
-        """On one device: `count` iterations from that number on, inside a mapped program."""
+        """Makes `count` iterations from that number on, on one device inside a mapped program."""
 
         def one(state: LoopState, i):
             source, rollout, report = self._collect(state.learner, state.source, role_key(root, Role.COLLECT, i))

@@ -12,7 +12,7 @@ from jrl.types import Key
 
 
 class Role(enum.IntEnum):
-    """What a key is for; each role has its own stream."""
+    """Purpose of a key; each role has its own stream."""
 
     INIT = 0
     ENV = 1

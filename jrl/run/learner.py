@@ -1,4 +1,4 @@
-"""What the loop drives: one interface over on-policy and replay-based algorithms."""
+"""Learners, which the loop drives: one interface over on-policy and replay-based algorithms."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -154,7 +154,7 @@ def checked(
     axis_name: str | None = None,
     observed: Callable[[PyTree], PyTree] | None = None,
 ) -> Learner:
-    """Where observations say which actions can be taken, the metric NO_CHOICE tells of rows on which none can.
+    """Adds the metric NO_CHOICE where observations say which actions can be taken: the steps on which none can.
 
     Args:
       learner: of rollouts in environments of that spec.

@@ -51,7 +51,7 @@ class Calls:
         self._count = 0  # its iterations
 
     def ahead(self) -> int | None:
-        """How many iterations the next call makes; None: the budget is spent."""
+        """Counts the iterations that the next call makes; None: the budget is spent."""
         total, most = self._total, self._most
         # to count a call is to wait for it: only where the next one might go beyond the budget
         if self._uncounted is not None and self._clock.env_steps + (self._count + most) * self._rows > total:

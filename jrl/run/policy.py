@@ -89,7 +89,7 @@ class Policy:
         return jax.tree.map(lambda x: x[0], action) if single else action
 
     def start(self, num: int) -> "Memory":
-        """What `num` environments that begin an episode remember."""
+        """Returns what `num` environments that begin an episode remember."""
         return Memory(num, self.algo.carry(num), self.inputs.past(num))
 
     def step(
@@ -167,7 +167,7 @@ class Policy:
 
 
 class Past(NamedTuple):
-    """What N environments' earlier steps leave for the next observation; numpy."""
+    """Traces that N environments' earlier steps leave for the next observation; numpy."""
 
     frames: PyTree  # of `jrl.envs.history.History`
     action: PyTree  # [N, *], as the policy chose it; None where nothing asks for it
@@ -175,7 +175,7 @@ class Past(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What goes on through the episodes of `num` environments."""
+    """State that goes on through the episodes of `num` environments."""
 
     num: int
     carry: PyTree  # of the network
@@ -183,7 +183,7 @@ class Memory(NamedTuple):
 
 
 class Inputs:
-    """From observations as a user gives them to those that an algorithm acts on.
+    """Maps observations as a user gives them to those that an algorithm acts on.
 
     Attributes:
       observation: the space of one that is given.
@@ -283,7 +283,7 @@ class Inputs:
     # ------------------------------------------------------------ with their past
 
     def past(self, num: int) -> Past | None:
-        """Of `num` environments that begin an episode; None where observations tell of nothing earlier."""
+        """Returns the past of `num` environments that begin an episode; None where observations tell of no past."""
         if self.history is None:
             return None
         zeros = lambda x: np.zeros((num, *x.shape), x.dtype)
@@ -389,7 +389,7 @@ def load(path: str | os.PathLike[str], *, best: bool | None = None, seed: int = 
 
 
 class Trained(NamedTuple):
-    """What a checkpoint says of its policy."""
+    """Policy of a checkpoint, with what the checkpoint says of it."""
 
     algo: Algo
     actor: PyTree  # of `algo.act`
@@ -399,8 +399,9 @@ class Trained(NamedTuple):
     observation: Space | None = None  # the environment's own, where `spec` has another
 
     def to_env(self, normalize: bool | None = None, clip: bool | None = None) -> Callable[[PyTree], PyTree] | None:
-        """From the policy's actions [N, *] to the environment's, scaled and clipped as it says, None: as in training;
-        None where they are the same.
+        """Returns the map from the policy's actions [N, *] to the environment's, scaled and clipped as it says.
+
+        An argument of None means as in training; the map is None where both are the same.
         """
         own, env = self.spec.env_action or self.spec.action, self.config.env
         normalize = env.normalize_actions if normalize is None else normalize

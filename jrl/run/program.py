@@ -1,4 +1,4 @@
-"""What a run advances: iterations that collect and learn, in one compiled program (fused.py) or in two (staged.py).
+"""Program of a run: iterations that collect and learn, in one compiled program (fused.py) or in two (staged.py).
 
 Both draw the same keys from the seed, so that environments written in JAX give the same bits either way.
 """
@@ -32,14 +32,14 @@ class LoopState:
 
 
 class Program(abc.ABC):
-    """What a run advances: one call of `advance` makes up to `iterations` iterations, dispatched and not waited for.
+    """Iterations by which a run advances: one call of `advance` makes up to `iterations`, dispatched, not waited for.
 
     The parts of an iteration can be called by themselves: `collect` and `learn`.
 
     Attributes:
       learner: of one device.
       mesh: the devices that learn.
-      rows: T * B over all devices, reset rows included: an iteration takes no more steps than that.
+      rows: T * B over all devices, masked steps included: an iteration takes no more steps than that.
       iterations: of one call, at most.
       source: where rollouts come from, after `init`; None where they are part of the program that learns.
     """
@@ -79,11 +79,11 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def keep(self, state: LoopState) -> LoopState:
-        """What of a state a checkpoint holds."""
+        """Returns what of a state a checkpoint holds."""
 
     @abc.abstractmethod
     def place(self, state: LoopState) -> LoopState:
-        """What was kept, on the devices again; after `init`."""
+        """Puts what was kept on the devices again; after `init`."""
 
     @abc.abstractmethod
     def restart(self, count: int) -> None:
@@ -98,7 +98,7 @@ class Program(abc.ABC):
         return state
 
     def actor(self, state: LoopState) -> PyTree:
-        """What acts, on one device."""
+        """Returns what acts, on one device."""
         return parallel.first(self.learner.actor(state.learner))
 
     def assign(self, state: LoopState, kept: PyTree) -> LoopState:
@@ -116,11 +116,11 @@ class Program(abc.ABC):
         return replay if data is None else parallel.shard(data.dressed(replay, data.fill()), self.mesh)
 
     def _without_data(self, replay: PyTree) -> PyTree:
-        """What of a replay a checkpoint holds."""
+        """Returns what of a replay a checkpoint holds."""
         return replay if self.learner.data is None else self.learner.data.bare(replay)
 
     def _keys(self, seed: int, iteration: int, call: int) -> tuple[Key, Key]:
-        """Those of collecting and of learning."""
+        """Returns the keys of collecting and of learning."""
         if seed not in self._roots:
             self._roots[seed] = jax.random.key(seed)
         collect, update = _iteration_keys(self._roots[seed], np.uint32(iteration))
@@ -153,7 +153,7 @@ def empty_replay(learner: Learner, devices: int) -> PyTree:
 
 
 def own_replay(replay: PyTree, learner: Learner) -> PyTree:
-    """This device's part inside a mapped program, as the learner knows it."""
+    """Returns this device's part inside a mapped program, as the learner knows it."""
     return jax.tree.map(lambda x, like: x.reshape(like.shape), replay, jax.eval_shape(learner.init_replay))
 
 

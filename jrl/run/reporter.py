@@ -1,4 +1,4 @@
-"""What happens beside training: functions of StepInfo, and when it is time for them.
+"""Events beside training: functions of StepInfo, and when it is time for them.
 
 due = reached(10_000)
 for info in run(...):
@@ -105,7 +105,7 @@ class Reporter:
         return int(np.asarray(info.metrics.get("train/updates", info.iteration * self._updates)))
 
     def state(self) -> dict[str, Any]:
-        """What the next row depends on, as JSON. Waits for the device."""
+        """Returns what the next row depends on, as JSON. Waits for the device."""
         pending = None
         if self._pending:
             last = self._pending[-1]
@@ -141,7 +141,7 @@ class Reporter:
         return self._write(self._pending[-1].clock_after()) if self._pending else None
 
     def seconds(self) -> float:
-        """Of training so far, those before a resume included."""
+        """Returns the seconds of training so far, those before a resume included."""
         return round(self._clock() - self._started, 3)
 
     def _write(self, clock: Clock) -> str | None:
@@ -190,7 +190,7 @@ class Reporter:
         return next(filter(None, reasons), None)
 
     def _episodes(self) -> dict[str, Any]:
-        """What the row says of the episodes of its calls."""
+        """Returns what the row says of the episodes of its calls."""
         reports = [info.episodes for info in self._pending]
         found = episode_metrics.summary(reports)
         if not self._agents:

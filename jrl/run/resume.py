@@ -1,4 +1,4 @@
-"""From a checkpoint to the state that a run continues with, or to the weights that a new one begins with."""
+"""State that a run continues with from a checkpoint, or the weights that a new one begins with."""
 
 import dataclasses
 import logging
@@ -37,13 +37,13 @@ NOT_WEIGHTS = ("opt_state", "env_steps", "updates")  # of an algorithm's State
 
 
 def parts(state: LoopState, cfg: RunConfig) -> dict[str, PyTree]:
-    """What a checkpoint holds of the state that `Program.keep` gave."""
+    """Names what a checkpoint holds of the state that `Program.keep` gave."""
     replay = state.replay if cfg.checkpoint.replay == "full" else ()
     return {"learner": _kept(state.learner, cfg), "replay": replay, "source": state.source}
 
 
 def _kept(learner: PyTree, cfg: RunConfig) -> PyTree:
-    """What a checkpoint holds of an algorithm's State: of several policies those that learn, where it says so."""
+    """Returns what a checkpoint holds of an algorithm's State: of several policies those that learn, if so told."""
     if cfg.checkpoint.policies == "all" or not isinstance(learner, dict):
         return learner
     frozen = {place for name, place in multi_agent.places(cfg).items() if not multi_agent.is_trained(cfg, name)}
@@ -125,8 +125,8 @@ def _dealt(found: PyTree, wanted: PyTree, before: int, devices: int) -> PyTree:
 
 
 def _source(saved: Path, wanted: PyTree, groups: Sequence[Group]) -> PyTree:
-    """Of environments that are part of a program all, of others the episode statistics. Where a run changes from one to
-    the other, the statistics go on and the environments are those that it has begun with."""
+    """Reads of environments that are part of a program all, of others the episode statistics. Where a run changes from
+    one to the other, the statistics go on and the environments are those that it has begun with."""
     if not jax.tree.leaves(wanted):
         return wanted
     like, anew = _shapes(wanted), False
@@ -182,7 +182,7 @@ def stored_config(path: Path) -> dict[str, Any] | None:
 
 
 def notes(saved: Path, cfg: RunConfig, devices: int, data: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
-    """What a user should know of continuing from there with this config, on so many devices, from data with these
+    """Tells what a user should know of continuing from there with this config, on so many devices, from data with these
     checksums."""
     meta = checkpoint.read_meta(saved)
     for line in differences(meta["config"], cfg):
@@ -207,7 +207,7 @@ def differences(saved: dict[str, Any], now: RunConfig) -> list[str]:
 
 
 def _regroup_source(source: PyTree, like: PyTree) -> PyTree:
-    """What a source keeps, dealt out to as many devices or pools as `like` has: environments written in JAX
+    """Deals out what a source keeps to as many devices or pools as `like` has: environments written in JAX
     [old, B / old, *], or episode statistics [old, B / old] (without the first axis where there is one pool).
 
     Each environment stays itself; of what else each pool has once, every old / new-th is taken.
@@ -235,7 +235,7 @@ def _regroup_source(source: PyTree, like: PyTree) -> PyTree:
 
 
 def _regroup_several(source: PyTree, like: PyTree) -> PyTree:
-    """As `_regroup_source`, of several agents: what is of environments or of their columns is dealt out, and the
+    """Deals out, as `_regroup_source`, a source of several agents: what is of environments or of their columns; the
     windows of the latest episodes begin anew, empty."""
     fits = lambda x, wanted: np.size(x) == math.prod(wanted.shape)
     deal = lambda x, wanted: np.reshape(x, wanted.shape) if fits(x, wanted) else _empty(wanted)
@@ -299,8 +299,10 @@ def weights(saved: Path, state: PyTree, *, policy_only: bool = False) -> tuple[P
 
 
 def _is_weight(name: str) -> bool:
-    """Also no weight is what rounding has lost of a sum, which statistics begin without, or what a league counts, or
-    who follows which policy.
+    """Whether an array of a State is a weight.
+
+    None is what rounding has lost of a sum, which statistics begin without, what a league counts, or who follows
+    which policy.
     """
     return not name.startswith((*NOT_WEIGHTS, f"{LEAGUE}.", f"{ROSTER}.")) and checkpoint.BESIDE.keys().isdisjoint(
         name.split(".")

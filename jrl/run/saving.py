@@ -1,4 +1,4 @@
-"""When a run that is under way is saved, and with what."""
+"""Saving of a run that is under way: when, and with what."""
 
 import jax
 

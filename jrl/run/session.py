@@ -245,7 +245,7 @@ class Session(Policies):
         return self._calls
 
     def ahead(self) -> int | None:
-        """How many iterations the next call makes, for whoever calls the program; None: `stop.env_steps` is reached."""
+        """Counts the iterations of the next call, for whoever calls the program; None: `stop.env_steps` is reached."""
         return self.calls.ahead()
 
     def advanced(self, state: LoopState, metrics: Metrics, report: Episodes) -> StepInfo:
@@ -395,7 +395,7 @@ class Session(Policies):
             self.replace_state(state)
 
     def description(self, cfg: RunConfig | None = None, spec: EnvSpec | None = None) -> dict[str, Any]:
-        """What stands beside the arrays of a checkpoint; of one policy's with its config and spec."""
+        """Describes what stands beside the arrays of a checkpoint; of one policy's with its config and spec."""
         reporter, run = self.reporter, self.run
         now = self.clock_now()
         counts = {"iteration": self.iteration, "env_steps": now.env_steps, "time_s": reporter.seconds()}

@@ -1,4 +1,4 @@
-"""Who collects and who evaluates for a run, as callbacks, curricula, examples and custom evaluations address them:
+"""Workers that collect and evaluate for a run, as callbacks, curricula, examples and custom evaluations address them:
 `algorithm.workers.foreach_worker(fn)`, `algorithm.evaluation_workers.play(10)`.
 """
 
@@ -107,7 +107,7 @@ class Worker(Learns):
         return rollout, int(rollout.mask.sum())
 
     def get_metrics(self) -> dict[str, Any]:
-        """Of the latest episodes that ended in its environments, as many as metrics are smoothed over.
+        """Returns metrics of the latest episodes that ended in its environments, as many as metrics are smoothed over.
 
         Returns:
           episode_return_mean, _min, _max, episode_len_mean (NaN until one has ended), num_episodes, and one number per
@@ -169,7 +169,7 @@ class Worker(Learns):
         return [fn(self.get_policy(name), name, **kwargs) for name in self.policies.ids]
 
     def foreach_policy_to_train(self, fn: Callable[..., Any], **kwargs: Any) -> list[Any]:
-        """As `foreach_policy`, of those that learn."""
+        """Calls `fn` as `foreach_policy` does, with the policies that learn."""
         return [fn(self.get_policy(name), name, **kwargs) for name in self.policies.trained]
 
     foreach_trainable_policy = foreach_policy_to_train
@@ -230,7 +230,7 @@ class WorkerPolicy(Learns):
         return None if self.policy_id == POLICY else self.policy_id
 
     def apply_gradients(self, gradients: PyTree) -> None:
-        """As a worker's, with RLlib's name of the argument."""
+        """Applies gradients as a worker does, with RLlib's name of the argument."""
         super().apply_gradients(gradients)
 
 
@@ -255,7 +255,7 @@ class Workers:
     foreach_env_runner = foreach_worker
 
     def foreach_worker_with_index(self, fn: Callable[[Worker, int], Any]) -> list[Any]:
-        """As `foreach_worker`, with (worker, worker_index)."""
+        """Calls `fn` as `foreach_worker` does, with (worker, worker_index)."""
         session = self._session
         program, state = session.run.program, session.state
         if (source := program.source) is None:
@@ -267,11 +267,11 @@ class Workers:
         return source.foreach_worker(lambda part: fn(Worker(part, 0, session.actor, session), 0))
 
     def foreach_worker_with_id(self, fn: Callable[[int, Worker], Any]) -> list[Any]:
-        """As `foreach_worker`, with (worker_index, worker)."""
+        """Calls `fn` as `foreach_worker` does, with (worker_index, worker)."""
         return self.foreach_worker_with_index(lambda worker, index: fn(index, worker))
 
     def local_worker(self) -> Worker:
-        """This process as a worker: the weights as they are here; its environments, where it has any. It samples from
+        """Returns this process as a worker: its weights; its environments, where it has any. It samples from
         all environments of the run, those of environment runners too.
         """
         session = self._session
@@ -288,7 +288,7 @@ class Workers:
         return [x for found in self.foreach_worker(lambda worker: worker.foreach_policy(fn)) for x in found]
 
     def foreach_policy_to_train(self, fn: Callable[..., Any]) -> list[Any]:
-        """As `foreach_policy`, of those that learn."""
+        """Calls `fn` as `foreach_policy` does, with the policies that learn."""
         return [x for found in self.foreach_worker(lambda worker: worker.foreach_policy_to_train(fn)) for x in found]
 
     foreach_trainable_policy = foreach_policy_to_train

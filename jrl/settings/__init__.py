@@ -1,1 +1,1 @@
-"""What a run is: the sections of its config, their bounds and plan, and how YAML becomes one."""
+"""Settings of a run: sections of its config, their reading and writing, the plan that follows, what cannot run."""

@@ -221,7 +221,7 @@ class _Connection(asyncio.Protocol):
         keep = headers.get("connection", "").lower() != "close"
         self._keep = keep and not waits and size <= self._web.limits.body
         path, _, query = target.partition("?")
-        request = Request(method, unquote(path), dict(parse_qsl(query)), headers, b"")
+        request = Request(method, unquote(path), dict(parse_qsl(query)), headers, b"", self._web.limits.body)
         self._web.requests += 1
         self._told = origins.headers(request, self._web.limits.origins)
         self._admit(request)

@@ -31,6 +31,8 @@ class Request(NamedTuple):
     query: Mapping[str, str]
     headers: Mapping[str, str]  # names in lower case
     body: bytes
+    most: int = 2**24  # bytes that it may have unpacked
+    fields: Mapping[str, Any] | None = None  # of its body, where that was read already
 
 
 class Response(NamedTuple):
@@ -47,9 +49,11 @@ class Response(NamedTuple):
 
 def decoded(request: Request) -> dict[str, Any]:
     """The fields of a request's body; of npz those named a/b as a mapping a. Raises Refused."""
+    if request.fields is not None:
+        return dict(request.fields)
     kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if kind == NPZ:
-        return _from_npz(request.body)
+        return _from_npz(request.body, request.most)
     if kind not in (JSON, ""):
         raise Refused(415, f"Content-Type: expected {JSON} or {NPZ}, got {kind[:80]}")
     if not request.body:
@@ -67,12 +71,12 @@ def _not_finite(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON: all numbers must be finite")
 
 
-def _from_npz(body: bytes) -> dict[str, Any]:
+def _from_npz(body: bytes, most: int) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(io.BytesIO(body)) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
-        if size > 64 * len(body) + 65_536:  # compressed beyond what arrays of observations are
-            raise Refused(413, f"the body unpacks to {size:,} bytes: send it uncompressed")
+        if size > most:
+            raise Refused(413, f"the body unpacks to {size:,} bytes: at most {most:,} are allowed")
         with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
             flat = {name: arrays[name] for name in arrays.files}
     except Refused:

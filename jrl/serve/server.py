@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jrl.serve import about, openapi, origins, protocol, turns
+from jrl.serve.bodies import Bodies
 from jrl.serve.inference import Inference
 from jrl.serve.local import Local
 from jrl.serve.protocol import CLIENT, NPZ, Refused, Request, Response, encoded
@@ -41,6 +42,7 @@ class Server:
         self.web = Web(self._handle, limits, tick=lambda: table.sweep(cfg.timeout_s))
         # who waits for an action
         self._waiting: dict[Seat, tuple[Answer, int]] = {}
+        self._bodies = Bodies(self.web.soon)
         self._begun = time.monotonic()
         self._asked_once = 0
         self._routes: list[tuple[str, re.Pattern[str], Callable[..., None]]] = [
@@ -69,6 +71,7 @@ class Server:
     def close(self) -> None:
         """Closes all connections, and ends who chooses."""
         self.web.close()
+        self._bodies.close()
         for served in self._served.values():
             served.inference.close()
             served.local.close()
@@ -76,20 +79,25 @@ class Server:
     # ------------------------------------------------------------ from a request to its answer
 
     def _handle(self, request: Request, reply: Reply) -> None:
+        there = [(method, fn, at) for method, path, fn in self._routes if (at := path.fullmatch(request.path))]
+        if not there:
+            raise Refused(404, f"there is no {request.path[:200]}: /docs tells what there is")
+        fits = [(fn, at.groups()) for method, fn, at in there if method == request.method]
+        if not fits:
+            raise Refused(405, f"{request.path[:200]} takes {there[0][0]}, not {request.method[:20]}")
+        self._bodies.read(request, lambda read: self._answer(read, reply, *fits[0]))
+
+    def _answer(
+        self, request: Request | Exception, reply: Reply, fn: Callable[..., None], found: Sequence[str]
+    ) -> None:
+        """Answers a request whose body was read; in the thread of all connections."""
         try:
-            there = [
-                (method, fn, found) for method, path, fn in self._routes if (found := path.fullmatch(request.path))
-            ]
-            if not there:
-                raise Refused(404, f"there is no {request.path[:200]}: /docs tells what there is")
-            fits = [(fn, found) for method, fn, found in there if method == request.method]
-            if not fits:
-                raise Refused(405, f"{request.path[:200]} takes {there[0][0]}, not {request.method[:20]}")
-            fn, found = fits[0]
+            if isinstance(request, Exception):
+                raise request
             with self.table.lock:
-                fn(request, reply, *found.groups())
-        except Refused:
-            raise
+                fn(request, reply, *found)
+        except Refused as e:
+            reply(protocol.refusal(e))
         except Exception:  # a fault of ours must not end the thread that answers all
             traceback.print_exc()
             reply(protocol.Response(500, b'{"error": "the server failed on this request; its log tells more"}'))

@@ -1,6 +1,7 @@
 """HTTP/1.1 with connections that stay open, on asyncio: requests are read whole or refused, answers may come later.
 
 One thread has all connections. What is not asked for is not there: no chunked bodies, no upgrades, no files.
+Who may ask is settled by the head of a request, before any of its body is stored.
 """
 
 import asyncio
@@ -18,6 +19,8 @@ from jrl.serve.protocol import Refused, Request, Response, refusal
 
 _MOST_HEAD = 16_384  # bytes of the request line and headers
 _HALF_S = 10.0  # seconds for the rest of a request that has begun
+_LINGER_S = 2.0  # seconds in which the rest of a refused request is thrown away, so that its client gets to the answer
+_MOST_THROWN = 128 * 2**20  # bytes, likewise: the kernel resets a connection that is closed with bytes unread
 
 Reply = Callable[[Response], None]
 Handler = Callable[[Request, Reply], None]  # answers a request, now or later, in any thread; Refused is an answer
@@ -110,7 +113,12 @@ class _Connection(asyncio.Protocol):
         self._web = web
         self.transport: Any = None
         self._buffer = bytearray()
-        self._busy = False
+        self._request: Request | None = None  # whose head was read and let in, and its body not yet
+        self._size = 0  # of its body
+        self._skip = 0  # bytes to come of a body that nobody wants
+        self._thrown, self._linger = 0, False  # bytes after the last answer; whether more of a request may come then
+        self._busy = self._full = False  # an answer is under way; the client does not read those that it got
+        self._unsent = 0
         self._heard = self._begun = time.monotonic()  # the last byte, the first byte of the request
         self._tokens, self._counted = max(1.0, web.limits.rate), self._heard
         self._keep = True
@@ -119,7 +127,8 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
         if self._web.clients >= self._web.limits.clients:
-            self._refuse(Refused(429, f"there are {self._web.clients} connections, as many as are allowed: try later"))
+            most = f"there are {self._web.clients} connections, as many as are allowed: try later"
+            self._refuse(Refused(429, most), linger=False)
             return
         self._web.connections.add(self)
 
@@ -129,78 +138,109 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._keep:
+            self._thrown += len(data)
+            if self._thrown > _MOST_THROWN:
+                self.transport.close()
             return
         self._heard = time.monotonic()
-        if not self._buffer:
+        if not self._buffer and self._request is None and not self._skip:
             self._begun = self._heard
         self._buffer += data
-        if not self._busy:
+        self._throw_away()
+        if not self._busy and not self._full:
             self._next()
         elif len(self._buffer) > self._web.limits.body + _MOST_HEAD:
             self.transport.pause_reading()
 
+    def pause_writing(self) -> None:
+        self._full = True
+        self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self.transport.resume_reading()
+        if self._buffer:
+            self._begun = time.monotonic()
+            self._web.soon(self._again)
+
     def look(self, now: float) -> None:
-        """Closes it where nothing comes any more."""
-        if self._busy:
-            return
-        if self._buffer and now - self._begun > _HALF_S:
-            self._refuse(Refused(408, f"the request was not complete within {_HALF_S:g} s"))
-        elif now - self._heard > self._web.limits.idle_s:
-            self.transport.close()
+        """Closes it where nothing comes, or nothing is read, any more."""
+        before, self._unsent = self._unsent, self.transport.get_write_buffer_size()
+        if self._unsent < before:
+            self._heard = now
+        if self._full or self.transport.is_closing():
+            if now - self._heard > self._web.limits.idle_s:
+                self.transport.abort()
+        elif not self._busy:
+            late = now - self._begun > _HALF_S
+            if late and (self._buffer or self._request is not None):
+                self._refuse(Refused(408, f"the request was not complete within {_HALF_S:g} s"))
+            elif (late and self._skip) or now - self._heard > self._web.limits.idle_s:
+                self.transport.close()
 
     def _next(self) -> None:
         """Answers the first request of the buffer, once it is whole."""
-        self._told = ()
         try:
-            request = self._read()
-            if request is None:
+            if self._request is None:
+                self._let_in()
+            if self._request is None or len(self._buffer) < self._size:
                 return
-            self._web.requests += 1
-            self._told = origins.headers(request, self._web.limits.origins)
-            self._admit(request)
-            self._busy = True
+            request = self._request._replace(body=bytes(self._buffer[: self._size]))
+            del self._buffer[: self._size]
+            self._request, self._busy, self._linger = None, True, False
+            self._keep = request.headers.get("connection", "").lower() != "close"
+            self._begun = time.monotonic()
             if origins.is_question(request):
                 self._reply(origins.answer(request))
             else:
                 self._web.handler(request, self._reply)
         except Refused as e:
             self._busy = True
+            self._throw_away()
             self._reply(refusal(e))
 
-    def _read(self) -> Request | None:
+    def _let_in(self) -> None:
+        """Reads the head of a request, and settles by it whether there is an answer. Raises Refused."""
+        self._told, self._linger = (), True
         end = self._buffer.find(b"\r\n\r\n")
         if end < 0 or end > _MOST_HEAD:
             if len(self._buffer) > _MOST_HEAD:
                 self._keep = False
                 raise Refused(431, f"the headers have more than {_MOST_HEAD:,} bytes")
-            return None
+            return
         try:
             method, target, headers = _head(bytes(self._buffer[:end]))
             size = _size(headers)
         except Refused:
             self._keep = False
             raise
-        if size > self._web.limits.body:
-            self._keep = False
-            raise Refused(413, f"the body has {size:,} bytes: at most {self._web.limits.body:,} are allowed")
-        if len(self._buffer) < end + 4 + size:
-            if headers.get("expect", "").lower() == "100-continue" and len(self._buffer) == end + 4:
-                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            return None
-        body = bytes(self._buffer[end + 4 : end + 4 + size])
-        del self._buffer[: end + 4 + size]
-        self._begun = time.monotonic()
-        self._keep = headers.get("connection", "").lower() != "close"
+        del self._buffer[: end + 4]
+        self._skip = size  # where it is refused below
+        # who waits for 100 Continue may send the body or another request after a refusal: nobody could tell which
+        waits = headers.get("expect", "").lower() == "100-continue" and len(self._buffer) < size
+        keep = headers.get("connection", "").lower() != "close"
+        self._keep = keep and not waits and size <= self._web.limits.body
         path, _, query = target.partition("?")
-        return Request(method, unquote(path), dict(parse_qsl(query)), headers, body)
+        request = Request(method, unquote(path), dict(parse_qsl(query)), headers, b"", self._web.limits.body)
+        self._web.requests += 1
+        self._told = origins.headers(request, self._web.limits.origins)
+        self._admit(request)
+        if size > self._web.limits.body:
+            raise Refused(413, f"the body has {size:,} bytes: at most {self._web.limits.body:,} are allowed")
+        self._request, self._size, self._skip, self._keep = request, size, 0, True
+        if waits and not self._buffer:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _throw_away(self) -> None:
+        """Forgets what came of a body that nobody wants."""
+        if self._skip:
+            count = min(self._skip, len(self._buffer))
+            del self._buffer[:count]
+            self._skip -= count
 
     def _admit(self, request: Request) -> None:
         """Raises Refused: the token is missing, or requests come too fast."""
         limits = self._web.limits
-        if limits.token is not None and request.path != "/v1/health" and not origins.is_question(request):
-            given = request.headers.get("authorization", "").encode("latin-1", "replace")
-            if not hmac.compare_digest(given, b"Bearer " + limits.token):
-                raise Refused(401, "a token is needed: send the header Authorization: Bearer TOKEN")
         if limits.rate:
             now = time.monotonic()
             most = max(1.0, limits.rate)  # of a second's requests at once
@@ -209,9 +249,14 @@ class _Connection(asyncio.Protocol):
             if self._tokens < 1.0:
                 raise Refused(429, f"more than {limits.rate:g} requests per second: send several steps in one request")
             self._tokens -= 1.0
+        if limits.token is not None and request.path != "/v1/health" and not origins.is_question(request):
+            given = request.headers.get("authorization", "").encode("latin-1", "replace")
+            if not hmac.compare_digest(given, b"Bearer " + limits.token):
+                raise Refused(401, "a token is needed: send the header Authorization: Bearer TOKEN")
 
-    def _refuse(self, e: Refused) -> None:
+    def _refuse(self, e: Refused, *, linger: bool = True) -> None:
         self._keep, self._busy = False, True
+        self._linger = linger
         self._reply(refusal(e))
 
     def _reply(self, response: Response) -> None:
@@ -229,17 +274,30 @@ class _Connection(asyncio.Protocol):
         ]
         self.transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + response.body)
         if not self._keep:
-            self.transport.close()
+            self._end()
             return
         self._busy = False
         self._heard = time.monotonic()
+        if self._full:
+            return
         self.transport.resume_reading()
         if self._buffer:
             self._begun = self._heard
             self._web.soon(self._again)
 
+    def _end(self) -> None:
+        """Closes it: at once, or as the client has read the answer where more of its request is to come."""
+        if not self._linger:
+            self.transport.close()
+            return
+        self._buffer.clear()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.transport.resume_reading()
+        asyncio.get_running_loop().call_later(_LINGER_S, self.transport.close)
+
     def _again(self) -> None:
-        if not self._busy and self._keep:
+        if not self._busy and not self._full and self._keep:
             self._next()
 
 

@@ -14,7 +14,7 @@ import pytest
 import serving
 from serving import asked
 
-from jrl.serve import openapi
+from jrl.serve import openapi, protocol
 from jrl.serve.client import EpisodeLost, PolicyClient, RequestRefused
 from jrl.types import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
@@ -132,20 +132,46 @@ def test_a_wrong_request_has_one_clear_answer(run, good, what, body, status, tol
 
 
 def test_what_is_wrong_with_npz(run, good):
+    bomb = io.BytesIO()
+    np.savez_compressed(bomb, observation=np.zeros(10_000_000))
+    little = io.BytesIO()  # beyond `max_body_mb`, though only twice its own size
+    np.savez_compressed(little, observation=np.random.default_rng(0).integers(0, 2**30, 20_000))
+    assert 160_000 / 64 < len(little.getvalue()) < 2**20 / 10
     id = started(run)
     path = f"/v1/episodes/{id}/action"
     of = lambda body: asked(run.address, "POST", path, body, Content_Type="application/x-npz")
     assert of(b"PK nothing")[0] == 400
     status, found = of(PICKLED)
     assert (status, "no npz" in found["error"]) == (400, True)
-    bomb = io.BytesIO()
-    np.savez_compressed(bomb, observation=np.zeros(10_000_000))
-    assert of(bomb.getvalue())[0] == 413
+    status, found = of(bomb.getvalue())
+    assert (status, "unpacks to 80,000," in found["error"]) == (413, True)
+    assert of(little.getvalue())[0] == 413
     status, found = of(npz(observation=np.array([np.nan, 0, 0, 0])))
     assert (status, "finite" in found["error"]) == (422, True)
     assert of(npz(observation=np.zeros(4)))[0] == 200
     assert asked(run.address, "POST", path, b"a=b", Content_Type="text/csv")[0] == 415
     asked(run.address, "POST", f"/v1/episodes/{id}/end", {"observation": OBS})
+
+
+def test_a_large_body_is_read_in_another_thread(run, good, monkeypatch):
+    read, threads = protocol.decoded, []
+
+    def noted(request):
+        threads.append((len(request.body), threading.current_thread().name))
+        return read(request)
+
+    monkeypatch.setattr(protocol, "decoded", noted)
+    monkeypatch.setattr("jrl.serve.bodies._LARGE", 10_000)
+    id = started(run)
+    for size, wrong in ((100, 400), (50_000, 400)):
+        body = b'{"observation": [0, 0, 0, 0], "step": 0}' + b" " * size
+        status, found = asked(run.address, "POST", f"/v1/episodes/{id}/action", body)
+        assert (status, found["step"]) == (200, 0)
+        assert asked(run.address, "POST", f"/v1/episodes/{id}/action", b"[" * size)[0] == wrong
+    where = {size > 10_000: name for size, name in threads if size > 0}
+    assert where[True].startswith("jrl-bodies")
+    assert where[False] == "jrl-http"
+    assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {"observation": OBS})[0] == 200
 
 
 def test_episodes_of_others_and_of_nobody(run, good, client):
@@ -345,8 +371,6 @@ def test_the_description_says_what_the_server_answers(run):
     ],
 )
 def test_schema_and_reader_agree_about_a_space(space, right, wrong):
-    from jrl.serve import protocol
-
     jsonschema.validate(right, openapi.schema(space))
     protocol.read(space, right, "x")
     with pytest.raises(jsonschema.ValidationError):

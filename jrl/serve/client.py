@@ -294,7 +294,12 @@ class PolicyClient:
     # ------------------------------------------------------------ acting here
 
     def update_policy_weights(self) -> int:
-        """Gets the server's weights where they are others than those that act here; their version."""
+        """Gets the server's weights where they are others than those that act here; their version.
+
+        Does nothing where the server acts.
+        """
+        if not self._acts_here:
+            return self.version
         if self._local is None:
             self._local = _beside("acting.py").Local(_beside("interpreter.py", "export"), self._rng)
         if self._local.version < 0:

@@ -294,7 +294,12 @@ class PolicyClient:
     # ------------------------------------------------------------ acting here
 
     def update_policy_weights(self) -> int:
-        """Gets the server's weights where they are others than those that act here; their version."""
+        """Gets the server's weights where they are others than those that act here; their version.
+
+        Does nothing where the server acts.
+        """
+        if not self._acts_here:
+            return self.version
         if self._local is None:
             self._local = _beside("acting.py").Local(_beside("interpreter.py", "export"), self._rng)
         if self._local.version < 0:
@@ -388,15 +393,30 @@ class PolicyClient:
         body = json.dumps(fields, default=plain).encode()
         return self._request("POST", path, body, {"Content-Type": "application/json"}, again=again)
 
+    def _answer(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        """Sends a request once; its answer and what that holds."""
+        try:
+            self._connection.request(method, path, body, headers)
+        except (BrokenPipeError, ConnectionResetError):
+            if self._connection.sock is None:
+                raise
+            # a server that refuses a request before it is whole hangs up, and why stands in the socket
+            answer = self._connection.getresponse()
+            found = answer.read()
+            self._connection.close()
+            return answer, found
+        answer = self._connection.getresponse()
+        return answer, answer.read()
+
     def _request(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], *, again: bool = True
     ) -> dict[str, Any]:
         until, wait = time.monotonic() + self._patience_s, _FIRST_S
         while True:
             try:
-                self._connection.request(method, path, body, {**self._headers, **headers})
-                answer = self._connection.getresponse()
-                found = answer.read()
+                answer, found = self._answer(method, path, body, {**self._headers, **headers})
             except (OSError, http.client.HTTPException) as e:
                 self._connection.close()
                 if not again or time.monotonic() + wait > until:

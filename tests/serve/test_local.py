@@ -1,9 +1,11 @@
 """Clients that act by themselves: the distributions are those of the policy, versions and probabilities go along."""
 
+import importlib.util
 import io
 import json
 import queue
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -16,6 +18,7 @@ from jrl.envs.played import Played
 from jrl.export import interpreter
 from jrl.run import build
 from jrl.serve import acting
+from jrl.serve import client as client_module
 from jrl.serve.client import EpisodeLost, PolicyClient, RequestRefused
 from jrl.serve.inference import Weights
 from jrl.serve.local import Local
@@ -282,6 +285,17 @@ def test_weights_are_gotten_no_sooner_than_asked_for(run, interval, asks):
     for id in ids:
         asked(run.address, "POST", f"/v1/episodes/{id}/end", {"observation": [0.0] * 4}, **client._headers)
     client.close()
+
+
+def test_weights_that_act_elsewhere_are_not_asked_for(tmp_path):
+    alone = tmp_path / "client.py"  # the one file that was copied
+    alone.write_text(Path(client_module.__file__).read_text())
+    spec = importlib.util.spec_from_file_location("alone", alone)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    client = module.PolicyClient("http://127.0.0.1:1", patience_s=0.0)  # nobody listens there
+    client.version = 3
+    assert client.update_policy_weights() == 3
 
 
 def test_an_interval_that_is_none_is_refused():

@@ -297,6 +297,27 @@ def test_a_client_that_goes_costs_one_failed_index(run, client):
         client.get_action(episode, OBS)
 
 
+def test_an_answer_to_a_request_that_was_broken_off_is_read():
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def refuse():
+        connection, _ = listener.accept()
+        connection.recv(1024)
+        told = b'{"error": "much too large"}'
+        connection.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: %d\r\n\r\n%s" % (len(told), told))
+        connection.close()  # with most of the request unread
+
+    thread = threading.Thread(target=refuse, daemon=True)
+    thread.start()
+    client = PolicyClient(f"http://127.0.0.1:{listener.getsockname()[1]}", patience_s=0.0, timeout_s=10.0)
+    with pytest.raises(RequestRefused, match="much too large") as e:
+        client.steps(["a"], np.zeros((1, 8_000_000), np.float32))
+    assert e.value.status == 413
+    client.close()
+    thread.join(10)
+    listener.close()
+
+
 def test_many_episodes_in_one_request(run, client):
     ids = client.start_episodes(3)
     obs = np.zeros((3, 4), np.float32)

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,6 +59,13 @@ def _with(data: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str,
     return {**data, first: _with(data.get(first) or {}, rest, value) if rest else value}
 
 
+class Ends(NamedTuple):
+    """Who is told that a member ended by a criterion of its own, and knows who did."""
+
+    why: Callable[[Member], str | None]  # None: it goes on
+    note: Callable[[Member, str, int], None]  # member, why, after how many steps; before its last checkpoint
+
+
 class Record(NamedTuple):
     """What is kept of a population, in population.json, so that it can be gone on with.
 
@@ -67,16 +74,29 @@ class Record(NamedTuple):
       sweep: the settings of the sweep; {} of seeds alone.
       rounds: of each round of a sweep how many members it has.
       decisions: of its scheduler, in the order in which they were made.
+      ended: member -> {why, at, stop}: by which criterion of its own, after how many steps, and all criteria it had.
     """
 
     changes: list[dict[str, Any]]
     sweep: dict[str, Any]
     rounds: list[int]
     decisions: list[dict[str, Any]]
+    ended: dict[str, dict[str, Any]] = {}  # noqa: RUF012  # never changed
+
+    def why_ended(self, member: Member) -> str | None:
+        """Says by which criterion of its own the run of a member ended; None: it goes on.
+
+        What is kept is written before the last checkpoint: without that one the member goes on, to the same end.
+        """
+        own = self.ended.get(member.name)
+        if own is None or own["stop"] != member.config.stop or (reached(member) or 0) < own["at"]:
+            return None
+        return str(own["why"])
 
     def write(self, directory: Path) -> None:
         """Replaces what is kept."""
         kept = {"members": self.changes, "sweep": self.sweep, "rounds": self.rounds, "decisions": self.decisions}
+        kept |= {"ended": dict(sorted(self.ended.items()))}
         files.replace(directory / _LIST, json.dumps(kept, indent=1) + "\n")
 
 
@@ -115,7 +135,8 @@ def read(directory: Path) -> Record:
     try:
         found = json.loads(path.read_text())
         record = Record(found["members"], found.get("sweep", {}), found.get("rounds", []), found.get("decisions", []))
-        mappings = [*record.changes, *record.decisions, record.sweep]
+        record = record._replace(ended=found.get("ended", {}))
+        mappings = [*record.changes, *record.decisions, record.sweep, record.ended, *record.ended.values()]
         if isinstance(record.changes, list) and all(isinstance(part, dict) for part in mappings):
             return record._replace(rounds=record.rounds or [len(record.changes)])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:

@@ -10,14 +10,19 @@ from pathlib import Path
 from jrl.errors import counted
 from jrl.host import faults, files
 from jrl.settings import config
-from jrl.sweep.members import Member, is_complete, reached
+from jrl.sweep.members import Ends, Member, is_complete, reached
 
 _POLL = 0.2  # seconds between two looks at who has ended
 _CONFIGS = "configs"
 
 
 def train(
-    members: Sequence[Member], directory: Path, processes: int, interrupted: faults.Signals, pause: float = math.inf
+    members: Sequence[Member],
+    directory: Path,
+    processes: int,
+    interrupted: faults.Signals,
+    ends: Ends,
+    pause: float = math.inf,
 ) -> dict[str, str]:
     """Trains each member by `python -m jrl.train`, so many at once; those that began before go on.
 
@@ -28,11 +33,13 @@ def train(
       directory: of the population.
       processes: at once.
       interrupted: by a signal, after which all are saved where they are.
+      ends: who keeps which members ended.
       pause: environment steps at which members pause, saved.
     Returns:
-      How each ended that did, by name: `ended`, `complete` before, `failed: status N`, or `interrupted`.
+      How each ended that did, by name: `ended`, `complete` or why it ended before, `failed: status N`, `interrupted`.
     """
     found = {member.name: "complete" for member in members if is_complete(member)}
+    found |= {member.name: why for member in members if member.name not in found and (why := ends.why(member))}
     away = {member.name for member in members if member.name not in found and (reached(member) or 0) >= pause}
     left = [member for member in members if member.name not in found and member.name not in away]
     running, by_name = dict[str, subprocess.Popen](), {member.name: member for member in members}
@@ -52,6 +59,7 @@ def train(
                     away.add(name)
                 else:
                     found[name] = "ended"
+                    ends.note(by_name[name], "ended", reached(by_name[name]) or 0)
                 said = found.get(name, f"at {pause:,.0f} steps")
                 print(f"{name}: {said}  ({len(found) + len(away)} of {len(members)})", flush=True)
             if interrupted:

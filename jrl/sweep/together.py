@@ -16,7 +16,7 @@ from jrl.run import build, build_population, checkpoint, reporter, run_directory
 from jrl.run.saving import Saving
 from jrl.run.session import Session
 from jrl.settings.config import RunConfig
-from jrl.sweep.members import Member, is_complete
+from jrl.sweep.members import Ends, Member, is_complete
 
 _SHRINKS = 4  # the part of a program's members that is left when the others are worth no further compilation
 _COMPILATION = 900.0  # seconds that the first call may take beyond run.stall_seconds
@@ -41,18 +41,19 @@ class Running:
       member: which.
       session: of its run.
       ended: why its run ended; None: it goes on.
+      began: whether it was under way in this process.
       paused: whether it has come to where the scheduler looks at it, and is saved there.
       saved: the iteration of the checkpoint from which it goes on; it waits until the others come there.
     """
 
-    def __init__(self, member: Member, number: int, run: build.Run, watchdog: faults.Watchdog):
+    def __init__(self, member: Member, number: int, run: build.Run, watchdog: faults.Watchdog, ends: Ends):
         self.member, self.number = member, number
         self.saved = checkpoint.locate(member.directory) if checkpoint.exists(member.directory) else None
         self._meta = checkpoint.read_meta(self.saved, resumable=True) if self.saved else None
         self.session = Session(member.config, directory=member.directory, run=run)
         self.ended: str | None = None
-        self.paused = False
-        self._watchdog = watchdog
+        self.paused = self.began = False
+        self._watchdog, self._ends = watchdog, ends
 
     def start(self, stack: contextlib.ExitStack) -> None:
         """Begins, or goes on from the latest checkpoint; the files are open until `stack` ends."""
@@ -62,6 +63,10 @@ class Running:
         if is_complete(self.member):
             self.ended = "complete"
             return
+        if why := self._ends.why(self.member):
+            self.ended = why
+            return
+        self.began = True
         self._checkpoints = stack.enter_context(checkpoint.Checkpointer(directory / "checkpoints", cfg.checkpoint))
         self.session.start(self.saved, anew=self._meta is None)
         self._files = stack.enter_context(contextlib.ExitStack())
@@ -101,6 +106,7 @@ class Running:
         if self.paused and session.reporter.due():
             reason = session.reporter.flush() or reason
         if reason:
+            self._ends.note(self.member, reason, info.env_steps_after())
             self._saving.if_due(info)
             self.finish(reason)
         elif self.paused:
@@ -135,6 +141,7 @@ class Together:
       directory: of the population.
       transcript: what is printed.
       interrupted: by a signal, after which the members are saved where they are.
+      ends: who keeps which members ended.
       also: further configs, whose floats the program has to take besides.
     Raises:
       InputError: what cannot be run.
@@ -147,6 +154,7 @@ class Together:
         directory: Path,
         transcript: output.Transcript,
         interrupted: faults.Signals,
+        ends: Ends,
         also: Sequence[RunConfig] = (),
     ):
         cfg = members[0].config
@@ -161,7 +169,7 @@ class Together:
             if fit is not None and fit < len(members):
                 raise DoNotFit(fit)
             self._watchdog = stack.enter_context(faults.Watchdog(cfg.run.stall_seconds))
-            self.every = [Running(member, i, runs[i], self._watchdog) for i, member in enumerate(members)]
+            self.every = [Running(member, i, runs[i], self._watchdog, ends) for i, member in enumerate(members)]
             for one in self.every[1:]:
                 one.session.schedule.evaluations.share(self.every[0].session.schedule.evaluations)
             print(*introduction(self.every, fit), sep="\n")
@@ -265,7 +273,7 @@ class Together:
     def _show(self) -> None:
         """Shows the mean of the members' latest rows, where each has one."""
         going_on = [one for one in self.every if one.ended is None]
-        of = [one.session.reporter for one in going_on or self.every if one.ended != "complete"]
+        of = [one.session.reporter for one in going_on or self.every if one.began]
         if self._rows == (rows := sum(each.count for each in of)) or any(each.row is None for each in of):
             return
         self._rows = rows

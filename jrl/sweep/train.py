@@ -9,10 +9,11 @@ from typing import Any
 from jrl.errors import counted
 from jrl.host import faults, files, output
 from jrl.metrics import loggers
+from jrl.settings import plan
 from jrl.settings.config import RunConfig
 from jrl.sweep import ends, schedule, search
 from jrl.sweep import members as populations
-from jrl.sweep.members import Member, Record
+from jrl.sweep.members import Ends, Member, Record
 from jrl.sweep.settings import Plan, stored
 from jrl.sweep.space import with_seeds
 from jrl.sweep.trainer import Trainer, refused_pbt
@@ -48,7 +49,7 @@ def train(
         interrupted = stack.enter_context(faults.signals())
         stack.enter_context(faults.stacks_on_request())
         trainer = Trainer(
-            directory, transcript, interrupted,
+            directory, transcript, interrupted, Ends(sweep.why_ended, sweep.note_end),
             processes=processes, most=sweep.plan.settings.max_members if sweep.plan else None, also=sweep.also(),
         )  # fmt: skip
         stack.callback(trainer.close)
@@ -161,7 +162,7 @@ class Sweep:
             if number + 1 == len(self.record.rounds):
                 ended |= self._round(trainer, interrupted, number, places)
             else:  # it was over when the next began
-                ended |= {self.members[i].name: "complete" for i in places}
+                ended |= {self.members[i].name: self.why_ended(self.members[i]) or "complete" for i in places}
             if interrupted:
                 return {**dict.fromkeys((member.name for member in self.members), "interrupted"), **ended}
             trainer.close()
@@ -177,15 +178,20 @@ class Sweep:
 
     def _round(self, trainer: Trainer, interrupted: faults.Signals, number: int, places: range) -> dict[str, str]:
         """Trains the members of one round."""
-        ended: dict[str, str] = {}
+        members = [self.members[i] for i in places]
         made = [decision for decision in self.record.decisions if decision["round"] == number]
         if made and not made[-1].get("applied", True):
             self._apply(trainer, made[-1])
+        # at a rung the program becomes one of those who go on, without who had ended before
+        last = made[-1]["at"] if made and isinstance(self._scheduler, schedule.Asha) else 0
+        before = [member for member in members if self.record.ended.get(member.name, {}).get("at", math.inf) <= last]
+        ended = {member.name: why for member in before if (why := self.why_ended(member))}
         pauses = self._pauses[number]
         for pause in [*pauses[len(made) :], math.inf]:
             gone = {**self._stopped(), **ended}
             left = [self.members[i] for i in places if self.members[i].name not in gone]
-            if not left:
+            if all(self.why_ended(member) for member in left):
+                ended |= {member.name: self.why_ended(member) or "" for member in left}
                 break
             ended |= trainer.until(left, pause)
             if interrupted:
@@ -195,24 +201,55 @@ class Sweep:
                 failed = [
                     self.members[i] for i in places if ended.get(self.members[i].name, "").startswith(ends.FAILED)
                 ]
-                self._decide(trainer, paused, failed, number, int(pause))
+                self._decide(trainer, paused, failed, self._counted(places), number, int(pause))
         return ended
 
+    def why_ended(self, member: Member) -> str | None:
+        """Says by which criterion of its own the run of a member ended; None: it goes on."""
+        return self.record.why_ended(member)
+
+    def note_end(self, member: Member, why: str, at: int) -> None:
+        """Keeps that a member ended by a criterion of its own; that it spent its budget its checkpoint tells."""
+        if at < member.config.stop.get(plan.counts_by(member.config), math.inf):
+            end = {"why": why, "at": at, "stop": dict(member.config.stop)}
+            self.record = self.record._replace(ended={**self.record.ended, member.name: end})
+            self.record.write(self._directory)
+
+    def _counted(self, places: range) -> list[Member]:
+        """Members of a round that ended by themselves and count at its rungs: of points that nobody has stopped."""
+        if not isinstance(self._scheduler, schedule.Asha):  # nobody can go on from where they are
+            return []
+        stopped = self._stopped()
+        gone = {schedule.point_of(member.changed) for member in self.members if member.name in stopped}
+        members = [self.members[i] for i in places]
+        return [m for m in members if m.name in self.record.ended and schedule.point_of(m.changed) not in gone]
+
     def _decide(
-        self, trainer: Trainer, paused: Sequence[Member], failed: Sequence[Member], number: int, at: int
+        self,
+        trainer: Trainer,
+        paused: Sequence[Member],
+        failed: Sequence[Member],
+        over: Sequence[Member],
+        number: int,
+        at: int,
     ) -> None:
-        """Compares members that have paused; what is decided is kept before it is done."""
+        """Compares members that have paused, and those whose runs are over; what is decided is kept before it is
+        done.
+        """
         assert self.plan is not None and self._scheduler is not None
+        compared = sorted([*paused, *over], key=lambda member: member.name)
         of_failed = {schedule.point_of(member.changed) for member in failed}  # a point that failed has no score
         scores = {
             member.name: math.nan if schedule.point_of(member.changed) in of_failed else score
-            for member, score in zip(paused, self._scores(paused).values(), strict=True)
+            for member, score in zip(compared, self._scores(compared).values(), strict=True)
         }
-        changed = {member.name: member.changed for member in paused}
+        changed = {member.name: member.changed for member in compared}
         told = {name: score if math.isfinite(score) else None for name, score in scores.items()}
         decision: dict[str, Any] = {"round": number, "at": at, "scores": told}
         if isinstance(self._scheduler, schedule.Asha):
-            decision |= self._scheduler.decided(changed, scores)
+            stopped = self._scheduler.decided(changed, scores)["stopped"]
+            names = {member.name for member in over}
+            decision |= {"stopped": [name for name in stopped if name not in names]}
         else:
             seed = [self._cfg.run.seed, number, at]
             decision |= {**self._scheduler.decided(changed, scores, self.plan.spaces, seed), "applied": False}

@@ -10,7 +10,7 @@ from jrl.host import faults, output, room
 from jrl.settings.config import RunConfig
 from jrl.sweep import members as populations
 from jrl.sweep import processes as apart
-from jrl.sweep.members import Member
+from jrl.sweep.members import Ends, Member
 
 
 class Trainer:
@@ -20,6 +20,7 @@ class Trainer:
       directory: of the population.
       transcript: of what is printed.
       interrupted: by a signal.
+      ends: who keeps which members ended.
       processes: so many members at once in processes of their own; None: one program, where that can be.
       most: members that are one program at once; None: as many as the memory holds.
       also: configs such as members may come to have.
@@ -30,12 +31,14 @@ class Trainer:
         directory: Path,
         transcript: output.Transcript,
         interrupted: faults.Signals,
+        ends: Ends,
         *,
         processes: int | None = None,
         most: int | None = None,
         also: Sequence[RunConfig] = (),
     ):
         self._directory, self._transcript, self._interrupted = directory, transcript, interrupted
+        self._ends = ends
         self._processes, self._most, self._also = processes, most, also
         self._open: Any = None  # Together: members whose program waits for them
         self._apart: set[str] = set()  # members that cannot be one program
@@ -54,7 +57,7 @@ class Trainer:
             return {**dict.fromkeys((member.name for member in members), "interrupted"), **ended}
         if alone := [member for member in members if member.name in self._apart]:
             count = self._processes or max(1, room.usable_cpus() // 2)
-            ended |= apart.train(alone, self._directory, count, self._interrupted, pause)
+            ended |= apart.train(alone, self._directory, count, self._interrupted, self._ends, pause)
         return ended
 
     def _tell(self, members: Sequence[Member], groups: Sequence[Sequence[Member]]) -> None:
@@ -119,7 +122,7 @@ class Trainer:
 
         if self._open is None or not {member.name for member in group} <= set(self._open.names):
             self.close()
-            args = group, self._directory, self._transcript, self._interrupted, self._also
+            args = group, self._directory, self._transcript, self._interrupted, self._ends, self._also
             try:
                 self._open = Together(*args)
             except build_population.NotOneProgram as e:

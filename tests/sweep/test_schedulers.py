@@ -16,6 +16,7 @@ from jrl.run import checkpoint
 from jrl.settings import config
 from jrl.sweep import __main__, schedule, settings, space
 from jrl.sweep import members as populations
+from jrl.sweep import train as sweeps
 
 SMALL = [
     "ppo", "--env=CartPole-v1", "--set=env.backend=jax", "--set=env.num_envs=2", "--set=network.hidden=[4]",
@@ -25,6 +26,10 @@ SMALL = [
 ]  # fmt: skip
 KINDS = {
     "asha": ["--scheduler=asha(eta=2,first=48)", "--samples=4", "--budget=224"],
+    "goals": [
+        "--scheduler=asha(eta=2,first=48)", "--samples=4", "--budget=224", "--stop=episode/return=35",
+        "--set=run.smoothing_episodes=1",
+    ],
     "pbt": ["--scheduler=pbt(interval=64,quantile=0.5)", "--samples=4", "--budget=224"],
     "groups": [
         "--scheduler=asha(eta=2,first=48)", "--set=algo.num_epochs=choice(1,2)", "--samples=3", "--budget=96",
@@ -63,6 +68,29 @@ def test_asha_stops_points_with_all_their_seeds_and_those_without_a_score_first(
     members = {name: {"algo.lr": int(name) // 2, "run.seed": int(name) % 2} for name in scores}
     assert schedule.Asha(eta=2).decided(members, scores) == {"stopped": ["6", "7", "4", "5"]}
     assert schedule.Asha(eta=4).decided(members, scores) == {"stopped": ["2", "3", "6", "7", "4", "5"]}
+
+
+def test_who_reached_its_goal_counts_at_the_rung_with_its_last_score(tmp_path, capsys):
+    class Trainer:
+        def stop(self, why):
+            self.stopped = why
+
+    cfg = config.from_dict({"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1"}, "stop": {"env_steps": 96}})
+    plan, _, _ = settings.read({}, {"scheduler": "asha(eta=2)"}, ["algo.lr=choice(0.1, 0.2)"])
+    changes = [{"algo.lr": lr, "run.seed": seed} for lr in (0.1, 0.2) for seed in (0, 1)]
+    sweep = sweeps.Sweep(cfg, tmp_path, populations.Record(changes, settings.plain(plan.settings), [4], []))
+    for member, score in zip(sweep.members, (99.0, 1.0, 9.0, 9.0), strict=True):
+        member.directory.mkdir(parents=True)
+        (member.directory / "result.jsonl").write_text(json.dumps({"episode/return": score}) + "\n")
+    sweep.note_end(sweep.members[0], "episode/return", 32)
+    sweep.note_end(sweep.members[1], "env_steps", 96)
+    kept = populations.read(tmp_path).ended
+    assert kept == {"00": {"why": "episode/return", "at": 32, "stop": {"env_steps": 96}}}
+    trainer, over = Trainer(), sweep._counted(range(4))
+    sweep._decide(trainer, sweep.members[1:], [], over, 0, 48)
+    assert list(trainer.stopped) == ["02", "03"]  # and without the goal that was reached it would be "01"
+    assert sweep.record.decisions[0]["scores"] == {"00": 99.0, "01": 1.0, "02": 9.0, "03": 9.0}
+    assert sweep.why_ended(sweep.members[0]) is None  # before its last checkpoint it goes on
 
 
 def test_pbt_copies_the_best_over_the_worst_with_values_nearby():
@@ -115,7 +143,7 @@ class Killed(BaseException):
 
 
 # at which of the moments when a sweep has written population.json, or a copied checkpoint, or is about to
-MOMENTS = {"asha": 4, "pbt": 7, "groups": 3, "tpe": 3}
+MOMENTS = {"asha": 4, "goals": 5, "pbt": 7, "groups": 3, "tpe": 3}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,7 +151,7 @@ def test_a_sweep_that_was_killed_becomes_what_it_was(kind, tmp_path, monkeypatch
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert run(whole, *KINDS[kind]) == 0
     kept = json.loads((whole / "population.json").read_text())
-    assert len(kept["decisions"]) == {"asha": 2, "pbt": 3, "groups": 1, "tpe": 0}[kind]
+    assert len(kept["decisions"]) == {"asha": 2, "goals": 2, "pbt": 3, "groups": 1, "tpe": 0}[kind]
     moments = [MOMENTS[kind]]
 
     def moment():
@@ -145,8 +173,19 @@ def test_a_sweep_that_was_killed_becomes_what_it_was(kind, tmp_path, monkeypatch
     for i in range(len(kept["members"])):
         name = f"members/0{i}"
         assert rows(cut / name) == rows(whole / name), name
+    assert bool(kept["ended"]) == (kind == "goals")
     if kind == "groups":
         assert "stopped at 48" in (whole / "sweep.csv").read_text()
+
+
+def test_who_reached_its_goal_does_not_train_on_when_its_sweep_goes_on(tmp_path, capsys):
+    out = tmp_path / "x"
+    assert run(out, "--samples=2", "--budget=1024", "--stop=episode/return=1", "--set=run.smoothing_episodes=1") == 0
+    kept, before = (out / "population.json").read_text(), [rows(out / f"members/0{i}") for i in range(2)]
+    assert [*json.loads(kept)["ended"]] == ["00", "01"] and all(found[-1]["env_steps"] < 1024 for found in before)
+    assert __main__.main([f"--resume={out}"]) == 0
+    assert (out / "population.json").read_text() == kept
+    assert [rows(out / f"members/0{i}") for i in range(2)] == before
 
 
 def test_the_step_size_that_a_row_names_is_the_one_that_was_used(tmp_path, monkeypatch, capsys):

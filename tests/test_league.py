@@ -62,6 +62,21 @@ def test_who_plays():
     assert league.picked(one, rules(opponents="uniform"), (0, 0)).tolist() == [0, 0, 0]
 
 
+# ---------------------------------------------------------------- what rows tell
+
+
+def test_win_rates_have_binomial_standard_errors():
+    # 9 of 10 and 5 of 10 games won, the third place has not been met: 14 of 20 together
+    row = league.metrics(standing(counts=against(9, 5, None)), rules())
+    rates = [row[f"league/win_rate{end}"] for end in ("", "/1", "/2", "/3")]
+    errors = [row[f"league/win_rate_se{end}"] for end in ("", "/1", "/2", "/3")]
+    np.testing.assert_allclose(rates, [0.7, 0.9, 0.5, np.nan], rtol=1e-6)
+    np.testing.assert_allclose(errors, [(0.21 / 20) ** 0.5, 0.009**0.5, 0.025**0.5, np.nan], rtol=1e-6)
+    # before there are `window` games there is no rate over all, and so no error
+    row = league.metrics(standing(counts=against(9, None, None)), rules())
+    np.testing.assert_equal([row["league/win_rate"], row["league/win_rate_se"]], [np.nan, np.nan])
+
+
 # ---------------------------------------------------------------- ratings
 
 

@@ -103,6 +103,11 @@ def _shares(results: np.ndarray) -> np.ndarray:
     return np.divide(results[..., 0], games, out=np.full(games.shape, np.nan), where=games > 0)
 
 
+def _errors(share: np.ndarray, games: np.ndarray | int) -> np.ndarray:
+    """Returns the binomial standard errors of shares of so many games; NaN where the share is."""
+    return np.sqrt(share * (1 - share) / np.maximum(games, 1))
+
+
 # ---------------------------------------------------------------- what is decided
 
 
@@ -226,7 +231,8 @@ def metrics(league: League, own: Any) -> dict[str, float]:
     """Returns what a row tells of the games of this window and the one before.
 
     `league/games`, `league/win_rate` and `league/draw_rate` over all, NaN before there are `window` games, and
-    `league/win_rate/k` of place k, NaN where none was played; `league/elo` and `league/elo_se`.
+    `league/win_rate/k` of place k, NaN where none was played; `league/elo`. Win rates and Elo have standard errors:
+    `league/win_rate_se`, `league/win_rate_se/k`, `league/elo_se`.
     """
     recent = _recent(league)
     games = int(recent.sum())
@@ -235,11 +241,14 @@ def metrics(league: League, own: Any) -> dict[str, float]:
     found = {
         "league/games": games,
         "league/win_rate": float(shares[0]),
+        "league/win_rate_se": float(_errors(shares[0], games)),
         "league/draw_rate": float(shares[1]),
         "league/elo": float(rating[-1]),
         "league/elo_se": float(error[-1]),
     }
-    return found | {f"league/win_rate/{k + 1}": float(x) for k, x in enumerate(_shares(recent))}
+    each, own_games = _shares(recent), recent.sum(-1)
+    found |= {f"league/win_rate/{k + 1}": float(x) for k, x in enumerate(each)}
+    return found | {f"league/win_rate_se/{k + 1}": float(x) for k, x in enumerate(_errors(each, own_games))}
 
 
 __all__ = ["Pool", "decided", "least_useful", "metrics", "on_host", "picked", "ratings", "size", "table"]

@@ -36,6 +36,12 @@ def client(run):
 
 
 @pytest.fixture
+def alone(run):
+    """The episodes of other tests are over, those that they left, too: before `good` begins its own."""
+    serving.until(lambda: asked(run.address, "GET", "/v1/health")[1]["episodes"] == 0)
+
+
+@pytest.fixture
 def good(run):
     """Somebody else's episodes, all along; at the end they are whole."""
     stop, lengths, lost = threading.Event(), [], []
@@ -75,12 +81,6 @@ def started(run, **headers):
     status, found = asked(run.address, "POST", "/v1/episodes", {}, **headers)
     assert status == 201
     return found["episode_id"]
-
-
-def nobody_plays(run):
-    """Waits until the episodes of other tests are over, those that they left, too."""
-    while asked(run.address, "GET", "/v1/health")[1]["episodes"]:
-        time.sleep(0.1)
 
 
 def counted(run, name):
@@ -205,8 +205,7 @@ def test_a_request_that_is_repeated_counts_once(run):
     assert asked(run.address, "POST", f"{path}/end", {"observation": OBS, "reward": 1.0, "step": 2}) == end
 
 
-def test_only_so_many_episodes_and_connections(run):
-    nobody_plays(run)
+def test_only_so_many_episodes_and_connections(run, alone):
     ids = [started(run) for _ in range(6)]
     status, found = asked(run.address, "POST", "/v1/episodes", {})
     assert (status, "6 episodes" in found["error"]) == (429, True)
@@ -271,8 +270,7 @@ def test_requests_that_follow_each_other_without_a_wait_are_answered_in_order(ru
     assert at == sorted(at)
 
 
-def test_a_client_that_goes_costs_one_failed_index(run, client):
-    nobody_plays(run)
+def test_a_client_that_goes_costs_one_failed_index(run, alone, client):
     other, env = PolicyClient(run.address), gymnasium.make("CartPole-v1")
 
     def plays_until(holds):
@@ -379,14 +377,13 @@ def test_schema_and_reader_agree_about_a_space(space, right, wrong):
         protocol.read(space, wrong, "x")
 
 
-def test_random_requests_never_fail_the_server(run, good):
+def test_random_requests_never_fail_the_server(run, alone, good):
     rng = random.Random(0)
     values = [None, True, 0, -1, 1e308, "x", "", [], [0.0] * 4, [OBS] * 2, {}, {"a": 1}, 2**70, ["x"], [None]]
     names = "observation reward step episode_id count action truncated training_enabled episode_ids observations"
     names = [*names.split(), "rewards", "terminated", "final_observations", "actions", "log_probs", "versions", "other"]
     of_one = [f"/v1/episodes/{{}}/{what}" for what in ("action", "log", "turn", "reward", "end")]
     episodes = lambda: asked(run.address, "GET", "/v1/health")[1]["episodes"]
-    serving.until(lambda: episodes() <= 1)  # those that other tests left are over, but that of `good`
     failed = counted(run, "episodes_failed_total")
     id, seen, played, ended = started(run), set(), 0, 0
     for _ in range(1000):

@@ -5,11 +5,13 @@ import random
 import socket
 import threading
 import time
+import types
 import urllib.parse
 
 import gymnasium
 import jsonschema
 import numpy as np
+import openapi_spec_validator
 import pytest
 import serving
 from serving import asked
@@ -332,8 +334,10 @@ def resolved(document, schema):
 def test_the_description_says_what_the_server_answers(run):
     document = described(run)
     assert document["openapi"].startswith("3.1")
+    openapi_spec_validator.validate(document)
+    assert document["security"] == []
     paths = document["paths"]
-    id = started(run)
+    id = started(run, Jrl_Client="a")
     sent = {
         "/v1/episodes": ({}, None),
         "/v1/episodes/{id}/action": ({"observation": OBS, "reward": 0.0, "step": 0}, id),
@@ -343,10 +347,16 @@ def test_the_description_says_what_the_server_answers(run):
     }
     for path, (body, name) in sent.items():
         route = paths[path]["post"]
+        assert "Jrl-Client" in [one["name"] for one in route["parameters"]]
+        assert {*route["requestBody"]["content"]} == {protocol.JSON, protocol.NPZ}
         jsonschema.validate(body, resolved(document, route["requestBody"]["content"]["application/json"]["schema"]))
-        status, answer = asked(run.address, "POST", path.replace("{id}", name or ""), body)
+        status, answer = asked(run.address, "POST", path.replace("{id}", name or ""), body, Jrl_Client="a")
         described_answer = route["responses"][str(status)]["content"]["application/json"]["schema"]
         jsonschema.validate(answer, resolved(document, described_answer))
+    where, body = "/v1/action", npz(observation=np.array(OBS))
+    form = next(form for form in paths[where]["post"]["requestBody"]["content"] if form != protocol.JSON)
+    status, answer = asked(run.address, "POST", where, body, Content_Type=form)
+    assert (status, set(np.load(io.BytesIO(answer)))) == (200, {"action", "version"})
     refused = asked(run.address, "POST", f"/v1/episodes/{id}/action", {"observation": OBS})[1]
     jsonschema.validate(refused, document["components"]["schemas"]["Error"])
     for path, methods in paths.items():  # each route is there
@@ -354,6 +364,16 @@ def test_the_description_says_what_the_server_answers(run):
             assert asked(run.address, method.upper(), path.replace("{id}", "nobody"), b"{}")[0] != 405
             assert "there is no /" not in str(asked(run.address, method.upper(), path.replace("{id}", "x"), b"{}")[1])
     assert b"<table>" in asked(run.address, "GET", "/docs")[1]
+
+
+@pytest.mark.parametrize("token", [False, True])
+def test_the_description_of_several_agents_is_openapi(token):
+    agents = {name: types.SimpleNamespace(observation=Box((2,)), action=Discrete(3)) for name in ("a", "b")}
+    document = openapi.document([Box((2,))], [Discrete(3)], agents, most=4, token=token)
+    openapi_spec_validator.validate(document)
+    routes = {path: route for path, methods in document["paths"].items() for route in methods.values()}
+    needed = {path for path, route in routes.items() if route.get("security", document["security"])}
+    assert needed == ({*routes} - {"/v1/health"} if token else set())
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def metrics(table: Table, web: Web, served: Mapping[str, Served], uptime_s: floa
     return "".join(lines)
 
 
-def document(served: Mapping[str, Served], most: int) -> dict[str, Any]:
+def document(web: Web, served: Mapping[str, Served], most: int) -> dict[str, Any]:
     """The OpenAPI description of a server of these policies, which takes `most` episodes in a request."""
     seen, taken = list[Space](), list[Space]()
     agents = dict[str, Any]()
@@ -61,4 +61,4 @@ def document(served: Mapping[str, Served], most: int) -> dict[str, Any]:
         of = one.facts.agents.values() or (one.facts,)
         seen += [part.observation for part in of]
         taken += [part.action for part in of]
-    return openapi.document(seen, taken, agents, most=most)
+    return openapi.document(seen, taken, agents, most=most, token=web.limits.token is not None)

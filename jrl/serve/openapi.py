@@ -7,16 +7,27 @@ from typing import Any
 
 import numpy as np
 
+from jrl.serve.protocol import CLIENT, JSON, NPZ
 from jrl.types import Box, Dict, Discrete, Leaf, MultiDiscrete, Space, Tuple
 
 _ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+_CLIENT = {
+    "name": CLIENT.title(),
+    "in": "header",
+    "schema": {"type": "string"},
+    "description": "who the client is, the same in all its requests: an episode is for who began it",
+}
 _STEP = {"type": "integer", "minimum": 0, "description": "number of the step; a request that is repeated counts once"}
 _OF_POLICY = {"name": "policy", "in": "query", "schema": {"type": "string"}}
 _NEWER = {"name": "newer_than", "in": "query", "schema": {"type": "integer", "minimum": -1, "maximum": 10**15 - 1}}
 _REWARD = {"type": "number", "description": "that came since the latest action"}
 _NAME = {"type": "string", "minLength": 1, "maxLength": 128}
+_NUMBER, _FLAG, _ANY = {"type": "number"}, {"type": "boolean"}, {"type": "object"}
+_BINARY = {"type": "string", "format": "binary"}
 MOST = 256  # steps of clients that act by themselves in one request, so that others do not wait for it
 _VERSION = {"type": "integer", "minimum": 0, "description": "updates before the weights that chose"}
+_OBS, _ACT = ({"$ref": f"#/components/schemas/{name}"} for name in ("Observation", "Action"))
+_ASKED = {"observation": _OBS, "reward": _REWARD, "step": _STEP}
 
 
 def schema(space: Space) -> dict[str, Any]:
@@ -56,36 +67,44 @@ def _object(properties: dict[str, Any], *required: str, closed: bool = True) -> 
     return {**found, "additionalProperties": False} if closed else found
 
 
-def _json(inner: dict[str, Any]) -> dict[str, Any]:
-    return {"content": {"application/json": {"schema": inner}}}
+def _content(*kinds: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    return {"content": {kind: {"schema": inner} for kind, inner in kinds}}
 
 
-def _route(
+def _body(inner: dict[str, Any]) -> dict[str, Any]:
+    """A body in either of its forms; an answer has that of its request."""
+    return _content((JSON, inner), (NPZ, {"$ref": "#/components/schemas/Arrays"}))
+
+
+def _route(name: str, summary: str, answer: dict[str, Any], *, status: str = "200", **more: Any) -> dict[str, Any]:
+    refused = {
+        "description": "the request cannot be answered as it is asked",
+        **_content((JSON, {"$ref": "#/components/schemas/Error"})),
+    }
+    responses = {status: {"description": "the answer", **answer}, "4XX": refused}
+    return {"operationId": name, "summary": summary, "responses": responses, **more}
+
+
+def _post(
     name: str,
     summary: str,
-    body: dict[str, Any] | None,
+    body: dict[str, Any],
     answer: dict[str, Any],
     *,
     status: str = "200",
-    of_one: bool = False,
-    query: Sequence[dict[str, Any]] = (),
+    parameters: Sequence[dict[str, Any]] = (_CLIENT,),
 ) -> dict[str, Any]:
-    refused = {
-        "description": "the request cannot be answered as it is asked",
-        **_json({"$ref": "#/components/schemas/Error"}),
-    }
-    found: dict[str, Any] = {
-        "operationId": name,
-        "summary": summary,
-        "responses": {status: {"description": "the answer", **answer}, "4XX": refused},
-    }
-    if of_one or query:
-        found["parameters"] = [_ID] if of_one else list(query)
-    if name == "weights":
-        found["responses"]["204"] = {"description": "they are of this version"}
-    if body is not None:
-        found["requestBody"] = {"required": bool(body["required"]), **_json(body)}
-    return found
+    sent = {"requestBody": {"required": bool(body["required"]), **_body(body)}, "parameters": list(parameters)}
+    return {"post": _route(name, summary, _body(answer), status=status, **sent)}
+
+
+def _of_one(name: str, summary: str, body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+    """A route of one episode."""
+    return _post(name, summary, body, answer, parameters=(_ID, _CLIENT))
+
+
+def _get(name: str, summary: str, kind: str, inner: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"get": _route(name, summary, _content((kind, inner)), **more)}
 
 
 def _any_of(kinds: Sequence[Space]) -> dict[str, Any]:
@@ -95,145 +114,144 @@ def _any_of(kinds: Sequence[Space]) -> dict[str, Any]:
 
 
 def document(
-    observations: Sequence[Space], actions: Sequence[Space], agents: Mapping[str, Any] = {}, *, most: int
+    observations: Sequence[Space],
+    actions: Sequence[Space],
+    agents: Mapping[str, Any] = {},
+    *,
+    most: int,
+    token: bool = False,
 ) -> dict[str, Any]:
     """The description of a server of policies with these spaces, which takes `most` episodes in a request.
 
     Args:
       observations, actions: of all policies and agents.
       agents: name -> what has `observation` and `action`, where episodes have several agents.
+      token: whether clients have to show one.
     """
-    obs, act = ({"$ref": f"#/components/schemas/{name}"} for name in ("Observation", "Action"))
-    number = {"type": "number"}
-    by_agent = lambda of: _object({name: of(agent) for name, agent in agents.items()})
-    seen_of, taken_of = (
-        by_agent(lambda one, what=what: schema(getattr(one, what))) for what in ("observation", "action")
-    )
-    rewards, flags = (by_agent(lambda one, kind=kind: {"type": kind}) for kind in ("number", "boolean"))
-    turn = {"observations": seen_of, "rewards": rewards, "terminated": flags, "truncated": flags}
-    ended = {"return": number, "length": {"type": "integer", "minimum": 0}, **({"returns": rewards} if agents else {})}
-    outcome = _object(ended, "return", "length")
-    asked = {"observation": obs, "reward": _REWARD, "step": _STEP}
-    chosen = {"action": act, "version": _VERSION, "step": _STEP}
-    text = {"content": {"text/plain": {"schema": {"type": "string"}}}}
-    page = {"content": {"text/html": {"schema": {"type": "string"}}}}
-    begin = {
-        "episode_id": _NAME,
-        "training_enabled": {"type": "boolean"},
-        "count": {"type": "integer", "minimum": 1, "maximum": most},
-        "policy": _NAME,
+    schemas = {
+        "Observation": _any_of(observations),
+        "Action": _any_of(actions),
+        "Error": _object({"error": {"type": "string", "description": "what is wrong, in words"}}, "error"),
+        "Arrays": {**_BINARY, "description": "what numpy.savez writes: arrays by the names of the JSON, trees as a/b"},
     }
-    steps = {
-        "episode_ids": _many(_NAME, most),
-        "observations": _many(obs, most),
-        "rewards": _many(number, most),
-        "terminated": _many({"type": "boolean"}, most),
-        "truncated": _many({"type": "boolean"}, most),
-        "final_observations": _many(obs, most),
-    }
-    rows = lambda inner: _many(_many(inner, MOST), MOST)
-    played = {
-        **{name: rows(part["items"]) for name, part in steps.items() if name != "episode_ids"},
-        "episode_ids": _many(_NAME, most),
-        "actions": rows({"description": "in the policy's units"}),
-        "log_probs": rows(number),
-        "versions": rows(_VERSION),
-        "memory": {"description": "arrays [K, N, ...] by number: what a policy that remembers did before each step"},
-    }
-    weights = {"content": {"application/x-npz": {"schema": {"type": "string", "format": "binary"}}}}
-    names = {"type": "array", "items": _NAME, "description": "of the agents, where an episode has several"}
-    begun = {"agents": names, "episode_id": _NAME, "episode_ids": _many(_NAME, most), "version": _VERSION}
-    together = {"episode_ids": _many(_NAME, most), "actions": _many(act, most), "version": _VERSION}
-    paths = {
-        "/v1/episodes": {
-            "post": _route(
-                "begin", "Begins an episode, or `count` of them.", _object(begin), _json(_object(begun, "version")),
-                status="201",
-            )
-        },
-        "/v1/episodes/{id}/action": {
-            "post": _route(
-                "action", "Asks for the action at an observation.", _object(asked, "observation"),
-                _json(_object(chosen, *chosen)), of_one=True,
-            )
-        },
-        "/v1/episodes/{id}/log": {
-            "post": _route(
-                "log", "Tells of an action that the client chose itself.",
-                _object({**asked, "action": act}, "observation", "action"), _json(_object({"step": _STEP}, "step")),
-                of_one=True,
-            )
-        },
-        "/v1/episodes/{id}/reward": {
-            "post": _route(
-                "reward", "Adds to the reward of the latest action.",
-                _object({"rewards": rewards}, "rewards") if agents else _object({"reward": number}, "reward"),
-                _json(_object({"rewards": rewards} if agents else {"reward": number})), of_one=True,
-            )
-        },
-        "/v1/episodes/{id}/end": {
-            "post": _route(
-                "end", "Ends an episode with its last observation.",
-                _object({"observations": seen_of, "rewards": rewards, "truncated": {"type": "boolean"}, "step": _STEP})
-                if agents
-                else _object({**asked, "truncated": {"type": "boolean"}}, "observation"),
-                _json(outcome), of_one=True,
-            )
-        },
-        "/v1/episodes/{id}/turn": {
-            "post": _route(
-                "turn", "Of several agents: asks for the actions of some, and ends some.",
-                _object({**turn, "actions": taken_of, "step": _STEP}, "observations"),
-                _json(_object({"actions": taken_of, "version": _VERSION, "step": _STEP}, "actions", "version", "step")),
-                of_one=True,
-            )
-        },
-        "/v1/steps": {
-            "post": _route(
-                "steps", "A step of many episodes; in the place of one that has ended another begins.",
-                _object(steps, "episode_ids", "observations"), _json(_object(together, *together)),
-            )
-        },
-        "/v1/played": {
-            "post": _route(
-                "played", "Tells of steps [K, N] whose actions the client chose by weights from here.",
-                _object(played, "episode_ids", "observations", "actions", "log_probs", "versions"),
-                _json(_object({"episode_ids": _many(_NAME, most), "version": _VERSION}, "episode_ids", "version")),
-            )
-        },
-        "/v1/program": {
-            "get": _route(
-                "program", "Tells how numpy acts by the weights.", None, _json({"type": "object"}), query=[_OF_POLICY]
-            )
-        },
-        "/v1/weights": {
-            "get": _route(
-                "weights", "The weights, where they are not of this version; else 204.", None, weights,
-                query=[_OF_POLICY, _NEWER],
-            )
-        },
-        "/v1/action": {
-            "post": _route(
-                "once", "Asks for an action without an episode, of a policy that remembers nothing.",
-                _object({"observation": obs, "policy": _NAME}, "observation"),
-                _json(_object({"action": act, "version": _VERSION}, "action", "version")),
-            )
-        },
-        "/v1/policies": {
-            "get": _route("policies", "Tells of the policies and their spaces.", None, _json({"type": "object"}))
-        },
-        "/v1/health": {"get": _route("health", "Tells that the server answers.", None, _json({"type": "object"}))},
-        "/metrics": {"get": _route("metrics", "Counts, as Prometheus reads them.", None, text)},
-        "/openapi.json": {"get": _route("openapi", "This description.", None, _json({"type": "object"}))},
-        "/docs": {"get": _route("docs", "This description, for people.", None, page)},
-    }  # fmt: skip
-    error = _object({"error": {"type": "string", "description": "what is wrong, in words"}}, "error")
-    schemas = {"Observation": _any_of(observations), "Action": _any_of(actions), "Error": error}
     return {
         "openapi": "3.1.0",
         "info": {"title": "jrl", "version": "1", "description": "Episodes that clients play, and a policy that acts."},
-        "paths": paths,
+        "security": [{"token": []}] if token else [],
+        "paths": {**_actions(most), **_ends(agents), **_many_steps(most), **_weights(), **_server()},
         "components": {"schemas": schemas, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+    }
+
+
+def _actions(most: int) -> dict[str, Any]:
+    """The routes by which an episode begins and goes on."""
+    begin = {
+        "episode_id": _NAME,
+        "training_enabled": _FLAG,
+        "count": {"type": "integer", "minimum": 1, "maximum": most},
+        "policy": _NAME,
+    }
+    names = {"type": "array", "items": _NAME, "description": "of the agents, where an episode has several"}
+    begun = {"agents": names, "episode_id": _NAME, "episode_ids": _many(_NAME, most), "version": _VERSION}
+    chosen = {"action": _ACT, "version": _VERSION, "step": _STEP}
+    return {
+        "/v1/episodes": _post(
+            "begin", "Begins an episode, or `count` of them.", _object(begin), _object(begun, "version"), status="201"
+        ),
+        "/v1/episodes/{id}/action": _of_one(
+            "action", "Asks for the action at an observation.", _object(_ASKED, "observation"),
+            _object(chosen, *chosen),
+        ),
+        "/v1/episodes/{id}/log": _of_one(
+            "log", "Tells of an action that the client chose itself.",
+            _object({**_ASKED, "action": _ACT}, "observation", "action"), _object({"step": _STEP}, "step"),
+        ),
+        "/v1/action": _post(
+            "once", "Asks for an action without an episode, of a policy that remembers nothing.",
+            _object({"observation": _OBS, "policy": _NAME}, "observation"),
+            _object({"action": _ACT, "version": _VERSION}, "action", "version"), parameters=(),
+        ),
+    }  # fmt: skip
+
+
+def _ends(agents: Mapping[str, Any]) -> dict[str, Any]:
+    """The routes of an episode that are others where it has several agents."""
+    by_agent = lambda of: _object({name: of(agent) for name, agent in agents.items()})
+    seen, taken = (by_agent(lambda one, what=what: schema(getattr(one, what))) for what in ("observation", "action"))
+    rewards, flags = (by_agent(lambda one, kind=kind: kind) for kind in (_NUMBER, _FLAG))
+    turn = {"observations": seen, "rewards": rewards, "terminated": flags, "truncated": flags}
+    turn |= {"actions": taken, "step": _STEP}
+    outcome = {"return": _NUMBER, "length": {"type": "integer", "minimum": 0}}
+    if agents:
+        reward, needed = {"rewards": rewards}, "rewards"
+        end = _object({"observations": seen, "rewards": rewards, "truncated": _FLAG, "step": _STEP})
+        outcome["returns"] = rewards
+    else:
+        reward, needed = {"reward": _NUMBER}, "reward"
+        end = _object({**_ASKED, "truncated": _FLAG}, "observation")
+    return {
+        "/v1/episodes/{id}/reward": _of_one(
+            "reward", "Adds to the reward of the latest action.", _object(reward, needed), _object(reward)
+        ),
+        "/v1/episodes/{id}/end": _of_one(
+            "end", "Ends an episode with its last observation.", end, _object(outcome, "return", "length")
+        ),
+        "/v1/episodes/{id}/turn": _of_one(
+            "turn", "Of several agents: asks for the actions of some, and ends some.", _object(turn, "observations"),
+            _object({"actions": taken, "version": _VERSION, "step": _STEP}, "actions", "version", "step"),
+        ),
+    }  # fmt: skip
+
+
+def _many_steps(most: int) -> dict[str, Any]:
+    """The routes of many episodes in a request."""
+    ids = {"episode_ids": _many(_NAME, most)}
+    each = {"observations": _OBS, "rewards": _NUMBER, "terminated": _FLAG, "truncated": _FLAG}
+    each |= {"final_observations": _OBS}
+    steps = {**ids, **{name: _many(one, most) for name, one in each.items()}}
+    rows = lambda inner: _many(_many(inner, MOST), MOST)
+    played = {
+        **{name: rows(one) for name, one in each.items()},
+        **ids,
+        "actions": rows({"description": "in the policy's units"}),
+        "log_probs": rows(_NUMBER),
+        "versions": rows(_VERSION),
+        "memory": {"description": "arrays [K, N, ...] by number: what a policy that remembers did before each step"},
+    }
+    together = {**ids, "actions": _many(_ACT, most), "version": _VERSION}
+    return {
+        "/v1/steps": _post(
+            "steps", "A step of many episodes; in the place of one that has ended another begins.",
+            _object(steps, "episode_ids", "observations"), _object(together, *together),
+        ),
+        "/v1/played": _post(
+            "played", "Tells of steps [K, N] whose actions the client chose by weights from here.",
+            _object(played, "episode_ids", "observations", "actions", "log_probs", "versions"),
+            _object({**ids, "version": _VERSION}, "episode_ids", "version"),
+        ),
+    }  # fmt: skip
+
+
+def _weights() -> dict[str, Any]:
+    """The routes of clients that act by themselves."""
+    weights = _get(
+        "weights", "The weights, where they are not of this version; else 204.", NPZ, _BINARY,
+        parameters=[_OF_POLICY, _NEWER],
+    )  # fmt: skip
+    weights["get"]["responses"]["204"] = {"description": "they are of this version"}
+    tells = "Tells how numpy acts by the weights."
+    return {"/v1/program": _get("program", tells, JSON, _ANY, parameters=[_OF_POLICY]), "/v1/weights": weights}
+
+
+def _server() -> dict[str, Any]:
+    """The routes about the server."""
+    text = {"type": "string"}
+    return {
+        "/v1/policies": _get("policies", "Tells of the policies and their spaces.", JSON, _ANY),
+        "/v1/health": _get("health", "Tells that the server answers.", JSON, _ANY, security=[]),  # without a token
+        "/metrics": _get("metrics", "Counts, as Prometheus reads them.", "text/plain", text),
+        "/openapi.json": _get("openapi", "This description.", JSON, _ANY),
+        "/docs": _get("docs", "This description, for people.", "text/html", text),
     }
 
 
@@ -242,7 +260,7 @@ def page(document: dict[str, Any]) -> str:
     rows = []
     for path, methods in document["paths"].items():
         for method, route in methods.items():
-            body = route.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            body = route.get("requestBody", {}).get("content", {}).get(JSON, {}).get("schema", {})
             fields = ", ".join(f"<b>{f}</b>" if f in body["required"] else f for f in body.get("properties", ()))
             what = html.escape(route["summary"])
             rows.append(

@@ -2,8 +2,11 @@
 
 A page of any site reaches the ports of its reader's machine. So a request that names an origin is refused unless
 `external.origins` has it; clients that are no pages name none. (Fetch standard, section 3.2: CORS protocol.)
+A page whose own name leads to this machine is of the same origin to its browser, which names none of what it reads:
+`Host` has that name.
 """
 
+import ipaddress
 import re
 from collections.abc import Collection
 
@@ -13,6 +16,7 @@ from jrl.settings.external import ExternalConfig
 
 ANY = "*"
 _ORIGIN = re.compile(r"https?://[^\s/?#@*,]+", re.IGNORECASE)
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]]+))(?::\d*)?", re.IGNORECASE)
 _Headers = tuple[tuple[str, str], ...]
 
 
@@ -42,6 +46,31 @@ def headers(request: Request, known: Collection[str]) -> _Headers:
     if ANY not in known and origin not in known:
         raise Refused(403, f"pages of {origin[:200]} may not play: name it in external.origins")
     return ("Access-Control-Allow-Origin", origin), ("Vary", "Origin")
+
+
+def of_this_machine(request: Request) -> None:
+    """Raises Refused: the request names a host that is not this machine's own name or loopback address.
+
+    Without a token a page could otherwise read by a name that first led to its site, and then here (DNS rebinding).
+    Clients that name no host are no browsers.
+    """
+    given = request.headers.get("host")
+    if given is None:
+        return
+    found = _HOST.fullmatch(given)
+    name = (found[1] or found[2]).lower() if found else ""
+    if name == "localhost":
+        return
+    try:
+        known = ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        known = False
+    if not known:
+        raise Refused(
+            403,
+            f"Host: expected localhost, 127.0.0.1 or [::1], got {given[:200]}: a page may have led its own name here. "
+            "Ask by one of these, or set external.token_file (--token-file)",
+        )
 
 
 def is_question(request: Request) -> bool:

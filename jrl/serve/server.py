@@ -423,10 +423,10 @@ class Server:
         reply(Response(200, text.encode(), "text/plain; version=0.0.4"))
 
     def _openapi(self, request: Request, reply: Reply) -> None:
-        reply(encoded(about.document(self._served, self._cfg.max_batch)))
+        reply(encoded(about.document(self.web, self._served, self._cfg.max_batch)))
 
     def _docs(self, request: Request, reply: Reply) -> None:
-        page = openapi.page(about.document(self._served, self._cfg.max_batch))
+        page = openapi.page(about.document(self.web, self._served, self._cfg.max_batch))
         reply(Response(200, page.encode(), "text/html; charset=utf-8"))
 
 

@@ -223,6 +223,8 @@ class _Connection(asyncio.Protocol):
         path, _, query = target.partition("?")
         request = Request(method, unquote(path), dict(parse_qsl(query)), headers, b"", self._web.limits.body)
         self._web.requests += 1
+        if self._web.limits.token is None:
+            origins.of_this_machine(request)
         self._told = origins.headers(request, self._web.limits.origins)
         self._admit(request)
         if size > self._web.limits.body:

@@ -220,6 +220,9 @@ def test_a_token_is_asked_for(runs, tmp_path):
         assert asked(where, "POST", "/v1/action", obs)[0] == 401
         assert asked(where, "POST", "/v1/action", obs, Authorization="Bearer 0123456789abcdeF")[0] == 401
         assert asked(where, "POST", "/v1/action", obs, Authorization="Bearer 0123456789abcdef")[0] == 200
+        assert asked(where, "GET", "/openapi.json")[0] == 401
+        document = asked(where, "GET", "/openapi.json", Authorization="Bearer 0123456789abcdef")[1]
+        assert document["security"] == [{"token": []}]
         with pytest.raises(RequestRefused, match="token is needed"):
             PolicyClient(where).start_episode()
         assert PolicyClient(where, token="0123456789abcdef").get_once([0.0] * 4) in (0, 1)

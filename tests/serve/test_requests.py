@@ -5,11 +5,13 @@ import random
 import socket
 import threading
 import time
+import types
 import urllib.parse
 
 import gymnasium
 import jsonschema
 import numpy as np
+import openapi_spec_validator
 import pytest
 import serving
 from serving import asked
@@ -33,6 +35,12 @@ def client(run):
     found = PolicyClient(run.address, patience_s=0.0)
     yield found
     found.close()
+
+
+@pytest.fixture
+def alone(run):
+    """The episodes of other tests are over, those that they left, too: before `good` begins its own."""
+    serving.until(lambda: asked(run.address, "GET", "/v1/health")[1]["episodes"] == 0)
 
 
 @pytest.fixture
@@ -75,12 +83,6 @@ def started(run, **headers):
     status, found = asked(run.address, "POST", "/v1/episodes", {}, **headers)
     assert status == 201
     return found["episode_id"]
-
-
-def nobody_plays(run):
-    """Waits until the episodes of other tests are over, those that they left, too."""
-    while asked(run.address, "GET", "/v1/health")[1]["episodes"]:
-        time.sleep(0.1)
 
 
 def counted(run, name):
@@ -205,8 +207,7 @@ def test_a_request_that_is_repeated_counts_once(run):
     assert asked(run.address, "POST", f"{path}/end", {"observation": OBS, "reward": 1.0, "step": 2}) == end
 
 
-def test_only_so_many_episodes_and_connections(run):
-    nobody_plays(run)
+def test_only_so_many_episodes_and_connections(run, alone):
     ids = [started(run) for _ in range(6)]
     status, found = asked(run.address, "POST", "/v1/episodes", {})
     assert (status, "6 episodes" in found["error"]) == (429, True)
@@ -271,8 +272,7 @@ def test_requests_that_follow_each_other_without_a_wait_are_answered_in_order(ru
     assert at == sorted(at)
 
 
-def test_a_client_that_goes_costs_one_failed_index(run, client):
-    nobody_plays(run)
+def test_a_client_that_goes_costs_one_failed_index(run, alone, client):
     other, env = PolicyClient(run.address), gymnasium.make("CartPole-v1")
 
     def plays_until(holds):
@@ -355,8 +355,10 @@ def resolved(document, schema):
 def test_the_description_says_what_the_server_answers(run):
     document = described(run)
     assert document["openapi"].startswith("3.1")
+    openapi_spec_validator.validate(document)
+    assert document["security"] == []
     paths = document["paths"]
-    id = started(run)
+    id = started(run, Jrl_Client="a")
     sent = {
         "/v1/episodes": ({}, None),
         "/v1/episodes/{id}/action": ({"observation": OBS, "reward": 0.0, "step": 0}, id),
@@ -366,10 +368,16 @@ def test_the_description_says_what_the_server_answers(run):
     }
     for path, (body, name) in sent.items():
         route = paths[path]["post"]
+        assert "Jrl-Client" in [one["name"] for one in route["parameters"]]
+        assert {*route["requestBody"]["content"]} == {protocol.JSON, protocol.NPZ}
         jsonschema.validate(body, resolved(document, route["requestBody"]["content"]["application/json"]["schema"]))
-        status, answer = asked(run.address, "POST", path.replace("{id}", name or ""), body)
+        status, answer = asked(run.address, "POST", path.replace("{id}", name or ""), body, Jrl_Client="a")
         described_answer = route["responses"][str(status)]["content"]["application/json"]["schema"]
         jsonschema.validate(answer, resolved(document, described_answer))
+    where, body = "/v1/action", npz(observation=np.array(OBS))
+    form = next(form for form in paths[where]["post"]["requestBody"]["content"] if form != protocol.JSON)
+    status, answer = asked(run.address, "POST", where, body, Content_Type=form)
+    assert (status, set(np.load(io.BytesIO(answer)))) == (200, {"action", "version"})
     refused = asked(run.address, "POST", f"/v1/episodes/{id}/action", {"observation": OBS})[1]
     jsonschema.validate(refused, document["components"]["schemas"]["Error"])
     for path, methods in paths.items():  # each route is there
@@ -377,6 +385,16 @@ def test_the_description_says_what_the_server_answers(run):
             assert asked(run.address, method.upper(), path.replace("{id}", "nobody"), b"{}")[0] != 405
             assert "there is no /" not in str(asked(run.address, method.upper(), path.replace("{id}", "x"), b"{}")[1])
     assert b"<table>" in asked(run.address, "GET", "/docs")[1]
+
+
+@pytest.mark.parametrize("token", [False, True])
+def test_the_description_of_several_agents_is_openapi(token):
+    agents = {name: types.SimpleNamespace(observation=Box((2,)), action=Discrete(3)) for name in ("a", "b")}
+    document = openapi.document([Box((2,))], [Discrete(3)], agents, most=4, token=token)
+    openapi_spec_validator.validate(document)
+    routes = {path: route for path, methods in document["paths"].items() for route in methods.values()}
+    needed = {path for path, route in routes.items() if route.get("security", document["security"])}
+    assert needed == ({*routes} - {"/v1/health"} if token else set())
 
 
 @pytest.mark.parametrize(
@@ -400,14 +418,13 @@ def test_schema_and_reader_agree_about_a_space(space, right, wrong):
         protocol.read(space, wrong, "x")
 
 
-def test_random_requests_never_fail_the_server(run, good):
+def test_random_requests_never_fail_the_server(run, alone, good):
     rng = random.Random(0)
     values = [None, True, 0, -1, 1e308, "x", "", [], [0.0] * 4, [OBS] * 2, {}, {"a": 1}, 2**70, ["x"], [None]]
     names = "observation reward step episode_id count action truncated training_enabled episode_ids observations"
     names = [*names.split(), "rewards", "terminated", "final_observations", "actions", "log_probs", "versions", "other"]
     of_one = [f"/v1/episodes/{{}}/{what}" for what in ("action", "log", "turn", "reward", "end")]
     episodes = lambda: asked(run.address, "GET", "/v1/health")[1]["episodes"]
-    serving.until(lambda: episodes() <= 1)  # those that other tests left are over, but that of `good`
     failed = counted(run, "episodes_failed_total")
     id, seen, played, ended = started(run), set(), 0, 0
     for _ in range(1000):

@@ -83,6 +83,29 @@ def test_who_may_not_ask_is_told_before_a_body_comes(serve):
     assert served.asked(head(10, b"wrong", b"Expect: 100-continue\r\n"))[0] == 401
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        (b"localhost", 200),
+        (b"LOCALHOST:9900", 200),
+        (b"127.0.0.1:1", 200),
+        (b"[::1]", 200),
+        (b"[::1]:9900", 200),
+        (b"elsewhere.example:9900", 403),
+        (b"127.0.0.1.elsewhere.example", 403),
+        (b"localhost:9900@elsewhere", 403),
+        (b"192.0.2.1", 403),
+        (b"[2001:db8::1]:9900", 403),
+        (b"", 403),
+    ],
+)
+def test_without_a_token_the_host_is_this_machine(serve, host, status):
+    text = b"GET /v1/weights HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\n\r\n" % (host, TOKEN)
+    found = serve().asked(text)
+    assert (found[0], "external.token_file" in found[1]) == (status, status == 403)
+    assert serve(token=TOKEN).asked(text)[0] == 200
+
+
 def test_a_body_follows_its_head_in_pieces(serve):
     served = serve()
     with served.connected() as connection:

@@ -9,7 +9,7 @@ import contextlib
 import copy
 import dataclasses
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,11 +17,13 @@ import jax.numpy as jnp
 from flax import struct
 
 from jrl.envs.jax_env import select, time_limit
+from jrl.envs.multi_agent import add_state, with_state
 from jrl.envs.spec import check_action, with_mask
 from jrl.spaces import ACTION_MASK, columns, kinds, map_leaves, of_agents
-from jrl.types import Array, Dict, Discrete, EnvSpec, JaxEnv, Key, PyTree, Several, Space, StepResult
+from jrl.types import Array, Box, Dict, Discrete, EnvSpec, JaxEnv, Key, PyTree, Several, Space, StepResult
 
 PREFIX = "jaxmarl:"
+_WORLD = "world_state"  # the view of all, among JaxMARL's observations, whose other names are agents
 _NEVER = 2**30
 _OVER = -1  # JaxmarlState.elapsed of a game whose next step begins another
 
@@ -35,7 +37,7 @@ class JaxmarlState:
     ended: Array  # [B / A, A] bool, whose last row in this game has been
 
 
-def make(env: Any, name: str, num_envs: int, limit: int | None, space: Any) -> JaxEnv:
+def make(env: Any, name: str, num_envs: int, limit: int | None, space: Any, *, state: bool = False) -> JaxEnv:
     """Games of a JaxMARL environment.
 
     Args:
@@ -44,6 +46,9 @@ def make(env: Any, name: str, num_envs: int, limit: int | None, space: Any) -> J
       num_envs: games.
       limit: steps of a game; None: the environment's own `max_steps`, where it has one.
       space: from JaxMARL's spaces to ours.
+      state: observations get one more item, `state`, as of `jrl.envs.multi_agent.build`: see `_view`.
+    Raises:
+      InputError: `state` of observations that have such an item.
     """
     agents = tuple(env.agents)
     own = [(space(env.observation_space(agent)), space(env.action_space(agent))) for agent in agents]
@@ -53,13 +58,17 @@ def make(env: Any, name: str, num_envs: int, limit: int | None, space: Any) -> J
         env, unlimited = copy.copy(env), copy.copy(env)
         env.max_steps, unlimited.max_steps = limit, _NEVER
     groups = kinds(own) or (tuple(range(len(agents))),)
-    firsts = [(agents[kind[0]], *own[kind[0]]) for kind in groups]
-    masked = [isinstance(action, Discrete) and _has_mask(env, agent, action) for agent, _, action in firsts]
+    firsts = [(agents[kind[0]], own[kind[0]][1]) for kind in groups]
+    masked = [isinstance(action, Discrete) and _has_mask(env, agent, action) for agent, action in firsts]
     shown = {i: with_mask(*own[i]) if has else own[i][0] for kind, has in zip(groups, masked) for i in kind}
+    parts = tuple(_Kind(kind, own[kind[0]][0], shown[kind[0]], has) for kind, has in zip(groups, masked, strict=True))
+    view = None
+    if state:
+        whole, view = _view(env, agents)
+        shown = {i: with_state(one, whole) for i, one in shown.items()}
     observation, action, found = of_agents([(shown[i], own[i][1]) for i in range(len(agents))])
     spec = EnvSpec(observation, action, num_envs * len(agents), limit, agents=agents, kinds=found)
-    parts = tuple(_Kind(kind, seen, has) for kind, (_, seen, _), has in zip(groups, firsts, masked))
-    games = _Games(env, unlimited, spec, parts)
+    games = _Games(env, unlimited, spec, parts, view)
     return JaxEnv(spec, games.reset, games.step)
 
 
@@ -68,6 +77,7 @@ class _Kind(NamedTuple):
 
     numbers: tuple[int, ...]
     observation: Space  # JaxMARL's, of one agent
+    seen: Space  # the same with the mask
     masked: bool  # observations get a mask of the actions
 
 
@@ -79,6 +89,7 @@ class _Games:
     unlimited: Any  # the same without a time limit
     spec: EnvSpec
     kinds: tuple[_Kind, ...]
+    view: Callable[[Any, PyTree], Array] | None  # what `_view` gives; None: observations have none
 
     def reset(self, key: Key) -> tuple[JaxmarlState, PyTree]:
         inner, obs = self._begun(key)
@@ -126,13 +137,14 @@ class _Games:
     def _observe(self, obs: dict[str, Any], inner: PyTree) -> PyTree:
         """Leaves [games, A, *], of several kinds a tuple of those of each."""
         parts = []
+        view = None if self.view is None else jax.vmap(self.view)(obs, inner)
         for kind in self.kinds:
             own = self._stacked(obs, kind.numbers)
             seen = map_leaves(lambda leaf, x: x.astype(leaf.dtype), kind.observation, own)
             if kind.masked:
                 allowed = self._stacked(jax.vmap(self.env.get_avail_actions)(inner), kind.numbers) != 0
                 seen = {**(seen if isinstance(kind.observation, Dict) else {"obs": seen}), ACTION_MASK: allowed}
-            parts.append(seen)
+            parts.append(seen if view is None else add_state(kind.seen, seen, view))
         return tuple(parts) if self.spec.kinds else parts[0]
 
     def _by_agent(self, action: PyTree) -> dict[str, PyTree]:
@@ -170,3 +182,22 @@ def _has_mask(env: Any, agent: str, action: Discrete) -> bool:
     except NotImplementedError:  # what JaxMARL's base class says where an environment has no masks
         return False
     return agent in shapes and shapes[agent].shape == (action.n,)
+
+
+def _view(env: Any, agents: tuple[str, ...]) -> tuple[Box, Callable[[Any, PyTree], Array]]:
+    """The view of all, flat f32: its space, and the function of one game's observations and state that gives it.
+
+    It is what the environment says, as `world_state` among its observations or by `get_world_state`. Where it says
+    nothing, all agents' observations are joined in their order, as JaxMARL's own MAPPO does.
+    """
+
+    def view(obs: Mapping[str, Any], inner: PyTree) -> Array:
+        if _WORLD in obs:
+            whole = obs[_WORLD]
+        elif hasattr(env, "get_world_state"):
+            whole = env.get_world_state(inner)  # of one array, or several
+        else:  # a list: leaves of the dict come by name, agent_10 before agent_2
+            whole = [obs[agent] for agent in agents]
+        return jnp.concatenate([x.astype(jnp.float32).reshape(-1) for x in jax.tree.leaves(whole)])
+
+    return Box(jax.eval_shape(lambda key: view(*env.reset(key)), jax.random.key(0)).shape), view

@@ -170,23 +170,34 @@ def _with_state(
             "MultiDefinition a state and a view"
         )
     each = observation.items if kinds and isinstance(observation, Tuple) else (observation,)
-    parts = [own.items if isinstance(own, Dict) else (("obs", own),) for own in each]
-    if any(STATE in dict(items) for items in parts):
-        raise InputError(f"multi_agent.{STATE}: the observation has an item {STATE} of its own: give that another name")
-
-    def added(own: Space, obs: PyTree, inner: PyTree) -> PyTree:
-        count = jax.tree.leaves(obs)[0].shape[1]
-        repeated = lambda x: jnp.repeat(x[:, None], count, axis=1)
-        return {**(obs if isinstance(own, Dict) else {"obs": obs}), STATE: jax.tree.map(repeated, view(inner))}
+    shown = tuple(with_state(own, space) for own in each)
 
     def observe(inner: PyTree) -> PyTree:
-        obs = definition.observe(inner)
+        obs, seen = definition.observe(inner), view(inner)
         if not kinds:
-            return added(observation, obs, inner)
-        return tuple(added(own, x, inner) for own, x in zip(each, obs, strict=True))
+            return add_state(observation, obs, seen)
+        return tuple(add_state(own, x, seen) for own, x in zip(each, obs, strict=True))
 
-    shown = tuple(Dict((*items, (STATE, space))) for items in parts)
     return Tuple(shown) if kinds else shown[0], observe
+
+
+def with_state(own: Space, state: Space) -> Dict:
+    """Returns an agent's observation space with the view of all; one that is no Dict becomes its item `obs`.
+
+    Raises:
+      InputError: the observation has such an item already.
+    """
+    items = own.items if isinstance(own, Dict) else (("obs", own),)
+    if STATE in dict(items):
+        raise InputError(f"multi_agent.{STATE}: the observation has an item {STATE} of its own: give that another name")
+    return Dict((*items, (STATE, state)))
+
+
+def add_state(own: Space, obs: PyTree, view: PyTree) -> PyTree:
+    """Returns what agents observe, leaves [G, A, *] of the space `own`, with the view of all, leaves [G, *]."""
+    count = jax.tree.leaves(obs)[0].shape[1]
+    repeated = lambda x: jnp.repeat(x[:, None], count, axis=1)
+    return {**(obs if isinstance(own, Dict) else {"obs": obs}), STATE: jax.tree.map(repeated, view)}
 
 
 def joined(observation: Box, num_agents: int) -> Box:

@@ -45,18 +45,17 @@ def make(id: str, num_envs: int, options: dict[str, Any], *, state: bool = False
       num_envs: B.
       options: `max_episode_steps`, and what the package takes: gymnax's parameters, the arguments of brax's and
         JaxMARL's class.
-      state: `multi_agent.state`.
+      state: of JaxMARL's, observations get the view of all; see `jaxmarl_env.make`.
     Raises:
-      InputError: the package is not installed, or has no such environment, option or space that we can handle; `state`,
-        which JaxMARL's environments have in wrappers of its baselines only.
+      InputError: the package is not installed, or has no such environment, option or space that we can handle.
     """
     errors = check(id)
-    if state:
-        errors.append(f"multi_agent.state: {id} has no view of all that its agents could read: leave it out")
     if errors:
         raise InputError(*errors)
     package, name = id.split(":", 1)
-    makers = {"gymnax": _gymnax, "brax": _brax, "jaxmarl": _jaxmarl}
+    if package == "jaxmarl":
+        return _jaxmarl(name, num_envs, dict(options), state)
+    makers = {"gymnax": _gymnax, "brax": _brax}
     return makers[package](name, num_envs, dict(options))
 
 
@@ -169,7 +168,7 @@ def _brax(name: str, num_envs: int, options: dict[str, Any]) -> JaxEnv:
     return _vectorize(spec, reset_one, step_one)
 
 
-def _jaxmarl(name: str, num_envs: int, options: dict[str, Any]) -> JaxEnv:
+def _jaxmarl(name: str, num_envs: int, options: dict[str, Any], state: bool) -> JaxEnv:
     try:
         jaxmarl = jaxmarl_env.quiet_import()
     except ImportError as e:
@@ -181,4 +180,4 @@ def _jaxmarl(name: str, num_envs: int, options: dict[str, Any]) -> JaxEnv:
         env = jaxmarl.make(name, **options)
     except (TypeError, ValueError) as e:
         raise InputError(f"env.options: jaxmarl:{name}: {e}") from e
-    return jaxmarl_env.make(env, name, num_envs, limit, _gymnax_space)
+    return jaxmarl_env.make(env, name, num_envs, limit, _gymnax_space, state=state)

@@ -107,3 +107,15 @@ def test_agents_of_different_spaces_have_columns_by_kind(name, kinds, sizes):
     action = tuple(np.zeros(2 * len(kind), np.int32) for kind in kinds)
     _, result = jax.jit(env.step)(state, action, jax.random.key(1))
     assert result.reward.shape == (env.spec.num_envs,) and [x.shape for x in result.obs] == [x.shape for x in obs]
+
+
+@pytest.mark.parametrize(("name", "size"), [("MPE_simple_spread_v3", 3 * 18), ("SMAX", 120)])
+def test_the_view_of_all_is_the_environments_or_all_observations_joined(name, size):
+    env = envs.make(f"jaxmarl:{name}", num_envs=2, state=True)
+    _, obs = jax.jit(env.reset)(jax.random.key(0))
+    count = len(env.spec.agents)
+    state = np.asarray(obs["state"]).reshape(2, count, size)
+    assert dict(env.spec.observation.items)["state"] == Box((size,))
+    np.testing.assert_array_equal(state, np.repeat(state[:, :1], count, 1))
+    if name != "SMAX":  # which has `world_state`
+        np.testing.assert_array_equal(state[:, 0], np.asarray(obs["obs"]).reshape(2, size))

@@ -7,7 +7,7 @@ import pytest
 from agent_envs import SEEN, Breaks, Walkers
 
 from jrl import envs
-from jrl.envs import history, several, suites
+from jrl.envs import history, several
 from jrl.envs.context import OnFailure
 from jrl.envs.make import check, make
 from jrl.envs.multi_host import MultiHostEnv
@@ -293,12 +293,6 @@ def test_an_agent_that_stays_after_its_end_is_refused_at_any_step(check_steps):
     env = make(f"{NAME}:Undying", num_envs=1, on_failure=OnFailure(check_steps=check_steps))
     with pytest.raises(InputError, match=r"step 3: agent 'p_1' has ended, but is in agents after its step\(None\)"):
         stepped(env, 3, action=np.full(2, 2, np.int32))
-
-
-def test_a_view_of_all_is_refused_by_name_of_jaxmarl(monkeypatch):
-    monkeypatch.setattr(suites, "check", lambda id: [])  # as where it is installed
-    with pytest.raises(InputError, match=r"multi_agent.state: jaxmarl:MPE_simple_spread_v3 has no view of all"):
-        make("jaxmarl:MPE_simple_spread_v3", state=True)
 
 
 @pytest.mark.parametrize(

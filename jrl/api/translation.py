@@ -8,6 +8,7 @@ from typing import Any
 
 from jrl import registry
 from jrl.errors import InputError
+from jrl.fields import schema
 from jrl.fields.data import Fresh, learns_from
 from jrl.fields.hyper import NetworkConfig
 from jrl.migrate import KEYS, memory
@@ -153,15 +154,16 @@ def policies(value: Any, config_class: Any) -> dict[str, dict[str, Any]]:
       value: see `jrl.migrate.policies.read`.
       config_class: of the AlgorithmConfig; without an algorithm names stay as they are until there is one.
     Raises:
-      InputError: a class of a policy's own, or unknown names.
+      InputError: a class that is of none of RLlib's algorithms, or unknown names.
     """
     from jrl import api
 
     found: dict[str, dict[str, Any]] = {}
     for name, spec in migrated.read(value, "policies").items():
         if spec.own_class is not None:
-            raise InputError(f"policies.{name}: {migrated.NO_CLASS}, got {getattr(spec.own_class, '__name__', 'one')}")
+            raise InputError(f"policies.{name}: {migrated.no_class(spec.own_class)}")
         given = dict(spec.config.arguments() if hasattr(spec.config, "arguments") else spec.config)
+        given = schema.merge(migrated.of_class(spec, config_class.variant or config_class.algo_name or None), given)
         if not config_class.algo_name:
             found[name] = given
             continue

@@ -341,7 +341,7 @@ GROUPS: dict[str, list[Key]] = {
         _key("count_steps_by multiagent.count_steps_by", "rollout.count_steps_by"),
         _key("policies multiagent.policies", "multi_agent.policies",
              "ids, or id -> None, a dict of settings, a PolicySpec or its tuple; spaces come from the environment, "
-             "a class of a policy's own cannot be had"),
+             "a class of RLlib's becomes algo.name, another cannot be had"),
         _key("policy_mapping_fn multiagent.policy_mapping_fn", "multi_agent.mapping",
              "package.module:name of agent and episode, asked once, or for each game that it depends on; or a table"),
         _key("policies_to_train multiagent.policies_to_train", "multi_agent.policies_to_train",

@@ -29,10 +29,12 @@ def _policies(job: Job, key: str, value: Any) -> None:
         return None
     for name, spec in specs.items():
         if spec.own_class is not None:
-            job.lack(f"{key}.{name}", policies.NO_CLASS)
-    if set(specs) <= {policies.DEFAULT} and not any(spec.config for spec in specs.values()):
+            job.lack(f"{key}.{name}", policies.no_class(spec.own_class))
+    by_class = {name: policies.of_class(spec, job.source) for name, spec in specs.items()}
+    if set(specs) <= {policies.DEFAULT} and not any(spec.config or by_class[name] for name, spec in specs.items()):
         return job.drop(key, _ONE)
-    return _put(job, key, {name: _own(job, f"{key}.{name}", name, spec.config) for name, spec in specs.items()})
+    own = {name: _own(job, f"{key}.{name}", name, spec.config, by_class[name]) for name, spec in specs.items()}
+    return _put(job, key, own)
 
 
 @rule("algorithm_config_overrides_per_module")
@@ -51,19 +53,28 @@ def _put(job: Job, key: str, found: Mapping[str, Any]) -> None:
     job.put(key, "multi_agent.policies", schema.merge(job.tree.get("multi_agent", {}).get("policies", {}), found))
 
 
-def _own(job: Job, key: str, name: str, value: Any) -> dict[str, Any]:
-    """Translates the settings of one policy."""
+def _own(job: Job, key: str, name: str, value: Any, by_class: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Translates the settings of one policy, which go over those that come by its class."""
+    from jrl.algos import get_config_class
+
     if not isinstance(value, Mapping):
         if value is not None:
             job.wrong(key, "a mapping of settings", value)
         return {}
     ours = {section: dict(found) for section, found in value.items() if section in _OWN and isinstance(found, Mapping)}
-    if (ours.get("algo") or {}).get("name") == job.algo:
-        del ours["algo"]["name"]
     value = {theirs: given for theirs, given in value.items() if theirs not in ours}
+    ours = schema.merge(by_class or {}, ours)
+    algo = (ours.get("algo") or {}).get("name", job.algo)
+    if algo == job.algo:
+        ours.get("algo", {}).pop("name", None)
+    try:
+        known_as, config_class = (job.source, job.config_class) if algo == job.algo else (algo, get_config_class(algo))
+    except InputError as e:
+        job.faults += [f"{job.prefix}{key}: {message}" for message in e.errors]
+        return {}
     inner = Job(
-        job.algo, job.source, job.config_class, dict(canonical(value)), base=job.base, prefix=f"{job.prefix}{key}.",
-        inside=f"multi_agent.policies.{name}.",
+        algo, known_as, config_class, dict(canonical(value)), base=schema.merge(job.base, ours),
+        prefix=f"{job.prefix}{key}.", inside=f"multi_agent.policies.{name}.",
     )  # fmt: skip
     for theirs in inner.raw:
         known = KEYS.get(theirs)
@@ -134,7 +145,10 @@ def _modules(job: Job, key: str, value: Any) -> None:
     found = policies.modules(value)
     if found is None:
         return job.lack(key, KEYS["model.custom_model"].note) if asks(value) else job.drop(key, "RLlib's own")
-    given = {name: {"model": dict(config)} if isinstance(config, Mapping) else {} for name, config in found.items()}
+    if any(spec.own_class is not None for spec in found.values()):
+        return job.lack(key, KEYS["model.custom_model"].note)
+    configs = {name: spec.config for name, spec in found.items()}
+    given = {name: {"model": dict(config)} if isinstance(config, Mapping) else {} for name, config in configs.items()}
     if not given or set(given) == {policies.DEFAULT}:
         return job.drop(key, f"{_ONE}: its network is that of the run")
     return _put(job, key, {name: _own(job, f"{key}.{name}", name, config) for name, config in given.items()})

@@ -12,7 +12,7 @@ from jrl.api.config import AlgorithmConfig
 from jrl.envs import views
 from jrl.errors import InputError
 from jrl.export.__main__ import main as export
-from jrl.migrate import migrate
+from jrl.migrate import migrate, policies
 from jrl.record import main as record
 from jrl.settings import multi_agent
 
@@ -123,6 +123,7 @@ def test_a_function_of_policies_to_train_that_raises():
     ("given", "says"),
     [
         ({"policies": {"a": SimpleNamespace(policy_class=dict, config={})}}, "policies.a: a policy's class cannot be"),
+        ({"policies": {"a": ("ray.rllib.examples.RandomPolicy", None, None, {})}}, "got 'ray.rllib.examples.RandomPol"),
         ({"policies": 5}, "policies: expected a list of names"),
         ({"policies": {"a": (None, None)}}, "policies.a: expected .policy_class"),
         ({"policies": {"a": {"clip_parm": 1}}}, "did you mean clip_param"),
@@ -132,6 +133,47 @@ def test_a_function_of_policies_to_train_that_raises():
 def test_what_cannot_be_had_is_told_where_it_is_given(given, says):
     with pytest.raises(InputError, match=says):
         config(**given)
+
+
+class DQNTorchPolicy:
+    """As ray.rllib.algorithms.dqn.dqn_torch_policy has it."""
+
+    __module__ = "ray.rllib.algorithms.dqn.dqn_torch_policy"
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [
+        (DQNTorchPolicy, "dqn"),
+        (str(DQNTorchPolicy), "dqn"),
+        ("ray.rllib.algorithms.sac.sac_torch_policy.SACTorchPolicy", "sac"),
+        ("APPOTF2Policy", "appo"),
+        ("ray.rllib.algorithms.impala.impala_tf_policy.ImpalaTF2Policy", "impala"),
+        ("ray.rllib.algorithms.ppo.PPOTF1Policy_eager", None),  # the job's own
+    ],
+)
+def test_a_class_of_rllibs_names_the_algorithm_of_its_policy(cls, name):
+    given = {"p0": (cls, None, None, {"lr": 0.1}), "p1": (None, None, None, {})}
+    own = {"algo": {"lr": 0.1} if name is None else {"name": name, "lr": 0.1}}
+    assert config(policies=given).to_dict()["multi_agent"]["policies"] == {"p0": own, "p1": {}}
+    made = migrate({"env": ENV, "policies": given}, algo="PPO")
+    assert made.config["multi_agent"]["policies"] == {"p0": own, "p1": {}}
+    shared = AlgorithmConfig().multi_agent(policies=given)
+    made = PPOConfig().environment(ENV).update_from_dict(shared)
+    assert made.to_dict()["multi_agent"]["policies"] == {"p0": own, "p1": {}}
+
+
+def test_keys_of_a_policy_are_those_of_the_algorithm_that_its_class_names():
+    made = migrate({"env": ENV, "policies": {"a": (DQNTorchPolicy, None, None, {"n_step": 3}), "b": None}}, algo="PPO")
+    assert made.config["multi_agent"]["policies"] == {
+        "a": {"algo": {"name": "dqn"}, "replay": {"n_step": 3}},
+        "b": {},
+    }
+
+
+def test_a_class_that_rllib_fills_in_asks_for_nothing():
+    read = policies.read({"a": ("MARWILTorchPolicy", None, None, {})}, "policies")
+    assert policies.of_class(read["a"], "bc") == {}
 
 
 def test_names_that_ask_for_what_happens_by_itself():
@@ -285,6 +327,11 @@ def test_networks_of_rllibs_modules_are_those_of_policies():
     several = SimpleNamespace(rl_module_specs={"a": module, "b": SimpleNamespace(module_class=None, model_config=None)})
     made = migrate({"env": ENV, "rl_module_spec": several}, algo="PPO")
     assert made.config["multi_agent"]["policies"] == {"a": {"network": {"hidden": [8]}}, "b": {}}
+    module.module_class = "ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module.DefaultPPOTorchRLModule"
+    assert migrate({"env": ENV, "rl_module_spec": several}, algo="PPO").config == made.config
+    module.module_class = "ray.rllib.algorithms.dreamerv3.torch.DreamerV3TorchRLModule"
+    with pytest.raises(InputError, match="rl_module_spec: a class for torch"):
+        migrate({"env": ENV, "rl_module_spec": several}, algo="PPO")
     module.module_class = dict
     with pytest.raises(InputError, match="rl_module_spec: a class for torch"):
         migrate({"env": ENV, "rl_module_spec": several}, algo="PPO")
@@ -296,7 +343,12 @@ def test_networks_of_rllibs_modules_are_those_of_policies():
         ({"policies": ["a", "b"], "policy_mapping_fn": "<function <lambda>>"}, "is not the path of a function"),
         ({"observation_fn": "my.mod.fn"}, "write a pure function"),
         ({"policies": ["a", "b"], "replay_mode": "in_step"}, "expected independent or lockstep"),
-        ({"policies": {"a": ["my.mod.Mine", None, None, {}]}}, "a policy's class cannot be given"),
+        ({"policies": {"a": ["my.mod.Mine", None, None, {}]}}, "a policy's class cannot be given, got 'my.mod.Mine'"),
+        (
+            {"policies": {"a": ["ray.rllib.algorithms.qmix.QMixTorchPolicy", None, None, {}]}},
+            "got 'ray.rllib.algorithms",
+        ),
+        ({"policies": {"a": {"algo": {"name": "dqm"}}}}, r"policies\.a: algo\.name: unknown algorithm 'dqm'"),
         ({"policies": 5}, "expected a list of names"),
     ],
 )

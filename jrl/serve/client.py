@@ -300,14 +300,16 @@ class PolicyClient:
         """
         if not self._acts_here:
             return self.version
-        if self._local is None:
-            self._local = _beside("acting.py").Local(_beside("interpreter.py", "export"), self._rng)
-        if self._local.version < 0:
-            self._local.begin(self._request("GET", f"/v1/program?{self._policy}", b"", {}))
-        path = f"/v1/weights?newer_than={self._local.version}&{self._policy}"
+        local = self._local
+        if local is None:
+            local = _beside("acting.py").Local(_beside("interpreter.py", "export"), self._rng)
+        if local.version < 0:
+            local.begin(self._request("GET", f"/v1/program?{self._policy}", b"", {}))
+        path = f"/v1/weights?newer_than={local.version}&{self._policy}"
         if found := self._request("GET", path, b"", {}):
-            self._local.load(found)
-        return int(self._local.version)
+            local.load(found)
+        self._local = local  # a policy that was refused is not the one for which it acts
+        return int(local.version)
 
     def _loaded(self) -> Any:
         if self._local is None or self._local.version < 0:
@@ -315,13 +317,14 @@ class PolicyClient:
         return self._local
 
     def _follow(self, policy: str | None) -> None:
-        """Acts for this policy from now on, where it is this process that acts."""
+        """Acts for this policy from now on, where this process acts. Raises RequestRefused where it cannot."""
         if not self._acts_here:
             return
         query = "" if policy is None else urllib.parse.urlencode({"policy": policy})
         if self._local is not None and query != self._policy:
             raise ValueError("policy: with inference_mode local a client acts for one: make another client")
         self._policy = query
+        self._loaded()  # so that what no client can do, such as several agents, is refused before an episode begins
 
     def _act(self, ids: tuple[str, ...], obs: Mapping[str, Any], row: Any) -> tuple[list[str], dict[str, Any]]:
         """(episodes from now on, actions [N, *] by path) of N episodes, which are sent once there are enough."""

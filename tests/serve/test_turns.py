@@ -11,7 +11,7 @@ import serving
 from serving import asked
 
 from jrl.run import build, build_policies
-from jrl.serve.client import EpisodeLost, PolicyClient
+from jrl.serve.client import EpisodeLost, PolicyClient, RequestRefused
 from jrl.serve.clients import Clients
 from jrl.types import LEADS
 
@@ -281,6 +281,13 @@ def test_what_is_of_one_agent_alone(run, game):
         assert (status, "inference_mode: remote" in found["error"]) == (422, True), found
     told = asked(run.address, "GET", "/v1/policies")[1]["policies"]["default"]
     assert list(told["agents"]) == ["a", "b", "c"]
+    under_way = lambda: asked(run.address, "GET", "/v1/health")[1]["episodes"]
+    client, before = PolicyClient(run.address, inference_mode="local"), under_way()
+    for begin in (client.start_episode, lambda: client.start_episodes(1)):
+        with pytest.raises(RequestRefused, match=r"several agents: let the server act \(inference_mode: remote\)"):
+            begin()
+    assert under_way() == before  # none has begun that would wait for its end
+    client.close()
 
 
 def test_a_turn_that_is_repeated_counts_once(run):

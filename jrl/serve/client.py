@@ -1,6 +1,7 @@
 """Plays episodes with the policy of a jrl server: `python -m jrl.serve CONFIG`. Needs numpy and this file alone.
 
-With inference_mode "local" it needs two more, copied beside it: `jrl/serve/acting.py` and `jrl/export/interpreter.py`.
+With inference_mode "local" it needs two more, `jrl/serve/acting.py` and `jrl/export/interpreter.py`: copied beside it,
+or held in it, as `python -m jrl.serve --write-client FILE` writes it.
 
     client = PolicyClient("http://127.0.0.1:9900")
     episode = client.start_episode()
@@ -23,6 +24,7 @@ import json
 import random
 import ssl
 import time
+import types
 import urllib.parse
 import uuid
 from collections.abc import Mapping, Sequence
@@ -34,6 +36,7 @@ import numpy as np
 _NPZ = "application/x-npz"
 _LARGE = 256  # numbers of an observation, from which on arrays are sent as npz rather than as JSON
 _FIRST_S, _LONGEST_S = 0.1, 5.0  # seconds between tries, doubled each time
+_HELD: dict[str, str] = {}  # sources of what lies beside this file, by name, where it was written as one
 
 
 class RequestRefused(ValueError):
@@ -512,13 +515,20 @@ def flat(name: str, tree: Any) -> list[tuple[str, np.ndarray]]:
 
 
 def _beside(name: str, room: str = "serve") -> Any:
-    """The module that lies beside this one, or in its room of jrl. Raises FileNotFoundError."""
+    """The module that is held in this file, lies beside it, or in its room of jrl. Raises FileNotFoundError."""
+    if name in _HELD:
+        held = types.ModuleType(f"jrl_client_{name[:-3]}")
+        exec(compile(_HELD[name], name, "exec"), held.__dict__)
+        return held
     here = Path(__file__)
     files = (here.with_name(name), here.parents[1] / room / name)
     file = next((file for file in files if file.exists()), None)
     spec = file and importlib.util.spec_from_file_location(f"jrl_client_{name[:-3]}", file)
     if not spec or spec.loader is None:
-        raise FileNotFoundError(f"{files[0]}: inference_mode local needs jrl/{room}/{name}: copy it there")
+        raise FileNotFoundError(
+            f"{files[0]}: inference_mode local needs jrl/{room}/{name}: copy it there, or take the file "
+            "that `python -m jrl.serve --write-client FILE` writes"
+        )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

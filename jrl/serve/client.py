@@ -161,16 +161,21 @@ class PolicyClient:
         self.version = int(found["version"])
         return _arrays(found["action"])
 
-    def log_action(self, episode_id: str, observation: Any, action: Any, agent: str | None = None) -> None:
+    def log_action(
+        self, episode_id: str, observation: Any, action: Any, agent: str | None = None, log_prob: Any = None
+    ) -> None:
         """Tells of an action that was chosen here. Raises RequestRefused where the algorithm does not learn from it.
 
-        Of several agents by agent, as `get_action`.
+        Of several agents by agent, as `get_action`. `log_prob` is the action's log-probability where it is known, of
+        which those algorithms make no use.
         """
         if episode_id in self._turns:
-            self._turn(episode_id, _by_agent(agent, observation), _by_agent(agent, action))
+            known = None if log_prob is None else _by_agent(agent, log_prob)
+            self._turn(episode_id, _by_agent(agent, observation), _by_agent(agent, action), known)
             return
         self._send((episode_id,))
         fields = {"observation": observation, "action": action, "reward": self._reward[episode_id]}
+        fields |= {} if log_prob is None else {"log_prob": log_prob}
         self._of(episode_id, "log", {**fields, "step": self._step[episode_id]})
         self._went_on(episode_id)
         if self._acts_here and self._loaded().remembers:
@@ -228,10 +233,18 @@ class PolicyClient:
             self._local.go_on((episode_id,), ())
         return {name: float(found[name]) for name in ("return", "length")}
 
-    def _turn(self, id: str, observations: Mapping[str, Any], actions: Mapping[str, Any] | None = None) -> Any:
+    def _turn(
+        self,
+        id: str,
+        observations: Mapping[str, Any],
+        actions: Mapping[str, Any] | None = None,
+        log_probs: Mapping[str, Any] | None = None,
+    ) -> Any:
         told = self._turns[id]
         fields = {**told, "observations": {**told["observations"], **observations}, "step": self._step[id]}
-        found = self._of(id, "turn", {**fields, "actions": actions} if actions else fields)
+        fields |= {"actions": actions} if actions else {}
+        fields |= {"log_probs": log_probs} if log_probs else {}
+        found = self._of(id, "turn", fields)
         self._turns[id] = _nothing_told()
         self._step[id] += 1
         self.version = int(found["version"])

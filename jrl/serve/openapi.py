@@ -160,8 +160,8 @@ def document(
         "/v1/episodes/{id}/log": {
             "post": _route(
                 "log", "Tells of an action that the client chose itself.",
-                _object({**asked, "action": act}, "observation", "action"), _json(_object({"step": _STEP}, "step")),
-                of_one=True,
+                _object({**asked, "action": act, "log_prob": number}, "observation", "action"),
+                _json(_object({"step": _STEP}, "step")), of_one=True,
             )
         },
         "/v1/episodes/{id}/reward": {
@@ -183,7 +183,7 @@ def document(
         "/v1/episodes/{id}/turn": {
             "post": _route(
                 "turn", "Of several agents: asks for the actions of some, and ends some.",
-                _object({**turn, "actions": taken_of, "step": _STEP}, "observations"),
+                _object({**turn, "actions": taken_of, "log_probs": rewards, "step": _STEP}, "observations"),
                 _json(_object({"actions": taken_of, "version": _VERSION, "step": _STEP}, "actions", "version", "step")),
                 of_one=True,
             )

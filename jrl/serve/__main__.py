@@ -1,6 +1,7 @@
 """python -m jrl.serve CONFIG: a run that learns from the episodes that clients play over HTTP.
 
 python -m jrl.serve RUN --no-learn: trained policies behind HTTP.
+python -m jrl.serve --write-client FILE: the client as one file, to be copied.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from jrl import train
 from jrl.errors import InputError
 from jrl.fields import schema
 from jrl.host import command, faults
+from jrl.serve import single_file
 from jrl.settings.external import ExternalConfig
 
 _OF_TRAINING = ("algo", "env", "rllib", "drop", "out", "resume", "init_from", "policy_only", "as_test", "stop")
@@ -30,12 +32,19 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--follow", action="store_true", help="of --no-learn: go over to better checkpoints as they appear")
     p.add_argument("--latest", action="store_true", help="of --no-learn: the latest checkpoint, not the best")
+    p.add_argument("--write-client", metavar="FILE", help="write the client as one file that needs numpy, and end")
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: as `jrl.train`."""
     args = parser().parse_args(argv)
+    if args.write_client:
+        try:
+            single_file.write(args.write_client)
+        except InputError as e:
+            return command.refused(e)
+        return 0
     sys.setswitchinterval(_SWITCH_S)
     short = {"host": args.host, "port": args.port, "token_file": args.token_file}
     args.overrides += [f"external.{name}={value}" for name, value in short.items() if value is not None]

@@ -1,6 +1,7 @@
 """Plays episodes with the policy of a jrl server: `python -m jrl.serve CONFIG`. Needs numpy and this file alone.
 
-With inference_mode "local" it needs two more, copied beside it: `jrl/serve/acting.py` and `jrl/export/interpreter.py`.
+With inference_mode "local" it needs two more, `jrl/serve/acting.py` and `jrl/export/interpreter.py`: copied beside it,
+or held in it, as `python -m jrl.serve --write-client FILE` writes it.
 
     client = PolicyClient("http://127.0.0.1:9900")
     episode = client.start_episode()
@@ -23,6 +24,7 @@ import json
 import random
 import ssl
 import time
+import types
 import urllib.parse
 import uuid
 from collections.abc import Mapping, Sequence
@@ -34,6 +36,7 @@ import numpy as np
 _NPZ = "application/x-npz"
 _LARGE = 256  # numbers of an observation, from which on arrays are sent as npz rather than as JSON
 _FIRST_S, _LONGEST_S = 0.1, 5.0  # seconds between tries, doubled each time
+_HELD: dict[str, str] = {}  # sources of what lies beside this file, by name, where it was written as one
 
 
 class RequestRefused(ValueError):
@@ -158,16 +161,21 @@ class PolicyClient:
         self.version = int(found["version"])
         return _arrays(found["action"])
 
-    def log_action(self, episode_id: str, observation: Any, action: Any, agent: str | None = None) -> None:
+    def log_action(
+        self, episode_id: str, observation: Any, action: Any, agent: str | None = None, log_prob: Any = None
+    ) -> None:
         """Tells of an action that was chosen here. Raises RequestRefused where the algorithm does not learn from it.
 
-        Of several agents by agent, as `get_action`.
+        Of several agents by agent, as `get_action`. `log_prob` is the action's log-probability where it is known, of
+        which those algorithms make no use.
         """
         if episode_id in self._turns:
-            self._turn(episode_id, _by_agent(agent, observation), _by_agent(agent, action))
+            known = None if log_prob is None else _by_agent(agent, log_prob)
+            self._turn(episode_id, _by_agent(agent, observation), _by_agent(agent, action), known)
             return
         self._send((episode_id,))
         fields = {"observation": observation, "action": action, "reward": self._reward[episode_id]}
+        fields |= {} if log_prob is None else {"log_prob": log_prob}
         self._of(episode_id, "log", {**fields, "step": self._step[episode_id]})
         self._went_on(episode_id)
         if self._acts_here and self._loaded().remembers:
@@ -225,10 +233,18 @@ class PolicyClient:
             self._local.go_on((episode_id,), ())
         return {name: float(found[name]) for name in ("return", "length")}
 
-    def _turn(self, id: str, observations: Mapping[str, Any], actions: Mapping[str, Any] | None = None) -> Any:
+    def _turn(
+        self,
+        id: str,
+        observations: Mapping[str, Any],
+        actions: Mapping[str, Any] | None = None,
+        log_probs: Mapping[str, Any] | None = None,
+    ) -> Any:
         told = self._turns[id]
         fields = {**told, "observations": {**told["observations"], **observations}, "step": self._step[id]}
-        found = self._of(id, "turn", {**fields, "actions": actions} if actions else fields)
+        fields |= {"actions": actions} if actions else {}
+        fields |= {"log_probs": log_probs} if log_probs else {}
+        found = self._of(id, "turn", fields)
         self._turns[id] = _nothing_told()
         self._step[id] += 1
         self.version = int(found["version"])
@@ -300,14 +316,16 @@ class PolicyClient:
         """
         if not self._acts_here:
             return self.version
-        if self._local is None:
-            self._local = _beside("acting.py").Local(_beside("interpreter.py", "export"), self._rng)
-        if self._local.version < 0:
-            self._local.begin(self._request("GET", f"/v1/program?{self._policy}", b"", {}))
-        path = f"/v1/weights?newer_than={self._local.version}&{self._policy}"
+        local = self._local
+        if local is None:
+            local = _beside("acting.py").Local(_beside("interpreter.py", "export"), self._rng)
+        if local.version < 0:
+            local.begin(self._request("GET", f"/v1/program?{self._policy}", b"", {}))
+        path = f"/v1/weights?newer_than={local.version}&{self._policy}"
         if found := self._request("GET", path, b"", {}):
-            self._local.load(found)
-        return int(self._local.version)
+            local.load(found)
+        self._local = local  # a policy that was refused is not the one for which it acts
+        return int(local.version)
 
     def _loaded(self) -> Any:
         if self._local is None or self._local.version < 0:
@@ -315,13 +333,14 @@ class PolicyClient:
         return self._local
 
     def _follow(self, policy: str | None) -> None:
-        """Acts for this policy from now on, where it is this process that acts."""
+        """Acts for this policy from now on, where this process acts. Raises RequestRefused where it cannot."""
         if not self._acts_here:
             return
         query = "" if policy is None else urllib.parse.urlencode({"policy": policy})
         if self._local is not None and query != self._policy:
             raise ValueError("policy: with inference_mode local a client acts for one: make another client")
         self._policy = query
+        self._loaded()  # so that what no client can do, such as several agents, is refused before an episode begins
 
     def _act(self, ids: tuple[str, ...], obs: Mapping[str, Any], row: Any) -> tuple[list[str], dict[str, Any]]:
         """(episodes from now on, actions [N, *] by path) of N episodes, which are sent once there are enough."""
@@ -509,13 +528,20 @@ def flat(name: str, tree: Any) -> list[tuple[str, np.ndarray]]:
 
 
 def _beside(name: str, room: str = "serve") -> Any:
-    """The module that lies beside this one, or in its room of jrl. Raises FileNotFoundError."""
+    """The module that is held in this file, lies beside it, or in its room of jrl. Raises FileNotFoundError."""
+    if name in _HELD:
+        held = types.ModuleType(f"jrl_client_{name[:-3]}")
+        exec(compile(_HELD[name], name, "exec"), held.__dict__)
+        return held
     here = Path(__file__)
     files = (here.with_name(name), here.parents[1] / room / name)
     file = next((file for file in files if file.exists()), None)
     spec = file and importlib.util.spec_from_file_location(f"jrl_client_{name[:-3]}", file)
     if not spec or spec.loader is None:
-        raise FileNotFoundError(f"{files[0]}: inference_mode local needs jrl/{room}/{name}: copy it there")
+        raise FileNotFoundError(
+            f"{files[0]}: inference_mode local needs jrl/{room}/{name}: copy it there, or take the file "
+            "that `python -m jrl.serve --write-client FILE` writes"
+        )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -164,7 +164,8 @@ def _actions(most: int) -> dict[str, Any]:
         ),
         "/v1/episodes/{id}/log": _of_one(
             "log", "Tells of an action that the client chose itself.",
-            _object({**_ASKED, "action": _ACT}, "observation", "action"), _object({"step": _STEP}, "step"),
+            _object({**_ASKED, "action": _ACT, "log_prob": _NUMBER}, "observation", "action"),
+            _object({"step": _STEP}, "step"),
         ),
         "/v1/action": _post(
             "once", "Asks for an action without an episode, of a policy that remembers nothing.",
@@ -180,7 +181,7 @@ def _ends(agents: Mapping[str, Any]) -> dict[str, Any]:
     seen, taken = (by_agent(lambda one, what=what: schema(getattr(one, what))) for what in ("observation", "action"))
     rewards, flags = (by_agent(lambda one, kind=kind: kind) for kind in (_NUMBER, _FLAG))
     turn = {"observations": seen, "rewards": rewards, "terminated": flags, "truncated": flags}
-    turn |= {"actions": taken, "step": _STEP}
+    turn |= {"actions": taken, "log_probs": rewards, "step": _STEP}
     outcome = {"return": _NUMBER, "length": {"type": "integer", "minimum": 0}}
     if agents:
         reward, needed = {"rewards": rewards}, "rewards"

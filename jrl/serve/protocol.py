@@ -167,12 +167,13 @@ def whole(given: Mapping[str, Any], name: str, most: int = 2**31 - 1) -> int | N
 
 
 NUMBER, WHOLE, _FLAG = Box(()), Box((), "int32"), Box((), "bool")
+_MOST = float(np.finfo(np.float32).max)
 
 
 def number(given: Mapping[str, Any], name: str) -> float:
     """A field that is a finite number; 0 where it is left out."""
     found = given.get(name, 0.0)
-    if type(found) is float:  # from JSON, where it is finite
+    if type(found) is float and abs(found) <= _MOST:  # JSON may have 1e999
         return found
     return float(array(NUMBER, found, (), name))
 

@@ -218,11 +218,11 @@ class Server:
 
     def _log(self, request: Request, reply: Reply, id: str) -> None:
         given = protocol.decoded(request)
-        protocol.fields(given, ("observation", "action", "reward", "step"), ("observation", "action"))
+        protocol.fields(given, ("observation", "action", "log_prob", "reward", "step"), ("observation", "action"))
         episode, facts = self._alone(request, id)
         obs = protocol.read(facts.observation, given["observation"], "observation")
         action = protocol.read(facts.action, given["action"], "action")
-        reward = protocol.number(given, "reward")
+        reward, log_prob = protocol.number(given, "reward"), protocol.number(given, "log_prob")
         if facts.own_action is None:
             raise Refused(422, facts.why)
         step = protocol.whole(given, "step")
@@ -231,7 +231,7 @@ class Server:
             return
         self.in_turn(episode, step)
         at = episode.steps
-        item = self._item(episode, obs, reward, action=facts.own_action(action))
+        item = self._item(episode, obs, reward, action=facts.own_action(action), log_prob=log_prob)
         self.ask([item], lambda actions, version: reply(encoded({"step": at}, request)))
 
     def _reward(self, request: Request, reply: Reply, id: str) -> None:

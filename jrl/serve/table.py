@@ -97,7 +97,7 @@ class Item(NamedTuple):
     truncated: bool = False
     final: bool = False  # the observation is the last
     action: PyTree = None  # [*] what the client chose, in the policy's units; None: the policy chooses
-    # of an action that a client chose with weights from here: their version, and its log-probability
+    # of an action that a client chose: the version of the weights where they are from here, and its log-probability
     version: int | None = None
     log_prob: float = 0.0
     # of the agents that act in a request: whether it is the first, and the first that follows its policy

@@ -1,6 +1,6 @@
 """The routes of episodes of several agents: in a turn some or all of them act, and some may end."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jrl.serve import protocol
@@ -14,7 +14,7 @@ from jrl.types import PyTree, element
 if TYPE_CHECKING:
     from jrl.serve.server import Server
 
-_TURN = ("observations", "rewards", "terminated", "truncated", "actions", "step")
+_TURN = ("observations", "rewards", "terminated", "truncated", "actions", "log_probs", "step")
 
 
 def turn(server: "Server", request: Request, reply: Reply, id: str) -> None:
@@ -34,18 +34,10 @@ def turn(server: "Server", request: Request, reply: Reply, id: str) -> None:
     server.in_turn(episode, step)
     rewards = _rewards(facts, episode, given)
     ends = _ends(facts, episode, given)
-    chosen = _of_agents(facts, episode, given.get("actions"), "actions")
     seen = _of_agents(facts, episode, given["observations"], "observations")
     obs = {name: protocol.read(facts.agents[name].observation, x, f"observations/{name}") for name, x in seen.items()}
     obs |= {name: _last(facts, name, truncated=cut) for name, cut in ends.items() if name not in obs}
-    if lost := [name for name in chosen if name not in obs or name in ends]:
-        raise Refused(422, f"actions/{lost[0]}: it is not among the observations of those that act")
-    taken = {}
-    for name, x in chosen.items():
-        agent = facts.agents[name]
-        if agent.own_action is None:
-            raise Refused(422, facts.why)
-        taken[name] = agent.own_action(protocol.read(agent.action, x, f"actions/{name}"))
+    taken = _taken(facts, episode, given, [name for name in obs if name not in ends])
     items, policies = list[Item](), set[int]()
     for name in sorted(obs, key=lambda name: facts.agents[name].number):
         agent = facts.agents[name]
@@ -55,7 +47,7 @@ def turn(server: "Server", request: Request, reply: Reply, id: str) -> None:
             continue
         flags = {"first": not policies, "leads": agent.policy not in policies}
         policies.add(agent.policy)
-        items.append(seat.item(obs[name], reward, action=taken.get(name), **flags))
+        items.append(seat.item(obs[name], reward, **taken.get(name, {}), **flags))
     for name, reward in rewards.items():  # of those who wait
         episode.seats[facts.agents[name].number].reward += reward
     at, acting = episode.steps, [item for item in items if not item.final]
@@ -140,6 +132,28 @@ def _rewards(facts: Facts, episode: Episode, given: Mapping[str, Any]) -> dict[s
         if x and not episode.seats[facts.agents[name].number].steps:
             raise Refused(409, f"rewards/{name}: it has no action yet that a reward could be for")
     return rewards
+
+
+def _taken(
+    facts: Facts, episode: Episode, given: Mapping[str, Any], acting: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """What an Item says of the actions that the client chose itself, by agent."""
+    chosen, known = (_of_agents(facts, episode, given.get(name), name) for name in ("actions", "log_probs"))
+    for what, names, whole, of in (
+        ("actions", chosen, acting, "observations of those that act"),
+        ("log_probs", known, chosen, "actions"),
+    ):
+        if lost := [name for name in names if name not in whole]:
+            raise Refused(422, f"{what}/{lost[0]}: it is not among the {of}")
+    found = {}
+    for name, x in chosen.items():
+        agent = facts.agents[name]
+        if agent.own_action is None:
+            raise Refused(422, facts.why)
+        log_prob = protocol.array(protocol.NUMBER, known.get(name, 0.0), (), f"log_probs/{name}")
+        action = agent.own_action(protocol.read(agent.action, x, f"actions/{name}"))
+        found[name] = {"action": action, "log_prob": float(log_prob)}
+    return found
 
 
 def _ends(facts: Facts, episode: Episode, given: Mapping[str, Any]) -> dict[str, bool]:

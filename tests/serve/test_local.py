@@ -3,7 +3,10 @@
 import importlib.util
 import io
 import json
+import os
 import queue
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from jrl.envs import played
 from jrl.envs.played import Played
 from jrl.export import interpreter
 from jrl.run import build
+from jrl.serve import __main__ as serve
 from jrl.serve import acting
 from jrl.serve import client as client_module
 from jrl.serve.client import EpisodeLost, PolicyClient, RequestRefused
@@ -296,6 +300,34 @@ def test_weights_that_act_elsewhere_are_not_asked_for(tmp_path):
     client = module.PolicyClient("http://127.0.0.1:1", patience_s=0.0)  # nobody listens there
     client.version = 3
     assert client.update_policy_weights() == 3
+
+
+ALONE = """
+import sys, numpy as np
+from one_file import PolicyClient
+client = PolicyClient(sys.argv[1], patience_s=0.0, inference_mode="local", seed=0)
+episode = client.start_episode(training_enabled=False)
+for _ in range(20):
+    assert client.get_action(episode, np.zeros(4)) in (0, 1)
+    client.log_returns(episode, 2.0)
+assert client.end_episode(episode, np.zeros(4)) == {"return": 40.0, "length": 20.0}
+print(sorted({name.split(".")[0] for name in sys.modules} & {"jax", "jrl", "numpy"}))
+"""
+
+
+def test_one_file_that_acts_by_itself(run, tmp_path, capsys):
+    file = tmp_path / "one_file.py"
+    assert serve.main(["--write-client", str(file)]) == 0
+    command, environment = [sys.executable, "-c", ALONE, run.address], {**os.environ, "PYTHONPATH": ""}
+    played = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert (played.returncode, played.stdout) == (0, "['numpy']\n"), played.stderr
+    file.write_text("mine")
+    assert serve.main(["--write-client", str(file)]) == 2
+    assert serve.main(["--write-client", str(tmp_path / "none" / "one_file.py")]) == 2
+    told = capsys.readouterr().err
+    assert "is there already" in told
+    assert "cannot write" in told
+    assert file.read_text() == "mine"
 
 
 def test_an_interval_that_is_none_is_refused():

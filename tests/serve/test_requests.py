@@ -112,11 +112,16 @@ WRONG = [
     ("action", b'{"observation": [NaN, 0, 0, 0]}', 400, "finite"),
     ("action", {"observation": OBS, "reward": "a"}, 422, "reward"),
     ("action", b'{"observation": [0, 0, 0, 0], "reward": Infinity}', 400, "finite"),
+    ("action", b'{"observation": [0, 0, 0, 0], "reward": 1e999}', 422, "reward: expected float32"),
+    ("action", {"observation": OBS, "reward": 1e40}, 422, "beyond"),
     ("action", {"observation": OBS, "step": 7}, 409, "at step 0"),
     ("action", {"observation": OBS, "step": -1}, 422, "whole number"),
     ("log", {"observation": OBS, "action": 1}, 422, "its own policy"),
     ("log", {"observation": OBS, "action": 2}, 422, "from 0 to 1"),
     ("log", {"observation": OBS, "action": 0.5}, 422, "whole numbers"),
+    ("log", {"observation": OBS, "action": 1, "log_prob": -0.7}, 422, "its own policy"),
+    ("log", {"observation": OBS, "action": 1, "log_prob": "a"}, 422, "log_prob: expected float32"),
+    ("log", b'{"observation": [0, 0, 0, 0], "action": 1, "log_prob": -1e999}', 422, "log_prob: expected float32"),
     ("reward", {"reward": 1.0}, 409, "no action yet"),
     ("end", {"observation": OBS, "truncated": "yes"}, 422, "true or false"),
     ("end", {"observation": None}, 400, "missing"),
@@ -131,6 +136,18 @@ def test_a_wrong_request_has_one_clear_answer(run, good, what, body, status, tol
     assert told in found[1]["error"]
     assert asked(run.address, "POST", f"/v1/episodes/{id}/action", {"observation": OBS, "step": 0})[0] == 200
     assert asked(run.address, "POST", f"/v1/episodes/{id}/end", {"observation": OBS})[0] == 200
+
+
+def test_an_action_of_the_clients_own_goes_with_its_probability():
+    with serving.running(serving.settings("dqn", envs=1)) as found:
+        client = PolicyClient(found.address, patience_s=0.0)
+        id = client.start_episode()
+        client.log_action(id, OBS, 1, log_prob=np.float32(-0.7))
+        client.log_action(id, OBS, 0)
+        with pytest.raises(RequestRefused, match=r"log_prob: expected float32 \[\], got \[1\]"):
+            client.log_action(id, OBS, 1, log_prob=[-0.7])
+        assert client.end_episode(id, OBS)["length"] == 2
+        client.close()
 
 
 def test_what_is_wrong_with_npz(run, good):

@@ -11,7 +11,7 @@ import serving
 from serving import asked
 
 from jrl.run import build, build_policies
-from jrl.serve.client import EpisodeLost, PolicyClient
+from jrl.serve.client import EpisodeLost, PolicyClient, RequestRefused
 from jrl.serve.clients import Clients
 from jrl.types import LEADS
 
@@ -57,7 +57,7 @@ def play(client, rng, record, games, *, observed, own, tell):
             seen = {agent: observed(agent, 100 * game + number) for agent in acting}
             if own and len(acting) == 1 and rng.random() < 0.5:
                 actions = {acting[0]: 3}
-                client.log_action(id, seen, actions)
+                client.log_action(id, seen, actions, log_prob={acting[0]: -0.5} if number % 2 else None)
             elif len(acting) == 1 and rng.random() < 0.5:
                 actions = {acting[0]: client.get_action(id, seen[acting[0]], agent=acting[0])}
             else:
@@ -232,6 +232,7 @@ WRONG = [
     ("turn", {"observations": {}, "terminated": {"a": "yes"}}, 422, "true or false"),
     ("turn", {"observations": {"a": OBS}, "actions": {"a": 1}}, 422, "its own policy"),
     ("turn", {"observations": {"a": OBS}, "actions": {"b": 1}}, 422, "actions/b: it is not among"),
+    ("turn", {"observations": {"a": OBS}, "log_probs": {"a": -1.0}}, 422, "log_probs/a: it is not among the actions"),
     ("turn", {"observations": {"a": OBS}, "step": 9}, 409, "at step 2"),
     ("action", {"observation": OBS}, 422, "several agents"),
     ("log", {"observation": OBS, "action": 1}, 422, "several agents"),
@@ -269,6 +270,15 @@ def test_a_wrong_turn_has_one_clear_answer(run, game, what, body, status, told):
     assert told in found[1]["error"]
 
 
+def test_actions_of_the_clients_own_go_with_their_probabilities():
+    with serving.running(settings("dqn", ALIKE, multi_agent={})) as found:
+        id, body = asked(found.address, "POST", "/v1/episodes", {})[1]["episode_id"], {"observations": {"a": OBS}}
+        for log_prob, status in ((-0.7, 200), ("x", 422), (None, 422)):
+            answer = turn(found, id, {**body, "actions": {"a": 1}, "log_probs": {"a": log_prob}})
+            assert (answer[0], "log_probs/a: expected float32" in str(answer[1])) == (status, status == 422), answer
+        assert asked(found.address, "POST", f"/v1/episodes/{id}/end", {})[1]["length"] == 1
+
+
 def test_what_is_of_one_agent_alone(run, game):
     for path, body in (
         ("/v1/steps", {"episode_ids": [game], "observations": [OBS]}),
@@ -281,6 +291,13 @@ def test_what_is_of_one_agent_alone(run, game):
         assert (status, "inference_mode: remote" in found["error"]) == (422, True), found
     told = asked(run.address, "GET", "/v1/policies")[1]["policies"]["default"]
     assert list(told["agents"]) == ["a", "b", "c"]
+    under_way = lambda: asked(run.address, "GET", "/v1/health")[1]["episodes"]
+    client, before = PolicyClient(run.address, inference_mode="local"), under_way()
+    for begin in (client.start_episode, lambda: client.start_episodes(1)):
+        with pytest.raises(RequestRefused, match=r"several agents: let the server act \(inference_mode: remote\)"):
+            begin()
+    assert under_way() == before  # none has begun that would wait for its end
+    client.close()
 
 
 def test_a_turn_that_is_repeated_counts_once(run):
@@ -328,6 +345,8 @@ def test_the_description_is_of_several_agents(run):
     whole = lambda schema: {**schema, "components": document["components"]}
     right = {"observations": {"a": OBS}, "rewards": {"a": 1.0}, "terminated": {"b": True}, "step": 0}
     jsonschema.validate(right, whole(body("/v1/episodes/{id}/turn")))
+    own = {"actions": {"a": 1}, "log_probs": {"a": -0.7}}
+    jsonschema.validate(right | own, whole(body("/v1/episodes/{id}/turn")))
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"observations": {"d": OBS}}, whole(body("/v1/episodes/{id}/turn")))
     jsonschema.validate({"observations": {"a": OBS}, "truncated": True}, whole(body("/v1/episodes/{id}/end")))

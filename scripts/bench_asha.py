@@ -19,17 +19,17 @@ from pathlib import Path
 
 _KEY = "algo.lr"
 _POINTS = 27
-_COMMON = ("env.backend=jax", "env.num_envs=4", "run.report_every=2", "run.log=[jsonl]")
+_COMMON = ("env.backend=jax", "env.num_envs=4", "run.report_every=1", "run.log=[jsonl]")
 
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     p.add_argument("--out", type=Path, default=Path("runs/asha"))
     p.add_argument("--repetitions", type=int, default=5)
-    p.add_argument("--seeds", type=int, default=24)
-    p.add_argument("--budget", type=int, default=16384, help="steps of a member")
+    p.add_argument("--seeds", type=int, default=16)
+    p.add_argument("--budget", type=int, default=12288, help="steps of a member")
     args = p.parse_args()
-    first = args.budget // 7  # the first rung: 27 go there, 9 to three times as far, 3 to the end: .30 of the grid
+    first = args.budget // 8  # the first rung: 27 go there, 9 to three times as far, 3 to the end: .28 of the grid
     held = []
     for i in range(args.repetitions):
         common = ["--seeds", str(args.seeds), "--budget", str(args.budget), "--set", f"run.seed={1000 * (i + 1)}"]

@@ -156,6 +156,17 @@ def of_rllib_step(
     yield from _back(obs, ended, where)
 
 
+def of_return(agent: Any, where: str) -> Iterator[Fault]:
+    """The fault of an agent that acted, had no observation for a while and has one again, and nobody said why."""
+    yield (
+        "turns",
+        True,
+        f"{where}: agent {agent!r} acted before, had no observation since, and has one again: say turn_based = True in "
+        "the class, or env.options.turn_based=true, where it waits for its turns and earns meanwhile for its action "
+        "before; or false where it leaves and comes back",
+    )
+
+
 # ---------------------------------------------------------------- PettingZoo, agent by agent
 
 

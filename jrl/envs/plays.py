@@ -50,7 +50,8 @@ def of(env: Any, id: str, turn_based: bool | None) -> Play:
     Args:
       env: an environment of several agents.
       id: for errors.
-      turn_based: `env.options.turn_based`; None: as the attribute `turn_based` of the environment says, or False.
+      turn_based: `env.options.turn_based`; None: as the attribute `turn_based` of the environment says; where it
+        has none, an agent that comes back is a fault, for it may have waited or been away.
     Raises:
       InputError: its agents are not known before the first reset, or it needs PettingZoo and that is not installed.
     """
@@ -65,8 +66,8 @@ def of(env: Any, id: str, turn_based: bool | None) -> Play:
         return Parallel(conversions.aec_to_parallel(env), agents, turns=TurnTaking(env, agents))
     if callable(getattr(env, "observation_space", None)):
         return Parallel(env, agents)
-    declared = getattr(env, "turn_based", False) if turn_based is None else turn_based
-    return Rllib(env, agents, waits=bool(declared), id=id)
+    declared = getattr(env, "turn_based", None) if turn_based is None else turn_based
+    return Rllib(env, agents, waits=None if declared is None else bool(declared), id=id)
 
 
 def _is_aec(env: Any) -> bool:
@@ -225,10 +226,11 @@ class Rllib(_Base):
     absent until it has one.
     """
 
-    def __init__(self, env: Any, agents: tuple[Any, ...], *, waits: bool, id: str):
+    def __init__(self, env: Any, agents: tuple[Any, ...], *, waits: bool | None, id: str):
         super().__init__(env, agents)
-        self.waits = waits
-        self._id = id
+        self.waits = bool(waits)
+        self._id, self._declared = id, waits is not None
+        self._away = set[Any]()  # who acted in this episode and has no observation since
         self._there: dict[Any, None] = {}
 
     def observation_space(self, agent: Any) -> Any:
@@ -258,7 +260,7 @@ class Rllib(_Base):
         self.look(lambda: agent_faults.of_rllib_reset(self.agents, self.observation_space, result, where))
         obs, infos = result
         self._movers = tuple(agent for agent in self.agents if agent in obs)
-        self._there = dict.fromkeys(self._movers)
+        self._there, self._away = dict.fromkeys(self._movers), set()
         return Turn(obs, {}, {}, {}, infos, self._movers)
 
     def step(self, action: dict[Any, Any]) -> Turn:
@@ -281,4 +283,8 @@ class Rllib(_Base):
         self._there = dict.fromkeys(agent for agent in (*self._there, *self._movers) if agent not in over)
         waiting = tuple(agent for agent in self._there if agent not in self._movers) if self.waits else ()
         done = end or cut or self._ended >= set(self.agents)
+        if not self._declared:
+            if back := [agent for agent in self._movers if agent in self._away]:
+                self.look(lambda: agent_faults.of_return(back[0], where))
+            self._away = (self._away | set(acted)) - set(self._movers) - over
         return Turn(obs, reward, flags[0], flags[1], infos, self._movers, waiting, done)

@@ -52,9 +52,10 @@ def test_notes(fault, words):
     assert report.ok and any(words in line for line in report.notes), report
 
 
-def test_turns_that_nobody_declared_are_noted():
+def test_turns_that_nobody_declared_are_a_problem():
     report = check_env(f"{NAME}:Turns", steps=20)
-    assert report.ok and any("turn_based = True" in line for line in report.notes)
+    assert any("had no observation since, and has one again" in line for line in report.problems)
+    assert any("turn_based = True" in line for line in report.notes)
 
 
 def test_an_agent_that_stays_after_its_end_is_a_problem():

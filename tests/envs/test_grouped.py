@@ -182,7 +182,8 @@ IN_JAX = ("LateArrivals-v0", "MultiAgentCartPole-v1", "TicTacToe-v0", "TwoStepGa
 
 @pytest.mark.parametrize("id", [*IN_JAX, "agent_envs:Walkers", "agent_envs:Nim", "agent_envs:Turns"])
 def test_who_is_there_acts_next(id):
-    own = {"options": {"max_episode_steps": 9}} if id in IN_JAX else {}
+    options = {"max_episode_steps": 9} if id in IN_JAX else {"turn_based": False} if id.endswith("Turns") else {}
+    own = {"options": options} if options else {}
     env = make(id, num_envs=4, **own)
     stepper, rng, told = Stepper(env, 1), np.random.default_rng(0), []
     obs = stepper.reset()

@@ -213,8 +213,14 @@ def test_rllibs_turns_are_waited_for_where_they_are_declared(how):
     assert absent == [[False, True], [False, False], [False, False]]
 
 
-def test_rllibs_turns_are_absent_rows_otherwise_and_pay_with_the_next_action():
+def test_rllibs_turns_are_refused_where_nobody_says_what_they_are():
     env = make(f"{NAME}:Turns", num_envs=1, options={"length": 4})
+    with pytest.raises(InputError, match=r"agent 'a' acted before, had no observation since.*turn_based = True"):
+        stepped(env, 5)
+
+
+def test_rllibs_turns_are_absent_rows_otherwise_and_pay_with_the_next_action():
+    env = make(f"{NAME}:Turns", num_envs=1, options={"length": 4, "turn_based": False})
     assert env.spec.action == Discrete(2)
     reward, terminated, _, absent, over = stepped(env, 5)
     np.testing.assert_array_equal(absent, [[0, 1], [1, 0], [0, 1], [1, 0], [1, 1]])

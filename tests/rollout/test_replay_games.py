@@ -158,6 +158,7 @@ def follows(agent):
 class Turns:
     """RLlib's interface: a and b act by turns without waiting, four steps, of which both are told in their infos."""
 
+    turn_based = False
     fails: ClassVar = []
 
     def __init__(self, config=None):

@@ -36,6 +36,8 @@ class Task(NamedTuple):
     control: bool = False  # it must not reach the threshold
     needs: str | None = None  # a package that is no dependency
     bounds: tuple[float, float] | None = None  # from data: of the last evaluation's return
+    first: tuple[str, ...] = ()  # config and overrides of a run whose policy it begins with
+    lowest: float = -math.inf  # below which no evaluation may fall
 
 
 # every 250th step and every 100th reset raises
@@ -172,6 +174,13 @@ TASKS = (
     Task("data-rebrac-halfcheetah", "configs/rebrac.yaml", _REBRAC_CHEETAH, bounds=(3700, math.inf)),
     Task("data-halfcheetah-control", "configs/bc.yaml", _BC_CHEETAH, control=True, bounds=(3700, math.inf)),
     Task("data-dt-cartpole", "configs/dt.yaml", bounds=(400, math.inf)),
+    Task(
+        "data-bc-into-ppo",
+        "configs/ppo_from_bc.yaml",
+        ("stop.evaluation/return=450",),
+        first=("configs/bc.yaml", "data.input=runs/data/cartpole-medium", "stop.updates=2000"),
+        lowest=200,
+    ),
     Task("rlpd-halfcheetah", "configs/rlpd.yaml", ("stop.env_steps=40000", "stop.evaluation/return=3000")),
     Task("data-dt-cartpole-100", "configs/dt.yaml", ("algo.target_return=100",), bounds=(60, 160)),
 )
@@ -184,21 +193,21 @@ def criterion_of(task: Task) -> str:
 
 
 def run(task: Task, seed: int, out: Path) -> dict:
-    """One training run in a process of its own."""
+    """One training run in a process of its own, behind the run that it begins with."""
     directory = out / f"{task.name}_{seed}"
-    settings = [f"--set={o}" for o in (*task.overrides, f"run.seed={seed}", "run.log=[jsonl]")]
-    settings += ["--as-test"] if task.bounds is None else []
-    command = [sys.executable, "-m", "jrl.train", task.config, *settings, "--out", str(directory)]
+    more = ["--as-test"] if task.bounds is None else []
+    if task.first:
+        before = out / f"{task.name}_{seed}_first"
+        trained(task.first[0], (*task.first[1:], f"run.seed={seed}"), before, [])
+        more += ["--init-from", str(before), "--policy-only"]
     start = time.time()
-    tests = str(Path(__file__).parent.parent / "tests")  # for environments that fail on purpose
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": tests})
+    status = trained(task.config, (*task.overrides, f"run.seed={seed}"), directory, more)
     wall = time.time() - start
-    if done.returncode not in (0, 1):
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
     rows = [json.loads(line) for line in (directory / "result.jsonl").read_text().splitlines()]
     criterion = criterion_of(task)
     returns = [r[criterion] for r in rows if r.get(criterion) is not None]
-    reached = done.returncode == 0 if task.bounds is None else task.bounds[0] <= returns[-1] <= task.bounds[1]
+    reached = status == 0 if task.bounds is None else task.bounds[0] <= returns[-1] <= task.bounds[1]
+    reached = reached and min(returns, default=math.inf) >= task.lowest
     return {
         "task": task.name,
         "seed": seed,
@@ -207,9 +216,21 @@ def run(task: Task, seed: int, out: Path) -> dict:
         "criterion": criterion,
         "return": returns[-1] if returns else None,
         "best": max(returns, default=None),
+        "lowest": min(returns, default=None),
         "updates": rows[-1]["updates"],
         "wall_s": round(wall, 1),
     }
+
+
+def trained(path: str, overrides: tuple[str, ...], directory: Path, more: list[str]) -> int:
+    """Trains as a user would; the exit status, 0 or 1."""
+    settings = [f"--set={o}" for o in (*overrides, "run.log=[jsonl]")]
+    command = [sys.executable, "-m", "jrl.train", path, *settings, *more, "--out", str(directory)]
+    tests = str(Path(__file__).parent.parent / "tests")  # for environments that fail on purpose
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": tests})
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    return done.returncode
 
 
 def by_task(results: list[dict]) -> Iterator[tuple[str, str, list[dict]]]:

@@ -40,6 +40,10 @@ class Source:
         """Name -> number, of the latest rollout, beside the episodes."""
         return self._metrics
 
+    def drain(self) -> dict[str, float]:
+        """Returns what the next result row has of all that came since the row before, and forgets it."""
+        return {}
+
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
         """The next rollout, made with `actor`, and the report on its episodes."""
         raise TypeError(f"{type(self).__name__} yields nothing: a Source has a method next(actor, key)")
@@ -124,6 +128,9 @@ class Wrapper(Source):
     @property
     def metrics(self) -> dict[str, float]:
         return self._source.metrics
+
+    def drain(self) -> dict[str, float]:
+        return self._source.drain()
 
     def next(self, actor: PyTree, key: Key) -> tuple[Rollout, Episodes]:
         return self._source.next(actor, key)

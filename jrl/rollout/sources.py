@@ -238,6 +238,9 @@ class Pools(Parts):
         total = {name: sum(m.get(name, 0.0) for m in found) for m in found for name in m}
         return {name: x if name == FAILURES else x / len(found) for name, x in total.items()}
 
+    def drain(self) -> dict[str, float]:
+        return {name: x for part in self._parts for name, x in part.drain().items()}
+
     @property
     def infos(self) -> list[Any] | None:
         """[T][B] of the latest rollout, see FromHost; None where a part has none."""

@@ -51,6 +51,10 @@ class Program(abc.ABC):
         self.learner, self.mesh, self.rows = learner, mesh, rows
         self._roots: dict[int, Key] = {}
 
+    def drain(self) -> dict[str, float]:
+        """As `Source.drain`."""
+        return self.source.drain() if self.source is not None else {}
+
     @abc.abstractmethod
     def init(self, seed: int) -> LoopState:
         """The state at the start of a run."""

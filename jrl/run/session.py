@@ -321,13 +321,13 @@ class Session(Policies):
     # ------------------------------------------------------------ result rows
 
     def _finish_row(self, row: dict[str, Any]) -> None:
-        """Puts into a new row what callbacks and the machine have to say, and lets callbacks change it."""
+        """Puts into a new row what callbacks, clients and the machine say, and lets callbacks change it."""
         if self.league:
             self._play_on(self.league, row)
         if self.seats:
             self.seats.named(row)
-        if self.callback_list:
-            row.update(self.callback_list.drain())
+        row.update(self.callback_list.drain() if self.callback_list else {})
+        row.update(self.run.program.drain())
         if self.config.run.log_sys_usage:
             from jrl.metrics import system
 

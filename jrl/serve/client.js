@@ -57,7 +57,7 @@ export class PolicyClient {
   #headers;
   #timeoutMs;
   #patienceMs;
-  #episodes = new Map(); // by id: the reward since the latest action, and the number of the step
+  #episodes = new Map(); // by id: reward and infos since the latest request, and the number of the step
 
   constructor(address = "http://127.0.0.1:9900", { token = null, timeoutMs = 60_000, patienceMs = 300_000 } = {}) {
     this.#address = address.replace(/\/+$/, "");
@@ -78,7 +78,7 @@ export class PolicyClient {
       // of a name of our own: the answer to the first try was lost
       if (!(error instanceof RequestRefused && error.status === 409 && episodeId === null)) throw error;
     }
-    this.#episodes.set(id, { reward: 0, step: 0 });
+    this.#episodes.set(id, { reward: 0, step: 0, infos: {} });
     return id;
   }
 
@@ -94,9 +94,17 @@ export class PolicyClient {
     await this.#of(episodeId, "log", { observation, action });
   }
 
-  /** Adds to the reward of the latest action; it goes with the next request. */
-  logReturns(episodeId, reward) {
-    this.#episode(episodeId).reward += reward;
+  /**
+   * Adds to the reward of the latest action; it goes with the next request. `info` has numbers by name, of which the
+   * server's rows have the means. Throws TypeError where one is no finite number.
+   */
+  logReturns(episodeId, reward, info = null) {
+    const episode = this.#episode(episodeId);
+    for (const [name, x] of Object.entries(info ?? {})) {
+      if (typeof x !== "boolean" && !Number.isFinite(x)) throw new TypeError(`info/${name}: expected a finite number`);
+    }
+    episode.reward += reward;
+    Object.assign(episode.infos, info);
   }
 
   /** Ends an episode with the observation after its last action; its `return` and `length`. */
@@ -148,14 +156,17 @@ export class PolicyClient {
 
   async #of(id, what, fields) {
     const episode = this.#episode(id);
-    const told = episode.reward;
+    const { reward: told, infos } = episode;
+    episode.infos = {};
+    const more = Object.keys(infos).length ? { infos } : {};
     try {
       const path = `/v1/episodes/${encodeURIComponent(id)}/${what}`;
-      const found = await this.#request("POST", path, { ...fields, reward: told, step: episode.step });
+      const found = await this.#request("POST", path, { ...fields, ...more, reward: told, step: episode.step });
       episode.reward -= told;
       episode.step += 1;
       return found;
     } catch (error) {
+      if (!(error instanceof RequestRefused)) episode.infos = { ...infos, ...episode.infos }; // nobody has read them
       if (!(error instanceof RequestRefused) || !lost(error)) throw error;
       this.#episodes.delete(id);
       throw new EpisodeLost(error.message);

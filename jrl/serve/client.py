@@ -35,6 +35,8 @@ import numpy as np
 
 _NPZ = "application/x-npz"
 _LARGE = 256  # numbers of an observation, from which on arrays are sent as npz rather than as JSON
+INFOS, INFO_LENGTH = 32, 64  # of infos: names of an episode in a request, and characters of each
+_GREATEST = float(np.finfo(np.float32).max)
 _FIRST_S, _LONGEST_S = 0.1, 5.0  # seconds between tries, doubled each time
 _HELD: dict[str, str] = {}  # sources of what lies beside this file, by name, where it was written as one
 
@@ -105,6 +107,7 @@ class PolicyClient:
             self._headers["Authorization"] = f"Bearer {token}"
         self._reward: dict[str, float] = {}  # since the latest action, by episode
         self._step: dict[str, int] = {}
+        self._infos: dict[str, dict[str, float]] = {}  # since the latest request, by episode
         self._turns: dict[str, dict[str, dict[str, Any]]] = {}  # what the next request tells of several agents
         self.version = 0  # of the weights that chose the latest action
         self._acts_here, self._rng = inference_mode == "local", np.random.default_rng(seed)
@@ -185,7 +188,7 @@ class PolicyClient:
         self,
         episode_id: str,
         reward: Any,
-        info: Any = None,
+        info: Mapping[str, Any] | None = None,
         multiagent_done_dict: Mapping[str, bool] | None = None,
         agent: str | None = None,
     ) -> None:
@@ -194,14 +197,20 @@ class PolicyClient:
         Args:
           episode_id: see `start_episode`.
           reward: a number; of several agents {agent: number}, or of the one that `agent` names.
-          info: is for RLlib's callers.
+          info: numbers by name, at most 32, of which the server's rows have the means; the last of each name counts
+            until the next request. Of several agents they are those of the episode.
           multiagent_done_dict: agents that have ended before the others do; `end_agent` says more.
           agent: see `reward`.
+        Raises:
+          ValueError: an info is no finite number, or there are too many.
         """
+        infos = _infos(self._infos.get(episode_id, {}), info or {})
         if episode_id not in self._turns:
             self._reward[episode_id] += float(reward)
+            self._infos[episode_id] = infos
             return
         told = self._turns[episode_id]
+        self._infos[episode_id] = infos
         for name, x in _by_agent(agent, reward).items():
             told["rewards"][name] = told["rewards"].get(name, 0.0) + float(x)
         ended = multiagent_done_dict or {}
@@ -395,17 +404,23 @@ class PolicyClient:
         self._reward[id], self._step[id] = 0.0, self._step[id] + 1
 
     def _of(self, id: str, what: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        infos = self._infos.get(id)
         try:
-            return self._post(f"/v1/episodes/{urllib.parse.quote(id, safe='')}/{what}", fields)
+            path = f"/v1/episodes/{urllib.parse.quote(id, safe='')}/{what}"
+            found = self._post(path, {**fields, "infos": infos} if infos else fields)
         except RequestRefused as e:
+            self._infos.pop(id, None)  # or all that follows would be refused for them
             if e.status not in (404, 410):
                 raise
             for told in (self._reward, self._step, self._turns):
                 told.pop(id, None)
             raise EpisodeLost(str(e)) from e
+        self._infos.pop(id, None)
+        return found
 
     def _post(self, path: str, fields: Mapping[str, Any], *, again: bool = True, npz: bool = False) -> dict[str, Any]:
-        if npz or _size(fields) > _LARGE:
+        named = any("/" in name for name in fields.get("infos", ()))  # of which npz would make trees
+        if npz or (_size(fields) > _LARGE and not named):
             buffer = io.BytesIO()
             np.savez(buffer, allow_pickle=False, **dict(flat("", fields)))
             return self._request("POST", path, buffer.getvalue(), {"Content-Type": _NPZ}, again=again)
@@ -453,6 +468,21 @@ class PolicyClient:
 
 def _nothing_told() -> dict[str, dict[str, Any]]:
     return {name: {} for name in ("observations", "rewards", "terminated", "truncated")}
+
+
+def _infos(told: Mapping[str, float], info: Mapping[str, Any]) -> dict[str, float]:
+    """What was told, and what is added to it. Raises ValueError: these are no numbers by name."""
+    found = dict(told)
+    for name, x in info.items():
+        if not (isinstance(name, str) and 0 < len(name) <= INFO_LENGTH and name.isprintable()):
+            raise ValueError(f"info: expected names of 1 to {INFO_LENGTH} characters, got {name!r}")
+        number = isinstance(x, bool | int | float | np.bool_ | np.integer | np.floating)
+        if not number or not abs(x) <= _GREATEST:
+            raise ValueError(f"info/{name}: expected a finite number, got {x!r:.80}")
+        found[name] = float(x)
+    if len(found) > INFOS:
+        raise ValueError(f"info: expected at most {INFOS} names until the next request, got {len(found)}")
+    return found
 
 
 def _by_agent(agent: str | None, x: Any) -> dict[str, Any]:

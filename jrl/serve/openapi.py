@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jrl.serve.client import INFO_LENGTH, INFOS
 from jrl.serve.protocol import CLIENT, JSON, NPZ
 from jrl.types import Box, Dict, Discrete, Leaf, MultiDiscrete, Space, Tuple
 
@@ -27,7 +28,14 @@ _BINARY = {"type": "string", "format": "binary"}
 MOST = 256  # steps of clients that act by themselves in one request, so that others do not wait for it
 _VERSION = {"type": "integer", "minimum": 0, "description": "updates before the weights that chose"}
 _OBS, _ACT = ({"$ref": f"#/components/schemas/{name}"} for name in ("Observation", "Action"))
-_ASKED = {"observation": _OBS, "reward": _REWARD, "step": _STEP}
+_INFOS = {
+    "type": "object",
+    "additionalProperties": {"type": ["number", "boolean"]},
+    "propertyNames": {"minLength": 1, "maxLength": INFO_LENGTH},
+    "maxProperties": INFOS,
+    "description": "numbers of which rows have the means; in npz their names have no /",
+}
+_ASKED = {"observation": _OBS, "reward": _REWARD, "step": _STEP, "infos": _INFOS}
 
 
 def schema(space: Space) -> dict[str, Any]:
@@ -181,18 +189,19 @@ def _ends(agents: Mapping[str, Any]) -> dict[str, Any]:
     seen, taken = (by_agent(lambda one, what=what: schema(getattr(one, what))) for what in ("observation", "action"))
     rewards, flags = (by_agent(lambda one, kind=kind: kind) for kind in (_NUMBER, _FLAG))
     turn = {"observations": seen, "rewards": rewards, "terminated": flags, "truncated": flags}
-    turn |= {"actions": taken, "log_probs": rewards, "step": _STEP}
+    turn |= {"actions": taken, "log_probs": rewards, "step": _STEP, "infos": _INFOS}
     outcome = {"return": _NUMBER, "length": {"type": "integer", "minimum": 0}}
     if agents:
         reward, needed = {"rewards": rewards}, "rewards"
-        end = _object({"observations": seen, "rewards": rewards, "truncated": _FLAG, "step": _STEP})
+        end = _object({"observations": seen, "rewards": rewards, "truncated": _FLAG, "step": _STEP, "infos": _INFOS})
         outcome["returns"] = rewards
     else:
         reward, needed = {"reward": _NUMBER}, "reward"
         end = _object({**_ASKED, "truncated": _FLAG}, "observation")
     return {
         "/v1/episodes/{id}/reward": _of_one(
-            "reward", "Adds to the reward of the latest action.", _object(reward, needed), _object(reward)
+            "reward", "Adds to the reward of the latest action.",
+            _object({**reward, "infos": _INFOS}, needed), _object(reward),
         ),
         "/v1/episodes/{id}/end": _of_one(
             "end", "Ends an episode with its last observation.", end, _object(outcome, "return", "length")

@@ -1,13 +1,15 @@
-"""The policies that a server answers with, and the answers to requests that wait for several of them."""
+"""The policies that a server answers with, the steps of several episodes that they get, and answers to several."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jrl import spaces
+from jrl.serve import protocol
 from jrl.serve.inference import Inference
 from jrl.serve.local import Local
+from jrl.serve.protocol import Refused
 from jrl.types import PyTree, Space
 
 
@@ -66,3 +68,17 @@ class Answer:
 def together(space: Space, actions: list[PyTree]) -> PyTree:
     """Actions [N, *] of N actions."""
     return spaces.map_leaves(lambda leaf, *parts: np.stack(parts), space, *actions)
+
+
+def came(facts: Facts, given: Mapping[str, Any], lead: tuple[int, ...]) -> tuple[PyTree, ...]:
+    """(observations, rewards, truncated, over, last observations) of a body with steps, [*lead, *]."""
+    obs = protocol.read(facts.observation, given["observations"], "observations", lead)
+    rewards = protocol.numbers(given.get("rewards"), lead, "rewards")
+    terminated, truncated = (protocol.flags(given.get(name), lead, name) for name in ("terminated", "truncated"))
+    over = terminated | truncated
+    last: PyTree = obs
+    if over.any():
+        if given.get("final_observations") is None:
+            raise Refused(400, "final_observations is missing: an episode ends with the observation after it")
+        last = protocol.read(facts.observation, given["final_observations"], "final_observations", lead)
+    return obs, rewards, truncated & ~terminated, over, last

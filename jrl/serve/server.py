@@ -15,13 +15,14 @@ from jrl.serve.bodies import Bodies
 from jrl.serve.inference import Inference
 from jrl.serve.local import Local
 from jrl.serve.protocol import CLIENT, NPZ, Refused, Request, Response, encoded
-from jrl.serve.served import Answer, Facts, Served, together
+from jrl.serve.served import Answer, Facts, Served, came, together
 from jrl.serve.table import UNLEARNED, Episode, Item, Seat, Table
 from jrl.serve.web import Limits, Reply, Web
 from jrl.settings.external import ExternalConfig
 from jrl.types import PyTree
 
 _STEPS = ("episode_ids", "observations", "rewards", "terminated", "truncated", "final_observations")
+_LOGGED = ("observation", "action", "log_prob", "reward", "step", "infos")
 _CHOSEN = ("actions", "log_probs", "versions")
 
 
@@ -183,8 +184,9 @@ class Server:
 
     def _action(self, request: Request, reply: Reply, id: str) -> None:
         given = protocol.decoded(request)
-        protocol.fields(given, ("observation", "reward", "step"), ("observation",))
+        protocol.fields(given, ("observation", "reward", "step", "infos"), ("observation",))
         episode, facts = self._alone(request, id)
+        infos = self.table.infos.read(given)
         obs = protocol.read(facts.observation, given["observation"], "observation")
         reward = protocol.number(given, "reward")
 
@@ -201,6 +203,7 @@ class Server:
         self.in_turn(episode, step)
         at = episode.steps
         item = self._item(episode, obs, reward)
+        self.table.infos.add(infos)
         self.ask([item], lambda actions, version: done(actions, version, at))
 
     def in_turn(self, episode: Episode, step: int | None) -> None:
@@ -218,8 +221,9 @@ class Server:
 
     def _log(self, request: Request, reply: Reply, id: str) -> None:
         given = protocol.decoded(request)
-        protocol.fields(given, ("observation", "action", "log_prob", "reward", "step"), ("observation", "action"))
+        protocol.fields(given, _LOGGED, _LOGGED[:2])
         episode, facts = self._alone(request, id)
+        infos = self.table.infos.read(given)
         obs = protocol.read(facts.observation, given["observation"], "observation")
         action = protocol.read(facts.action, given["action"], "action")
         reward, log_prob = protocol.number(given, "reward"), protocol.number(given, "log_prob")
@@ -232,6 +236,7 @@ class Server:
         self.in_turn(episode, step)
         at = episode.steps
         item = self._item(episode, obs, reward, action=facts.own_action(action), log_prob=log_prob)
+        self.table.infos.add(infos)
         self.ask([item], lambda actions, version: reply(encoded({"step": at}, request)))
 
     def _reward(self, request: Request, reply: Reply, id: str) -> None:
@@ -240,12 +245,13 @@ class Server:
         if facts.agents:
             turns.reward(self, reply, request, episode, given)
             return
-        protocol.fields(given, ("reward",), ("reward",))
-        reward = protocol.number(given, "reward")
+        protocol.fields(given, ("reward", "infos"), ("reward",))
+        reward, infos = protocol.number(given, "reward"), self.table.infos.read(given)
         self.in_turn(episode, None)
         if not episode.steps:
             raise Refused(409, f"episode {id!r} has no action yet that a reward could be for")
         episode.seat.reward += reward
+        self.table.infos.add(infos)
         reply(encoded({"reward": episode.seat.reward}, request))
 
     def _end(self, request: Request, reply: Reply, id: str) -> None:
@@ -257,11 +263,13 @@ class Server:
         if facts.agents:
             turns.end(self, request, reply, episode, given)
             return
-        protocol.fields(given, ("observation", "reward", "truncated", "step"), ("observation",))
+        protocol.fields(given, ("observation", "reward", "truncated", "step", "infos"), ("observation",))
+        infos = self.table.infos.read(given)
         obs = protocol.read(facts.observation, given["observation"], "observation")
         reward, truncated = protocol.number(given, "reward"), protocol.flag(given, "truncated", False)
         self.in_turn(episode, protocol.whole(given, "step"))
         item = self._ended(episode, obs, reward, truncated=truncated)
+        self.table.infos.add(infos)
         answer = {"return": episode.total, "length": episode.steps}
         self.table.close(episode, "has ended", answer)
         if item is not None:
@@ -278,7 +286,7 @@ class Server:
         given = protocol.decoded(request)
         protocol.fields(given, _STEPS, _STEPS[:2])
         episodes, facts = self._several(request, given)
-        obs, rewards, *ends = _came(facts, given, (len(episodes),))
+        obs, rewards, *ends = came(facts, given, (len(episodes),))
         items = self._items(episodes, obs, rewards, *ends)
         names = [item.seat.episode.id for item in items if not item.final]
         kind = facts.action
@@ -340,7 +348,7 @@ class Server:
         if not 1 <= rows * count <= most:
             raise Refused(422, f"versions: expected 1 to {most} steps, got {rows}")
         lead = rows, count
-        obs, rewards, truncated, over, last = _came(facts, given, lead)
+        obs, rewards, truncated, over, last = came(facts, given, lead)
         action = protocol.read(facts.policy_action or facts.action, given["actions"], "actions", lead)
         log_prob = protocol.array(protocol.NUMBER, given["log_probs"], lead, "log_probs")
         version = protocol.array(protocol.WHOLE, version, lead, "versions")
@@ -433,17 +441,3 @@ class Server:
 def at(tree: PyTree, i: Any) -> PyTree:
     """What stands at an index of all arrays."""
     return jax.tree.map(lambda x: x[i], tree)
-
-
-def _came(facts: Facts, given: Mapping[str, Any], lead: tuple[int, ...]) -> tuple[PyTree, ...]:
-    """(observations, rewards, truncated, over, last observations) of a body with steps, [*lead, *]."""
-    obs = protocol.read(facts.observation, given["observations"], "observations", lead)
-    rewards = protocol.numbers(given.get("rewards"), lead, "rewards")
-    terminated, truncated = (protocol.flags(given.get(name), lead, name) for name in ("terminated", "truncated"))
-    over = terminated | truncated
-    last: PyTree = obs
-    if over.any():
-        if given.get("final_observations") is None:
-            raise Refused(400, "final_observations is missing: an episode ends with the observation after it")
-        last = protocol.read(facts.observation, given["final_observations"], "final_observations", lead)
-    return obs, rewards, truncated & ~terminated, over, last

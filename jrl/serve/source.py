@@ -140,6 +140,10 @@ class ClientSource(FromHost):
             FAILURES: float(self._rows.failures),
         }
 
+    def drain(self) -> dict[str, float]:
+        with self._table.lock:
+            return self._table.infos.drain()
+
     def close(self) -> None:
         self._inference.close()
         super().close()

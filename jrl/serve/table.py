@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jrl.serve.columns import Columns
+from jrl.serve.infos import Infos
 from jrl.serve.protocol import Refused
 from jrl.types import PyTree
 
@@ -124,11 +125,13 @@ class Table:
       lock: guards all of it; notified when rows have come.
       begun, ended, failed: episodes so far.
       finished: return and length of each that has ended and was learned from, which nobody has taken yet.
+      infos: what clients told beside rewards.
     """
 
     def __init__(self, columns: Columns | None, num: int, most: int, agents: int = 1):
         self.lock = threading.Condition()
         self.columns = columns
+        self.infos = Infos(kept=columns is not None)
         self._most, self._agents = most, agents
         self._free = list(range(num - 1, -1, -1)) if columns is not None else []  # the last is taken first
         self._num = len(self._free)

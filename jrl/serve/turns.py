@@ -14,7 +14,7 @@ from jrl.types import PyTree, element
 if TYPE_CHECKING:
     from jrl.serve.server import Server
 
-_TURN = ("observations", "rewards", "terminated", "truncated", "actions", "log_probs", "step")
+_TURN = ("observations", "rewards", "terminated", "truncated", "actions", "log_probs", "step", "infos")
 
 
 def turn(server: "Server", request: Request, reply: Reply, id: str) -> None:
@@ -24,6 +24,7 @@ def turn(server: "Server", request: Request, reply: Reply, id: str) -> None:
     episode, facts = server.found(request, id)
     if not facts.agents:
         raise Refused(422, f"episode {id!r} has one agent: ask for its action (POST /v1/episodes/ID/action)")
+    infos = server.table.infos.read(given)
     step = protocol.whole(given, "step")
     if step is not None and step == episode.steps - 1:  # asked again, since the answer was lost on its way
         if episode.pending:
@@ -48,6 +49,7 @@ def turn(server: "Server", request: Request, reply: Reply, id: str) -> None:
         flags = {"first": not policies, "leads": agent.policy not in policies}
         policies.add(agent.policy)
         items.append(seat.item(obs[name], reward, **taken.get(name, {}), **flags))
+    server.table.infos.add(infos)
     for name, reward in rewards.items():  # of those who wait
         episode.seats[facts.agents[name].number].reward += reward
     at, acting = episode.steps, [item for item in items if not item.final]
@@ -71,8 +73,8 @@ def turn(server: "Server", request: Request, reply: Reply, id: str) -> None:
 
 def end(server: "Server", request: Request, reply: Reply, episode: Episode, given: Mapping[str, Any]) -> None:
     """Ends an episode with the last observations of the agents that have not ended."""
-    protocol.fields(given, ("observations", "rewards", "truncated", "step"))
-    facts = server.served(episode.policy).facts
+    protocol.fields(given, ("observations", "rewards", "truncated", "step", "infos"))
+    facts, infos = server.served(episode.policy).facts, server.table.infos.read(given)
     truncated = protocol.flag(given, "truncated", False)
     server.in_turn(episode, protocol.whole(given, "step"))
     rewards = _rewards(facts, episode, given)
@@ -85,6 +87,7 @@ def end(server: "Server", request: Request, reply: Reply, episode: Episode, give
         items += _ended(episode, facts.agents[name].number, x, rewards.get(name, 0.0), truncated=truncated)
     table = server.table
     table.ended += 1
+    table.infos.add(infos)
     returns = {name: episode.seats[agent.number].total for name, agent in facts.agents.items()}
     answer = {"return": episode.total, "length": episode.length, "returns": returns}
     if episode.learns and episode.length:
@@ -97,12 +100,13 @@ def end(server: "Server", request: Request, reply: Reply, episode: Episode, give
 
 def reward(server: "Server", reply: Reply, request: Request, episode: Episode, given: Mapping[str, Any]) -> None:
     """Adds to the rewards of agents' latest actions."""
-    protocol.fields(given, ("rewards",), ("rewards",))
-    facts = server.served(episode.policy).facts
+    protocol.fields(given, ("rewards", "infos"), ("rewards",))
+    facts, infos = server.served(episode.policy).facts, server.table.infos.read(given)
     server.in_turn(episode, None)
     found = _rewards(facts, episode, given)
     for name, x in found.items():
         episode.seats[facts.agents[name].number].reward += x
+    server.table.infos.add(infos)
     reply(encoded({"rewards": {name: episode.seats[facts.agents[name].number].reward for name in found}}, request))
 
 

@@ -164,8 +164,8 @@ PLAYS = """async ([module, address]) => {
   const episode = await client.startEpisode({trainingEnabled: false});
   for (let i = 0; i < 3; i++) {
     actions.push(await client.getAction(episode, new Float32Array([0, 0.1, 0, i])));
-    client.logReturns(episode, 0.5);
-    client.logReturns(episode, 1);
+    client.logReturns(episode, 0.5, {speed: 7});
+    client.logReturns(episode, 1, {speed: 3, fell: false});
   }
   return {actions, ...await client.endEpisode(episode, [0, 0, 0, 0], true)};
 }"""

@@ -122,7 +122,15 @@ WRONG = [
     ("log", {"observation": OBS, "action": 1, "log_prob": -0.7}, 422, "its own policy"),
     ("log", {"observation": OBS, "action": 1, "log_prob": "a"}, 422, "log_prob: expected float32"),
     ("log", b'{"observation": [0, 0, 0, 0], "action": 1, "log_prob": -1e999}', 422, "log_prob: expected float32"),
+    ("action", {"observation": OBS, "infos": {"a": "x"}}, 422, "infos/a: expected float32"),
+    ("action", {"observation": OBS, "infos": {"a": [1.0]}}, 422, "infos/a: expected float32 [], got [1]"),
+    ("action", {"observation": OBS, "infos": {"a": {"b": 1.0}}}, 422, "infos/a: expected float32"),
+    ("action", {"observation": OBS, "infos": {"a": 10**400}}, 422, "infos/a: expected float32"),
+    ("action", {"observation": OBS, "infos": {f"a{i}": 1 for i in range(33)}}, 422, "at most 32 names"),
+    ("log", {"observation": OBS, "action": 1, "infos": [1.0]}, 422, "infos: expected a mapping"),
+    ("reward", {"reward": 1.0, "infos": {"a\n": 1.0}}, 422, "infos: expected names of 1 to 64"),
     ("reward", {"reward": 1.0}, 409, "no action yet"),
+    ("end", {"observation": OBS, "infos": {"a" * 65: 1.0}}, 422, "infos: expected names of 1 to 64"),
     ("end", {"observation": OBS, "truncated": "yes"}, 422, "true or false"),
     ("end", {"observation": None}, 400, "missing"),
 ]
@@ -378,7 +386,7 @@ def test_the_description_says_what_the_server_answers(run):
     id = started(run, Jrl_Client="a")
     sent = {
         "/v1/episodes": ({}, None),
-        "/v1/episodes/{id}/action": ({"observation": OBS, "reward": 0.0, "step": 0}, id),
+        "/v1/episodes/{id}/action": ({"observation": OBS, "reward": 0.0, "step": 0, "infos": {"a": True}}, id),
         "/v1/episodes/{id}/reward": ({"reward": 1.5}, id),
         "/v1/steps": ({"episode_ids": [id], "observations": [OBS], "rewards": [1.0]}, None),
         "/v1/episodes/{id}/end": ({"observation": OBS, "truncated": True}, id),
@@ -438,7 +446,7 @@ def test_schema_and_reader_agree_about_a_space(space, right, wrong):
 def test_random_requests_never_fail_the_server(run, alone, good):
     rng = random.Random(0)
     values = [None, True, 0, -1, 1e308, "x", "", [], [0.0] * 4, [OBS] * 2, {}, {"a": 1}, 2**70, ["x"], [None]]
-    names = "observation reward step episode_id count action truncated training_enabled episode_ids observations"
+    names = "observation reward step episode_id count action truncated training_enabled episode_ids observations infos"
     names = [*names.split(), "rewards", "terminated", "final_observations", "actions", "log_probs", "versions", "other"]
     of_one = [f"/v1/episodes/{{}}/{what}" for what in ("action", "log", "turn", "reward", "end")]
     episodes = lambda: asked(run.address, "GET", "/v1/health")[1]["episodes"]

@@ -234,10 +234,13 @@ WRONG = [
     ("turn", {"observations": {"a": OBS}, "actions": {"b": 1}}, 422, "actions/b: it is not among"),
     ("turn", {"observations": {"a": OBS}, "log_probs": {"a": -1.0}}, 422, "log_probs/a: it is not among the actions"),
     ("turn", {"observations": {"a": OBS}, "step": 9}, 409, "at step 2"),
+    ("turn", {"observations": {"a": OBS}, "infos": {"a": {"x": 1.0}}}, 422, "infos/a: expected float32"),
     ("action", {"observation": OBS}, 422, "several agents"),
     ("log", {"observation": OBS, "action": 1}, 422, "several agents"),
     ("reward", {"reward": 1.0}, 400, "no such field"),
     ("reward", {"rewards": {"b": 1.0}}, 409, "no action yet"),
+    ("reward", {"rewards": {}, "infos": {"a": None}}, 422, "infos/a: expected float32"),
+    ("end", {"infos": {"": 1.0}}, 422, "infos: expected names"),
     ("end", {"observation": OBS}, 400, "no such field"),
     ("end", {"truncated": True}, 400, "observations/a is missing"),
 ]
@@ -356,7 +359,7 @@ def test_the_description_is_of_several_agents(run):
 def test_random_turns_never_fail_the_server(run):
     rng = random.Random(0)
     values = [None, True, 0, -1, 1e308, "x", [], OBS, {}, {"a": OBS}, {"b": OBS, "c": OBS}, {"a": 1.0}, {"a": True}]
-    names = ["observations", "rewards", "terminated", "truncated", "actions", "step", "observation", "reward"]
+    names = ["observations", "rewards", "terminated", "truncated", "actions", "step", "observation", "reward", "infos"]
     seen, id = set(), None
     for _ in range(600):
         if id is None:

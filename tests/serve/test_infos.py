@@ -1,0 +1,101 @@
+"""Numbers that clients tell beside rewards: what becomes of them in the rows, and what is refused."""
+
+import numpy as np
+import pytest
+import serving
+
+from jrl.serve.client import PolicyClient, RequestRefused
+from jrl.serve.infos import INFO, NAMES, Infos
+from jrl.serve.protocol import Refused
+
+SEVERAL = {"agents": ["a", "b"], "observation": {"box": [4]}}
+KINDS = {  # external section, observation, inference_mode
+    "numbers": ({}, np.zeros(4, np.float32), "remote"),
+    "npz": ({"observation": {"box": [300]}}, np.zeros(300, np.float32), "remote"),
+    "local": ({}, np.zeros(4, np.float32), "local"),
+    "several": (SEVERAL, {name: np.zeros(4, np.float32) for name in "ab"}, "remote"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_have_the_means_of_what_was_told_since_the_row_before(kind):
+    external, obs, mode = KINDS[kind]
+    reward, once, told = 1.0 if kind != "several" else {"a": 1.0}, {"begun": 3.0}, 0
+    with serving.running(serving.settings(envs=1, length=4, external=external, run={"report_every": 16})) as run:
+        client = PolicyClient(run.address, inference_mode=mode)
+        while len(run.rows) < 4:
+            id = client.start_episode()
+            for step in range(5):
+                client.get_action(id, obs)
+                client.log_returns(id, reward, {"speed": 100, "even": np.bool_(True), **once})
+                client.log_returns(id, reward, {"speed": np.int64(2)} | ({"of/all": np.float32(0.5)} if step else {}))
+                once, told = {}, told + 1
+            client.end_episode(id, obs)
+        client.close()
+        rows = list(run.rows)
+    of = lambda name: [row[INFO + name] for row in rows if INFO + name in row]
+    # a row covers several updates, and what came in any of them is in one row
+    assert (set(of("speed")), set(of("even")), set(of("of/all"))) == ({2.0}, {1.0}, {0.5})
+    assert of("begun") == [3.0]
+    assert len(of("speed")) >= 3
+    assert told >= 48
+
+
+@pytest.mark.parametrize(
+    ("info", "wrong"),
+    [
+        ({"a": "x"}, "info/a: expected a finite number, got 'x'"),
+        ({"a": [1.0]}, "info/a: "),
+        ({"a": {"b": 1.0}}, "info/a: "),
+        ({"a": float("nan")}, "info/a: "),
+        ({"a": 10**400}, "info/a: "),
+        ({"a" * 65: 1}, "names of 1 to 64 characters"),
+        ({1: 1}, "names of 1 to 64 characters"),
+        ({f"a{i}": 1 for i in range(33)}, "at most 32 names"),
+    ],
+)
+def test_the_client_refuses_what_is_no_number_and_forgets_nothing(info, wrong):
+    client = PolicyClient("http://127.0.0.1:1")
+    client._reward["id"] = 1.0
+    client.log_returns("id", 1.0, {"speed": 2})
+    with pytest.raises(ValueError, match=wrong):
+        client.log_returns("id", 1.0, info)
+    assert (client._reward["id"], client._infos["id"]) == (2.0, {"speed": 2.0})
+
+
+def test_a_run_has_only_so_many_names():
+    infos, names = Infos(kept=True), [f"a{i}" for i in range(NAMES)]
+    for i in range(0, NAMES, 32):
+        infos.add(infos.read({"infos": dict.fromkeys(names[i : i + 32], 1)}))
+    assert infos.read({"infos": {"a0": 4}}) == {"a0": 4.0}
+    with pytest.raises(Refused, match="infos/more: a run has at most 64 names"):
+        infos.read({"infos": {"a0": 1, "more": 1}})
+    infos.add({"a0": 4.0})
+    assert infos.drain() == {INFO + name: 2.5 if name == "a0" else 1.0 for name in names}
+    assert infos.drain() == {}
+
+
+def test_without_a_run_they_are_read_and_dropped():
+    infos = Infos(kept=False)
+    for i in range(NAMES + 1):
+        infos.add(infos.read({"infos": {f"a{i}": 1}}))
+    assert infos.drain() == {}
+    with pytest.raises(Refused, match="infos/a"):
+        infos.read({"infos": {"a": "x"}})
+
+
+def test_what_follows_a_refusal_is_not_refused_for_it():
+    with serving.running(serving.settings(envs=1)) as run:
+        client, obs = PolicyClient(run.address), np.zeros(4, np.float32)
+        id = client.start_episode()
+        for i in range(0, NAMES, 32):
+            client.get_action(id, obs)
+            client.log_returns(id, 0.5, {f"a{i + k}": k for k in range(32)})
+        client.get_action(id, obs)
+        client.log_returns(id, 0.5, {"more": 1})
+        with pytest.raises(RequestRefused, match="infos/more") as e:
+            client.get_action(id, obs)
+        assert e.value.status == 422
+        client.get_action(id, obs)
+        assert client.end_episode(id, obs) == {"return": 1.5, "length": 4.0}
+        client.close()

@@ -178,6 +178,32 @@ def test_a_sweep_that_was_killed_becomes_what_it_was(kind, tmp_path, monkeypatch
         assert "stopped at 48" in (whole / "sweep.csv").read_text()
 
 
+@pytest.mark.slow  # processes begin, each of which compiles
+@pytest.mark.parametrize("scheduler", ["asha(eta=2,first=48)", "pbt(interval=64,quantile=0.5)"])
+def test_processes_do_and_tell_what_a_scheduler_decides(scheduler, tmp_path, capsys):
+    args = f"--scheduler={scheduler}", "--samples=2", "--budget=128", "--processes=2"
+    assert run(tmp_path, *args) == 0
+    assert "2 members, 2 at once, in processes of their own" in capsys.readouterr().out
+    kept = json.loads((tmp_path / "population.json").read_text())
+    (decision,) = kept["decisions"]
+    found = {name: rows(tmp_path / "members" / name) for name in ("00", "01")}
+    steps = {name: [row["env_steps"] for row in own] for name, own in found.items()}
+    assert all(each == sorted(set(each)) for each in steps.values())
+    if scheduler.startswith("asha"):
+        assert [name for name, each in steps.items() if each[-1] < 128] == decision["stopped"]
+        return
+    (copy,) = decision["copies"]
+    taker, source = copy["member"], copy["source"]
+    paused = next(step for step in steps[source] if step >= decision["at"])  # the taker goes on from there
+    for name, own in found.items():
+        for row in own:
+            copied = name == taker and row["env_steps"] > paused
+            lr = copy["changed"]["algo.lr"] if copied else kept["members"][int(name)]["algo.lr"]
+            told = {"pbt/source": int(source if copied else name), "pbt/copies": int(copied), "pbt/algo.lr": lr}
+            assert {key: value for key, value in row.items() if key.startswith("pbt/")} == told
+    assert found[taker][-1]["pbt/copies"] == 1
+
+
 def test_who_reached_its_goal_does_not_train_on_when_its_sweep_goes_on(tmp_path, capsys):
     out = tmp_path / "x"
     assert run(out, "--samples=2", "--budget=1024", "--stop=episode/return=1", "--set=run.smoothing_episodes=1") == 0

@@ -282,6 +282,16 @@ def test_what_cannot_be_is_said_before_anything_starts(args, told, tmp_path, cap
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize(("scheduler", "steps"), [("none", 96), ("asha(eta=2,first=32)", 32)])
+def test_an_objective_that_no_row_has_is_refused_where_it_is_looked_for(scheduler, steps, tmp_path, capsys):
+    args = "--samples=2", "--budget=96", "--objective=loss/polcy", f"--scheduler={scheduler}"
+    assert run(tmp_path / "x", *args) == 2
+    told = "got 'loss/polcy', which they do not have: did you mean loss/policy?"
+    assert f"--objective: expected a key of the result rows, {told}" in capsys.readouterr().err
+    assert json.loads((tmp_path / "x" / "population.json").read_text())["decisions"] == []
+    assert steps <= rows(tmp_path / "x" / "members" / "00")[-1]["env_steps"] < steps + 32
+
+
 def test_a_section_of_a_file_is_what_options_are_over(tmp_path, capsys):
     path = tmp_path / "mine.yaml"
     path.write_text("""

@@ -271,6 +271,7 @@ def kernel(saved):
         (["--samples=2", "--objective=evaluation/return"], "--objective: there are no evaluations: set them"),
         (["--samples=2", "--objective=return"], "--objective: expected a key of the result rows, got 'return'"),
         (["--samples=2", "--set=algo.gamma=uniform(0.9, 1.5)"], "algo.gamma: expected a number in [0, 1]"),
+        (["--samples=1", "--set=algo.gamma=choice(.9,.95,1.5,.99,.97)"], "algo.gamma: expected a number in [0, 1]"),
         (["--samples=2", "--set=algo.leraning_rate=log(1e-4,1e-2)"], "unknown key algo.leraning_rate"),
         (["--samples=0"], "sweep.samples: expected a whole number in [1, 100000]"),
         (["--processes=0"], "--processes: expected at least 1, got 0"),

@@ -48,6 +48,7 @@ class _Options(NamedTuple):
     transcript: output.Transcript
     verbose: int
     until: float  # environment steps at which the run pauses, saved
+    told: dict[str, Any]  # what each of its rows has besides
     clients: "Clients | None" = None
 
 
@@ -87,7 +88,7 @@ def parser(name: str = "train", what: str = "Train a policy as a config says.") 
     p.add_argument("--policy-only", action="store_true", help="of --init-from: the policy's, not those of values")
     p.add_argument("-v", "--verbose", action="count", default=0, help="tell where the time goes; -vv: all of jax's log")
     p.add_argument("--as-test", action="store_true", help="exit with 1 unless a stop criterion beside env_steps is met")
-    p.set_defaults(seeds=None, processes=None, until=None)
+    p.set_defaults(seeds=None, processes=None, until=None, rows=None)
     return p
 
 
@@ -101,6 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     p.add_argument("--processes", type=int, metavar="P", help="of --seeds: P at once, each in a process of its own")
     p.add_argument("--until", type=float, metavar="STEPS", help="save there and exit; --resume goes on")
+    p.add_argument("--rows", metavar="JSON", help="what each result row has besides, e.g. '{\"pbt/copies\": 0}'")
     return run(p.parse_args(argv))
 
 
@@ -133,6 +135,7 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, clients: Cli
         raise InputError("--as-test needs a criterion beside env_steps: for example --stop episode/return=475")
     if args.policy_only and not args.init_from:
         raise InputError("--policy-only says what --init-from takes: give that, too")
+    told = _told(args.rows)
     if args.resume and args.init_from:
         raise InputError("--resume continues a run, --init-from begins one: give one of them")
     settings = runtime.apply(cfg.runtime)
@@ -152,7 +155,7 @@ def _train(args: argparse.Namespace, transcript: output.Transcript, clients: Cli
         # a run that was killed before its first checkpoint begins anew: its rows do not count
         start = _Start(saved, weights, args.policy_only, 0 if args.resume else None)
         until = math.inf if args.until is None else args.until
-        options = _Options(directory, transcript, args.verbose, until, clients)
+        options = _Options(directory, transcript, args.verbose, until, told, clients)
         interrupted = stack.enter_context(faults.signals())
         stack.enter_context(faults.stacks_on_request())
         end = _run(cfg, start, options, interrupted)
@@ -226,16 +229,28 @@ def _best(directory: Path) -> str:
 
 def _rllib(text: str | None) -> dict[str, Any] | None:
     """The mapping that --config gives, as JSON. Raises InputError."""
-    if text is None:
-        return None
-    try:
-        found = plain_yaml.parse_json(text)
-    except ValueError:
-        found = None
-    if isinstance(found, dict):
+    found = None if text is None else _mapping(text)
+    if text is None or found is not None:
         return found
     mend = f"a file goes without --config: {command.typed('train')} {text}" if Path(text).suffix else "mind the quotes"
     raise InputError(f"--config: expected JSON such as '{{\"num_env_runners\": 8}}', got {text[:60]!r}: {mend}")
+
+
+def _told(text: str | None) -> dict[str, Any]:
+    """The values that --rows gives, as JSON. Raises InputError."""
+    found = {} if text is None else _mapping(text)
+    if found is None or not all(isinstance(value, str | int | float | None) for value in found.values()):
+        raise InputError(f"--rows: expected JSON of numbers and text such as '{{\"x/y\": 1}}', got {text!r:.60}")
+    return found
+
+
+def _mapping(text: str) -> dict[str, Any] | None:
+    """The mapping that a text is as JSON; None: it is none."""
+    try:
+        found = plain_yaml.parse_json(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _rolled_back(cfg: config.RunConfig, directory: Path, start: _Start, count: int) -> tuple[config.RunConfig, _Start]:
@@ -387,7 +402,7 @@ def _sinks(
     from jrl.run import reporter, run_directory
 
     directory, transcript, cfg = options.directory, options.transcript, session.config
-    sinks: list[Sink] = []
+    sinks: list[Sink] = [lambda row: row.update(options.told | row)]  # what the run itself tells counts
     with files.opening(directory):
         transcript.open(directory / "log.txt")
         if not checkpoints.reserve(session.parts()):

@@ -3,7 +3,6 @@
 from jrl.host import faults
 from jrl.run import reporter
 from jrl.run.clock import StepInfo
-from jrl.run.reporter import AfterCall
 from jrl.run.saving import Saving
 from jrl.run.session import Session
 
@@ -25,8 +24,6 @@ def to_the_end(
       The last iteration, None where a signal came before the first; the criterion that was met; and whether it is but a
       pause.
     """
-    # in this order: a checkpoint knows of what the others did before it
-    after: list[AfterCall] = [session.after, saving.if_due]
     reason, before, paused = None, None, False
     hint = faults.IN_A_PROGRAM if session.run.in_program else faults.FROM_THE_HOST
     watchdog.beat("compilation and the first steps", grace=_COMPILATION, hint=hint)
@@ -38,10 +35,11 @@ def to_the_end(
             if before is not None and reporter.not_finite(before):
                 break
             before = info._replace(state=None)  # looked at when the next call is under way
-            reason = next(filter(None, [then(info) for then in after]), None)
+            reason = session.after(info)
             paused = info.env_steps + session.steps_per_call >= until and info.env_steps_after() >= until
             if paused and not reason and session.reporter.due():
                 reason = session.reporter.flush()
+            saving.if_due(info)  # the last of all: a checkpoint knows of the row before it
             if reason or interrupted or paused:
                 break
             watchdog.beat("environment steps and update", hint=hint)

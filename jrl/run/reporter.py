@@ -20,7 +20,6 @@ from jrl.metrics import episodes as episode_metrics
 from jrl.run.clock import Clock, StepInfo
 from jrl.types import BROKEN_STACKS, NO_CHOICE, NOT_FINITE, VALID_SHARE, InputError
 
-AfterCall = Callable[[StepInfo], str | None]  # returns why the run should end, or None
 Sink = Callable[[dict[str, Any]], str | None]  # takes a result row
 
 

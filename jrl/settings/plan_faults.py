@@ -6,7 +6,7 @@ Reads the config by its attributes only.
 import difflib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jrl.errors import counted
@@ -278,9 +278,16 @@ def metric_fault(cfg: Any, key: str, name: str, *, evaluated: bool = True) -> st
         return ""
     if evaluated and name.startswith("evaluation/") and not evaluates(cfg):
         return f"{key}: there are no evaluations: set them, e.g. evaluation.every={_tenth(cfg)}"
-    if name in _METRICS or ("/" in name and name.split("/")[0] not in _SCORES):
+    if "/" in name and name.split("/")[0] not in _SCORES:
         return ""
-    near = [k for k in _METRICS if k.endswith(f"/{name}")][:2] or difflib.get_close_matches(name, _METRICS, 1)
+    return missing_metric(key, name, _METRICS)
+
+
+def missing_metric(key: str, name: str, rows: Sequence[str]) -> str:
+    """Why a metric that `key` names is none of result rows with these keys; "" where it is one, or comes with time."""
+    if name in rows or name in _METRICS:
+        return ""
+    near = [k for k in rows if k.endswith(f"/{name}")][:2] or difflib.get_close_matches(name, rows, 1)
     mend = f"did you mean {' or '.join(near)}?" if near else "such as episode/return or evaluation/return"
     return f"{key}: expected a key of the result rows, got {short(name)}, which they do not have: {mend}"
 

@@ -1,5 +1,6 @@
 """Members of a population in processes of their own: where they are not one program, as with EnvPool or Gymnasium."""
 
+import json
 import math
 import subprocess
 import sys
@@ -87,6 +88,7 @@ def _started(member: Member, directory: Path, pause: float) -> subprocess.Popen:
     member.directory.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "jrl.train", str(path), "--out", str(member.directory), "--resume", "auto"]
     command += [] if pause == math.inf else ["--until", str(int(pause))]
+    command += ["--rows", json.dumps(member.told)] if member.told else []
     with (member.directory / "console.txt").open("a") as out:
         # a session of its own: a Ctrl-C of the terminal comes here, and is handed on once
         return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)

@@ -28,6 +28,8 @@ def train(args: argparse.Namespace, cfg: RunConfig, name: str, transcript: outpu
         return None
     if args.until is not None:
         raise InputError("--until is for one run: leave it out, a population goes on after Ctrl-C, too")
+    if args.rows is not None:
+        raise InputError("--rows is for one run: leave it out, members have rows of their own")
     from jrl.sweep import train as population
 
     directory = Path(cfg.run.out) if cfg.run.out else files.new(Path("runs") / name)

@@ -151,12 +151,12 @@ def stored(data: Mapping[str, Any]) -> Plan:
 
 
 def checked(cfg: RunConfig, plan_: Plan) -> None:
-    """Raises InputError if a key of a space is none of the config's, or its ends are no values that it takes."""
+    """Raises InputError if the config has no key of a space, or does not take its ends or a value of a choice."""
     data, errors = config.to_dict(cfg), dict[str, None]()
     for key, space in plan_.spaces.items():
-        for share in (0.0, 1 - 1e-9):
+        for value in space.values or (space.at(0.0), space.at(1 - 1e-9)):
             try:
-                config.override(data, [f"{key}={plain_yaml.flow(space.at(share))}"])
+                config.override(data, [f"{key}={plain_yaml.flow(value)}"])
             except InputError as e:
                 errors |= dict.fromkeys(e.errors)
     if errors:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jrl.errors import counted
+from jrl.errors import InputError, counted
 from jrl.host import faults, files, output
 from jrl.metrics import loggers
-from jrl.settings import plan
+from jrl.settings import plan, plan_faults
 from jrl.settings.config import RunConfig
 from jrl.sweep import ends, schedule, search
 from jrl.sweep import members as populations
@@ -38,7 +38,7 @@ def train(
     Returns:
       The exit status: 0; 1 where a member failed; 129, 130 or 143 after a signal.
     Raises:
-      InputError: what cannot be run.
+      InputError: what cannot be run, or an objective that no row has.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(files.held(directory))
@@ -54,7 +54,10 @@ def train(
         )  # fmt: skip
         stack.callback(trainer.close)
         ended = sweep.trained(trainer, interrupted)
-        return ends.tell(directory, sweep.members, ended, sweep.objective, interrupted)
+        status = ends.tell(directory, sweep.members, ended, sweep.objective, interrupted)
+        if not interrupted:
+            sweep.check_objective(sweep.members)
+        return status
 
 
 class Sweep:
@@ -140,12 +143,23 @@ class Sweep:
     def _scores(self, members: Sequence[Member]) -> dict[str, float]:
         """The objective of members as their rows tell it; NaN where none has."""
         assert self.objective is not None
+        self.check_objective(members)
         found = {}
         for member in members:
             rows = loggers.read_rows(member.directory / "result.jsonl")
             values = [row[self.objective] for row in rows if ends.is_number(row.get(self.objective))]
             found[member.name] = float(values[-1]) if values else math.nan
         return found
+
+    def check_objective(self, members: Sequence[Member]) -> None:
+        """Raises InputError: members have rows, and none of them has the objective that was asked for."""
+        asked = self.plan.settings.objective if self.plan else None
+        if asked is None:
+            return
+        of = (loggers.read_rows(member.directory / "result.jsonl") for member in members)
+        names = dict.fromkeys(name for rows in of for row in rows for name in row)
+        if names and (fault := plan_faults.missing_metric("--objective", asked, [*names])):
+            raise InputError(f"{fault} (members stay as they are: begin anew in another --out)")
 
     # ------------------------------------------------------------ training
 

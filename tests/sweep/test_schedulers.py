@@ -178,6 +178,32 @@ def test_a_sweep_that_was_killed_becomes_what_it_was(kind, tmp_path, monkeypatch
         assert "stopped at 48" in (whole / "sweep.csv").read_text()
 
 
+@pytest.mark.slow  # processes begin, each of which compiles
+@pytest.mark.parametrize("scheduler", ["asha(eta=2,first=48)", "pbt(interval=64,quantile=0.5)"])
+def test_processes_do_and_tell_what_a_scheduler_decides(scheduler, tmp_path, capsys):
+    args = f"--scheduler={scheduler}", "--samples=2", "--budget=128", "--processes=2"
+    assert run(tmp_path, *args) == 0
+    assert "2 members, 2 at once, in processes of their own" in capsys.readouterr().out
+    kept = json.loads((tmp_path / "population.json").read_text())
+    (decision,) = kept["decisions"]
+    found = {name: rows(tmp_path / "members" / name) for name in ("00", "01")}
+    steps = {name: [row["env_steps"] for row in own] for name, own in found.items()}
+    assert all(each == sorted(set(each)) for each in steps.values())
+    if scheduler.startswith("asha"):
+        assert [name for name, each in steps.items() if each[-1] < 128] == decision["stopped"]
+        return
+    (copy,) = decision["copies"]
+    taker, source = copy["member"], copy["source"]
+    paused = next(step for step in steps[source] if step >= decision["at"])  # the taker goes on from there
+    for name, own in found.items():
+        for row in own:
+            copied = name == taker and row["env_steps"] > paused
+            lr = copy["changed"]["algo.lr"] if copied else kept["members"][int(name)]["algo.lr"]
+            told = {"pbt/source": int(source if copied else name), "pbt/copies": int(copied), "pbt/algo.lr": lr}
+            assert {key: value for key, value in row.items() if key.startswith("pbt/")} == told
+    assert found[taker][-1]["pbt/copies"] == 1
+
+
 def test_who_reached_its_goal_does_not_train_on_when_its_sweep_goes_on(tmp_path, capsys):
     out = tmp_path / "x"
     assert run(out, "--samples=2", "--budget=1024", "--stop=episode/return=1", "--set=run.smoothing_episodes=1") == 0
@@ -245,6 +271,7 @@ def kernel(saved):
         (["--samples=2", "--objective=evaluation/return"], "--objective: there are no evaluations: set them"),
         (["--samples=2", "--objective=return"], "--objective: expected a key of the result rows, got 'return'"),
         (["--samples=2", "--set=algo.gamma=uniform(0.9, 1.5)"], "algo.gamma: expected a number in [0, 1]"),
+        (["--samples=1", "--set=algo.gamma=choice(.9,.95,1.5,.99,.97)"], "algo.gamma: expected a number in [0, 1]"),
         (["--samples=2", "--set=algo.leraning_rate=log(1e-4,1e-2)"], "unknown key algo.leraning_rate"),
         (["--samples=0"], "sweep.samples: expected a whole number in [1, 100000]"),
         (["--processes=0"], "--processes: expected at least 1, got 0"),
@@ -254,6 +281,16 @@ def test_what_cannot_be_is_said_before_anything_starts(args, told, tmp_path, cap
     assert run(tmp_path / "x", "--budget=224", *args) == 2
     assert told in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(("scheduler", "steps"), [("none", 96), ("asha(eta=2,first=32)", 32)])
+def test_an_objective_that_no_row_has_is_refused_where_it_is_looked_for(scheduler, steps, tmp_path, capsys):
+    args = "--samples=2", "--budget=96", "--objective=loss/polcy", f"--scheduler={scheduler}"
+    assert run(tmp_path / "x", *args) == 2
+    told = "got 'loss/polcy', which they do not have: did you mean loss/policy?"
+    assert f"--objective: expected a key of the result rows, {told}" in capsys.readouterr().err
+    assert json.loads((tmp_path / "x" / "population.json").read_text())["decisions"] == []
+    assert steps <= rows(tmp_path / "x" / "members" / "00")[-1]["env_steps"] < steps + 32
 
 
 def test_a_section_of_a_file_is_what_options_are_over(tmp_path, capsys):

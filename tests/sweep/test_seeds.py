@@ -136,9 +136,21 @@ def test_one_that_is_not_finite_ends_alone(tmp_path, capsys):
     assert (tmp_path / "x" / "best" / "config.yaml").exists()
 
 
+def test_the_rows_of_one_run_have_what_they_are_told_besides(tmp_path, capsys):
+    told = {"pbt/source": 1, "pbt/algo.lr": 0.25, "env_steps": -1}
+    out = f"--out={tmp_path}"
+    assert run("--stop=env_steps=64", "--until=32", f"--rows={json.dumps(told)}", out) == 0
+    assert run("--stop=env_steps=64", "--resume=auto", f"--rows={json.dumps(told | {'pbt/source': 2})}", out) == 0
+    found = [(row["pbt/source"], row["pbt/algo.lr"], row["env_steps"] > 32) for row in rows(tmp_path)]
+    assert found == [(1, 0.25, False), (1, 0.25, False), (2, 0.25, True), (2, 0.25, True)]  # a row of a pause stays
+
+
 @pytest.mark.parametrize(
     ("args", "told"),
     [
+        (["--rows={"], "--rows: expected JSON of numbers and text such as '{\"x/y\": 1}', got '{'"),
+        (['--rows={"x/y": []}'], "--rows: expected JSON of numbers and text"),
+        (["--seeds=2", "--rows={}"], "--rows is for one run: leave it out"),
         (["--seeds=0"], "--seeds: expected at least 1, got 0"),
         (["--seeds=2", "--processes=-1"], "--processes: expected at least 1, got -1"),
         (["--processes=2"], "--processes says how --seeds are trained: give that, too"),

@@ -243,7 +243,8 @@ _QMIX = "`vdn`, with `mixer: qmix`, also `pqn`: of teams, with memory, n-step an
 
 AGENT_FEATURES: dict[str, list[Feature]] = {
     "Multi-agent options": [
-        Feature("`policies`: ids, PolicySpec, configs", WORKS, "the same; a class of a policy's own is not taken",
+        Feature("`policies`: ids, PolicySpec, configs", WORKS,
+            "the same; `DQNTorchPolicy` and its like become `algo.name`, a class of your own is not taken",
             spec_and_class),
         Feature("policies with settings and algorithms of their own, in one run", WORKS,
             "`policies={'a': {'lr': 0.1}, 'b': {'algo': {'name': 'dqn'}}}`", settings_of_their_own, True),

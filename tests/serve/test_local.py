@@ -184,9 +184,20 @@ def test_what_no_client_can_do_is_refused_with_the_mend(algo, more, told):
     assert "inference_mode: remote" in e.value.message
 
 
+def _running():
+    return serving.running(serving.settings(envs=4, length=4, external={"max_lag": 1000}))
+
+
 @pytest.fixture(scope="module")
 def run():
-    with serving.running(serving.settings(envs=4, length=4, external={"max_lag": 1000})) as found:
+    with _running() as found:
+        yield found
+
+
+@pytest.fixture
+def alone():
+    """A server with which nobody has played."""
+    with _running() as found:
         yield found
 
 
@@ -262,8 +273,8 @@ def test_memory_that_is_not_sent_or_another_is_refused():
 
 
 @pytest.mark.parametrize(("interval", "asks"), [(0.0, True), (1000.0, False), (None, False)])
-def test_weights_are_gotten_no_sooner_than_asked_for(run, interval, asks):
-    client = PolicyClient(run.address, patience_s=0.0, inference_mode="local", update_interval=interval)
+def test_weights_are_gotten_no_sooner_than_asked_for(alone, interval, asks):
+    client = PolicyClient(alone.address, patience_s=0.0, inference_mode="local", update_interval=interval)
     ids, versions = client.start_episodes(4), []
 
     def play(steps=20):
@@ -274,7 +285,7 @@ def test_weights_are_gotten_no_sooner_than_asked_for(run, interval, asks):
 
     def later():
         play()
-        return asked(run.address, "GET", "/v1/health")[1]["versions"]["default"] > versions[0]
+        return asked(alone.address, "GET", "/v1/health")[1]["versions"]["default"] > versions[0]
 
     serving.until(later)
     play()
@@ -287,7 +298,7 @@ def test_weights_are_gotten_no_sooner_than_asked_for(run, interval, asks):
     assert versions[-1] > versions[0]
     client._send(tuple(ids))
     for id in ids:
-        asked(run.address, "POST", f"/v1/episodes/{id}/end", {"observation": [0.0] * 4}, **client._headers)
+        asked(alone.address, "POST", f"/v1/episodes/{id}/end", {"observation": [0.0] * 4}, **client._headers)
     client.close()
 
 

@@ -33,7 +33,10 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("jrl.serve.client._FIRST_S", 0.02)
     commands = [shlex.split(line) for line in re.findall(r"^python -m jrl\.serve (.+)$", PAGE, re.M)]
-    learning, serving = commands[:2], commands[2]
+    learning = [args for args in commands if "external.observation={box: [4]}" in args]
+    [serving] = [args for args in commands if "--no-learn" in args]
+    [copying] = [args for args in commands if "--write-client" in args]
+    assert len(learning) + 2 == len(commands)
     port, played = free_port(), []
     address = f"http://127.0.0.1:{port}"
 
@@ -53,6 +56,8 @@ def test_the_commands(tmp_path, monkeypatch, capsys):
     assert rows[-1]["env_steps"] >= 2048
     assert {source.LAG, source.DROPPED, source.UNDER_WAY, "env/failures", "rollout/void"} <= set(rows[-1])
     assert len(played) > 20
+    assert __main__.main(copying) == 0
+    assert Path(copying[-1]).exists()
     found = []
 
     def ask():

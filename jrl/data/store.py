@@ -7,7 +7,7 @@ episode truly ended there, reached a time limit or was cut.
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -115,6 +115,22 @@ class EpisodeStore:
             labels={name: label[index] for name, label in self.labels.items()},
         )
 
+    def where(self, labels: Mapping[str, str | int]) -> "EpisodeStore":
+        """Return the store of the episodes whose labels have these values, such as `{"policy": "main"}`.
+
+        Raises:
+          InputError: there is no such label, or no such episode: what there is.
+        """
+        chosen = np.ones(self.num_episodes, bool)
+        for name, value in labels.items():
+            if name not in self.labels:
+                raise InputError(f"{self.name} has no label {name}: it has {_some(self.labels) or 'none'}")
+            have = self.labels[name].astype(str)
+            chosen &= have == str(value)
+            if not chosen.any():
+                raise InputError(f"{self.name} has no episode with {name}={value}: it has {_some(np.unique(have))}")
+        return self if chosen.all() else self.take(np.flatnonzero(chosen))
+
     def map_rows(self, fn: Callable[[np.ndarray], np.ndarray]) -> "EpisodeStore":
         """The store with `fn` of every array [R, *]."""
         apply = lambda tree: jax.tree.map(fn, tree)
@@ -157,6 +173,12 @@ class EpisodeStore:
         for x in (self.offsets, self.terminated, self.truncated):
             digest.update(np.ascontiguousarray(x).view(np.uint8).data)
         return digest.hexdigest()
+
+
+def _some(names: Iterable[str], most: int = 8) -> str:
+    """Return the first of many names as a text."""
+    found = list(map(str, names))
+    return ", ".join(found[:most]) + f" and {len(found) - most} more" * (len(found) > most)
 
 
 def of_episodes(

@@ -65,8 +65,8 @@ def _source(cfg: RunConfig, name: str) -> EpisodeStore:
         found = registry.load(name, "data.input")()
         if not isinstance(found, EpisodeStore):
             raise InputError(f"data.input {name}: it should return a jrl.data.EpisodeStore, not {type(found).__name__}")
-        return found
-    return data.read(datasets.paths(cfg, name), cfg.data.format)
+        return found.where(cfg.data.where or {})
+    return data.read(datasets.paths(cfg, name), cfg.data.format, cfg.data.where)
 
 
 def _best(store: EpisodeStore, share: float | None) -> EpisodeStore:

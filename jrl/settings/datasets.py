@@ -81,6 +81,8 @@ class DataConfig:
     input: str | tuple[str, ...] | dict[str, Weight] | None = None
     # of the files; null: as they show
     format: Literal["jrl", "rllib-json", "rllib-parquet", "minari", "d4rl"] | None = None
+    # labels and the values that episodes have to have, such as {policy: main}; null: all episodes
+    where: dict[str, str | int] | None = None
     # updates in one call of the program; null: chosen by how often something is reported, evaluated or saved
     updates_per_iteration: Annotated[int, Interval(ge=1, le=1_000_000)] | None = None
     validation: Annotated[float, Interval(ge=0, lt=1)] = 0.0  # share of the steps, in whole episodes, that is held out
@@ -152,6 +154,8 @@ def faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("data.input", "algo.name"), f"data.input: {name} learns from a data set alone: {mend}"
         return
     if given is None:
+        if cfg.data.where:
+            yield ("data.where", "data.input"), "data.where: it chooses among the episodes of data.input: set that, too"
         if not cfg.env.id and cfg.external is None:
             yield ("env.id",), "env.id is missing: expected the name of an environment, such as CartPole-v1"
         return

@@ -214,6 +214,15 @@ def test_files_roll_over_and_merge_to_the_same(path, tmp_path, capsys):
     stores.same(data.read(path), data.read(tmp_path / "b.npz"))
 
 
+def test_episodes_are_chosen_by_their_labels(path, tmp_path, capsys):
+    given = data.read(path)
+    assert run("convert", path, "--to", "jrl", "--out", tmp_path / "one", "--where", "policy=no. 3") == 0
+    stores.same(data.read(tmp_path / "one"), given.take(np.array([3])))
+    stores.same(data.read(path, where={"policy": "no. 1", "seed": 11}), given.take(np.array([1])))
+    assert run("inspect", path, "--where", "seed=12", "--json") == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["episodes"] == 1
+
+
 def test_split(path, tmp_path, capsys):
     assert run("split", path, "--share", "0.4", "--seed", "3", "--out", tmp_path / "a") == 0
     train, validation = data.read(tmp_path / "a" / "train"), data.read(tmp_path / "a" / "validation")
@@ -241,6 +250,9 @@ REFUSED = [
     ("inspect GIVEN --out x.jpg", "--out: x.jpg exists, or is no name of a PNG file"),
     ("inspect GIVEN --out no/such/x.png", "--out: cannot write no/such/x.png: No such file"),
     ("inspect", "the following arguments are required: PATH"),
+    ("inspect GIVEN --where policy", "--where: expected LABEL=VALUE, such as policy=main, got 'policy'"),
+    ("inspect GIVEN --where agent=red", "has no label agent: it has policy, seed"),
+    ("inspect GIVEN --where seed=3", "has no episode with seed=3: it has 10, 11, 12, 13, 14"),
     ("convert GIVEN --to csv --out OUT", "data format 'csv': expected one of jrl"),
     ("convert GIVEN --to jrl --out GIVEN", "exists: choose another path, or remove it"),
     ("convert GIVEN --to minari --out GIVEN", "exists: choose another path, or remove it"),

@@ -247,6 +247,7 @@ def test_a_mix_has_its_share_of_each(written, tmp_path):
     ("overrides", "message"),
     [
         (["data.input=nowhere"], "nowhere does not exist"),
+        (["data.input=null", "data.where={policy: main}", "env.id=CartPole-v1"], "of data.input: set that, too"),
         (["env.id=Acrobot-v1", "env.backend=jax"], "leave env.id out"),
         (["algo.name=ppo", "replay=null"], "learns from its own rollouts"),
         (["evaluation.every=10"], "evaluations are played in an environment"),
@@ -284,3 +285,5 @@ def test_data_are_named_by_a_list_of_paths_or_a_name_of_ones_own(tmp_path):
     registry.register("mine_of_two", lambda: store(1))
     (own,) = data_sets.read(run_config("mine_of_two"), None).train.values()
     np.testing.assert_array_equal(own.reward, store(1).reward.astype(np.float32))
+    (chosen,) = data_sets.read(run_config(paths, "data.where={number: 2}"), None).train.values()
+    np.testing.assert_array_equal(chosen.obs, np.concatenate([store(seed).episode(2).obs for seed in (0, 1)]))

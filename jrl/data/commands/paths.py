@@ -18,6 +18,20 @@ def take_input(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="source_format", metavar="FORMAT", help="of what is read (default: as each path shows)"
     )
+    parser.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="LABEL=VALUE",
+        help="only episodes with that label, such as policy=main; may be given more than once",
+    )
+
+
+def where(args: argparse.Namespace) -> dict[str, str]:
+    """Return the labels of `--where` and their values. Raises InputError: one is no LABEL=VALUE."""
+    if wrong := [given for given in args.where if not all(given.partition("="))]:
+        raise InputError(f"--where: expected LABEL=VALUE, such as policy=main, got {wrong[0]!r}")
+    return dict(given.split("=", 1) for given in args.where)
 
 
 def take_output(parser: argparse.ArgumentParser, out: str) -> None:
@@ -38,7 +52,7 @@ def read(args: argparse.Namespace) -> "EpisodeStore":
     """Reads the paths as one data set. Raises InputError: they cannot be."""
     from jrl.data import formats
 
-    return formats.read(args.paths, args.source_format)
+    return formats.read(args.paths, args.source_format, where(args))
 
 
 def check_output(args: argparse.Namespace, format: str, *outs: Path) -> None:

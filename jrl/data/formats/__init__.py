@@ -11,7 +11,7 @@ import glob
 import importlib
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,17 @@ def module(name: str) -> Any:
     return importlib.import_module(f"jrl.data.formats.{_MODULES[name]}")
 
 
-def read(paths: str | Path | Sequence[str | Path], format: str | None = None) -> EpisodeStore:
+def read(
+    paths: str | Path | Sequence[str | Path],
+    format: str | None = None,
+    where: Mapping[str, str | int] | None = None,
+) -> EpisodeStore:
     """Reads data sets as one.
 
     Args:
       paths: of files, directories of files, or globs of either; several are laid end to end in their order.
       format: one of `NAMES`; None: as each path shows.
+      where: labels and the values that episodes have to have, such as `{"policy": "main"}`; None: all episodes.
     Raises:
       InputError: nothing is there, it is of no known format, or something in it is wrong: the file and the mend.
     """
@@ -54,7 +59,8 @@ def read(paths: str | Path | Sequence[str | Path], format: str | None = None) ->
     stores = [store for name in given for store in _stores(located(name), format)]
     store = concatenated(stores)
     name = str(given[0]) if len(given) == 1 else f"{given[0]} and {len(given) - 1} more"
-    return store if store.meta.get("path") == name else _named(store, name)
+    store = store if store.meta.get("path") == name else _named(store, name)
+    return store.where(where) if where else store
 
 
 def _named(store: EpisodeStore, name: str) -> EpisodeStore:

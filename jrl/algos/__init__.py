@@ -40,7 +40,7 @@ from typing import Any
 from jrl import registry
 from jrl.errors import InputError
 from jrl.fields.bounds import short
-from jrl.fields.data import Fixed, learns_from
+from jrl.fields.data import Fixed, learns_from, traits
 from jrl.fields.hyper import NetworkConfig
 
 _MODULES = {
@@ -116,10 +116,10 @@ def critic_faults(cfg: Any, network: NetworkConfig) -> list[str]:
     """Returns why nothing of an algorithm, told by its Config, can be what the network's options of critics alone
     (`value_inputs`, `critic_layer_norm`) are for, one message each."""
     asked = [name for name in ("value_inputs", "critic_layer_norm") if getattr(network, name)]
-    if not asked or getattr(cfg, "has_critic", False):
+    if not asked or traits(cfg).has_critic:
         return network.sharing_faults()
     name = type(cfg).__module__.rpartition(".")[2]
-    others = [other for other in names() if getattr(get_config_class(other), "has_critic", False)]
+    others = [other for other in names() if traits(get_config_class(other)).has_critic]
     instead = either(alike(cfg, others))
     return [f"network.{key}: {name} has no critic beside its policy: use {instead}, or leave this out" for key in asked]
 

@@ -29,12 +29,23 @@ class Fixed(NamedTuple):
     sequences: bool = False
 
 
-def learns_from(config_class: type | None) -> type:
-    """Fresh, Replay or Fixed: what an algorithm's Config class names in `learns_from`; Fresh where it names none."""
-    return getattr(config_class, "learns_from", Fresh)
+class Traits(NamedTuple):
+    """Facts of an algorithm, each an attribute of its Config class, with the value of one that leaves it out."""
+
+    learns_from: type = Fresh  # Fresh, Replay or Fixed
+    reads: tuple[str, ...] = ()  # extras of a sample that it needs beside a transition, such as `types.NEXT_ACTION`
+    has_critic: bool = False  # beside the policy: something reads `network.value_inputs`
+    to_end: bool = False  # rewards of its batches are returns to the end of the episode
+    whole_sequences: bool = False  # a minibatch is a share of the environments, not of the steps
+    uncorrected: bool = False  # rollouts count as the policy's own, which with rollout.mode async they are not
 
 
-def reads(config: Any) -> tuple[str, ...]:
-    """Names what an algorithm needs in the extras of a sample beside a transition, such as `types.NEXT_ACTION`: what
-    its Config names in `reads`; nothing where it names none."""
-    return getattr(config, "reads", ())
+def traits(config: Any) -> Traits:
+    """Return what a Config, or its class, states of its algorithm; of a class none that depends on options."""
+    found = {name: getattr(config, name) for name in Traits._fields if hasattr(config, name)}
+    return Traits(**{name: value for name, value in found.items() if not isinstance(value, property)})
+
+
+def learns_from(config: Any) -> type:
+    """Return the kind of data, Fresh, Replay or Fixed, that the algorithm of a Config or Config class learns from."""
+    return traits(config).learns_from

@@ -16,7 +16,7 @@ from typing import Any
 from jrl.errors import counted
 from jrl.fields import schema
 from jrl.fields.bounds import INT64, is_number, short
-from jrl.fields.data import Fixed, Fresh, learns_from
+from jrl.fields.data import Fixed, Fresh, learns_from, traits
 from jrl.fields.hyper import NetworkConfig
 from jrl.migrate.tables import KEYS
 from jrl.settings import datasets, plan, sections
@@ -300,14 +300,14 @@ class Sizes:
         given = job.number("model.max_seq_len", least=1) or job.count("network.max_seq_len") if job.core else None
         if job.core is None or job.replays:
             return (given or _SEQUENCE) if job.core else None
-        if given is None or getattr(job.config_class, "whole_sequences", False):
+        if given is None or traits(job.config_class).whole_sequences:
             return given or self.steps
         return min(plan.divisors(self.steps), key=lambda n: abs(math.log(n / given)))
 
     def _counts(self, job: Job) -> list[int]:
         """The numbers of minibatches into which the rows of a device can be cut."""
         envs = self.num_envs // (self.devices if self.shared else 1)
-        whole = getattr(job.config_class, "whole_sequences", False)  # IMPALA's are of columns
+        whole = traits(job.config_class).whole_sequences  # IMPALA's are of columns
         parts = self.steps if self.sequence is None else self.steps // self.sequence
         if whole or self.sequence is None:
             rows = envs if whole else envs * parts

@@ -126,7 +126,7 @@ def whole_episodes(cfg: RunConfig, spec: EnvSpec) -> int:
     # whole minibatches of whole sequences, of each policy, and of a size that can be cut into equal parts
     each = [multi_agent.policy_config(cfg, name) for name in multi_agent.followers(cfg)] or [cfg]
     sequence = lambda own: (own.network.recurrent and own.network.max_seq_len) or 1
-    unit = math.lcm(*(getattr(own.algo, "num_minibatches", 1) * sequence(own) for own in each), 16)
+    unit = math.lcm(*((plan.passes(own.algo).num_minibatches or 1) * sequence(own) for own in each), 16)
     return -(-(length + longest) // unit) * unit - length
 
 

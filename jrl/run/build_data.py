@@ -11,7 +11,7 @@ import numpy as np
 
 from jrl.data import EpisodeStore
 from jrl.errors import InputError, counted
-from jrl.fields.data import RETURN_TO_GO, TIMESTEP, reads
+from jrl.fields.data import RETURN_TO_GO, TIMESTEP, traits
 from jrl.host import room
 from jrl.replay import layout, memory, mixed
 from jrl.run import build_learner, data_sets, learner, parallel
@@ -171,12 +171,12 @@ def _order(sizes: Mapping[str, int], online: Buffer | None) -> list[str]:
 
 def to_end(cfg: RunConfig) -> bool:
     """Whether an algorithm learns from returns to the end of the episode."""
-    return bool(getattr(type(cfg.algo), "to_end", False))
+    return traits(cfg.algo).to_end
 
 
 def wanted(cfg: RunConfig, algo: Algo) -> list[str]:
     """The columns beside observations, actions and rewards that an algorithm reads."""
-    own = [name for name in reads(cfg.algo) if name in (RETURN_TO_GO, TIMESTEP)]
+    own = [name for name in traits(cfg.algo).reads if name in (RETURN_TO_GO, TIMESTEP)]
     return [*own, *([layout.TO_END] if to_end(cfg) and not algo.sequences else [])]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from jrl import envs, spaces
 from jrl.envs import envpool_env
 from jrl.errors import InputError
-from jrl.fields.data import reads
+from jrl.fields.data import traits
 from jrl.replay import frames, memory, prioritized, ring, sequences
 from jrl.rollout import unroll
 from jrl.run import build_policies, guard, learner, parallel, several
@@ -104,7 +104,7 @@ def _factory(
         return _replay_learner(
             cfg, algo, spec, devices, memory.check_rows(row, envs, length, batch=batch, devices=devices), with_data
         )
-    memory.check_rows(row, envs, length, kept=getattr(cfg.algo, "circular_buffer_num_batches", 1), devices=devices)
+    memory.check_rows(row, envs, length, kept=plan.passes(cfg.algo).circular_buffer_num_batches, devices=devices)
     like = functools.partial(build_policies.rollout_like, cfg, spec, algo, length=length)
     of_one = like(num_envs=envs // devices)
     of_all = of_one if devices == 1 else like(num_envs=envs)
@@ -181,7 +181,7 @@ def buffers(
     replay = cfg.replay
     assert replay is not None
     options: dict[str, Any] = {"num_envs": num_envs, "n_step": replay.n_step, "frame_stack": stack}
-    options |= {"in_step": plan.in_step(cfg), "extras": extras, "next_action": NEXT_ACTION in reads(cfg.algo)}
+    options |= {"in_step": plan.in_step(cfg), "extras": extras, "next_action": NEXT_ACTION in traits(cfg.algo).reads}
     if replay.prioritized:
         options |= {"alpha": replay.priority_alpha, "beta": replay.priority_beta, "eps": replay.priority_eps}
         options["num_devices"] = devices

@@ -18,7 +18,7 @@ from jrl.envs.history import History, history
 from jrl.envs.spec import NARROW
 from jrl.envs.wrappers import action_transform
 from jrl.errors import InputError, counted
-from jrl.fields.data import RETURN_TO_GO, TIMESTEP, reads
+from jrl.fields.data import RETURN_TO_GO, TIMESTEP, traits
 from jrl.replay.frames import FrameStack, broken_stacks
 from jrl.replay.layout import TO_END
 from jrl.settings import datasets
@@ -141,7 +141,7 @@ def prepared(cfg: RunConfig, store: EpisodeStore, spec: EnvSpec) -> EpisodeStore
         action, shift = _as_chosen(env_action, spec.action, action)
         if LOG_PROB in columns:  # the density of what was chosen, not of what it stood for
             columns[LOG_PROB] = columns[LOG_PROB] + np.float32(shift)
-    columns |= {name: column(store) for name, column in _MADE.items() if name in reads(cfg.algo)}
+    columns |= {name: column(store) for name, column in _MADE.items() if name in traits(cfg.algo).reads}
     if told:
         obs = _remembered(cfg, spec._replace(observation=own), store, obs, action)
     return dataclasses.replace(

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
-from jrl.fields.bounds import Count, Few, Name, Positive, Share, Steps, Widths, bounded
-from jrl.fields.data import Fixed, Fresh
+from jrl.fields.bounds import Amount, Count, Few, Name, Positive, Share, Steps, Widths, bounded
+from jrl.fields.data import Fixed, Fresh, learns_from
 
 SAMPLER = "sampler"  # among the inputs of a mix: the run's own environments
 Weight = Annotated[float, Interval(ge=0, le=1)]
@@ -82,7 +82,7 @@ class DataConfig:
     # of the files; null: as they show
     format: Literal["jrl", "rllib-json", "rllib-parquet", "minari", "d4rl"] | None = None
     # labels and the values that episodes have to have, such as {policy: main}; null: all episodes
-    where: dict[str, str | int] | None = None
+    where: dict[str, str | Amount] | None = None
     # updates in one call of the program; null: chosen by how often something is reported, evaluated or saved
     updates_per_iteration: Annotated[int, Interval(ge=1, le=1_000_000)] | None = None
     validation: Annotated[float, Interval(ge=0, lt=1)] = 0.0  # share of the steps, in whole episodes, that is held out
@@ -147,7 +147,7 @@ def counts(shares: dict[str, float], batch_size: int) -> dict[str, int]:
 def faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
     """What cannot be with data sets, or without them: the keys that were read, and the message."""
     yield from estimate_faults(cfg)
-    kind, given = getattr(type(cfg.algo), "learns_from", Fresh), cfg.data.input
+    kind, given = learns_from(cfg.algo), cfg.data.input
     name = type(cfg.algo).__module__.rpartition(".")[2]
     if kind is Fixed and (given is None or SAMPLER in shares(cfg)):
         mend = "set it, e.g. data.input=runs/data/cartpole-expert" if given is None else f"leave {SAMPLER} out"

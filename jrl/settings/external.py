@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from annotated_types import Interval
 
 from jrl.fields.bounds import Amount, Count, Few, NonNegative, Positive, Seconds, bounded
-from jrl.fields.data import Fixed, Fresh, learns_from
+from jrl.fields.data import Fixed, Fresh, learns_from, traits
 
 _LAG = 4  # updates, of algorithms that learn from rollouts as they come
 
@@ -56,7 +56,7 @@ def faults(cfg: Any) -> Iterator[tuple[tuple[str, ...], str]]:
     if given is None:
         return
     name = type(cfg.algo).__module__.rpartition(".")[2]
-    if getattr(cfg.algo, "uncorrected", False):
+    if traits(cfg.algo).uncorrected:
         yield (
             ("external", "algo.name"),
             f"external: {name} takes each step for its own policy's, and clients go on while weights change: use ppo, "

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from jrl.errors import counted
+from jrl.fields.data import traits
 from jrl.settings import by_episode, datasets
 
 # rows, and updates from replay, in one call of a fused program
@@ -27,6 +28,20 @@ class BatchPlan(NamedTuple):
     minibatch: int | None  # rows of a gradient step; None where the algorithm does not say
     updates: int | None  # gradient steps per iteration
     iterations: int | None  # until stop.env_steps, if no row is masked; None: the run has no end
+
+
+class Passes(NamedTuple):
+    """How an algorithm goes over rollouts: the fields of its Config of these names; a default where it has none."""
+
+    num_minibatches: int | None = None
+    num_epochs: int = 1
+    circular_buffer_num_batches: int = 1  # rollouts that are kept
+    circular_buffer_iterations_per_batch: int = 1  # of them learned from for each new one
+
+
+def passes(config: Any) -> Passes:
+    """Return how the algorithm of a Config goes over rollouts."""
+    return Passes(**{name: getattr(config, name) for name in Passes._fields if hasattr(config, name)})
 
 
 def columns(cfg: Any) -> int:
@@ -87,12 +102,11 @@ def batch_plan(cfg: Any) -> BatchPlan:
     iterations = None if total is None else -(-total // rows)
     if cfg.replay is not None:
         return BatchPlan(rows, cfg.replay.batch_size, round(cfg.replay.updates_per_step * rows), iterations)
-    minibatches = getattr(cfg.algo, "num_minibatches", None)
-    passes = getattr(cfg.algo, "circular_buffer_iterations_per_batch", 1)
+    minibatches, epochs, _, drawn = passes(cfg.algo)
     return BatchPlan(
         rows=rows,
         minibatch=columns(cfg) * rollout_length(cfg) // minibatches if minibatches else None,
-        updates=minibatches * getattr(cfg.algo, "num_epochs", 1) * passes if minibatches else None,
+        updates=minibatches * epochs * drawn if minibatches else None,
         iterations=iterations,
     )
 
@@ -184,7 +198,7 @@ def lines(cfg: Any) -> Iterator[str]:
     lag = policy_lag(cfg)
     if lag is not None:
         yield f"collected while learning, by weights that are {counted(lag, 'update')} old at most"
-        if getattr(cfg.algo, "uncorrected", False):
+        if traits(cfg.algo).uncorrected:
             yield (
                 "warning: this algorithm takes each rollout for its own policy's and degrades with the age of weights: "
                 "use rollout.mode sync, or what corrects for it, impala or appo"
@@ -199,10 +213,10 @@ def lines(cfg: Any) -> Iterator[str]:
             of_each = [f"{share:.0%} from {named(name)}" for name, share in datasets.shares(cfg).items()]
             yield f"of each batch {', '.join(of_each)}"
     elif plan.minibatch is not None:
-        epochs, minibatches = getattr(cfg.algo, "num_epochs", 1), cfg.algo.num_minibatches
-        split = f"{counted(epochs, 'epoch')} x {counted(minibatches, 'minibatch')}"
-        if (passes := getattr(cfg.algo, "circular_buffer_iterations_per_batch", 1)) > 1:
-            split = f"{passes} rollouts x {split}"
+        minibatches, epochs, _, drawn = passes(cfg.algo)
+        split = f"{counted(epochs, 'epoch')} x {counted(minibatches or 1, 'minibatch')}"
+        if drawn > 1:
+            split = f"{drawn} rollouts x {split}"
         yield f"{split} of {counted(plan.minibatch, 'row')} = {_updates(plan)}"
     if plan.iterations is not None:
         yield f"{counted(plan.iterations, 'iteration')} until stop.env_steps {cfg.stop['env_steps']}"

@@ -12,6 +12,7 @@ from typing import Any
 from jrl.errors import counted
 from jrl.fields import bounds
 from jrl.fields.bounds import INT32, short
+from jrl.fields.data import traits
 from jrl.settings import datasets, external, replay_faults
 from jrl.settings.plan import (
     batch_plan,
@@ -22,6 +23,7 @@ from jrl.settings.plan import (
     num_learners,
     num_parameters,
     num_pools,
+    passes,
     rollout_length,
     sequence_length,
     total_steps,
@@ -93,12 +95,12 @@ _MOST_PROCESSES = 10_000
 
 def _size_faults(cfg: Any, devices: int) -> Iterator[Fault]:
     """Sizes that no machine has, and counts to whose end no run comes."""
-    minibatches = getattr(cfg.algo, "num_minibatches", 1)
+    minibatches, epochs, kept, drawn = passes(cfg.algo)
+    minibatches = 1 if minibatches is None else minibatches
     if isinstance(minibatches, int) and (message := bounds.fault(minibatches, bounds.Count, "algo.num_minibatches")):
         yield ("algo.num_minibatches",), message  # of a user's own Config, whose annotation has no range
         return
     envs, length = columns(cfg), rollout_length(cfg)
-    kept = getattr(cfg.algo, "circular_buffer_num_batches", 1)
     if (rows := envs * length * kept) > INT32 * devices:
         of = f" x {kept:,} rollouts" if kept > 1 else ""
         yield (
@@ -129,9 +131,7 @@ def _size_faults(cfg: Any, devices: int) -> Iterator[Fault]:
     if cfg.replay is not None:
         yield from _replay_size_faults(cfg)
     elif (updates := batch_plan(cfg).updates or 0) > _MOST_UPDATES:
-        epochs = getattr(cfg.algo, "num_epochs", 1)
-        passes = getattr(cfg.algo, "circular_buffer_iterations_per_batch", 1)
-        times = f" x {passes:,} rollouts" * (passes > 1)
+        times = f" x {drawn:,} rollouts" * (drawn > 1)
         yield (
             ("algo.num_epochs", "algo.num_minibatches", "algo.circular_buffer_iterations_per_batch"),
             f"algo.num_epochs: {counted(epochs, 'epoch', ',')} x {counted(minibatches, 'minibatch', ',')}{times} = "
@@ -178,7 +178,7 @@ def _network_faults(cfg: Any) -> Iterator[Fault]:
         )
     limit = sequence_length(cfg)
     cut = cfg.replay is None and limit > 0 and cfg.rollout.batch_mode == "truncate_episodes"
-    if cut and length % limit and not getattr(cfg.algo, "whole_sequences", False):
+    if cut and length % limit and not traits(cfg.algo).whole_sequences:
         near = max(n for n in divisors(length) if n <= limit)
         yield (
             ("network.max_seq_len", "rollout.length"),
@@ -344,7 +344,8 @@ def _evaluation_faults(cfg: Any) -> Iterator[Fault]:
 
 def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
     envs, length = cfg.env.num_envs, rollout_length(cfg)
-    minibatches = getattr(cfg.algo, "num_minibatches", 1)
+    minibatches = passes(cfg.algo).num_minibatches
+    minibatches = 1 if minibatches is None else minibatches
     padded = cfg.rollout.batch_mode != "truncate_episodes"  # whole episodes are, to what divides
     if min(envs, length) < 1:
         return
@@ -370,11 +371,11 @@ def _batch_faults(cfg: Any, devices: int) -> Iterator[Fault]:
         return
     keys = ("algo.num_minibatches", "env.num_envs", "rollout.length", "devices.learners", "devices.fake")
     rows, limit = cols // devices * length, sequence_length(cfg)
-    if limit > 1 and length % limit == 0 and not getattr(cfg.algo, "whole_sequences", False):
+    if limit > 1 and length % limit == 0 and not traits(cfg.algo).whole_sequences:
         if not padded or cfg.network.max_seq_len is None:
             yield from _sequence_faults(minibatches, length // limit, cols // devices, limit, keys)
         return
-    if getattr(cfg.algo, "whole_sequences", False) and (own := cols // devices) % minibatches:
+    if traits(cfg.algo).whole_sequences and (own := cols // devices) % minibatches:
         below = max(n for n in divisors(own) if n <= minibatches)
         more = devices * (own + minibatches - own % minibatches)
         message = (

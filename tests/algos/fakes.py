@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jrl import algos
 from jrl.envs import team
-from jrl.fields.data import RETURN_TO_GO, TIMESTEP, Fixed, learns_from, reads
+from jrl.fields.data import RETURN_TO_GO, TIMESTEP, Fixed, learns_from, traits
 from jrl.networks import NetworkConfig
 from jrl.replay import ring, sequences
 from jrl.rollout import unroll
@@ -56,7 +56,7 @@ def acts_in(name, kind):
 
 def plays_for_a_return(name):
     """Whether an algorithm is told the return to come, of which it takes off what it receives."""
-    return RETURN_TO_GO in reads(config(name))
+    return RETURN_TO_GO in traits(config(name)).reads
 
 
 def observes(name, observation):

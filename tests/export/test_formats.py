@@ -13,7 +13,7 @@ from saved import save
 import jrl
 from jrl import algos
 from jrl.export import formats, source
-from jrl.fields.data import RETURN_TO_GO, reads
+from jrl.fields.data import RETURN_TO_GO, traits
 from jrl.types import Box, Discrete, EnvSpec, MultiDiscrete
 
 NUM = 1000
@@ -52,7 +52,8 @@ CASES = {
 # an algorithm that none of these names: small, on its own kind of actions
 _NAMED = {algo for algo, *_ in CASES.values()}
 _TEAMS = {name for name in algos.names() if algos.get_config_class(name).in_teams}  # whose environments are others
-_TOLD = {name for name in algos.names() if RETURN_TO_GO in reads(algos.get_config_class(name)())}  # and remember that
+# those that are told a return remember it
+_TOLD = {name for name in algos.names() if RETURN_TO_GO in traits(algos.get_config_class(name)()).reads}
 for _name in algos.names():
     if _name not in _NAMED | _TEAMS | _TOLD:
         _discrete = issubclass(Discrete, algos.get_config_class(_name).acts_in)

@@ -3,12 +3,14 @@
 import importlib
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from jrl import algos
+from jrl import algos, train
 from jrl.settings import config, datasets, plan
 from jrl.sweep import settings
 
@@ -50,6 +52,40 @@ def test_the_works_are_valid_configs(monkeypatch):
     for task in load("bench_learning").TASKS:
         assert any(name != "env_steps" for name in config.load(task.config, task.overrides).stop), task.name
         assert (task.bounds is not None) == datasets.alone(config.load(task.config, task.overrides)), task.name
+
+
+def test_a_table_of_learning_is_made_in_parts(tmp_path, monkeypatch, capsys):
+    bench = load("bench_learning")
+    small = (
+        "env.backend=jax", "env.num_envs=2", "network.hidden=[4]", "rollout.length=8", "algo.num_epochs=1",
+        "algo.num_minibatches=1", "run.report_every=16", "run.smoothing_episodes=1", "run.compile_cache=false",
+        "stop.env_steps=64",
+    )  # fmt: skip
+    path = str(ROOT / "configs" / "ppo.yaml")
+    tasks = [bench.Task(f"to-{n}", path, (*small, f"stop.episode/return={n}"), control=n > 99) for n in (100, 5, 200)]
+    asked = []
+
+    def in_this_process(command, **_):
+        asked.append(command)
+        return subprocess.CompletedProcess(command, train.main(command[3:]), "", "")
+
+    def table(*args):
+        monkeypatch.setattr(sys, "argv", ["bench_learning.py", f"--out={tmp_path / 'x'}", *args])
+        status = bench.main()
+        lines = capsys.readouterr().out.splitlines()
+        return status, [line.split(" | ") for line in lines if line.startswith("| to-")]
+
+    monkeypatch.setattr(bench, "TASKS", tasks)
+    monkeypatch.setattr(bench, "subprocess", SimpleNamespace(run=in_this_process))
+    status, ((name, threshold, budget, passed, steps, *_),) = table("--only", "to-5", "--seeds=2")
+    assert (status, name, threshold, budget, passed) == (0, "| to-5", "5", "64", "2/2") and " to " in steps
+    (tmp_path / "x" / "to-100").mkdir()  # of a command that was killed
+    assert [row[0] for row in table("--only", "to-100", "--seeds=2")[1]] == ["| to-100", "| to-5"]
+    count = len(asked)
+    assert [row[3] for row in table("--only", "to-5", "to-100", "--seeds=2")[1]] == ["2/2", "2/2"]
+    assert len(table("--table")[1]) == 2 and len(asked) == count
+    runs = [tmp_path / "x" / "to-5" / "members" / f"0{i}" / "config.yaml" for i in range(2)]
+    assert [config.load(str(run)).run.seed for run in runs] == [0, 1]
 
 
 def test_programs_of_all_algorithms_are_compared():

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import jax
 
-from jrl import algos
+from jrl import algos, envs
 from jrl.errors import InputError
 from jrl.host import runtime
 from jrl.run import build, build_policies, parallel
 from jrl.run.population import Member, Population
-from jrl.settings import config
+from jrl.settings import config, datasets
 from jrl.settings.config import RunConfig
 from jrl.settings.sections import CustomConfig
 from jrl.types import PyTree
@@ -58,7 +58,12 @@ def _why_not(configs: Sequence[RunConfig]) -> str:
         return "run.disable_jit: there are no programs"
     if first.multi_agent is not None:
         return "multi_agent: policies have configs of their own, and who plays may change between calls"
-    return ""
+    if datasets.alone(first):
+        return "data.input: it learns from data alone"
+    if two := build.two_programs(first):
+        return f"one program collects, another learns: {two}"
+    backend = envs.resolve(first.env.id, first.env.backend)
+    return "" if backend == "jax" else f"{backend} steps the environments, outside the program that learns"
 
 
 def make(configs: Sequence[RunConfig], also: Sequence[RunConfig] = ()) -> tuple[Population, list[build.Run]]:

@@ -216,7 +216,7 @@ class Together:
         own = {member.name: member for member in members}
         for name, source in sources.items():
             taker = of[name]
-            self._population.copy(of[source].number, taker.number, own[name].config.algo)
+            self._population.copy(of[source].number, taker.number, build_population.numbers(own[name].config))
             taker.take_over(of[source], own[name])
 
     def until(self, pause: float = math.inf) -> None:

@@ -7,12 +7,15 @@ import shlex
 import shutil
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 from jrl import evaluate, train
 from jrl.host import output
 from jrl.metrics import loggers
 from jrl.replay import memory
+from jrl.run import checkpoint
 from jrl.run.population import Population
 from jrl.settings import config
 from jrl.sweep import __main__
@@ -87,6 +90,17 @@ def test_the_page(tmp_path, monkeypatch, capsys, own_pictures):
     assert re.search(r"^2,048 steps: 4 members, the best of them at [\d.]+; 0\d from 0\d$", said, re.M)
 
 
+def test_one_seed_is_the_plain_run_to_the_bit(tmp_path, capsys):
+    assert run("--stop=env_steps=64", f"--out={tmp_path / 'plain'}") == 0
+    assert run("--stop=env_steps=64", "--seeds=1", f"--out={tmp_path / 'one'}") == 0
+    plain, one = tmp_path / "plain", tmp_path / "one" / "members" / "00"
+    assert rows(one) == rows(plain) and len(rows(plain)) == 4
+    for part in ("learner", "source"):
+        found, expected = (checkpoint.read(checkpoint.locate(of), part) for of in (one, plain))
+        assert jax.tree.structure(found) == jax.tree.structure(expected) and jax.tree.leaves(found)
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 def test_who_does_not_fit_the_memory_takes_turns(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Population, "memory", lambda self: 1_000_000)
     monkeypatch.setattr(memory, "available", lambda device=None: 2_300_000)
@@ -98,10 +112,14 @@ def test_who_does_not_fit_the_memory_takes_turns(tmp_path, monkeypatch, capsys):
     assert len({rows(tmp_path / "turns" / "members" / f"0{i}")[-1]["loss/value"] for i in range(3)}) == 3
 
 
-def test_the_plan_tells_which_keys_have_a_program_for_each_value(tmp_path, capsys):
+def test_the_plan_tells_which_keys_are_vmapped(tmp_path, capsys):
     spaces = ["--set=algo.lr=choice(.1,.01)", "--set=network.hidden=choice([4],[5])"]
     assert __main__.main([*SMALL, *spaces, "--stop=env_steps=32", f"--out={tmp_path / 'a'}"]) == 0
-    assert "2 programs, one after the other: network.hidden is no float of the algorithm and no seed" in _said(capsys)
+    assert _said(capsys).startswith("""plan: 4 members
+  algo.lr: vmapped
+  network.hidden: a program for each of its 2 values, because sizes and counts are those of the program
+  2 programs, one after the other, of at most 2 members
+""")
 
 
 def test_members_of_other_checkpoints_become_what_they_were(tmp_path, capsys):

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+import jrl
 from jrl import evaluate, train
 from jrl.host import output
 from jrl.metrics import loggers
@@ -140,18 +141,31 @@ def test_members_of_other_checkpoints_become_what_they_were(tmp_path, capsys):
         assert rows(cut / name) == rows(whole / name) and rows(whole / name)[-1]["env_steps"] >= 128
 
 
-def test_one_that_is_not_finite_ends_alone(tmp_path, capsys):
+def test_one_that_is_not_finite_stays_at_its_last_good_state(tmp_path, capsys):
+    out = tmp_path / "x"
     cfg = config.load(
         "ppo", [arg.removeprefix("--set=") for arg in SMALL[2:]], env="CartPole-v1", stop=["env_steps=64"]
     )
     changes = [{"algo.lr": 1e-3}, {"algo.lr": 1e38}, {"algo.lr": 1e-2}]
     with output.recorded() as transcript:
-        assert populations.train(cfg, tmp_path / "x", Record(changes, {}, [3], []), transcript) == 1
-    found = table(tmp_path / "x")
+        assert populations.train(cfg, out, Record(changes, {}, [3], []), transcript) == 1
+    found = table(out)
     assert [row["ended"].split(":")[0] for row in found] == ["env_steps", "not finite", "env_steps"]
+    assert [row["frozen"] for row in found] == ["0", "1", "0"]
     assert Path(found[1]["ended"].partition(": ")[2]).is_dir()
-    assert "failed: 01" in capsys.readouterr().err
-    assert (tmp_path / "x" / "best" / "config.yaml").exists()
+    said = capsys.readouterr().err
+    assert "failed" not in said and "frozen: 1 of 3 members, at the last good state" in said and "finite (01);" in said
+    assert (out / "best" / "config.yaml").exists()
+    policy = jrl.load(out / "members" / "01")
+    assert policy.act(np.zeros(4, np.float32)) in (0, 1)
+    saved = checkpoint.locate(out / "members" / "01")
+    learner = checkpoint.read(saved, "learner")
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(learner) if leaf.dtype == np.float32)
+    # it does not begin again, whatever the others do
+    before = rows(out / "members" / "01")
+    assert train.main([f"--resume={out}"]) == 1
+    assert [row["frozen"] for row in table(out)] == ["0", "1", "0"]
+    assert checkpoint.locate(out / "members" / "01") == saved and rows(out / "members" / "01") == before
 
 
 def test_the_rows_of_one_run_have_what_they_are_told_besides(tmp_path, capsys):

@@ -19,7 +19,7 @@ Groups = Mapping[tuple[str, str], Sequence[Run]]  # task, method -> runs
 def cautions(groups: Groups, axis: str) -> list[str]:
     """Everything that is doubtful about the runs beside what could not be read; [] for nothing."""
     checks: tuple[Callable[[Groups, str], Iterator[str]], ...] = (
-        _few_seeds, _one_task, _seeds_twice, _same_numbers, _budgets, _stopped, _machines
+        _few_seeds, _one_task, _other_tasks, _seeds_twice, _same_numbers, _budgets, _stopped, _machines
     )  # fmt: skip
     return [line for check in checks for line in check(groups, axis)]
 
@@ -37,6 +37,17 @@ def _one_task(groups: Groups, axis: str) -> Iterator[str]:
     tasks = {task for task, _ in groups}
     if len(tasks) == 1 and len(groups) > 1:
         yield f"one task, {tasks.pop()}: which method is better there says little of other tasks"
+
+
+def _other_tasks(groups: Groups, axis: str) -> Iterator[str]:
+    """Methods that nothing is compared with: a task whose id is spelled in another way is another one."""
+    tasks_of: dict[str, set[str]] = {}
+    for task, method in groups:
+        tasks_of.setdefault(method, set()).add(task)
+    for method, own in tasks_of.items():
+        others = {task for other, tasks in tasks_of.items() if other != method for task in tasks}
+        if others and not own & others:
+            yield f"{method} is compared with nothing: no other method has {_listed(sorted(own))} (see --by)"
 
 
 def _seeds_twice(groups: Groups, axis: str) -> Iterator[str]:

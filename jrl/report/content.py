@@ -198,7 +198,8 @@ def _normalized(
     if bounds is None:
         return {}
     if missing := [task for task in tasks if task not in bounds]:
-        raise InputError(*(f"--normalize: {task} is missing: add it, as [low, high]" for task in missing))
+        has = f" (it has {', '.join(bounds) or 'none'})"
+        raise InputError(*(f"--normalize: {task} is missing{has}: add it, as [low, high]" for task in missing))
     return {
         (task, name): (x - bounds[task][0]) / (bounds[task][1] - bounds[task][0]) for (task, name), x in scores.items()
     }

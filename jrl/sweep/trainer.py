@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jrl.errors import InputError
-from jrl.host import faults, output, room
+from jrl.host import faults, files, output, room
 from jrl.settings.config import RunConfig
 from jrl.sweep import members as populations
 from jrl.sweep import processes as apart
@@ -56,6 +56,8 @@ class Trainer:
         if self._interrupted:
             return {**dict.fromkeys((member.name for member in members), "interrupted"), **ended}
         if alone := [member for member in members if member.name in self._apart]:
+            with files.opening(self._directory):
+                self._transcript.open(self._directory / "log.txt")
             count = self._processes or max(1, room.usable_cpus() // 2)
             ended |= apart.train(alone, self._directory, count, self._interrupted, self._ends, pause)
         return ended

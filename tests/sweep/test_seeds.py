@@ -76,6 +76,7 @@ def test_the_page(tmp_path, monkeypatch, capsys, own_pictures):
     assert "3 members, each with its run.seed, in one program" in said
     assert "2 members, 2 at once, in processes of their own" in said
     assert [row["ended"] for row in table(Path("runs/processes"))] == ["ended", "ended"]
+    assert "  run.seed: not vmapped: --processes asks for processes" in Path("runs/processes/log.txt").read_text()
     assert train.main(["--resume=runs/processes", "--processes=2"]) == 0  # none of them is begun again
     assert [row["ended"] for row in table(Path("runs/processes"))] == ["complete", "complete"]
     found = [(float(row["algo.lr"]), row["run.seed"]) for row in table(Path("runs/sweep"))]

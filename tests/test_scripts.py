@@ -46,7 +46,7 @@ def test_every_config_is_valid_and_has_a_return_criterion(path):
 def test_the_works_are_valid_configs(monkeypatch):
     monkeypatch.chdir(ROOT)
     bench = load("bench_speed")
-    for name, (path, *overrides) in {**bench.WORKS, **{k: v for k, (v, _) in bench.STARTS.items()}}.items():
+    for name, (path, *overrides) in {**bench.WORKS, **{k: v.settings for k, v in bench.STARTS.items()}}.items():
         cfg = config.load(path, overrides)
         assert cfg.stop[plan.counts_by(cfg)] > 0, name
     for task in load("bench_learning").TASKS:
@@ -107,8 +107,35 @@ def test_ratios_are_of_the_same_rounds():
         {"name": "python q", "peer": "q", "work": "M2", "round": 1, "steps_per_s": 7},
         {"name": "cold", "round": 1},
     ]
-    found = bench.ratios([*ours, *shared, *peer, *other])
-    assert found == {("M20", "p"): (6.0, [5.0, 8.0, 6.0]), ("M20", "M20s"): (pytest.approx(65 / 90), [0.5, 1.0])}
+    starts = [{"name": name, "round": 1, "seconds": x} for name, x in (("to475", 3.0), ("to475s", 7.5), ("cold", 9.0))]
+    found = bench.ratios([*ours, *shared, *peer, *other, *starts])
+    assert found == {
+        ("M20", "p"): (6.0, [5.0, 8.0, 6.0]),
+        ("M20", "M20s"): (pytest.approx(65 / 90), [0.5, 1.0]),
+        ("to475s", "to475"): (2.5, [2.5]),
+    }
+
+
+def test_seconds_are_until_the_last_run_is_there(monkeypatch):
+    bench = load("bench_speed")
+    rows = [
+        [{"timestamp": 10.0 + i + n, "env_steps": 100 * n, "episode/return": 250 * n} for n in (1, 2)] for i in (0, 3)
+    ]
+    asked = []
+
+    def train(config, overrides, **options):
+        asked.append(options)
+        return 10.0, rows
+
+    monkeypatch.setattr(bench, "train", train)
+    assert bench.measure("to475s") == {"seconds": 5.0, "env_steps": 200, "return": 500}
+    assert [one["seeds"] for one in asked] == [16, 16] and asked[0]["cache"] == asked[1]["cache"]  # the first compiles
+    assert bench.measure("warm")["seconds"] == 4.0  # until the first row
+    found = bench.measure("sweep")
+    assert found["members"] == 2 and found["env_steps"] == 400
+    assert asked[-1]["spaces"] and asked[-1]["seeds"] == 4 and not asked[-1]["keep_criteria"]
+    rows[1].pop()
+    assert bench.measure("to475s")["error"] == "1 of 2 runs did not reach 475.0"
 
 
 def test_the_figure_shows_ours_beside_the_peers(tmp_path):

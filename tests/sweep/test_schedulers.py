@@ -272,7 +272,7 @@ def kernel(saved):
         ),
         (["--scheduler=pbt", "--samples=4", "--set=algo.num_epochs=int(1, 2)"], "algo.num_epochs: pbt changes values"),
         (["--search=tpe"], "--search tpe: --samples says how many points it may try"),
-        (["--search=random"], "--search random: --samples says how many points it may try; without, all are tried"),
+        (["--search=random"], "--search random: --samples says how many points it may try; without it all are tried"),
         (["--samples=4", "--batch=2"], "--batch 2: of --search tpe and gp alone: leave it out"),
         (["--samples=4", "--objective="], "--objective: expected a key of the result rows, got ''"),
         (["--scheduler=asha", "--samples=4", "--set=run.log=[csv]"], "run.log: a scheduler compares the rows"),

@@ -6,11 +6,10 @@ from typing import Any
 
 from jrl.errors import counted
 from jrl.report import methods
-from jrl.report.runs import FINISHED, STOPPED, Run
+from jrl.report.runs import FINISHED, STOPPED, Run, listed
 
 FEW_SEEDS = 5
 _UNEQUAL = 0.05  # by which budgets may differ
-_MOST_NAMED = 6  # in a line
 _OF_THE_MACHINE = ("time", "timestamp", "perf/", "sys/")  # rows have other numbers there whenever they run
 
 Groups = Mapping[tuple[str, str], Sequence[Run]]  # task, method -> runs
@@ -28,7 +27,7 @@ def _few_seeds(groups: Groups, axis: str) -> Iterator[str]:
     few = [f"{method} on {task} ({len(runs)})" for (task, method), runs in groups.items() if len(runs) < FEW_SEEDS]
     if few:
         yield (
-            f"fewer than {FEW_SEEDS} seeds: {_listed(few)}: so few tell little of how runs vary; their intervals are "
+            f"fewer than {FEW_SEEDS} seeds: {listed(few)}: so few tell little of how runs vary; their intervals are "
             "too narrow, or missing"
         )
 
@@ -47,7 +46,7 @@ def _other_tasks(groups: Groups, axis: str) -> Iterator[str]:
     for method, own in tasks_of.items():
         others = {task for other, tasks in tasks_of.items() if other != method for task in tasks}
         if others and not own & others:
-            yield f"{method} is compared with nothing: no other method has {_listed(sorted(own))} (see --by)"
+            yield f"{method} is compared with nothing: no other method has {listed(sorted(own))} (see --by)"
 
 
 def _seeds_twice(groups: Groups, axis: str) -> Iterator[str]:
@@ -58,7 +57,7 @@ def _seeds_twice(groups: Groups, axis: str) -> Iterator[str]:
                 by_seed.setdefault(run.seed, []).append(run.name)
         for seed, names in by_seed.items():
             if len(names) > 1:
-                yield f"{method} on {task} has seed {seed} more than once: {_listed(names)}: it counts as several runs"
+                yield f"{method} on {task} has seed {seed} more than once: {listed(names)}: it counts as several runs"
 
 
 def _same_numbers(groups: Groups, axis: str) -> Iterator[str]:
@@ -69,12 +68,12 @@ def _same_numbers(groups: Groups, axis: str) -> Iterator[str]:
                 by_task.setdefault(task, {}).setdefault(found, []).append(run)
     for task, found_runs in by_task.items():
         for same in (runs for runs in found_runs.values() if len(runs) > 1):
-            names = _listed([run.name for run in same])
+            names = listed([run.name for run in same])
             if len({run.method for run in same}) == 1:
-                seeds = _listed([str(run.seed) for run in same])
+                seeds = listed([str(run.seed) for run in same])
                 yield f"the same numbers on {task} under the seeds {seeds}: {names}: they are one run, not {len(same)}"
             else:
-                keys = _listed(methods.differing([methods.learning(run.config) for run in same])) or "what differs"
+                keys = listed(methods.differing([methods.learning(run.config) for run in same])) or "what differs"
                 yield f"the same numbers on {task} of other methods: {names}: {keys} changed nothing"
 
 
@@ -124,8 +123,3 @@ def _machines(groups: Groups, axis: str) -> Iterator[str]:
     machines = {repr((run.provenance.get("cpu"), run.provenance.get("devices"))) for run in runs}
     if axis == "time_s" and len(machines) > 1:
         yield f"seconds of {len(machines)} machines do not compare: take --axis env_steps"
-
-
-def _listed(names: Sequence[str]) -> str:
-    rest = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -137,15 +137,15 @@ def with_objective(given: Sequence[Run], options: Options) -> tuple[Options, lis
     wanted, notes = options.objective, []
     own = [run for run in given if run.path and run.rows]
     having = {run.method for run in own if len(run.curve("env_steps", wanted)[0])}
-    lacking = dict.fromkeys(run.method for run in own if run.method not in having)
+    lacking = list(dict.fromkeys(run.method for run in own if run.method not in having))
     if wanted == OBJECTIVE and lacking and any(len(run.curve("env_steps", TRAINING)[0]) for run in own):
         notes.append(
-            f"{', '.join(lacking)}: no run was evaluated: all are compared by {TRAINING}, the mean of the latest "
+            f"{runs.listed(lacking)}: no run was evaluated: all are compared by {TRAINING}, the mean of the latest "
             "episodes of training, with its exploration"
         )
         wanted, having = TRAINING, {run.method for run in own if len(run.curve("env_steps", TRAINING)[0])}
     elif lacking and having:
-        notes.append(f"{', '.join(lacking)}: no run has {wanted}: left out of all that needs it")
+        notes.append(f"{runs.listed(lacking)}: no run has {wanted}: left out of all that needs it")
     if own and not having:
         raise InputError(f"--objective {wanted}: no row has it: {runs.near(wanted, runs.numbers(own))}")
     return options._replace(objective=wanted), notes

@@ -139,7 +139,7 @@ function drawCurves(data, state, keep) {
   draw(
     element,
     {
-      grid: { left: 8, right: 16, top: 34, bottom: 28, containLabel: true },
+      grid: { left: 8, right: 22, top: 34, bottom: 28, containLabel: true },
       xAxis: axis({
         name: LABELS[state.axis],
         scale: false,
@@ -434,7 +434,7 @@ function drawSmall(element, series, x, more = {}) {
       scale: false,
       max: "dataMax",
       splitNumber: 3,
-      axisLabel: { color: variable("soft"), fontSize: 10.5, hideOverlap: true, formatter: short },
+      axisLabel: { color: variable("soft"), fontSize: 10.5, hideOverlap: true, alignMaxLabel: "right", formatter: short },
       ...more.x,
     }),
     yAxis: axis({

@@ -14,6 +14,7 @@ from jrl.settings import config
 from jrl.sweep.members import NOT_FINITE, Ends, Member, is_complete, reached
 
 _POLL = 0.2  # seconds between two looks at who has ended
+_CLOCKS = 1.0  # seconds by which the file system's clock may be behind
 _CONFIGS = "configs"
 
 
@@ -90,7 +91,7 @@ def _paused(member: Member, pause: float) -> bool:
 def _fault(member: Member, since: float) -> Path | None:
     """The bundle of an update that was not finite, which a process has written since then."""
     written = (member.directory / "nonfinite").glob("*/")
-    return next((path for path in written if path.stat().st_mtime >= since), None)
+    return next((path for path in written if path.stat().st_mtime >= since - _CLOCKS), None)
 
 
 def _started(member: Member, directory: Path, pause: float) -> subprocess.Popen:

@@ -95,6 +95,20 @@ def test_who_reached_its_goal_counts_at_the_rung_with_its_last_score(tmp_path, c
     assert sweep.why_ended(sweep.members[0]) is None  # before its last checkpoint it goes on
 
 
+def test_who_was_frozen_is_the_worst_and_counts_at_no_rung(tmp_path):
+    cfg = config.from_dict({"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1"}, "stop": {"env_steps": 96}})
+    plan, _, _ = settings.read({}, {"scheduler": "asha(eta=2)"}, ["algo.lr=choice(0.1, 0.2)"])
+    changes = [{"algo.lr": lr, "run.seed": 0} for lr in (0.1, 0.2)]
+    sweep = sweeps.Sweep(cfg, tmp_path, populations.Record(changes, settings.plain(plan.settings), [2], []))
+    for member in sweep.members:
+        member.directory.mkdir(parents=True)
+        (member.directory / "result.jsonl").write_text(json.dumps({"episode/return": 9.0}) + "\n")
+    sweep.note_end(sweep.members[0], "not finite: x", 0)
+    assert sweep._scores(sweep.members) == {"00": pytest.approx(math.nan, nan_ok=True), "01": 9.0}
+    assert sweep._counted(range(2)) == [] and sweep.why_ended(sweep.members[0]) == "not finite: x"
+    assert populations.read(tmp_path).why_ended(sweep.members[0]) == "not finite: x"
+
+
 def test_pbt_copies_the_best_over_the_worst_with_values_nearby():
     spaces = {"algo.lr": space.parse("", "log(1e-4, 1e-2)"), "algo.gamma": space.parse("", "logit(0.9, 0.99)")}
     scores = {str(i): float(i) for i in range(8)} | {"6": math.nan}

@@ -2,10 +2,12 @@
 
 import csv
 import json
+import os
 import re
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -19,7 +21,7 @@ from jrl.replay import memory
 from jrl.run import checkpoint
 from jrl.run.population import Population
 from jrl.settings import config
-from jrl.sweep import __main__
+from jrl.sweep import __main__, members, processes
 from jrl.sweep import train as populations
 from jrl.sweep.members import Record
 
@@ -167,6 +169,26 @@ def test_one_that_is_not_finite_stays_at_its_last_good_state(tmp_path, capsys):
     assert train.main([f"--resume={out}"]) == 1
     assert [row["frozen"] for row in table(out)] == ["0", "1", "0"]
     assert checkpoint.locate(out / "members" / "01") == saved and rows(out / "members" / "01") == before
+
+
+def test_a_process_whose_update_was_not_finite_is_told_from_one_that_failed(tmp_path, monkeypatch, capsys):
+    cfg = config.load("ppo", env="CartPole-v1", stop=["env_steps=64"])
+    runs = members.of(cfg, tmp_path, [{"run.seed": seed} for seed in range(3)])
+    bundles = [run.directory / "nonfinite" / "7" for run in runs[:2]]
+    bundles[0].mkdir(parents=True)
+    os.utime(bundles[0], (1e9, 1e9))  # of a run before
+
+    def started(run, *_):
+        if run.name == "01":
+            bundles[1].mkdir(parents=True)
+        return SimpleNamespace(poll=lambda: 1, returncode=1)
+
+    monkeypatch.setattr(processes, "_started", started)
+    noted = []
+    ends = members.Ends(lambda run: None, lambda run, why, at: noted.append((run.name, why, at)))
+    found = processes.train(runs, tmp_path, 2, (), ends)
+    assert found == {"00": "failed: status 1", "01": f"not finite: {bundles[1]}", "02": "failed: status 1"}
+    assert noted == [("01", found["01"], 0)]
 
 
 def test_the_rows_of_one_run_have_what_they_are_told_besides(tmp_path, capsys):

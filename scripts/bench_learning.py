@@ -3,20 +3,25 @@
     python scripts/bench_learning.py --out runs/learning                 # all tasks, 5 seeds
     python scripts/bench_learning.py --only cartpole --seeds 10
     python scripts/bench_learning.py --only data-bc-cartpole data-cql-pendulum --out runs/from_data
+    python scripts/bench_learning.py --out runs/learning --table         # trains nothing
 
-Each run is `python -m jrl.train CONFIG --as-test`: it passes when the config's criterion (the mean return of the last
-100 training episodes, or that of an evaluation) reaches the threshold within the step budget. A control, which lacks
-what the task needs, passes when it does not. A run from data makes all its updates, and passes when its last
-evaluation is within the bounds; scripts/make_data.py makes the data sets. Prints one JSON line per run, then a table
+The seeds of a task are `python -m jrl.train CONFIG --seeds 5`: one program where its environments are written in JAX,
+processes elsewhere. A run passes when the config's criterion (the mean return of the last 100 training episodes, or
+that of an evaluation) reaches the threshold within the step budget. A control, which lacks what the task needs, passes
+when it does not. A run from data makes all its updates, and passes when its last evaluation is within the bounds;
+scripts/make_data.py makes the data sets. Prints one JSON line per run, which --out keeps in summary.jsonl, then a table
 with the statistics of `jrl.report`: interquartile means over the seeds and their 95 % bootstrap intervals; exits with 1
-if any failed. Tasks whose packages are not installed are left out, with a line that says so.
+if any failed. The same --out again leaves out the tasks that are in it and prints the table of all, so that a table may
+be made in several parts. Tasks whose packages are not installed are left out, with a line that says so.
 """
 
 import argparse
+import csv
 import importlib.util
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -24,8 +29,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from jrl.host import files
+from jrl.metrics import criteria, loggers
 from jrl.report import figures, statistics
 from jrl.settings import config
+
+SUMMARY = "summary.jsonl"  # of --out
 
 
 class Task(NamedTuple):
@@ -192,52 +201,72 @@ def criterion_of(task: Task) -> str:
     return next(key for key in found if key != "env_steps") if task.bounds is None else "evaluation/return"
 
 
-def run(task: Task, seed: int, out: Path) -> dict:
-    """One training run in a process of its own, behind the run that it begins with."""
-    directory = out / f"{task.name}_{seed}"
-    more = ["--as-test"] if task.bounds is None else []
-    if task.first:
-        before = out / f"{task.name}_{seed}_first"
-        trained(task.first[0], (*task.first[1:], f"run.seed={seed}"), before, [])
-        more += ["--init-from", str(before), "--policy-only"]
+def run(task: Task, seeds: int, out: Path) -> list[dict]:
+    """Trains the seeds of a task; a line for each."""
+    directory = out / task.name
+    shutil.rmtree(directory, ignore_errors=True)  # of a command that did not come to its end
     start = time.time()
-    status = trained(task.config, (*task.overrides, f"run.seed={seed}"), directory, more)
-    wall = time.time() - start
-    rows = [json.loads(line) for line in (directory / "result.jsonl").read_text().splitlines()]
-    criterion = criterion_of(task)
+    if task.first:
+        failed = [f for seed in range(seeds) if (f := from_another(task, seed, directory))]
+    else:
+        trained(task.config, task.overrides, ["--seeds", str(seeds), "--out", str(directory)])
+        table = csv.DictReader((directory / "sweep.csv").read_text().splitlines())
+        failed = [row["member"] for row in table if row["ended"].startswith(("failed", "not finite"))]
+    wall = round(time.time() - start, 1)
+    members = sorted((directory / "members").iterdir())
+    return [{**result(task, seed, where, failed), "wall_s": wall} for seed, where in enumerate(members)]
+
+
+def from_another(task: Task, seed: int, directory: Path) -> str | None:
+    """Trains a run that begins with the policy of another; its name if an update was not finite."""
+    first, own = directory / "first" / f"{seed:02}", directory / "members" / f"{seed:02}"
+    trained(task.first[0], (*task.first[1:], f"run.seed={seed}"), ["--out", str(first)])
+    more = ["--init-from", str(first), "--policy-only", "--out", str(own)]
+    return own.name if trained(task.config, (*task.overrides, f"run.seed={seed}"), more) else None
+
+
+def result(task: Task, seed: int, directory: Path, failed: list[str]) -> dict:
+    """What a run of a task came to."""
+    rows = loggers.read_rows(directory / "result.jsonl")
+    last, criterion = rows[-1] if rows else {}, criterion_of(task)
     returns = [r[criterion] for r in rows if r.get(criterion) is not None]
-    reached = status == 0 if task.bounds is None else task.bounds[0] <= returns[-1] <= task.bounds[1]
+    if task.bounds is None:
+        cfg = config.load(task.config, task.overrides)
+        wanted = {name: value for name, value in cfg.stop.items() if name != "env_steps"}
+        reached = any(criteria.met(name, last, value, cfg.run.smoothing_episodes) for name, value in wanted.items())
+    else:
+        reached = bool(returns) and task.bounds[0] <= returns[-1] <= task.bounds[1]
     reached = reached and min(returns, default=math.inf) >= task.lowest
     return {
         "task": task.name,
         "seed": seed,
-        "passed": reached != task.control,
-        "env_steps": rows[-1]["env_steps"],
+        "passed": reached != task.control and directory.name not in failed,
+        "env_steps": last.get("env_steps", 0),
         "criterion": criterion,
         "return": returns[-1] if returns else None,
         "best": max(returns, default=None),
         "lowest": min(returns, default=None),
-        "updates": rows[-1]["updates"],
-        "wall_s": round(wall, 1),
+        "updates": last.get("updates", 0),
     }
 
 
-def trained(path: str, overrides: tuple[str, ...], directory: Path, more: list[str]) -> int:
+def trained(path: str, overrides: tuple[str, ...], more: list[str]) -> int:
     """Trains as a user would; the exit status, 0 or 1."""
     settings = [f"--set={o}" for o in (*overrides, "run.log=[jsonl]")]
-    command = [sys.executable, "-m", "jrl.train", path, *settings, *more, "--out", str(directory)]
+    command = [sys.executable, "-m", "jrl.train", path, *settings, *more]
     tests = str(Path(__file__).parent.parent / "tests")  # for environments that fail on purpose
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": tests})
     if done.returncode not in (0, 1):
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    print(done.stderr[-3000:] if done.returncode else "", end="", file=sys.stderr)
     return done.returncode
 
 
-def by_task(results: list[dict]) -> Iterator[tuple[str, str, list[dict]]]:
-    """Of each task its name, how many of its runs passed, and the runs."""
-    for name in dict.fromkeys(r["task"] for r in results):
-        rows = [r for r in results if r["task"] == name]
-        yield name, f"{sum(r['passed'] for r in rows)}/{len(rows)}", rows
+def by_task(results: list[dict]) -> Iterator[tuple[Task, str, list[dict]]]:
+    """Each task that has results, in the order of the table, how many of its runs passed, and the runs."""
+    for task in TASKS:
+        if rows := [r for r in results if r["task"] == task.name]:
+            yield task, f"{sum(r['passed'] for r in rows)}/{len(rows)}", rows
 
 
 def of_seeds(rows: list[dict], key: str) -> str:
@@ -249,23 +278,39 @@ def of_seeds(rows: list[dict], key: str) -> str:
 
 
 def print_steps(results: list[dict]) -> None:
-    """A table of how long runs took to their thresholds."""
+    """A table of how long runs took to their thresholds; seconds are those of all seeds, one program or one by one."""
     if results:
-        head = "| task | passed | steps to threshold (95 % interval) | most | wall s |"
-        print(f"\n{head}", "| --- " * 5 + "|", sep="\n")
-    for name, passed, rows in by_task(results):
-        most = max(r["env_steps"] for r in rows)
-        print(f"| {name} | {passed} | {of_seeds(rows, 'env_steps')} | {most:,} | {of_seeds(rows, 'wall_s')} |")
+        head = "| task | threshold | budget | passed | steps to threshold (95 % interval) | most | wall s, all seeds |"
+        print(f"\n{head}", "| --- " * 7 + "|", sep="\n")
+    for task, passed, rows in by_task(results):
+        stop, most = config.load(task.config, task.overrides).stop, max(r["env_steps"] for r in rows)
+        print(
+            f"| {task.name} | {stop[criterion_of(task)]:g} | {stop['env_steps']:,} | {passed} | "
+            f"{of_seeds(rows, 'env_steps')} | {most:,} | {rows[0]['wall_s']:,} |"
+        )
 
 
 def print_returns(results: list[dict]) -> None:
     """A table of what runs from data end with."""
     if results:
-        head = "| task | passed | updates | last (95 % interval) | best | wall s |"
+        head = "| task | passed | updates | last (95 % interval) | best | wall s, all seeds |"
         print(f"\n{head}", "| --- " * 6 + "|", sep="\n")
-    for name, passed, rows in by_task(results):
-        last, best, wall = (of_seeds(rows, key) for key in ("return", "best", "wall_s"))
-        print(f"| {name} | {passed} | {rows[0]['updates']:,} | {last} | {best} | {wall} |")
+    for task, passed, rows in by_task(results):
+        last, best = (of_seeds(rows, key) for key in ("return", "best"))
+        print(f"| {task.name} | {passed} | {rows[0]['updates']:,} | {last} | {best} | {rows[0]['wall_s']:,} |")
+
+
+def trained_before(out: Path) -> dict[str, list[dict]]:
+    """Of each task that --out has its lines."""
+    found: dict[str, list[dict]] = {}
+    for row in loggers.read_rows(out / SUMMARY):
+        found.setdefault(row["task"], []).append(row)
+    return found
+
+
+def keep(out: Path, results: dict[str, list[dict]]) -> None:
+    """Replaces what --out has."""
+    files.replace(out / SUMMARY, "".join(json.dumps(row) + "\n" for rows in results.values() for row in rows))
 
 
 def main() -> int:
@@ -275,27 +320,32 @@ def main() -> int:
     p.add_argument("--only", nargs="*", choices=[t.name for t in TASKS], help="tasks (default: all)")
     p.add_argument("--seeds", type=int, default=5)
     p.add_argument("--out", type=Path, default=Path("runs/learning"))
+    p.add_argument("--table", action="store_true", help="train nothing: the table of what --out has")
     p.add_argument("--plot", type=Path, help="draw the learning curves into this PNG")
     args = p.parse_args()
-    if args.out.exists():
-        p.error(f"{args.out} exists: choose another --out")
-    args.out.mkdir(parents=True)
-    results = []
-    for task in [t for t in TASKS if not args.only or t.name in args.only]:
+    if args.out.exists() and not (args.out / SUMMARY).exists():
+        p.error(f"{args.out} is no directory of this script: choose another --out")
+    args.out.mkdir(parents=True, exist_ok=True)
+    results = trained_before(args.out)
+    keep(args.out, results)
+    for task in [t for t in TASKS if not args.only or t.name in args.only] if not args.table else []:
         if task.needs and importlib.util.find_spec(task.needs) is None:
             print(f"{task.name}: left out, {task.needs} is not installed", flush=True)
             continue
-        for seed in range(min(args.seeds, task.seeds or args.seeds)):
-            results.append(run(task, seed, args.out))
-            print(json.dumps(results[-1]), flush=True)
-    (args.out / "summary.jsonl").write_text("".join(json.dumps(r) + "\n" for r in results))
+        seeds = min(args.seeds, task.seeds or args.seeds)
+        if len(results.get(task.name, ())) >= seeds:
+            print(f"{task.name}: {args.out} has it", flush=True)
+            continue
+        results[task.name] = run(task, seeds, args.out)
+        print(*map(json.dumps, results[task.name]), sep="\n", flush=True)
+        keep(args.out, results)
+    every = [row for rows in results.values() for row in rows]
     from_data = [t.name for t in TASKS if t.bounds is not None]
-    print_steps([r for r in results if r["task"] not in from_data])
-    print_returns([r for r in results if r["task"] in from_data])
+    print_steps([r for r in every if r["task"] not in from_data])
+    print_returns([r for r in every if r["task"] in from_data])
     if args.plot:
-        groups = {name: [args.out / f"{name}_{r['seed']}" for r in rows] for name, _, rows in by_task(results)}
-        figures.panels(groups, args.plot)
-    return 0 if all(r["passed"] for r in results) else 1
+        figures.panels({task.name: [args.out / task.name] for task, *_ in by_task(every)}, args.plot)
+    return 0 if all(r["passed"] for r in every) else 1
 
 
 if __name__ == "__main__":

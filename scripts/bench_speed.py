@@ -5,14 +5,17 @@
     python scripts/bench_speed.py W1 --beside peers.txt             # a command per line that prints one JSON line
     python scripts/bench_speed.py M1 M2 M20 M20s --repeat 5 --beside peers.txt      # several agents
     python scripts/bench_speed.py offline-iql offline-cql --beside peers.txt        # updates on data sets
+    python scripts/bench_speed.py to475 to475s sweep                                # 16 seeds beside one; 256 members
 
-A work runs `python -m jrl.train` in a process of its own. Its rate is environment steps (learning included) between 30%
-and 100% of the run, so that start-up and compilation are outside it; `cold` and `warm` measure just those. Commands of
-`--beside` run in the same rounds, one after the other, and are compared by their field `steps_per_s`: on a shared
-machine only a ratio of one run counts. Ratios are printed where a peer's line says whose `work` it did. In a command,
-`{i}` is the number of the round. Of several agents an environment step is one of the game, however many they are; of
-several seeds it is one of any member; from data alone a step is an update, and `python scripts/random_data.py iql`
-beside it is the bare update in a loop.
+A work runs `python -m jrl.train` in a process of its own. Its rate is environment steps (learning included) between
+30% and 100% of the run, so that start-up and compilation are outside it; `cold` and `warm` measure just those. `to475`
+and `to475s` are the seconds from the start of a process, whose programs are in the compile cache, until one run, or
+all of 16 seeds, have a return of 475; `sweep` those until 64 step sizes of four seeds each have made 100k steps each,
+with all that they write. Commands of `--beside` run in the same rounds, one after the other, and are compared by their
+field `steps_per_s`: on a shared machine only a ratio of one run counts. Ratios are printed where a peer's line says
+whose `work` it did. In a command, `{i}` is the number of the round. Of several agents an environment step is one of
+the game, however many they are; of several seeds it is one of any member; from data alone a step is an update, and
+`python scripts/random_data.py iql` beside it is the bare update in a loop.
 """
 
 import argparse
@@ -27,7 +30,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from random_data import OFFLINE, from_data
 
@@ -168,27 +171,49 @@ LABELS = {
     "M20s": "20 CartPoles\n1 policy, 8",
     **{f"offline-{name}": f"{name}\nfrom data" for name in OFFLINE},
 }
-BESIDE = {"M20": "M20s", "G4s": "G64"}  # works that are compared with another of ours
-# seconds from process start: name -> (config and overrides, whether programs are in the compile cache already)
-STARTS: dict[str, tuple[list[str], bool]] = {
-    "warm": (["configs/ppo.yaml", "run.report_every=1", "stop.env_steps=5000"], True),
-    "cold": (["configs/ppo.yaml"], False),
-    "cold-jax": (["configs/ppo.yaml", "env.backend=jax"], False),
+BESIDE = {"M20": "M20s", "G4s": "G64", "to475s": "to475"}  # works that are compared with another of ours
+
+
+class Start(NamedTuple):
+    """What is measured in seconds from the start of a process."""
+
+    settings: list[str]  # config and overrides
+    warm: bool = False  # programs are in the compile cache already
+    until: float | None = 475.0  # the mean return that all seeds reach; None: the first row
+    seeds: int | None = None
+    spaces: tuple[str, ...] = ()  # of a sweep, whose process is waited for
+
+
+STARTS = {
+    "warm": Start(["configs/ppo.yaml", "run.report_every=1", "stop.env_steps=5000"], warm=True, until=None),
+    "cold": Start(["configs/ppo.yaml"]),
+    "cold-jax": Start(["configs/ppo.yaml", "env.backend=jax"]),
+    # one run, 16 seeds, and 256 members with all that they write
+    "to475": Start(_in_jax(4, 1_000_000), warm=True),
+    "to475s": Start(_in_jax(4, 1_000_000), warm=True, seeds=16),
+    "sweep": Start(_in_jax(4, 100_000), seeds=4, spaces=("algo.lr=log(1e-5,1e-1,64)",)),
 }
 
 
 def train(
-    config: str, overrides: Iterable[str], *, cache: Path, keep_criteria: bool, seeds: int | None = None
+    config: str,
+    overrides: Iterable[str],
+    *,
+    cache: Path,
+    keep_criteria: bool,
+    seeds: int | None = None,
+    spaces: tuple[str, ...] = (),
 ) -> tuple[float, list[list[dict]]]:
-    """Runs the training command; returns the time of its start and the result rows of each seed."""
+    """Runs the command that trains; returns the time of its start and the result rows of each seed or member."""
     out = Path(tempfile.mkdtemp())
-    settings = [f"--set={o}" for o in overrides]
+    settings = [f"--set={o}" for o in (*overrides, *spaces)]
     if not keep_criteria:
         criteria = load(config, overrides).stop
         settings += [f"--set=stop.{name}=1e9" for name in criteria if name not in ("env_steps", "updates")]
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache)}
     settings += ["--seeds", str(seeds)] if seeds else []
-    command = [sys.executable, "-m", "jrl.train", config, *settings, "--out", str(out / "run")]
+    module = "jrl.sweep" if spaces else "jrl.train"
+    command = [sys.executable, "-m", module, config, *settings, "--out", str(out / "run")]
     start = time.time()
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
@@ -216,17 +241,38 @@ def measure(work: str) -> dict[str, Any]:
         first = next(r for r in rows if r["env_steps"] >= 0.3 * rows[-2]["env_steps"])
         per_step = (rows[-2]["updates"] - first["updates"]) / (rows[-2]["env_steps"] - first["env_steps"])
         return {"steps_per_s": round(rate), "updates_per_s": round(rate * per_step, 1)}
-    (config, *overrides), warm = STARTS[work]
+    return seconds(STARTS[work])
+
+
+def seconds(work: Start) -> dict[str, Any]:
+    """Seconds from the start of a process until all its runs are where they are measured; of a sweep until its end."""
+    config, *overrides = work.settings
     with tempfile.TemporaryDirectory() as cache:
-        if warm:
-            train(config, overrides, cache=Path(cache), keep_criteria=True)
-        start, (rows,) = train(config, overrides, cache=Path(cache), keep_criteria=True)
-    row = rows[0] if warm else next((r for r in rows if (r["episode/return"] or 0) >= 475), rows[-1])
+        asked = {"cache": Path(cache), "keep_criteria": not work.spaces, "seeds": work.seeds, "spaces": work.spaces}
+        if work.warm:
+            train(config, overrides, **asked)
+        start, of_all = train(config, overrides, **asked)
+    if work.spaces:
+        return {"seconds": round(time.time() - start, 2), "members": len(of_all), "env_steps": total(of_all)}
+    there = [row for rows in of_all if (row := reached(rows, work.until)) is not None]
+    if len(there) < len(of_all):
+        return {"error": f"{len(of_all) - len(there)} of {len(of_all)} runs did not reach {work.until}"}
+    row = max(there, key=lambda row: row["timestamp"])
     return {
         "seconds": round(row["timestamp"] - start, 2),
         "env_steps": row["env_steps"],
         "return": row["episode/return"],
     }
+
+
+def reached(rows: list[dict], until: float | None) -> dict | None:
+    """The first row with such a return; None: there is none."""
+    return next((row for row in rows if until is None or (row["episode/return"] or 0) >= until), None)
+
+
+def total(of_all: list[list[dict]]) -> int:
+    """Environment steps of all members."""
+    return sum(rows[-1]["env_steps"] for rows in of_all)
 
 
 def peer(command: str, index: int) -> dict[str, Any]:
@@ -247,11 +293,12 @@ def work_of(row: dict[str, Any]) -> str:
 
 
 def ratios(rows: list[dict[str, Any]]) -> dict[tuple[str, str], tuple[float, list[float]]]:
-    """(work, who else did it) -> the ratio of the medians of their steps per second, and of those of each round."""
-    found: dict[str, dict[str, dict[int, float]]] = {}  # work -> who -> round -> steps per second
-    rates = [row for row in rows if row.get("steps_per_s")]
-    for row in rates:
-        found.setdefault(work_of(row), {}).setdefault(row.get("peer", "jrl"), {})[row["round"]] = row["steps_per_s"]
+    """(work, who else did it) -> the ratio of the medians of their steps per second, and of those of each round; of
+    works that are measured in seconds that of the seconds."""
+    found: dict[str, dict[str, dict[int, float]]] = {}  # work -> who -> round -> steps per second, or seconds
+    for row in rows:
+        if value := row.get("steps_per_s") or row.get("seconds"):
+            found.setdefault(work_of(row), {}).setdefault(row.get("peer", "jrl"), {})[row["round"]] = value
     for work, other in BESIDE.items():
         if work in found and other in found:
             found[work][other] = found[other]["jrl"]

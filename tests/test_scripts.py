@@ -3,12 +3,14 @@
 import importlib
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from jrl import algos
+from jrl import algos, train
 from jrl.settings import config, datasets, plan
 from jrl.sweep import settings
 
@@ -44,12 +46,46 @@ def test_every_config_is_valid_and_has_a_return_criterion(path):
 def test_the_works_are_valid_configs(monkeypatch):
     monkeypatch.chdir(ROOT)
     bench = load("bench_speed")
-    for name, (path, *overrides) in {**bench.WORKS, **{k: v for k, (v, _) in bench.STARTS.items()}}.items():
+    for name, (path, *overrides) in {**bench.WORKS, **{k: v.settings for k, v in bench.STARTS.items()}}.items():
         cfg = config.load(path, overrides)
         assert cfg.stop[plan.counts_by(cfg)] > 0, name
     for task in load("bench_learning").TASKS:
         assert any(name != "env_steps" for name in config.load(task.config, task.overrides).stop), task.name
         assert (task.bounds is not None) == datasets.alone(config.load(task.config, task.overrides)), task.name
+
+
+def test_a_table_of_learning_is_made_in_parts(tmp_path, monkeypatch, capsys):
+    bench = load("bench_learning")
+    small = (
+        "env.backend=jax", "env.num_envs=2", "network.hidden=[4]", "rollout.length=8", "algo.num_epochs=1",
+        "algo.num_minibatches=1", "run.report_every=16", "run.smoothing_episodes=1", "run.compile_cache=false",
+        "stop.env_steps=64",
+    )  # fmt: skip
+    path = str(ROOT / "configs" / "ppo.yaml")
+    tasks = [bench.Task(f"to-{n}", path, (*small, f"stop.episode/return={n}"), control=n > 99) for n in (100, 5, 200)]
+    asked = []
+
+    def in_this_process(command, **_):
+        asked.append(command)
+        return subprocess.CompletedProcess(command, train.main(command[3:]), "", "")
+
+    def table(*args):
+        monkeypatch.setattr(sys, "argv", ["bench_learning.py", f"--out={tmp_path / 'x'}", *args])
+        status = bench.main()
+        lines = capsys.readouterr().out.splitlines()
+        return status, [line.split(" | ") for line in lines if line.startswith("| to-")]
+
+    monkeypatch.setattr(bench, "TASKS", tasks)
+    monkeypatch.setattr(bench, "subprocess", SimpleNamespace(run=in_this_process))
+    status, ((name, threshold, budget, passed, steps, *_),) = table("--only", "to-5", "--seeds=2")
+    assert (status, name, threshold, budget, passed) == (0, "| to-5", "5", "64", "2/2") and " to " in steps
+    (tmp_path / "x" / "to-100").mkdir()  # of a command that was killed
+    assert [row[0] for row in table("--only", "to-100", "--seeds=2")[1]] == ["| to-100", "| to-5"]
+    count = len(asked)
+    assert [row[3] for row in table("--only", "to-5", "to-100", "--seeds=2")[1]] == ["2/2", "2/2"]
+    assert len(table("--table")[1]) == 2 and len(asked) == count
+    runs = [tmp_path / "x" / "to-5" / "members" / f"0{i}" / "config.yaml" for i in range(2)]
+    assert [config.load(str(run)).run.seed for run in runs] == [0, 1]
 
 
 def test_programs_of_all_algorithms_are_compared():
@@ -71,8 +107,35 @@ def test_ratios_are_of_the_same_rounds():
         {"name": "python q", "peer": "q", "work": "M2", "round": 1, "steps_per_s": 7},
         {"name": "cold", "round": 1},
     ]
-    found = bench.ratios([*ours, *shared, *peer, *other])
-    assert found == {("M20", "p"): (6.0, [5.0, 8.0, 6.0]), ("M20", "M20s"): (pytest.approx(65 / 90), [0.5, 1.0])}
+    starts = [{"name": name, "round": 1, "seconds": x} for name, x in (("to475", 3.0), ("to475s", 7.5), ("cold", 9.0))]
+    found = bench.ratios([*ours, *shared, *peer, *other, *starts])
+    assert found == {
+        ("M20", "p"): (6.0, [5.0, 8.0, 6.0]),
+        ("M20", "M20s"): (pytest.approx(65 / 90), [0.5, 1.0]),
+        ("to475s", "to475"): (2.5, [2.5]),
+    }
+
+
+def test_seconds_are_until_the_last_run_is_there(monkeypatch):
+    bench = load("bench_speed")
+    rows = [
+        [{"timestamp": 10.0 + i + n, "env_steps": 100 * n, "episode/return": 250 * n} for n in (1, 2)] for i in (0, 3)
+    ]
+    asked = []
+
+    def train(config, overrides, **options):
+        asked.append(options)
+        return 10.0, rows
+
+    monkeypatch.setattr(bench, "train", train)
+    assert bench.measure("to475s") == {"seconds": 5.0, "env_steps": 200, "return": 500}
+    assert [one["seeds"] for one in asked] == [16, 16] and asked[0]["cache"] == asked[1]["cache"]  # the first compiles
+    assert bench.measure("warm")["seconds"] == 4.0  # until the first row
+    found = bench.measure("sweep")
+    assert found["members"] == 2 and found["env_steps"] == 400
+    assert asked[-1]["spaces"] and asked[-1]["seeds"] == 4 and not asked[-1]["keep_criteria"]
+    rows[1].pop()
+    assert bench.measure("to475s")["error"] == "1 of 2 runs did not reach 475.0"
 
 
 def test_the_figure_shows_ours_beside_the_peers(tmp_path):

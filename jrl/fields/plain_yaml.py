@@ -175,7 +175,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     except ValueError as e:
         raise InputError(f"{path}: not valid JSON{':' * (not str(e).startswith('at '))} {e}") from None
     if not isinstance(data, dict):
-        raise InputError(f"{path}: expected a mapping of RLlib's keys, got {short(data)}")
+        raise InputError(f"{path}: expected a mapping, got {short(data)}")
     limited(data)
     return data
 

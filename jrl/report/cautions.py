@@ -6,11 +6,10 @@ from typing import Any
 
 from jrl.errors import counted
 from jrl.report import methods
-from jrl.report.runs import FINISHED, STOPPED, Run
+from jrl.report.runs import FINISHED, STOPPED, Run, listed
 
 FEW_SEEDS = 5
 _UNEQUAL = 0.05  # by which budgets may differ
-_MOST_NAMED = 6  # in a line
 _OF_THE_MACHINE = ("time", "timestamp", "perf/", "sys/")  # rows have other numbers there whenever they run
 
 Groups = Mapping[tuple[str, str], Sequence[Run]]  # task, method -> runs
@@ -19,7 +18,7 @@ Groups = Mapping[tuple[str, str], Sequence[Run]]  # task, method -> runs
 def cautions(groups: Groups, axis: str) -> list[str]:
     """Everything that is doubtful about the runs beside what could not be read; [] for nothing."""
     checks: tuple[Callable[[Groups, str], Iterator[str]], ...] = (
-        _few_seeds, _one_task, _seeds_twice, _same_numbers, _budgets, _stopped, _machines
+        _few_seeds, _one_task, _other_tasks, _seeds_twice, _same_numbers, _budgets, _stopped, _machines
     )  # fmt: skip
     return [line for check in checks for line in check(groups, axis)]
 
@@ -28,7 +27,7 @@ def _few_seeds(groups: Groups, axis: str) -> Iterator[str]:
     few = [f"{method} on {task} ({len(runs)})" for (task, method), runs in groups.items() if len(runs) < FEW_SEEDS]
     if few:
         yield (
-            f"fewer than {FEW_SEEDS} seeds: {_listed(few)}: so few tell little of how runs vary; their intervals are "
+            f"fewer than {FEW_SEEDS} seeds: {listed(few)}: so few tell little of how runs vary; their intervals are "
             "too narrow, or missing"
         )
 
@@ -39,6 +38,17 @@ def _one_task(groups: Groups, axis: str) -> Iterator[str]:
         yield f"one task, {tasks.pop()}: which method is better there says little of other tasks"
 
 
+def _other_tasks(groups: Groups, axis: str) -> Iterator[str]:
+    """Methods that nothing is compared with: a task whose id is spelled in another way is another one."""
+    tasks_of: dict[str, set[str]] = {}
+    for task, method in groups:
+        tasks_of.setdefault(method, set()).add(task)
+    for method, own in tasks_of.items():
+        others = {task for other, tasks in tasks_of.items() if other != method for task in tasks}
+        if others and not own & others:
+            yield f"{method} is compared with nothing: no other method has {listed(sorted(own))} (see --by)"
+
+
 def _seeds_twice(groups: Groups, axis: str) -> Iterator[str]:
     for (task, method), runs in groups.items():
         by_seed: dict[int, list[str]] = {}
@@ -47,7 +57,7 @@ def _seeds_twice(groups: Groups, axis: str) -> Iterator[str]:
                 by_seed.setdefault(run.seed, []).append(run.name)
         for seed, names in by_seed.items():
             if len(names) > 1:
-                yield f"{method} on {task} has seed {seed} more than once: {_listed(names)}: it counts as several runs"
+                yield f"{method} on {task} has seed {seed} more than once: {listed(names)}: it counts as several runs"
 
 
 def _same_numbers(groups: Groups, axis: str) -> Iterator[str]:
@@ -58,12 +68,12 @@ def _same_numbers(groups: Groups, axis: str) -> Iterator[str]:
                 by_task.setdefault(task, {}).setdefault(found, []).append(run)
     for task, found_runs in by_task.items():
         for same in (runs for runs in found_runs.values() if len(runs) > 1):
-            names = _listed([run.name for run in same])
+            names = listed([run.name for run in same])
             if len({run.method for run in same}) == 1:
-                seeds = _listed([str(run.seed) for run in same])
+                seeds = listed([str(run.seed) for run in same])
                 yield f"the same numbers on {task} under the seeds {seeds}: {names}: they are one run, not {len(same)}"
             else:
-                keys = _listed(methods.differing([methods.learning(run.config) for run in same])) or "what differs"
+                keys = listed(methods.differing([methods.learning(run.config) for run in same])) or "what differs"
                 yield f"the same numbers on {task} of other methods: {names}: {keys} changed nothing"
 
 
@@ -113,8 +123,3 @@ def _machines(groups: Groups, axis: str) -> Iterator[str]:
     machines = {repr((run.provenance.get("cpu"), run.provenance.get("devices"))) for run in runs}
     if axis == "time_s" and len(machines) > 1:
         yield f"seconds of {len(machines)} machines do not compare: take --axis env_steps"
-
-
-def _listed(names: Sequence[str]) -> str:
-    rest = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -137,15 +137,15 @@ def with_objective(given: Sequence[Run], options: Options) -> tuple[Options, lis
     wanted, notes = options.objective, []
     own = [run for run in given if run.path and run.rows]
     having = {run.method for run in own if len(run.curve("env_steps", wanted)[0])}
-    lacking = dict.fromkeys(run.method for run in own if run.method not in having)
+    lacking = list(dict.fromkeys(run.method for run in own if run.method not in having))
     if wanted == OBJECTIVE and lacking and any(len(run.curve("env_steps", TRAINING)[0]) for run in own):
         notes.append(
-            f"{', '.join(lacking)}: no run was evaluated: all are compared by {TRAINING}, the mean of the latest "
+            f"{runs.listed(lacking)}: no run was evaluated: all are compared by {TRAINING}, the mean of the latest "
             "episodes of training, with its exploration"
         )
         wanted, having = TRAINING, {run.method for run in own if len(run.curve("env_steps", TRAINING)[0])}
     elif lacking and having:
-        notes.append(f"{', '.join(lacking)}: no run has {wanted}: left out of all that needs it")
+        notes.append(f"{runs.listed(lacking)}: no run has {wanted}: left out of all that needs it")
     if own and not having:
         raise InputError(f"--objective {wanted}: no row has it: {runs.near(wanted, runs.numbers(own))}")
     return options._replace(objective=wanted), notes
@@ -198,7 +198,8 @@ def _normalized(
     if bounds is None:
         return {}
     if missing := [task for task in tasks if task not in bounds]:
-        raise InputError(*(f"--normalize: {task} is missing: add it, as [low, high]" for task in missing))
+        has = f" (it has {', '.join(bounds) or 'none'})"
+        raise InputError(*(f"--normalize: {task} is missing{has}: add it, as [low, high]" for task in missing))
     return {
         (task, name): (x - bounds[task][0]) / (bounds[task][1] - bounds[task][0]) for (task, name), x in scores.items()
     }

@@ -19,6 +19,7 @@ from jrl.report.population import Decided
 AXES = ("env_steps", "updates", "time_s")
 MEMBERS = "members"  # of a directory whose runs were made together, the folder where they are
 CSV_COLUMNS = ("method", "task", "seed", "step", "value")
+_MOST_NAMED = 6  # in a line
 _VALUE = "value"  # the column of a CSV's rows that stands for any objective
 
 FINISHED, NOT_FINITE, UNFINISHED, EMPTY = "finished", "not finite", "unfinished", "no rows"
@@ -163,6 +164,12 @@ def numbers(runs: Iterable[Run]) -> list[str]:
     """The names of all numbers that rows of the runs have."""
     found = {name for run in runs if run.path for row in run.rows for name, x in row.items() if _is_number(x)}
     return sorted(found)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a line, the first of many."""
+    rest = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def near(name: str, known: Sequence[str]) -> str:

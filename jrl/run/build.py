@@ -364,6 +364,21 @@ def _in_two_programs(
     )
 
 
+def two_programs(cfg: RunConfig) -> str:
+    """Why collecting and learning cannot be one program, as far as the config tells, in words; "" where they may be."""
+    if cfg.env_runners.num:
+        return "env runners collect"
+    if cfg.rollout.mode != "sync":
+        return f"rollout.mode {cfg.rollout.mode}"
+    if cfg.data.output:
+        return "data.output writes what is collected"
+    if cfg.rollout.fake:
+        return "rollout.fake"
+    if cfg.rollout.batch_mode != "truncate_episodes":
+        return f"rollout.batch_mode {cfg.rollout.batch_mode}"
+    return "clients play" if cfg.external is not None else ""
+
+
 def _why_two_programs(
     cfg: RunConfig,
     devices: parallel.Devices,
@@ -378,24 +393,14 @@ def _why_two_programs(
     Args:
       told: somebody else says what an iteration does.
     """
-    if cfg.env_runners.num:
-        return "env runners collect"
-    if cfg.rollout.mode != "sync":
-        return f"rollout.mode {cfg.rollout.mode}"
+    if why := two_programs(cfg):
+        return why
     if devices.actors != tuple(devices.learners.devices.flat):
         return "some devices act, others learn"
     if told:
         return "custom.training_step decides what to learn from"
     if callback_list and callback_list.needs_rollouts:
         return "callbacks look at rollouts"
-    if cfg.data.output:
-        return "data.output writes what is collected"
-    if cfg.rollout.fake:
-        return "rollout.fake"
-    if cfg.rollout.batch_mode != "truncate_episodes":
-        return f"rollout.batch_mode {cfg.rollout.batch_mode}"
-    if cfg.external is not None:
-        return "clients play"
     if not isinstance(env, JaxEnv):
         return "the environments are stepped from Python"
     if env.pure:

@@ -1,19 +1,22 @@
-"""From RunConfigs that differ in their seed and floats of their algorithm to a Population."""
+"""From RunConfigs that differ in their seed and floats to a Population."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 
-from jrl import algos
+from jrl import algos, envs
 from jrl.errors import InputError
 from jrl.host import runtime
 from jrl.run import build, build_policies, parallel
 from jrl.run.population import Member, Population
-from jrl.settings import config
+from jrl.settings import config, datasets
 from jrl.settings.config import RunConfig
-from jrl.settings.sections import CustomConfig
+from jrl.settings.sections import CustomConfig, ReplayConfig
 from jrl.types import PyTree
+
+_OF_REPLAY = ("priority_alpha", "priority_beta", "priority_eps")  # fields of the section replay
 
 
 class NotOneProgram(InputError):
@@ -21,7 +24,7 @@ class NotOneProgram(InputError):
 
 
 def grouped(configs: Sequence[RunConfig]) -> list[tuple[list[int], str]]:
-    """Deals runs to groups that differ in their seed and floats of their algorithm alone.
+    """Deals runs to groups that differ in their seed and their `numbers` alone.
 
     Returns:
       The numbers of each group's runs, and why they cannot be one program as far as their configs tell; "" where they
@@ -41,10 +44,23 @@ def grouped(configs: Sequence[RunConfig]) -> list[tuple[list[int], str]]:
 
 def vmapped(cfg: RunConfig) -> set[str]:
     """The keys whose values are numbers in the program of a run: members that differ in no others are one program."""
-    if algos.is_own(config.algo_name(cfg)):
-        return {"run.seed"}
-    names = (jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(cfg.algo))
-    return {"run.seed", *(f"algo.{name}" for name in names)}
+    algo, replay = numbers(cfg)
+    own = {} if algos.is_own(config.algo_name(cfg)) else {"algo": algo}
+    leaves = jax.tree.leaves_with_path({**own, "replay": replay})
+    return {"run.seed", *(jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves)}
+
+
+def numbers(cfg: RunConfig) -> tuple[PyTree, dict[str, PyTree]]:
+    """The floats of a run that can be numbers in its program: those of its algorithm, and of its replay by name."""
+    return cfg.algo, {name: getattr(cfg.replay, name) for name in _OF_REPLAY if cfg.replay is not None}
+
+
+def _with_numbers(cfg: RunConfig, values: Mapping[int, Any]) -> RunConfig:
+    """A config with some of its `numbers`, by number of the leaf; they may be traced."""
+    leaves, structure = jax.tree.flatten(numbers(cfg))
+    algo, replay = jax.tree.unflatten(structure, [values.get(i, x) for i, x in enumerate(leaves)])
+    kept = cfg.replay and dataclasses.replace(cfg.replay, **replay)
+    return dataclasses.replace(cfg, algo=algo, replay=kept)
 
 
 def _why_not(configs: Sequence[RunConfig]) -> str:
@@ -58,7 +74,12 @@ def _why_not(configs: Sequence[RunConfig]) -> str:
         return "run.disable_jit: there are no programs"
     if first.multi_agent is not None:
         return "multi_agent: policies have configs of their own, and who plays may change between calls"
-    return ""
+    if datasets.alone(first):
+        return "data.input: it learns from data alone"
+    if two := build.two_programs(first):
+        return f"one program collects, another learns: {two}"
+    backend = envs.resolve(first.env.id, first.env.backend)
+    return "" if backend == "jax" else f"{backend} steps the environments, outside the program that learns"
 
 
 def make(configs: Sequence[RunConfig], also: Sequence[RunConfig] = ()) -> tuple[Population, list[build.Run]]:
@@ -82,11 +103,11 @@ def make(configs: Sequence[RunConfig], also: Sequence[RunConfig] = ()) -> tuple[
         run.program.close()
         raise NotOneProgram(f"{run.programs} ({run.backend})")
     of_config = run.of_config
-    differing = build_policies.differing([each.algo for each in (*configs, *also)])
+    differing = build_policies.differing([numbers(each) for each in (*configs, *also)])
     floats = {i: values[: len(configs)] for i, values in differing.items()}
 
     def of_floats(values: PyTree) -> build.Fused:
-        return of_config(build_policies.with_floats(alone, values) if floats else alone)
+        return of_config(_with_numbers(alone, values) if floats else alone)
 
     assert isinstance(run.program, build.Fused)
     seeds = [each.run.seed for each in configs]
@@ -96,6 +117,8 @@ def make(configs: Sequence[RunConfig], also: Sequence[RunConfig] = ()) -> tuple[
 
 
 def _common(cfg: RunConfig) -> tuple[object, ...]:
-    """What members have in common: the config without its seed, its directory and the floats of its algorithm."""
-    rest = dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, seed=0, out=None))
-    return cfg.multi_agent, *build_policies.without_floats(rest)
+    """What members have in common: the config without its seed, its directory and its `numbers`."""
+    replay = numbers(cfg)[1]
+    kept = cfg.replay and dataclasses.replace(cfg.replay, **{name: getattr(ReplayConfig(), name) for name in replay})
+    rest = dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, seed=0, out=None), replay=kept)
+    return cfg.multi_agent, jax.tree.structure(replay), *build_policies.without_floats(rest)

@@ -1,4 +1,4 @@
-"""Runs that differ in their seed and in floats of their algorithm alone, as one program: members of a population.
+"""Runs that differ in their seed and in floats alone, as one program: members of a population.
 
 The program is the fused iteration of one run (fused.py), vmapped over the members and dealt to the devices, each of
 which has some of them whole and needs nothing of the others. Each member's own Program is a view of its place: it
@@ -126,15 +126,15 @@ class Population:
         """Replaces a member's state."""
         self._write(self._places[member], state)
 
-    def copy(self, source: int, target: int, cfg: PyTree) -> None:
+    def copy(self, source: int, target: int, numbers: PyTree) -> None:
         """Lets a member go on from another's state, with floats of its own.
 
         Args:
           source, target: members.
-          cfg: the Config of the target's algorithm from now on.
+          numbers: `build_population.numbers` of the target's config from now on.
         """
         self.put(target, self.of(source))
-        values = dict(enumerate(jax.tree.leaves(cfg)))
+        values = dict(enumerate(jax.tree.leaves(numbers)))
         self._floats = {i: x.at[target].set(np.float32(values[i])) for i, x in self._floats.items()}
 
     def _write(self, place: int, one: LoopState) -> None:

@@ -81,6 +81,10 @@ def _goes_on(args: argparse.Namespace, transcript: output.Transcript) -> int:
     given_options = [name for name in _OPTIONS if getattr(args, name) is not None]
     if args.config or args.out or given_options or args.budget is not None:
         raise InputError("--resume: the sweep has its config and its settings: give --set, --stop, --processes alone")
+    plan = settings.stored(members.read(directory).sweep)
+    search.check(plan)
+    if own := sorted({text.partition("=")[0].strip() for text in args.overrides} & plan.spaces.keys()):
+        raise InputError(*(f"--set {key}: members of the sweep have values of their own: leave it out" for key in own))
     cfg = config.load(str(directory / "config.yaml"), args.overrides, stop=args.stop)
     runtime.apply(cfg.runtime)
     return train.train(cfg, directory, None, transcript, processes=args.processes)

@@ -13,11 +13,11 @@ from jrl.errors import InputError, counted
 from jrl.host import command, faults, files
 from jrl.metrics import loggers
 from jrl.report import figures
-from jrl.sweep.members import Member
+from jrl.sweep.members import NOT_FINITE, Member
 from jrl.sweep.schedule import point_of
 
 BEST = "best"
-FAILED = ("failed", "not finite")  # how the end of a member begins that did not end well
+FAILED = ("failed", NOT_FINITE)  # how the end of a member begins that did not end well
 _OBJECTIVES = ("evaluation/return", "episode/return")  # the first that rows have
 _MOST = 10  # points that are told
 
@@ -30,9 +30,9 @@ def _table(members: Sequence[Member], ended: Mapping[str, str], objective: str |
         names = (objective,) if objective else _OBJECTIVES
         name = next((n for n in names if any(is_number(row.get(n)) for row in rows)), names[-1])
         values = [row[name] for row in rows if is_number(row.get(name))]
-        last = rows[-1] if rows else {}
+        last, why = rows[-1] if rows else {}, ended.get(member.name, "")
         table.append({
-            "member": member.name, **member.changed, "ended": ended.get(member.name, ""),
+            "member": member.name, **member.changed, "ended": why, "frozen": int(why.startswith(NOT_FINITE)),
             "env_steps": last.get("env_steps"), "updates": last.get("updates"), "time_s": last.get("time_s"),
             "objective": name, "last": values[-1] if values else math.nan, "best": max(values, default=math.nan),
         })  # fmt: skip
@@ -100,8 +100,16 @@ def tell(
         return interrupted.exit_status or 1
     _draw(directory)
     failed = [row["member"] for row in table if str(row["ended"]).startswith(FAILED)]
-    if failed:
-        print(f"failed: {', '.join(failed)}: see the end of their log.txt or console.txt", file=sys.stderr)
+    frozen = [row for row in table if row["frozen"]]
+    if other := [name for name in failed if name not in {row["member"] for row in frozen}]:
+        print(f"failed: {', '.join(other)}: see the end of their console.txt", file=sys.stderr)
+    if frozen:
+        path, names = frozen[0]["ended"].removeprefix(f"{NOT_FINITE}: "), ", ".join(row["member"] for row in frozen)
+        print(
+            f"frozen: {len(frozen)} of {counted(len(table), 'member')}, at the last good state before an update that "
+            f"was not finite ({names}); {command.typed('debug')} {path} tells why",
+            file=sys.stderr,
+        )
     good = [(row["last"], i) for i, row in enumerate(table) if row["member"] not in failed and is_number(row["last"])]
     if good:
         value, i = max(good, key=lambda found: (found[0], -found[1]))

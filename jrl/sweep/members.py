@@ -14,6 +14,7 @@ from jrl.settings import config, plan
 from jrl.settings.config import RunConfig
 
 _LIST = "population.json"
+NOT_FINITE = "not finite"  # how the end of a member begins whose update was not: it stays at its last good state
 
 
 class Member(NamedTuple):
@@ -74,7 +75,8 @@ class Record(NamedTuple):
       sweep: the settings of the sweep; {} of seeds alone.
       rounds: of each round of a sweep how many members it has.
       decisions: of its scheduler, in the order in which they were made.
-      ended: member -> {why, at, stop}: by which criterion of its own, after how many steps, and all criteria it had.
+      ended: member -> {why, at, stop}: by which criterion of its own, or an update that was not finite, after how many
+        steps, and all criteria it had.
     """
 
     changes: list[dict[str, Any]]
@@ -84,7 +86,7 @@ class Record(NamedTuple):
     ended: dict[str, dict[str, Any]] = {}  # noqa: RUF012  # never changed
 
     def why_ended(self, member: Member) -> str | None:
-        """Says by which criterion of its own the run of a member ended; None: it goes on.
+        """Says by which criterion of its own, or by which fault, the run of a member ended; None: it goes on.
 
         What is kept is written before the last checkpoint: without that one the member goes on, to the same end.
         """

@@ -11,9 +11,10 @@ from pathlib import Path
 from jrl.errors import counted
 from jrl.host import faults, files
 from jrl.settings import config
-from jrl.sweep.members import Ends, Member, is_complete, reached
+from jrl.sweep.members import NOT_FINITE, Ends, Member, is_complete, reached
 
 _POLL = 0.2  # seconds between two looks at who has ended
+_CLOCKS = 1.0  # seconds by which the file system's clock may be behind
 _CONFIGS = "configs"
 
 
@@ -37,24 +38,30 @@ def train(
       ends: who keeps which members ended.
       pause: environment steps at which members pause, saved.
     Returns:
-      How each ended that did, by name: `ended`, `complete` or why it ended before, `failed: status N`, `interrupted`.
+      How each ended that did, by name: `ended`, `complete` or why it ended before, `not finite: PATH`,
+      `failed: status N`, `interrupted`.
     """
     found = {member.name: "complete" for member in members if is_complete(member)}
-    found |= {member.name: why for member in members if member.name not in found and (why := ends.why(member))}
+    found |= {member.name: why for member in members if (why := ends.why(member))}
     away = {member.name for member in members if member.name not in found and (reached(member) or 0) >= pause}
     left = [member for member in members if member.name not in found and member.name not in away]
     running, by_name = dict[str, subprocess.Popen](), {member.name: member for member in members}
+    began: dict[str, float] = {}
     print(f"{counted(len(members), 'member')}, {processes} at once, in processes of their own")
     try:
         while left or running:
             while left and len(running) < processes and not interrupted:
                 member = left.pop(0)
+                began[member.name] = time.time()
                 running[member.name] = _started(member, directory, pause)
             for name, process in list(running.items()):
                 if process.poll() is None:
                     continue
                 del running[name]
-                if process.returncode:
+                if process.returncode and (fault := _fault(by_name[name], began[name])):
+                    found[name] = f"{NOT_FINITE}: {fault}"
+                    ends.note(by_name[name], found[name], reached(by_name[name]) or 0)
+                elif process.returncode:
                     found[name] = f"failed: status {process.returncode}"
                 elif _paused(by_name[name], pause):
                     away.add(name)
@@ -79,6 +86,12 @@ def train(
 def _paused(member: Member, pause: float) -> bool:
     """Whether a member whose process has ended is to go on."""
     return not is_complete(member) and (reached(member) or 0) >= pause
+
+
+def _fault(member: Member, since: float) -> Path | None:
+    """The bundle of an update that was not finite, which a process has written since then."""
+    written = (member.directory / "nonfinite").glob("*/")
+    return next((path for path in written if path.stat().st_mtime >= since - _CLOCKS), None)
 
 
 def _started(member: Member, directory: Path, pause: float) -> subprocess.Popen:

@@ -139,8 +139,10 @@ def parse(text: str) -> Scheduler | None:
     try:
         pairs = [part.split("=") for part in inside.removesuffix(")").split(",") if part.strip()]
         given = {key.strip(): plain_yaml.parse(value) for key, value in pairs}
+        if len(given) < len(pairs):
+            raise ValueError("a setting is there twice")
     except (ValueError, yaml.YAMLError) as e:
-        raise InputError(f"--scheduler {text}: expected settings as key=value, such as asha(eta=4)") from e
+        raise InputError(f"--scheduler {text}: expected each setting once, as key=value: asha(eta=4)") from e
     problems: list[schema.Problem] = []
     found = schema.build(_KINDS[name.strip()], given, problems)
     if problems:

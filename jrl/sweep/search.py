@@ -6,16 +6,14 @@ from typing import Any
 
 from jrl.errors import InputError
 from jrl.sweep import space
-from jrl.sweep.settings import Plan
+from jrl.sweep.settings import PROPOSE, Plan
 from jrl.sweep.space import Space
-
-_PROPOSE = ("tpe", "gp")
 
 
 def check(plan: Plan) -> None:
     """Raises InputError: what proposes points is not installed."""
     kind = plan.settings.search
-    if plan.settings.samples is None or kind not in _PROPOSE:
+    if plan.settings.samples is None or kind not in PROPOSE:
         return
     missing = []
     for name in ("optuna", "torch")[: 2 if kind == "gp" else 1]:
@@ -32,7 +30,7 @@ def rounds(plan: Plan) -> list[int]:
     settings = plan.settings
     if settings.samples is None:
         return [len(space.grid(plan.spaces))]
-    if settings.search not in _PROPOSE:
+    if settings.search not in PROPOSE:
         return [settings.samples]
     whole, rest = divmod(settings.samples, settings.batch)
     return [settings.batch] * whole + [rest] * bool(rest)
@@ -53,7 +51,7 @@ def points(
     settings = plan.settings
     if settings.samples is None:
         return space.grid(plan.spaces)
-    if settings.search in _PROPOSE and number:
+    if settings.search in PROPOSE and number:
         return _proposed(plan.spaces, settings.search, count, [seed, number], tried)
     return space.drawn(plan.spaces, count, sobol=settings.search != "random", seed=seed)
 

@@ -16,6 +16,7 @@ from jrl.sweep.space import KINDS, Space, parse
 
 SECTION = "sweep"
 SEARCHES = ("random", "sobol", "tpe", "gp")
+PROPOSE = ("tpe", "gp")  # those that learn from points before
 Samples = Annotated[int, Interval(ge=1, le=100_000)]
 
 
@@ -65,8 +66,6 @@ class Plan:
             errors += e.errors
         if "run.seed" in self.spaces:
             errors.append("--set run.seed: --seeds says how many seeds each point has")
-        if settings.search in ("tpe", "gp") and settings.samples is None:
-            errors.append(f"--search {settings.search}: --samples says how many points it may try")
         if isinstance(self.scheduler, schedule.Pbt):
             errors += [
                 f"{key}: pbt changes values while members are trained, which floats of the algorithm can be: "
@@ -74,14 +73,14 @@ class Plan:
                 for key, found in self.spaces.items()
                 if not (key.startswith("algo.") and found.is_of_floats)
             ]
-            if settings.search in ("tpe", "gp"):
+            if settings.search in PROPOSE:
                 errors.append(f"--search {settings.search}: pbt changes the values itself: take random or sobol")
         if errors:
             raise InputError(*errors)
 
     def objective(self, cfg: RunConfig) -> str:
         """The key of result rows that says how good a member is. Raises InputError: no row has it."""
-        if given := self.settings.objective:
+        if (given := self.settings.objective) is not None:
             if fault := plan_faults.metric_fault(cfg, "--objective", given):
                 raise InputError(fault)
             return given
@@ -131,6 +130,15 @@ def read(data: Mapping[str, Any], over_it: Mapping[str, Any], overrides: Sequenc
     settings = schema.build(SweepConfig, asked_for, problems, prefix=f"{SECTION}.", known=known)
     if problems:
         raise InputError(*(problem.message for problem in problems))
+    errors = []
+    if "search" in asked_for and settings.samples is None:
+        errors.append(
+            f"--search {settings.search}: --samples says how many points it may try; without it all are tried"
+        )
+    if "batch" in asked_for and settings.search not in PROPOSE:
+        errors.append(f"--batch {settings.batch}: of --search {' and '.join(PROPOSE)} alone: leave it out")
+    if errors:
+        raise InputError(*errors)
     if not spaces:
         raise InputError(f"--set: none of them is a space, such as algo.lr=log(1e-4,1e-2,8): {KINDS}")
     return Plan(settings), rest, plain

@@ -10,6 +10,7 @@
 In a grid every value meets every other; where points are drawn, the third number counts for nothing and may be missing.
 """
 
+import difflib
 import itertools
 import math
 import re
@@ -22,7 +23,8 @@ import yaml
 from jrl.errors import InputError
 from jrl.fields import plain_yaml
 
-_TYPED = re.compile(r"^\s*(choice|uniform|log|int|pow2|logit)\s*\((.*)\)\s*$", re.S)
+_KINDS = ("choice", "uniform", "log", "int", "pow2", "logit")
+_TYPED = re.compile(rf"^\s*({'|'.join(_KINDS)})\s*\((.*)\)\s*$", re.S)
 KINDS = "choice(a, b, ...), uniform, log, logit (low, high, n), int(low, high[, n]), pow2(low, high)"
 
 
@@ -98,6 +100,9 @@ def parse(key: str, text: str) -> Space | None:
     """Reads a space as it is typed; None: it is a plain value. Raises InputError."""
     typed = _TYPED.match(text)
     if typed is None:
+        call = re.match(r"\s*(\w+)\s*\(", text)
+        if call and (near := difflib.get_close_matches(call[1].lower(), _KINDS, 1, 0.7)):
+            raise InputError(f"{key}={text}: did you mean {near[0]}(...)? Expected {KINDS}")
         return None
     kind, inside = typed.groups()
     try:
@@ -106,6 +111,10 @@ def parse(key: str, text: str) -> Space | None:
         found = []
     found = found if isinstance(found, list) else []
     if kind == "choice" and found:
+        if twice := [value for i, value in enumerate(found) if value in found[:i]]:
+            raise InputError(
+                f"{key}={text}: {plain_yaml.flow(twice[0])} is there twice: leave one out, or give --seeds"
+            )
         return Space(kind, tuple(found))
     numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in found)
     most = 2 if kind == "pow2" else 3
@@ -121,6 +130,8 @@ def parse(key: str, text: str) -> Space | None:
 
 def _fault(kind: str, low: float, high: float) -> str:
     """What is wrong with the ends of a space; "" for nothing."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return "expected finite numbers"
     if not low < high:
         return "expected a low end below the high end"
     if kind == "log" and low <= 0:

@@ -16,7 +16,7 @@ from jrl.run import build, build_population, checkpoint, reporter, run_directory
 from jrl.run.saving import Saving
 from jrl.run.session import Session
 from jrl.settings.config import RunConfig
-from jrl.sweep.members import Ends, Member, is_complete
+from jrl.sweep.members import NOT_FINITE, Ends, Member, is_complete
 
 _SHRINKS = 4  # the part of a program's members that is left when the others are worth no further compilation
 _COMPILATION = 900.0  # seconds that the first call may take beyond run.stall_seconds
@@ -60,10 +60,7 @@ class Running:
         cfg, directory = self.member.config, self.member.directory
         done = self._meta["env_steps"] if self._meta else 0
         stack.enter_context(self.session)
-        if is_complete(self.member):
-            self.ended = "complete"
-            return
-        if why := self._ends.why(self.member):
+        if why := self._ends.why(self.member) or ("complete" if is_complete(self.member) else None):
             self.ended = why
             return
         self.began = True
@@ -98,8 +95,9 @@ class Running:
         self._info = info
         if reporter.not_finite(info):
             path = session.write_fault(self.member.directory, info)
-            session.reporter.flush()
-            self.ended = f"not finite: {path}"
+            why = f"{NOT_FINITE}: {path}"
+            self._ends.note(self.member, why, info.env_steps_after())
+            self.finish(why)  # where the guard has kept it: the program goes on with its place
             return
         reason = session.after(info)
         self.paused = info.env_steps_after() >= pause
@@ -216,7 +214,7 @@ class Together:
         own = {member.name: member for member in members}
         for name, source in sources.items():
             taker = of[name]
-            self._population.copy(of[source].number, taker.number, own[name].config.algo)
+            self._population.copy(of[source].number, taker.number, build_population.numbers(own[name].config))
             taker.take_over(of[source], own[name])
 
     def until(self, pause: float = math.inf) -> None:

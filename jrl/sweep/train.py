@@ -141,14 +141,15 @@ class Sweep:
         )
 
     def _scores(self, members: Sequence[Member]) -> dict[str, float]:
-        """The objective of members as their rows tell it; NaN where none has."""
+        """The objective of members as their rows tell it; NaN where none has, and of those that failed."""
         assert self.objective is not None
         self.check_objective(members)
         found = {}
         for member in members:
             rows = loggers.read_rows(member.directory / "result.jsonl")
             values = [row[self.objective] for row in rows if ends.is_number(row.get(self.objective))]
-            found[member.name] = float(values[-1]) if values else math.nan
+            failed = (self.why_ended(member) or "").startswith(ends.FAILED)
+            found[member.name] = float(values[-1]) if values and not failed else math.nan
         return found
 
     def check_objective(self, members: Sequence[Member]) -> None:
@@ -219,24 +220,25 @@ class Sweep:
         return ended
 
     def why_ended(self, member: Member) -> str | None:
-        """Says by which criterion of its own the run of a member ended; None: it goes on."""
+        """Says by which criterion of its own, or by which fault, the run of a member ended; None: it goes on."""
         return self.record.why_ended(member)
 
     def note_end(self, member: Member, why: str, at: int) -> None:
-        """Keeps that a member ended by a criterion of its own; that it spent its budget its checkpoint tells."""
-        if at < member.config.stop.get(plan.counts_by(member.config), math.inf):
+        """Keeps that a member ended by a criterion of its own or by a fault; of its budget its checkpoint tells."""
+        if why.startswith(ends.FAILED) or at < member.config.stop.get(plan.counts_by(member.config), math.inf):
             end = {"why": why, "at": at, "stop": dict(member.config.stop)}
             self.record = self.record._replace(ended={**self.record.ended, member.name: end})
             self.record.write(self._directory)
 
     def _counted(self, places: range) -> list[Member]:
-        """Members of a round that ended by themselves and count at its rungs: of points that nobody has stopped."""
+        """Members of a round that met a criterion and count at its rungs: of points that nobody has stopped."""
         if not isinstance(self._scheduler, schedule.Asha):  # nobody can go on from where they are
             return []
         stopped = self._stopped()
         gone = {schedule.point_of(member.changed) for member in self.members if member.name in stopped}
         members = [self.members[i] for i in places]
-        return [m for m in members if m.name in self.record.ended and schedule.point_of(m.changed) not in gone]
+        over = {name for name, end in self.record.ended.items() if not end["why"].startswith(ends.FAILED)}
+        return [m for m in members if m.name in over and schedule.point_of(m.changed) not in gone]
 
     def _decide(
         self,

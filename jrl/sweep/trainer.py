@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from jrl.errors import InputError
-from jrl.host import faults, output, room
+from jrl.host import faults, files, output, room
 from jrl.settings.config import RunConfig
 from jrl.sweep import members as populations
 from jrl.sweep import processes as apart
+from jrl.sweep import told
 from jrl.sweep.members import Ends, Member
 
 
@@ -51,33 +52,15 @@ class Trainer:
           Why each ended that did, by name, as `Together.ended` and `processes.train` say it.
         """
         groups = self._groups(members)
-        self._tell(members, groups)
         ended = self._together(groups[0], pause) if len(groups) == 1 else self._in_turn(groups, pause)
         if self._interrupted:
             return {**dict.fromkeys((member.name for member in members), "interrupted"), **ended}
         if alone := [member for member in members if member.name in self._apart]:
+            with files.opening(self._directory):
+                self._transcript.open(self._directory / "log.txt")
             count = self._processes or max(1, room.usable_cpus() // 2)
             ended |= apart.train(alone, self._directory, count, self._interrupted, self._ends, pause)
         return ended
-
-    def _tell(self, members: Sequence[Member], groups: Sequence[Sequence[Member]]) -> None:
-        """Prints once which keys are numbers in a program, and of which each value has a program of its own."""
-        from jrl.run import build_population
-
-        if self._told or not groups:
-            return
-        self._told = True
-        values: dict[str, set[str]] = {}
-        for group in groups:
-            for member in group:
-                for key, value in member.changed.items():
-                    values.setdefault(key, set()).add(repr(value))
-        numbers = build_population.vmapped(members[0].config)
-        if own := sorted(key for key, found in values.items() if len(found) > 1 and key not in numbers):
-            print(
-                f"{len(groups)} programs, one after the other: {', '.join(own)} "
-                f"{'is' if len(own) == 1 else 'are'} no float of the algorithm and no seed, which one program can hold"
-            )
 
     def _in_turn(self, groups: Sequence[Sequence[Member]], pause: float) -> dict[str, str]:
         """Trains members of several programs, which come back from their checkpoints when it is their turn again."""
@@ -94,26 +77,22 @@ class Trainer:
         return [group[i : i + most] for i in range(0, len(group), most)]
 
     def _groups(self, members: Sequence[Member]) -> list[Sequence[Member]]:
-        """Those that may be one program together; who may not is noted."""
+        """Those that may be one program together; who may not is noted. Prints the plan once."""
         from jrl.run import build_population
 
-        if self._processes is not None:
-            self._apart.update(member.name for member in members)
         left = [member for member in members if member.name not in self._apart]
-        if self._open and {member.name for member in left} <= set(self._open.names):
-            return [left]
-        found = list[Sequence[Member]]()
-        for numbers, why in build_population.grouped([member.config for member in left]):
-            group = [left[i] for i in numbers]
-            if why:
-                self._refuse(group, why)
-            else:
-                found += self._chunks(group)
-        return found
-
-    def _refuse(self, group: Sequence[Member], why: str) -> None:
-        print(f"{', '.join(member.name for member in group)}: not one program: {why}")
-        self._apart.update(member.name for member in group)
+        if not left or (self._open and {member.name for member in left} <= set(self._open.names)):
+            return [left] if left else []
+        if self._processes is None:
+            dealt = build_population.grouped([member.config for member in left])
+            groups: list[told.Group] = [([left[i] for i in numbers], why) for numbers, why in dealt]
+        else:
+            groups = [(left, "--processes asks for processes of their own")]
+        if not self._told:
+            print(*told.plan(groups, self._most), sep="\n", flush=True)
+            self._told = True
+        self._apart.update(member.name for group, why in groups if why for member in group)
+        return [chunk for group, why in groups if not why for chunk in self._chunks(group)]
 
     def _together(self, group: Sequence[Member], pause: float) -> dict[str, str]:
         """Trains members in one program, if they are one after all; in several, in turn, if they do not fit."""
@@ -126,7 +105,8 @@ class Trainer:
             try:
                 self._open = Together(*args)
             except build_population.NotOneProgram as e:
-                self._refuse(group, *e.errors)
+                print(f"{told.named([member.name for member in group])}: not vmapped: {e}")
+                self._apart.update(member.name for member in group)
                 return {}
             except DoNotFit as e:
                 print(f"{len(group)} members take more memory than is free: {e.most} at once")

@@ -1,9 +1,12 @@
 """The page as Chromium shows it. Skipped where there is no Chromium, no Playwright or no drawing library."""
 
+import io
 import json
 import threading
 
+import numpy as np
 import pytest
+from PIL import Image
 from run_files import run, sweep
 
 from jrl.report import content, page, page_data, runs, serve
@@ -185,6 +188,31 @@ def test_on_a_phone_by_day_and_by_night(opened, scheme, ground):
     assert all(abs(part - ground) < 40 for part in color)
     size = opened.evaluate("document.querySelector('#curve-chart svg').getBoundingClientRect().width")
     assert 250 < size < 390
+    # a picture of it has the line of every method
+    image = Image.open(io.BytesIO(opened.locator("#curve-chart").screenshot())).convert("RGB")
+    pixels = np.asarray(image, np.int32).reshape(-1, 3)
+    colors = opened.evaluate("data.methods.map((method) => look(data, method).color)")
+    assert len({*colors}) == METHODS
+    for drawn in colors:
+        own = [int(drawn[i : i + 2], 16) for i in (1, 3, 5)]
+        assert (np.abs(pixels - own).max(1) < 20).sum() > 20, drawn
+
+
+def test_printed_it_is_as_wide_as_the_paper_and_light(opened):
+    opened.emulate_media(color_scheme="dark")
+    shown = """() => {
+      const svg = document.querySelector("#curve-chart svg"), box = svg.getBBox();
+      return { width: svg.getBoundingClientRect().width, drawn: box.x + box.width };
+    }"""
+    opened.evaluate("document.querySelector('details.cautions').open = false")
+    before = opened.evaluate(shown)
+    # at once: the paper does not wait for a frame
+    after = opened.evaluate(f"dispatchEvent(new Event('beforeprint')) && ({shown})()")
+    assert after["width"] <= 680 < before["width"] and after["drawn"] <= 690 < before["drawn"]
+    assert opened.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]") > 200
+    assert opened.locator("details.cautions li").first.is_visible()
+    opened.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert opened.evaluate(shown)["width"] == before["width"]
     assert opened.pdf()[:4] == b"%PDF"
 
 

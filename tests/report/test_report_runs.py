@@ -209,6 +209,22 @@ def test_what_is_doubtful_about_runs(tmp_path):
     assert "unequal budgets on CartPole-v1: 300 env_steps of" in text and f"400 of {tmp_path / 'long'}" in text
 
 
+def test_a_method_that_is_compared_with_nothing_is_told(tmp_path):
+    file = tmp_path / "sb3.csv"
+    lines = "".join(f"sb3,CartPole,{seed},{step},{seed + step}\n" for seed in range(5) for step in (100, 300))
+    file.write_text(f"method,task,seed,step,value\n{lines}")
+    for seed in range(5):
+        run(tmp_path / str(seed), seed=seed, values=(1, 2 + seed / 10, 3))
+    assert cautions(groups(runs.read([tmp_path, file]).runs), "env_steps") == [
+        "ppo is compared with nothing: no other method has CartPole-v1 (see --by)",
+        "sb3 is compared with nothing: no other method has CartPole (see --by)",
+    ]
+
+
+def test_of_many_names_the_first_stand_in_a_line():
+    assert runs.listed("abc") == "a, b, c" and runs.listed([*"abcdefgh"]) == "a, b, c, d, e, f and 2 more"
+
+
 def test_sound_runs_are_not_doubted(tmp_path):
     for env in ("CartPole-v1", "Acrobot-v1"):
         for seed in range(5):

@@ -2,6 +2,8 @@
 
 import json
 import math
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -91,6 +93,20 @@ def test_who_reached_its_goal_counts_at_the_rung_with_its_last_score(tmp_path, c
     assert list(trainer.stopped) == ["02", "03"]  # and without the goal that was reached it would be "01"
     assert sweep.record.decisions[0]["scores"] == {"00": 99.0, "01": 1.0, "02": 9.0, "03": 9.0}
     assert sweep.why_ended(sweep.members[0]) is None  # before its last checkpoint it goes on
+
+
+def test_who_was_frozen_is_the_worst_and_counts_at_no_rung(tmp_path):
+    cfg = config.from_dict({"algo": {"name": "ppo"}, "env": {"id": "CartPole-v1"}, "stop": {"env_steps": 96}})
+    plan, _, _ = settings.read({}, {"scheduler": "asha(eta=2)"}, ["algo.lr=choice(0.1, 0.2)"])
+    changes = [{"algo.lr": lr, "run.seed": 0} for lr in (0.1, 0.2)]
+    sweep = sweeps.Sweep(cfg, tmp_path, populations.Record(changes, settings.plain(plan.settings), [2], []))
+    for member in sweep.members:
+        member.directory.mkdir(parents=True)
+        (member.directory / "result.jsonl").write_text(json.dumps({"episode/return": 9.0}) + "\n")
+    sweep.note_end(sweep.members[0], "not finite: x", 0)
+    assert sweep._scores(sweep.members) == {"00": pytest.approx(math.nan, nan_ok=True), "01": 9.0}
+    assert sweep._counted(range(2)) == [] and sweep.why_ended(sweep.members[0]) == "not finite: x"
+    assert populations.read(tmp_path).why_ended(sweep.members[0]) == "not finite: x"
 
 
 def test_pbt_copies_the_best_over_the_worst_with_values_nearby():
@@ -211,6 +227,8 @@ def test_who_reached_its_goal_does_not_train_on_when_its_sweep_goes_on(tmp_path,
     assert [*json.loads(kept)["ended"]] == ["00", "01"] and all(found[-1]["env_steps"] < 1024 for found in before)
     assert __main__.main([f"--resume={out}"]) == 0
     assert (out / "population.json").read_text() == kept
+    assert __main__.main([f"--resume={out}", "--set=algo.lr=0.5"]) == 2
+    assert "--set algo.lr: members of the sweep have values of their own: leave it out" in capsys.readouterr().err
     assert [rows(out / f"members/0{i}") for i in range(2)] == before
 
 
@@ -258,7 +276,8 @@ def kernel(saved):
         (["--scheduler=hyperband"], "--scheduler hyperband: expected none, asha, pbt"),
         (["--scheduler=asha(eta=1)"], "--scheduler asha: eta: expected a whole number in [2, 100], got 1"),
         (["--scheduler=asha(etta=3)"], "--scheduler asha: unknown key etta: did you mean eta?"),
-        (["--scheduler=asha(3)"], "--scheduler asha(3): expected settings as key=value, such as asha(eta=4)"),
+        (["--scheduler=asha(3)"], "--scheduler asha(3): expected each setting once, as key=value: asha(eta=4)"),
+        (["--scheduler=asha(eta=2,eta=3)"], "asha(eta=2,eta=3): expected each setting once, as key=value"),
         (["--scheduler=asha(first=4)", "--samples=9"], "asha: first=4 must be at least 16"),
         (["--scheduler=pbt(interval=4)", "--samples=4"], "pbt: interval=4 must be at least 16"),
         (
@@ -267,6 +286,9 @@ def kernel(saved):
         ),
         (["--scheduler=pbt", "--samples=4", "--set=algo.num_epochs=int(1, 2)"], "algo.num_epochs: pbt changes values"),
         (["--search=tpe"], "--search tpe: --samples says how many points it may try"),
+        (["--search=random"], "--search random: --samples says how many points it may try; without it all are tried"),
+        (["--samples=4", "--batch=2"], "--batch 2: of --search tpe and gp alone: leave it out"),
+        (["--samples=4", "--objective="], "--objective: expected a key of the result rows, got ''"),
         (["--scheduler=asha", "--samples=4", "--set=run.log=[csv]"], "run.log: a scheduler compares the rows"),
         (["--samples=2", "--objective=evaluation/return"], "--objective: there are no evaluations: set them"),
         (["--samples=2", "--objective=return"], "--objective: expected a key of the result rows, got 'return'"),
@@ -280,6 +302,16 @@ def kernel(saved):
 def test_what_cannot_be_is_said_before_anything_starts(args, told, tmp_path, capsys):
     assert run(tmp_path / "x", "--budget=224", *args) == 2
     assert told in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("search", ["tpe", "gp"])
+def test_a_search_whose_package_is_missing_is_refused_with_the_mend(search, tmp_path, capsys, monkeypatch):
+    missing = {"tpe": "optuna", "gp": "torch"}[search]
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))  # as if it was there
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert run(tmp_path / "x", "--budget=224", f"--search={search}", "--samples=4") == 2
+    assert f"--search {search}: needs {missing}: pip install {missing}" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 
 

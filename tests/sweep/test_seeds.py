@@ -2,20 +2,26 @@
 
 import csv
 import json
+import os
 import re
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax
+import numpy as np
 import pytest
 
+import jrl
 from jrl import evaluate, train
 from jrl.host import output
 from jrl.metrics import loggers
 from jrl.replay import memory
+from jrl.run import checkpoint
 from jrl.run.population import Population
 from jrl.settings import config
-from jrl.sweep import __main__
+from jrl.sweep import __main__, members, processes
 from jrl.sweep import train as populations
 from jrl.sweep.members import Record
 
@@ -72,6 +78,7 @@ def test_the_page(tmp_path, monkeypatch, capsys, own_pictures):
     assert "3 members, each with its run.seed, in one program" in said
     assert "2 members, 2 at once, in processes of their own" in said
     assert [row["ended"] for row in table(Path("runs/processes"))] == ["ended", "ended"]
+    assert "  run.seed: not vmapped: --processes asks for processes" in Path("runs/processes/log.txt").read_text()
     assert train.main(["--resume=runs/processes", "--processes=2"]) == 0  # none of them is begun again
     assert [row["ended"] for row in table(Path("runs/processes"))] == ["complete", "complete"]
     found = [(float(row["algo.lr"]), row["run.seed"]) for row in table(Path("runs/sweep"))]
@@ -87,6 +94,17 @@ def test_the_page(tmp_path, monkeypatch, capsys, own_pictures):
     assert re.search(r"^2,048 steps: 4 members, the best of them at [\d.]+; 0\d from 0\d$", said, re.M)
 
 
+def test_one_seed_is_the_plain_run_to_the_bit(tmp_path, capsys):
+    assert run("--stop=env_steps=64", f"--out={tmp_path / 'plain'}") == 0
+    assert run("--stop=env_steps=64", "--seeds=1", f"--out={tmp_path / 'one'}") == 0
+    plain, one = tmp_path / "plain", tmp_path / "one" / "members" / "00"
+    assert rows(one) == rows(plain) and len(rows(plain)) == 4
+    for part in ("learner", "source"):
+        found, expected = (checkpoint.read(checkpoint.locate(of), part) for of in (one, plain))
+        assert jax.tree.structure(found) == jax.tree.structure(expected) and jax.tree.leaves(found)
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 def test_who_does_not_fit_the_memory_takes_turns(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Population, "memory", lambda self: 1_000_000)
     monkeypatch.setattr(memory, "available", lambda device=None: 2_300_000)
@@ -98,10 +116,14 @@ def test_who_does_not_fit_the_memory_takes_turns(tmp_path, monkeypatch, capsys):
     assert len({rows(tmp_path / "turns" / "members" / f"0{i}")[-1]["loss/value"] for i in range(3)}) == 3
 
 
-def test_the_plan_tells_which_keys_have_a_program_for_each_value(tmp_path, capsys):
+def test_the_plan_tells_which_keys_are_vmapped(tmp_path, capsys):
     spaces = ["--set=algo.lr=choice(.1,.01)", "--set=network.hidden=choice([4],[5])"]
     assert __main__.main([*SMALL, *spaces, "--stop=env_steps=32", f"--out={tmp_path / 'a'}"]) == 0
-    assert "2 programs, one after the other: network.hidden is no float of the algorithm and no seed" in _said(capsys)
+    assert _said(capsys).startswith("""plan: 4 members
+  algo.lr: vmapped
+  network.hidden: a program for each of its 2 values, because sizes and counts are those of the program
+  2 programs, one after the other, of at most 2 members
+""")
 
 
 def test_members_of_other_checkpoints_become_what_they_were(tmp_path, capsys):
@@ -122,18 +144,51 @@ def test_members_of_other_checkpoints_become_what_they_were(tmp_path, capsys):
         assert rows(cut / name) == rows(whole / name) and rows(whole / name)[-1]["env_steps"] >= 128
 
 
-def test_one_that_is_not_finite_ends_alone(tmp_path, capsys):
+def test_one_that_is_not_finite_stays_at_its_last_good_state(tmp_path, capsys):
+    out = tmp_path / "x"
     cfg = config.load(
         "ppo", [arg.removeprefix("--set=") for arg in SMALL[2:]], env="CartPole-v1", stop=["env_steps=64"]
     )
     changes = [{"algo.lr": 1e-3}, {"algo.lr": 1e38}, {"algo.lr": 1e-2}]
     with output.recorded() as transcript:
-        assert populations.train(cfg, tmp_path / "x", Record(changes, {}, [3], []), transcript) == 1
-    found = table(tmp_path / "x")
+        assert populations.train(cfg, out, Record(changes, {}, [3], []), transcript) == 1
+    found = table(out)
     assert [row["ended"].split(":")[0] for row in found] == ["env_steps", "not finite", "env_steps"]
+    assert [row["frozen"] for row in found] == ["0", "1", "0"]
     assert Path(found[1]["ended"].partition(": ")[2]).is_dir()
-    assert "failed: 01" in capsys.readouterr().err
-    assert (tmp_path / "x" / "best" / "config.yaml").exists()
+    said = capsys.readouterr().err
+    assert "failed" not in said and "frozen: 1 of 3 members, at the last good state" in said and "finite (01);" in said
+    assert (out / "best" / "config.yaml").exists()
+    policy = jrl.load(out / "members" / "01")
+    assert policy.act(np.zeros(4, np.float32)) in (0, 1)
+    saved = checkpoint.locate(out / "members" / "01")
+    learner = checkpoint.read(saved, "learner")
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(learner) if leaf.dtype == np.float32)
+    # it does not begin again, whatever the others do
+    before = rows(out / "members" / "01")
+    assert train.main([f"--resume={out}"]) == 1
+    assert [row["frozen"] for row in table(out)] == ["0", "1", "0"]
+    assert checkpoint.locate(out / "members" / "01") == saved and rows(out / "members" / "01") == before
+
+
+def test_a_process_whose_update_was_not_finite_is_told_from_one_that_failed(tmp_path, monkeypatch, capsys):
+    cfg = config.load("ppo", env="CartPole-v1", stop=["env_steps=64"])
+    runs = members.of(cfg, tmp_path, [{"run.seed": seed} for seed in range(3)])
+    bundles = [run.directory / "nonfinite" / "7" for run in runs[:2]]
+    bundles[0].mkdir(parents=True)
+    os.utime(bundles[0], (1e9, 1e9))  # of a run before
+
+    def started(run, *_):
+        if run.name == "01":
+            bundles[1].mkdir(parents=True)
+        return SimpleNamespace(poll=lambda: 1, returncode=1)
+
+    monkeypatch.setattr(processes, "_started", started)
+    noted = []
+    ends = members.Ends(lambda run: None, lambda run, why, at: noted.append((run.name, why, at)))
+    found = processes.train(runs, tmp_path, 2, (), ends)
+    assert found == {"00": "failed: status 1", "01": f"not finite: {bundles[1]}", "02": "failed: status 1"}
+    assert noted == [("01", found["01"], 0)]
 
 
 def test_the_rows_of_one_run_have_what_they_are_told_besides(tmp_path, capsys):

@@ -27,9 +27,7 @@ def test_a_grid_has_the_values_that_its_kind_says(text, values):
 
 def test_choices_are_any_values_and_other_texts_are_no_space():
     assert space.parse("k", "choice(tanh, relu, null, [8, 8])").grid("k") == ["tanh", "relu", None, [8, 8]]
-    assert [space.parse("k", text) for text in ("0.1", "[[0, 1e-3], [10, 0]]", "logs(1, 2)", "package:log")] == [
-        None
-    ] * 4
+    assert [space.parse("k", text) for text in ("0.1", "[[0, 1e-3], [10, 0]]", "f(1, 2)", "package:log")] == [None] * 4
 
 
 def test_every_value_of_a_grid_meets_every_other_with_every_seed():
@@ -71,6 +69,12 @@ def test_points_are_drawn_evenly_in_the_kinds_measure_and_again_by_the_seed(sobo
         ("uniform(a, b)", "expected choice(a, b, ...)"),
         ("choice()", "expected choice(a, b, ...)"),
         ("log(1, 2, 0)", "the third number says how many values"),
+        ("uniform(1, .inf, 3)", "expected finite numbers"),
+        ("choice(1, 2, 1)", "1 is there twice: leave one out, or give --seeds"),
+        ("logg(1, 2, 3)", "did you mean log(...)? Expected choice(a, b, ...)"),
+        ("LOG(1, 2, 3)", "did you mean log(...)?"),
+        ("chioce(a, b)", "did you mean choice(...)?"),
+        ("log(1, 2, 3", "did you mean log(...)?"),
     ],
 )
 def test_what_is_no_space_is_told(text, told):

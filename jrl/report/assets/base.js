@@ -98,7 +98,8 @@ const DASHES = ["solid", "dashed", "dotted"];
 // low to high; what is best stands out from the ground
 const RAMP = ["#dfe9c8", "#a3d6b7", "#52b3bd", "#2a7db0", "#23418e", "#1a1b59"];
 
-const dark = () => matchMedia("(prefers-color-scheme: dark)").matches && !("print" in document.documentElement.dataset);
+const printing = () => "print" in document.documentElement.dataset;
+const dark = () => matchMedia("(prefers-color-scheme: dark)").matches && !printing();
 const ramp = () => (dark() ? ["#27364f", "#2a5796", "#2b85b6", "#54b5bf", "#a6d8b8", "#f2f7cb"] : RAMP);
 const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 

@@ -139,10 +139,11 @@ function drawCurves(data, state, keep) {
   draw(
     element,
     {
-      grid: { left: 8, right: 16, top: 34, bottom: 28, containLabel: true },
+      grid: { left: 8, right: 22, top: 34, bottom: 28, containLabel: true },
       xAxis: axis({
         name: LABELS[state.axis],
         scale: false,
+        max: "dataMax",
         axisLabel: { color: variable("soft"), fontSize: 11.5, hideOverlap: true, formatter: label },
       }),
       yAxis: axis({
@@ -151,19 +152,18 @@ function drawCurves(data, state, keep) {
         nameGap: 12,
         nameTextStyle: { color: variable("soft"), fontSize: 12, align: "left" },
       }),
-      toolbox: narrow(element)
-        ? undefined
-        : {
-            right: 4,
-            top: 0,
-            itemSize: 13,
-            iconStyle: { borderColor: variable("soft") },
-            feature: {
-              dataZoom: { filterMode: "none", title: { zoom: "Zoom by a box", back: "Zoom back" } },
-              restore: { title: "All" },
-              saveAsImage: { type: "svg", name: "curves", title: "Save as SVG" },
-            },
-          },
+      toolbox: {
+        show: !narrow(element) && !printing(),
+        right: 4,
+        top: 0,
+        itemSize: 13,
+        iconStyle: { borderColor: variable("soft") },
+        feature: {
+          dataZoom: { filterMode: "none", title: { zoom: "Zoom by a box", back: "Zoom back" } },
+          restore: { title: "All" },
+          saveAsImage: { type: "svg", name: "curves", title: "Save as SVG" },
+        },
+      },
       tooltip: tooltip({
         trigger: "axis",
         axisPointer: { type: "line", snap: false, lineStyle: { color: variable("soft") } },
@@ -243,7 +243,7 @@ function drawParallel(runs, keys, choose) {
   const halo = { textBorderColor: variable("card"), textBorderWidth: 4 };
   const chart = draw(element, {
     parallel: {
-      left: upright ? 22 : 44,
+      left: upright ? 34 : 44,
       right: upright ? 26 : 66,
       top: upright ? 46 : 40,
       bottom: upright ? 36 : 26,
@@ -256,7 +256,7 @@ function drawParallel(runs, keys, choose) {
           fontSize: 12,
           fontWeight: 600,
           ...halo,
-          ...(upright ? { align: "left", verticalAlign: "bottom", padding: [0, 0, 7, -8] } : {}),
+          ...(upright ? { align: "left", verticalAlign: "bottom", padding: [0, 0, 7, -20] } : {}),
         },
         axisLine: { lineStyle: { color: variable("soft") } },
         axisTick: { show: false },
@@ -432,8 +432,9 @@ function drawSmall(element, series, x, more = {}) {
     xAxis: axis({
       name: "",
       scale: false,
+      max: "dataMax",
       splitNumber: 3,
-      axisLabel: { color: variable("soft"), fontSize: 10.5, hideOverlap: true, formatter: short },
+      axisLabel: { color: variable("soft"), fontSize: 10.5, hideOverlap: true, alignMaxLabel: "right", formatter: short },
       ...more.x,
     }),
     yAxis: axis({

@@ -305,13 +305,14 @@ take(JSON.parse(at("data").textContent));
 if (document.body.dataset.live === "true") follow();
 const again = () => data && everything(true);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
-// printed in light colours, and as wide as the paper
-addEventListener("beforeprint", () => {
-  document.documentElement.dataset.print = "";
+// printed in light colours, and as wide as the paper; a chart would be drawn with the next frame, which is too late
+function onPaper(print) {
+  document.documentElement.toggleAttribute("data-print", print);
   again();
-  charts.forEach((chart) => chart.resize());
-});
-addEventListener("afterprint", () => {
-  delete document.documentElement.dataset.print;
-  again();
-});
+  for (const chart of charts.values()) {
+    chart.resize();
+    chart.getZr().flush();
+  }
+}
+addEventListener("beforeprint", () => onPaper(true));
+addEventListener("afterprint", () => onPaper(false));

@@ -32,7 +32,7 @@ function drawHead(data) {
     lines.length > 0 &&
       h(
         "details",
-        { class: "cautions", open: lines.join("").length <= 500 },
+        { class: "cautions", open: printing() || lines.join("").length <= 500 },
         h("summary", {}, `Know before believing (${lines.length})`),
         h(
           "ul",

@@ -1,0 +1,81 @@
+"""What a population tells of its plan: which keys are vmapped, why others are not, how many programs there are."""
+
+import pytest
+
+from jrl.run import build_population
+from jrl.settings import config
+from jrl.sweep import members, told
+
+FLAG = "a program for each of its 2 values, because a flag decides what the program does"
+NAME = "a program for each of its 2 values, because a name decides what the program does"
+CONSTANT = "a program for each of its 2 values, because the program has it as a constant"
+PART = "a program for each of its 2 values, because environments are part of the program"
+OUTSIDE = "not vmapped: gymnasium steps the environments, outside the program that learns"
+
+
+def programs(count, most):
+    return f"{count} programs, one after the other, of at most {most} member{'s' * (most > 1)}"
+
+
+CASES = {  # what all have, what each has, members that are one program at most, the lines
+    "one": ({}, [{"run.seed": 3}], None, []),
+    "chunks": ({}, [{"run.seed": i} for i in range(5)], 2, ["run.seed: vmapped", programs(3, 2)]),
+    "schedule": (
+        {},
+        [{"algo.lr": 1e-3}, {"algo.lr": [[0, 1e-3], [100, 0]]}],
+        None,
+        ["algo.lr: vmapped, a program for each form: a number, a schedule", programs(2, 1)],
+    ),
+    "structure": (
+        {},
+        [
+            {"algo.normalize_obs": on, "network.activation": name, "algo.lr": lr}
+            for on, name, lr in ((True, "tanh", 0.1), (False, "relu", 0.2))
+        ],
+        None,
+        ["algo.lr: vmapped", f"algo.normalize_obs: {FLAG}", f"network.activation: {NAME}", programs(2, 1)],
+    ),
+    "replay": (
+        {"algo.name": "dqn", "replay.learning_starts": 32, "replay.prioritized": True},
+        [{"replay.priority_alpha": a, "replay.updates_per_step": n} for a, n in ((0.5, 0.5), (0.7, 1.0))],
+        None,
+        ["replay.priority_alpha: vmapped", f"replay.updates_per_step: {CONSTANT}", programs(2, 1)],
+    ),
+    "outside": (
+        {"env.backend": "gymnasium"},
+        [{"algo.lr": 1e-3}, {"algo.lr": 1e-2}],
+        None,
+        [f"algo.lr: {OUTSIDE}"],
+    ),
+    "some": (
+        {},
+        [{"env.backend": backend, "algo.lr": lr} for backend in ("jax", "gymnasium") for lr in (0.1, 0.2)],
+        None,
+        ["algo.lr: vmapped", f"env.backend: {PART}", f"members 02, 03: {OUTSIDE}"],
+    ),
+    "in two programs": (
+        {"rollout.mode": "async"},
+        [{"run.seed": 0}, {"run.seed": 1}],
+        None,
+        ["run.seed: not vmapped: one program collects, another learns: rollout.mode async"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_plan_has_a_line_for_each_key(name, tmp_path):
+    of_all, changes, most, lines = CASES[name]
+    settings = {"algo.name": "ppo", "env.backend": "jax", "env.num_envs": 2, **of_all}
+    overrides = [f"{key}={value}" for key, value in settings.items()]
+    cfg = config.load(None, overrides, env="CartPole-v1", stop=["env_steps=64"])
+    found = members.of(cfg, tmp_path, changes)
+    dealt = build_population.grouped([member.config for member in found])
+    first, *others = told.plan([([found[i] for i in numbers], why) for numbers, why in dealt], most)
+    assert first == f"plan: {len(changes)} member{'s' * (len(changes) > 1)}"
+    assert others == [f"  {line}" for line in lines]
+
+
+def test_of_many_members_some_are_named():
+    names = [f"{i:02}" for i in range(12)]
+    assert told.named(names) == "members 00, 01, 02, 03, 04, 05, 06, 07 and 4 more"
+    assert told.named(names[:1]) == "member 00"

@@ -272,6 +272,7 @@ def _env_runners(
         lag=plan.policy_lag(cfg),
         timers=timers,
         window=episodes.window_of(cfg.env_runners.num, cfg.run.smoothing_episodes),
+        agents=len(spec.agents),
         compress=cfg.env_runners.compress_observations,
         stand_in=cfg.replay is None,
     )

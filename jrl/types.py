@@ -292,8 +292,8 @@ SEEN = "seen"
 # in a rollout's extras, where the rows of a game's agents do not stand side by side: [T, B] bool, rows that stand for a
 # step of their game, one for each step and policy. Steps of games are counted by them
 LEADS = "leads"
-# in a rollout's extras where it may change from game to game who follows which policy: the number of that which acted,
-# [T, B] i32; below 0 none that there is
+# in a rollout's extras where it may change from game to game who follows which policy: the number of the one that the
+# agent follows in this game, [T, B] i32; no other policy of the run ever has it
 PLACE = "place"
 # in a sample's extras, where the algorithm `reads` it: what the data did after each transition. {"action": [N, *], that
 # at `next_obs`, "valid": [N] bool, False where there is none: behind an episode's end and the newest row}; of sequences

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrl.envs.multi_agent import MultiDefinition
 from jrl.types import Box, Dict, Discrete, EnvSpec, JaxEnv, MultiBinary, Several, StepResult
 
 PAYOFF = np.array([[0.0, 1.0], [1.0, 8.0]], np.float32)  # of the second step, if the first agent took 1; else it is 7
@@ -89,3 +90,23 @@ class Script:
 
     def close(self):
         pass
+
+
+def numbered() -> MultiDefinition:
+    """Games of 2 to 4 steps whose agents see the environment's number, the step and the sum of their actions."""
+
+    def reset(draws):
+        zeros = jnp.zeros(draws.shape[1], jnp.int32)
+        return {"step": zeros, "length": 2 + (draws[0] * 3).astype(jnp.int32), "done": jnp.zeros((draws.shape[1], 2))}
+
+    def step(state, action, draws):
+        state = {**state, "step": state["step"] + 1, "done": state["done"] + action}
+        end = jnp.broadcast_to((state["step"] >= state["length"])[:, None], action.shape)
+        return state, 1.0 + action.astype(jnp.float32), end
+
+    def observe(state):
+        of_both = lambda x: jnp.broadcast_to(x.astype(jnp.float32)[:, None], state["done"].shape)
+        number = jnp.arange(state["step"].shape[0])
+        return jnp.stack([of_both(number), of_both(state["step"]), state["done"]], -1)
+
+    return MultiDefinition(("left", "right"), Box((3,)), Discrete(2), None, 1, reset, step, observe)

@@ -15,40 +15,19 @@ from jax import monitoring
 import jrl
 from jrl import api, evaluate, registry
 from jrl.callbacks import Callbacks
-from jrl.envs.multi_agent import MultiDefinition
 from jrl.envs.views import GAME, OBS
 from jrl.errors import InputError
 from jrl.rollout.unroll import RECORD
 from jrl.run import by_episode, parallel
 from jrl.run.program import own_replay
 from jrl.settings import by_episode as by_settings
-from jrl.settings import config, multi_agent
-from jrl.types import PLACE, Box, Discrete
+from jrl.settings import config
+from jrl.types import PLACE
 
 pytestmark = pytest.mark.usefixtures("built_once")
 
 GAMES, STEPS = 4, 12
 ROSTER = by_episode.ROSTER
-
-
-def numbered() -> MultiDefinition:
-    """Games of 2 to 4 steps whose agents see the environment's number, the step and the sum of their actions."""
-
-    def reset(draws):
-        zeros = jnp.zeros(draws.shape[1], jnp.int32)
-        return {"step": zeros, "length": 2 + (draws[0] * 3).astype(jnp.int32), "done": jnp.zeros((draws.shape[1], 2))}
-
-    def step(state, action, draws):
-        state = {**state, "step": state["step"] + 1, "done": state["done"] + action}
-        end = jnp.broadcast_to((state["step"] >= state["length"])[:, None], action.shape)
-        return state, 1.0 + action.astype(jnp.float32), end
-
-    def observe(state):
-        of_both = lambda x: jnp.broadcast_to(x.astype(jnp.float32)[:, None], state["done"].shape)
-        number = jnp.arange(state["step"].shape[0])
-        return jnp.stack([of_both(number), of_both(state["step"]), state["done"]], -1)
-
-    return MultiDefinition(("left", "right"), Box((3,)), Discrete(2), None, 1, reset, step, observe)
 
 
 def by_turns(agent, episode, **_):
@@ -66,7 +45,7 @@ for known_as, what in {"by-turns": by_turns, "by-lot": by_lot}.items():
     registry.register(known_as, what)
 
 SMALL = {
-    "env": {"id": f"{__name__}:numbered", "num_envs": GAMES},
+    "env": {"id": "games:numbered", "num_envs": GAMES},
     "algo": {"name": "ppo", "num_epochs": 1, "num_minibatches": 2},
     "network": {"hidden": [8]},
     "rollout": {"length": STEPS, "iterations_per_call": 1},
@@ -98,16 +77,18 @@ def algo():
 
 def rows_of(session):
     """A rollout, the policy that each row should be of, and that which it is of."""
-    keys = by_settings.places(session.config.multi_agent.capacity)
-    names = {keys.index(place): name for name, place in multi_agent.places(session.config).items()}
     rollout, _ = session.by_hand.sample()
     number = np.asarray(rollout.extras[by_episode.COUNT])
     ask, wanted = registry.load(session.config.multi_agent.mapping, "mapping"), np.empty(number.shape, object)
     for t, b in np.ndindex(*number.shape):
         episode = by_settings.NewEpisode(int(number[t, b]) * GAMES + b // 2, b // 2)
         wanted[t, b] = ask(("left", "right")[b % 2], episode)
-    found = np.vectorize(names.get, otypes=[object])(np.asarray(rollout.extras[PLACE]))
-    return rollout, wanted, found
+    return rollout, wanted, names_of(session, rollout)
+
+
+def names_of(session, rollout):
+    """The policy that each row is of."""
+    return np.vectorize(session.seats.name_of, otypes=[object])(np.asarray(rollout.extras[PLACE]))
 
 
 def copied(tree):
@@ -157,12 +138,13 @@ def test_a_policy_learns_from_its_own_rows_alone_and_others_stay_bit_for_bit(alg
 def test_returns_are_of_the_episodes_in_which_a_policy_was_followed(algo):
     session = algo.session
     rollout, *_ = rows_of(session)
-    record, place = rollout.extras[RECORD], rollout.extras[PLACE]
+    record, found = rollout.extras[RECORD], names_of(session, rollout)
     ended = rollout.terminated & rollout.mask
-    sizes = by_episode.Sizes(8, GAMES, 2, 4)
-    seen = by_episode.watched(by_episode.begun(sizes, [True] * 4), rollout, sizes)
-    for k in range(2):
-        wanted = record["episode_return"][ended & (np.asarray(place) == k)]
+    sizes, numbers = by_episode.Sizes(8, GAMES, 2, 4), session.state.learner[ROSTER].numbers
+    roster = dataclasses.replace(by_episode.begun(sizes, [True] * 4), numbers=numbers)
+    seen = by_episode.watched(roster, rollout, sizes)
+    for k, name in enumerate(session.policies):
+        wanted = record["episode_return"][ended & (found == name)]
         assert np.nanmean(seen.recent.window_return[k]) == pytest.approx(wanted.mean(), rel=1e-6)
     assert np.isnan(seen.recent.window_return[2:]).all()
     assert (np.asarray(seen.latest) == rollout.extras[by_episode.COUNT].max(0)[::2]).all()
@@ -225,10 +207,11 @@ def test_the_last_takes_the_place_of_one_that_goes_and_games_under_way_teach_nob
     np.testing.assert_array_equal(recent[0], returns)
     assert np.isnan(recent[2]).all()
     rollout, _ = algo.session.by_hand.sample()
-    place, number = (np.asarray(rollout.extras[name]) for name in (PLACE, by_episode.COUNT))
+    found, number = names_of(algo.session, rollout), np.asarray(rollout.extras[by_episode.COUNT])
     under_way = number == number[0]
-    assert (place[~under_way] == np.broadcast_to([0, 1] * GAMES, place.shape)[~under_way]).all()
-    assert (place[under_way] == by_episode.NOBODY).any()  # who was main's in these games is nobody's
+    assert (found[~under_way] == np.broadcast_to(["third", "other"] * GAMES, found.shape)[~under_way]).all()
+    gone = np.asarray(rollout.extras[PLACE])[under_way & (found == "main")]
+    assert gone.size and not np.isin(gone, algo.session.state.learner[ROSTER].numbers).any()  # nobody learns from it
     with pytest.raises(InputError, match=r"expected one of third, other, got 'main'"):
         algo.remove_policy("main")
     algo.add_policy("main", policy_mapping_fn="by-turns", policies_to_train=["main"])
@@ -408,8 +391,6 @@ def test_environments_that_begin_anew_are_asked_of_from_their_first_game_on(tmp_
     [
         ({"multi_agent": {"policies": {}}}, "policies must be known by name: list them"),
         ({"multi_agent": {"capacity": 1}}, "capacity 1: there are 2 policies already"),
-        ({"env_runners": {"num": 2}}, "env_runners.num: with multi_agent.mapping"),
-        ({"rollout": {"mode": "async"}}, "rollout.mode async: with multi_agent.mapping"),
         ({"multi_agent": {"mapping": "by-nothing"}}, "expected shared, by_agent, a table or package.module:name"),
         ({"multi_agent": {"mapping": None, "policies": {}, "group": {"all": ["left", "right"]}, "capacity": 2}},
          "one team of all agents has one policy"),

@@ -22,7 +22,7 @@ from jrl.errors import InputError
 from jrl.metrics import episodes
 from jrl.ops import minibatch
 from jrl.rollout.source import Wrapper
-from jrl.types import LEADS, Array, Episodes, Key, PyTree, Rollout
+from jrl.types import LEADS, PLACE, Array, Episodes, Key, PyTree, Rollout
 
 PADDING = "rollout/padding"  # metric: the share of masked steps, those of resets included
 
@@ -46,11 +46,13 @@ def longest_episode(horizon: int | None, max_episode_steps: int | None) -> int:
 
 
 class Agents(NamedTuple):
-    """Which agents the columns of a rollout are: agent k of the A of game i has column i * A + k."""
+    """Which agents the columns of a block are, after which they repeat: the A of one game, or of several games that lie
+    side by side, agent k of game i in column i * A + k.
+    """
 
-    policies: tuple[int, ...]  # [A], the number of the policy that each follows
-    kinds: tuple[tuple[int, ...], ...] = ()  # see `EnvSpec.kinds`
-    extras: Mapping[str, tuple[int, ...]] = {}  # name -> the agents whose columns stand there alone, in their order
+    policies: tuple[int, ...]  # [N], the number of the policy of each column, unless rollouts say it by row (`PLACE`)
+    kinds: tuple[tuple[int, ...], ...] = ()  # see `EnvSpec.kinds`; of blocks of one game
+    extras: Mapping[str, tuple[int, ...]] = {}  # name -> the columns that stand there alone, in their order
 
 
 def led(rollout: Rollout, agents: Agents) -> Rollout:
@@ -59,10 +61,13 @@ def led(rollout: Rollout, agents: Agents) -> Rollout:
     """
     if rollout.over is None:
         return rollout
-    policy = np.array(agents.policies)
-    before = np.triu(policy[:, None] == policy[None], 1)  # [A, A] bool: an agent that another of its policy goes before
-    there: Any = rollout.mask.reshape(*rollout.over.shape, -1)
-    leads = there & ~(there[..., None] & before[None, None]).any(-2)
+    size: int = rollout.mask.shape[1] // rollout.over.shape[1]
+    who: Any = rollout.extras.get(PLACE, np.array(agents.policies)[None])
+    policy = who.reshape(len(who), -1, size)  # [T, G, A], or of the games of a block
+    # [..., A, A] bool: an agent that another of its policy goes before
+    before = jnp.triu(policy[..., :, None] == policy[..., None, :], 1)[:, None]
+    there: Any = rollout.mask.reshape(len(rollout.mask), -1, *policy.shape[1:])
+    leads = there & ~(there[..., None] & before).any(-2)
     extras = {**rollout.extras, LEADS: leads.reshape(rollout.mask.shape)}
     return dataclasses.replace(rollout, over=None, extras=extras)
 

@@ -31,18 +31,6 @@ from jrl.types import Episodes, Key, PyTree, Rollout
 
 __all__ = ["EnvRunners", "RunnerOptions", "RunnersLost"]
 
-# of a block of columns that nobody has filled; its windows are put in
-_NO_EPISODES = Episodes(
-    count=np.zeros((), np.int32),
-    return_sum=np.zeros((), np.float32),
-    return_min=np.full((), np.inf, np.float32),
-    return_max=np.full((), -np.inf, np.float32),
-    length_sum=np.zeros((), np.int32),
-    steps=np.zeros((), np.int32),
-    window_return=np.empty(0),
-    window_length=np.empty(0),
-)
-
 
 # ---------------------------------------------------------------- in the process of a runner
 
@@ -156,6 +144,16 @@ def newest_allowed(versions: Sequence[int], *, call: int, left: int, per_call: i
 # ---------------------------------------------------------------- here
 
 
+def _with_windows(report: Episodes, latest: Episodes) -> Episodes:
+    """`report` with the windows of another, of several agents those of each, too."""
+    own = report.agents
+    if isinstance(own, Episodes):
+        own = _with_windows(own, latest.agents)
+    return dataclasses.replace(
+        report, window_return=latest.window_return, window_length=latest.window_length, agents=own
+    )
+
+
 class EnvRunners(RunnerGroup, Parts):
     """K sources in processes of their own as one; a Source.
 
@@ -184,6 +182,7 @@ class EnvRunners(RunnerGroup, Parts):
         synchronous.
       timers: where stages are timed.
       window: the latest so many episodes each runner's source reports on.
+      agents: of each environment, where it has several.
       stand_in: whether a quick runner stands in for a slow one, whose columns then do not go on. For replay, which
         needs consecutive steps, none does, unless the other is gone.
       compress: observations on their way from the runners, without loss: see `rollout.compression`.
@@ -205,6 +204,7 @@ class EnvRunners(RunnerGroup, Parts):
         lag: int | None = None,
         timers: Timers | None = None,
         window: int = episodes.WINDOW,
+        agents: int = 0,
         compress: bool = False,
         stand_in: bool = True,
     ):
@@ -217,8 +217,8 @@ class EnvRunners(RunnerGroup, Parts):
         like = dataclasses.replace(like, count=np.zeros(size, np.int32))
         self._masked: Rollout = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like)
         self._all = np.full(size, len(self._masked.mask), np.int32)
-        fresh = jax.device_get(episodes.init(size, window))
-        self._columns: list[episodes.Columns] = [fresh] * options.num
+        self._fresh = jax.device_get(episodes.init(size, window, agents=agents))
+        self._columns: list[episodes.Columns] = [self._fresh] * options.num
         self._slots = Slots(options.num)
         self._calls = 0
         self._failures: dict[tuple[int, int], float] = {}  # so far, of each runner that there has been
@@ -251,10 +251,10 @@ class EnvRunners(RunnerGroup, Parts):
                 if rollout.count is None:
                     rollout = dataclasses.replace(rollout, count=self._all)
                 rollouts.append(rollout)
-                reports.append(_NO_EPISODES if part is None else part.episodes)
+                reports.append(None if part is None else part.episodes)
             # the latest of each runner, whose rollout may stand elsewhere, or not have come
-            windows = [(c.window_return, c.window_length) for c in self._columns]
-            reports = [dataclasses.replace(r, window_return=w, window_length=n) for r, (w, n) in zip(reports, windows)]
+            latest = map(episodes.nothing, self._columns)
+            reports = [now if told is None else _with_windows(told, now) for told, now in zip(reports, latest)]
             report = jax.tree.map(lambda *x: np.stack(x), *reports)
             rollout = self._join(rollouts)
         self._measure(parts)
@@ -350,10 +350,7 @@ class EnvRunners(RunnerGroup, Parts):
             self.recreated.append(runner.index)
 
     def _lose(self, runner: Runner) -> None:
-        nothing = np.full_like(self._columns[runner.index].window_return, np.nan)
-        self._columns[runner.index] = dataclasses.replace(
-            episodes.restarted(self._columns[runner.index]), window_return=nothing, window_length=nothing
-        )
+        self._columns[runner.index] = self._fresh
 
     def _begin(self) -> None:
         """Waits for the runners that the run began with; of others, looks who has started meanwhile."""

@@ -16,7 +16,7 @@ from jrl import spaces
 from jrl.rollout.episode import Block, Episode
 from jrl.rollout.source import Wrapper
 from jrl.rollout.unroll import RECORD
-from jrl.types import Episodes, Key, PyTree, Rollout, seen_anew
+from jrl.types import PLACE, Episodes, Key, PyTree, Rollout, seen_anew
 
 
 class Moments(NamedTuple):
@@ -282,7 +282,7 @@ class Watch(Wrapper):
             return
         # a runner's rollout may stand among the columns of another: its episodes are its own
         share = self._num_envs // len(blocks)
-        extras = {name: x for name, x in rollout.extras.items() if self._extras or name == RECORD}
+        extras = {name: x for name, x in rollout.extras.items() if self._extras or name in (RECORD, PLACE)}
         host = jax.device_get(dataclasses.replace(rollout, carry=(), extras=extras))
         for block, place in sorted((x, i) for i, x in enumerate(blocks) if x is not None):
             runner, restarts, number = block

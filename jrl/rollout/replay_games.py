@@ -119,8 +119,8 @@ class GameReplay(Replay):
     Args:
       agents: their A names.
       follows: the policy of each column, after which they repeat.
-      named: the name of the policy in a place, where it may change from game to game who follows which; None: `follows`
-        says it for ever.
+      named: the name of the policy of a number, where it may change from game to game who follows which; None:
+        `follows` says it for ever.
       args, how: as of `Replay`.
     """
 
@@ -133,7 +133,7 @@ class GameReplay(Replay):
         **how: Any,
     ):
         self._agents, self._follows, self._named = agents, follows, named
-        self._places = np.zeros((0, 0), np.int32)  # [T, B], who acted
+        self._followed = np.zeros((0, 0), np.int32)  # [T, B], policies by their numbers
         super().__init__(*args, **how)
 
     def reset(self) -> None:
@@ -150,7 +150,7 @@ class GameReplay(Replay):
         over = recorded["over"][:, :: len(self._agents)] if "over" in recorded else rollout.over
         self._over = np.asarray(over)
         if self._named is not None:
-            self._places = np.asarray(rollout.extras[PLACE])
+            self._followed = np.asarray(rollout.extras[PLACE])
             seen, last = (cast(Any, obs)[OBS] for obs in (rollout.obs, rollout.last_obs))
             rollout = dataclasses.replace(rollout, obs=seen, last_obs=last)
         super().__call__(rollout, *args, **how)
@@ -217,7 +217,7 @@ class GameReplay(Replay):
         if self._named is None:
             follows = [self._follows[(first + k) % len(self._follows)] for k in range(len(self._agents))]
         else:
-            follows = [self._named(place) for place in self._places[t, list(self._columns_of(g))].tolist()]
+            follows = [self._named(number) for number in self._followed[t, list(self._columns_of(g))].tolist()]
         place = (next(self._ids), first // len(self._agents), self._worker_index, self._in_evaluation)
         self._games[g] = game = GameEpisode(*place, agents=self._agents, follows=follows)
         game._since = since

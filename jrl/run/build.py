@@ -116,7 +116,7 @@ def run(
     # pure environments are part of the program, a share on each device; EnvPool's may be of the program of one device
     vectors = make_vectors(cfg, plan.num_pools(cfg, learners), restarts)
     try:
-        build_policies.check(cfg, vectors[0].spec)
+        build_policies.check(cfg, vectors[0].spec, learners)
         learning = _learning(cfg, devices, vectors, callback_list)
     except InputError:
         close_all(vectors)

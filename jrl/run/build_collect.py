@@ -130,12 +130,17 @@ def whole_episodes(cfg: RunConfig, spec: EnvSpec) -> int:
     return -(-(length + longest) // unit) * unit - length
 
 
-def completed(cfg: RunConfig, source: Source, spec: EnvSpec, algo: Algo) -> Source:
+def completed(cfg: RunConfig, source: Source, spec: EnvSpec, algo: Algo, first: int = 0) -> Source:
+    """The source of whole episodes, where the run wants them; its columns are those from the run's number `first` on.
+
+    Raises:
+      InputError: nobody knows how long an episode can be.
+    """
     limit = whole_episodes(cfg, spec)
     if not limit:
         return source
     agents = build_policies.agents_of(cfg, spec) if spec.agents else None
-    return complete.Complete(source, limit=limit, carry=algo.carry, agents=agents)
+    return complete.Complete(source, limit=limit, carry=placed(cfg, algo, first), agents=agents)
 
 
 def make_vectors(cfg: RunConfig, pools: int, count: int) -> list[JaxEnv | Env | AsyncEnv]:
@@ -262,7 +267,8 @@ def _env_runners(
 ) -> Source:
     share = plan.columns(cfg) // cfg.env_runners.num
     length = plan.rollout_length(cfg) + whole_episodes(cfg, spec)
-    like = build_policies.rollout_like(cfg, spec, algo, length=length, num_envs=share, record=record)
+    recorded = record or build_policies.watches_games(cfg)
+    like = build_policies.rollout_like(cfg, spec, algo, length=length, num_envs=share, record=recorded)
     return ray_hosts.EnvRunners(
         functools.partial(runner_source, cfg, count, registry.needed(to_dict(cfg)), record),
         runner_options(cfg),
@@ -272,6 +278,7 @@ def _env_runners(
         lag=plan.policy_lag(cfg),
         timers=timers,
         window=episodes.window_of(cfg.env_runners.num, cfg.run.smoothing_episodes),
+        agents=len(spec.agents),
         compress=cfg.env_runners.compress_observations,
         stand_in=cfg.replay is None,
     )
@@ -309,9 +316,10 @@ def runner_source(
     for number in (Role.ENV, count, index, restarts):
         key = jax.random.fold_in(key, number)
     how = collecting(cfg, algo, env.spec, cfg.env_runners.num)
-    how |= {"carry": placed(cfg, algo, index * env.spec.num_envs)}
-    made = sources.make(env, algo.act, key=key, record=record, **how)
-    source: Any = completed(cfg, made, env.spec, algo)
+    first = index * env.spec.num_envs
+    how |= {"carry": placed(cfg, algo, first)} | ({"record": True} if record else {})
+    made = sources.make(env, algo.act, key=key, **how)
+    source: Any = completed(cfg, made, env.spec, algo, first)
     source.worker_index = index + 1
     if loaded := callbacks.load(cfg.custom.callbacks):
         callbacks.CallbackList(loaded).created(source, _contexts(cfg, index + 1), offset=index * share)

@@ -107,28 +107,17 @@ def _kinds(spec: EnvSpec) -> dict[tuple[str, ...], str]:
     return {one.agents: f"observations {one.observation}, actions {one.action}" for one in of_kinds}
 
 
-def check(cfg: RunConfig, spec: EnvSpec) -> None:
-    """Raises InputError: the environments turned out to have several agents, or collecting does not go with them."""
+def check(cfg: RunConfig, spec: EnvSpec, learners: int) -> None:
+    """Raises InputError: the environments turned out to have several agents, or collecting does not go with them, or
+    with so many devices that learn.
+    """
     if not spec.agents:
         return
     if cfg.multi_agent is None:
         raise InputError(
             f"env.id {cfg.env.id} has several agents, {', '.join(spec.agents)}: say so with a section multi_agent: {{}}"
         )
-    if cfg.multi_agent.self_play and cfg.rollout.batch_mode != "truncate_episodes":
-        raise InputError(
-            "rollout.batch_mode complete_episodes: self-play counts the games that began after the latest copy by "
-            "their rows in the rollout, and whole episodes do not stand on the rows on which they were played: use "
-            "truncate_episodes"
-        )
-    if episode_settings.per_episode(cfg) and cfg.rollout.batch_mode != "truncate_episodes":
-        raise InputError(
-            "rollout.batch_mode complete_episodes: who follows which policy is told by the rows on which games were "
-            "played, and whole episodes do not stand on those: use truncate_episodes"
-        )
-    if cfg.multi_agent.self_play and (
-        errors := list(seats.split_faults(cfg, len(spec.agents), cfg.env.num_envs // spec.games))
-    ):
+    if cfg.multi_agent.self_play and (errors := list(seats.split_faults(cfg, len(spec.agents), learners))):
         raise InputError(*errors)
 
 
@@ -192,7 +181,9 @@ def sizes(cfg: RunConfig) -> by_episode.Sizes:
     """The shape of the table of who follows which policy in games to come."""
     assert cfg.multi_agent is not None and cfg.multi_agent.agents is not None
     # a game takes two rows at least, one of them its reset; one is under way, and one more may have begun
-    ahead = plan.rollout_length(cfg) * plan.iterations_per_call(cfg) // 2 + 3
+    rollouts = plan.iterations_per_call(cfg) + plan.rollouts_ahead(cfg)
+    waits = cfg.rollout.batch_mode != "truncate_episodes"  # for its end, before it is known to have begun
+    ahead = plan.rollout_length(cfg) * rollouts // 2 + 3 + waits
     return by_episode.Sizes(ahead, cfg.env.num_envs, len(cfg.multi_agent.agents), multi_agent.capacity(cfg))
 
 
@@ -335,12 +326,15 @@ def learned(cfg: RunConfig, spec: EnvSpec) -> EnvSpec:
 
 def agents_of(cfg: RunConfig, spec: EnvSpec) -> complete.Agents:
     """Tells whoever packs rollouts by column which agents the columns are, and where policies record their extras."""
-    policies = list(multi_agent.followers(cfg).values())
-    follows = tuple(next(i for i, own in enumerate(policies) if agent in own) for agent in spec.agents)
-    extras: dict[str, tuple[int, ...]] = {}
-    if are_several(cfg):
+    policies = list(multi_agent.followers(cfg))
+    follows = tuple(map(policies.index, followed(cfg, spec)))
+    found: list[tuple[tuple[str, ...], np.ndarray]] = []
+    if cfg.multi_agent is not None and cfg.multi_agent.self_play is not None:
+        mine, theirs = self_play.seats(len(spec.agents), cfg.multi_agent.self_play.pool)
+        found = [(tuple(policies[:1]), mine), (tuple(policies[1:]), theirs)]
+    elif are_several(cfg) and not episode_settings.per_episode(cfg):
         found = [(tuple(members), _numbers(spec, members)) for members in _alike(cfg, spec)]
-        extras = {several.label(names): tuple(numbers.reshape(-1).tolist()) for names, numbers in found}
+    extras = {several.label(names): tuple(numbers.reshape(-1).tolist()) for names, numbers in found}
     return complete.Agents(follows, spec.kinds, extras)
 
 

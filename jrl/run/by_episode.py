@@ -4,6 +4,10 @@ Every agent's column is every policy's: all act in all columns, of which each ta
 agent follows in this game, and each policy learns from the rows that are its own, the others being masked. Who follows
 which is a table of games to come, which the host fills (`jrl.run.roster`): an array, so that policies are added and
 removed without compiling anything.
+
+An agent looks it up when its game begins, and remembers it. Policies have numbers that are never given twice, and the
+rollout says of each row whose it is and of which game: so it does not matter who collects, how late a rollout comes,
+and what has become of table and policies meanwhile.
 """
 
 import dataclasses
@@ -26,6 +30,7 @@ from jrl.run.several import Group
 from jrl.settings.by_episode import ROSTER
 from jrl.types import (
     BROKEN_STACKS,
+    LEADS,
     NOT_FINITE,
     PLACE,
     VALID_SHARE,
@@ -38,8 +43,10 @@ from jrl.types import (
     Rollout,
 )
 
-NOBODY = -1  # in place of a policy: one that was removed while a game was under way
-NUMBER, COUNT = "number", "game"  # leaf of the memory, [B] i32; number of the game, in the extras
+NOBODY = -1  # in the place of one that there is: of a policy that was removed while a game was under way
+FREE = -2  # in the place of the number of a policy
+NUMBER = "number"  # leaf of the memory: the number of the column in the run, [B] i32
+COUNT = "game"  # the number of the game, in the extras and the memory, where it is below 0 until the game begins
 _IDLE = {NOT_FINITE: 0.0, BROKEN_STACKS: 0.0, VALID_SHARE: 1.0}  # metrics of who does not learn, else NaN
 
 
@@ -56,13 +63,15 @@ class Sizes(NamedTuple):
 class Roster:
     """Who follows which policy, the same on all devices; beside the policies in a run's State.
 
-    Game i of environment g is row i % M of the table; one beyond those that were asked for, as in a long evaluation,
-    follows what was said of that row.
+    Game i of environment g is row i % M of the table; one that the table is not of, as in a long evaluation or of an
+    env runner in the place of another, is played as the game that has its row.
     """
 
-    table: Any  # [M, G, A] i32, places or NOBODY
-    asked: Any  # [G] i32, games that the table was filled for
+    table: Any  # [M, G, A] i32, numbers of policies
+    asked: Any  # [G] i32, games that were asked for: the table has the latest M of them
     latest: Any  # [G] i32, the game that was acted in
+    numbers: Any  # [C] i32, of the policy in each place; FREE
+    given: Any  # [] i32, numbers that were given so far
     trained: Any  # [C] bool, which learn
     recent: episodes.Columns  # [C, ...], of the agents' episodes that followed each
 
@@ -74,6 +83,8 @@ def begun(sizes: Sizes, trained: Sequence[bool]) -> Roster:
         table=jnp.full((sizes.ahead, sizes.games, sizes.agents), NOBODY, jnp.int32),
         asked=jnp.zeros(sizes.games, jnp.int32),
         latest=jnp.zeros(sizes.games, jnp.int32),
+        numbers=jnp.arange(sizes.policies, dtype=jnp.int32),
+        given=jnp.int32(sizes.policies),
         trained=jnp.asarray(trained, bool),
         recent=recent,
     )
@@ -83,7 +94,7 @@ def acting(groups: Sequence[Group], sizes: Sizes, trained: Sequence[bool]) -> Al
     """Makes an Algo that acts with all policies; its State is a dict by place that has the roster, too.
 
     It acts on observations with the number of the game (`views.with_game_numbers`), and its memory has each column's
-    number in the run. Extras are dicts by group, beside the place that acted and the game.
+    number in the run, and the policy and the game that it began with. Extras are dicts by group, beside these two.
     """
     inner = several.acting(groups, sizes.agents)
 
@@ -91,17 +102,21 @@ def acting(groups: Sequence[Group], sizes: Sizes, trained: Sequence[bool]) -> Al
         return {**inner.init(key), ROSTER: begun(sizes, trained)}
 
     def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        return {**inner.actor(_policies(state)), ROSTER: state[ROSTER].table}
+        return {**inner.actor(_policies(state)), ROSTER: _told(state[ROSTER])}
 
     def carry(batch_size: int, first: Any = 0, total: int | None = None) -> dict[str, PyTree]:
         numbers = first + jnp.arange(batch_size, dtype=jnp.int32)
-        return {**inner.carry(batch_size, first=first, total=total), NUMBER: numbers}
+        nothing = jnp.full((batch_size,), -1, jnp.int32)
+        found = inner.carry(batch_size, first=first, total=total)
+        return {**found, NUMBER: numbers, PLACE: nothing, COUNT: nothing}
 
     def act(
         actor: Mapping[str, PyTree], obs: PyTree, carry: Mapping[str, PyTree], key: Key, explore: bool = True
     ) -> ActOut:
-        place = _places(actor[ROSTER], obs[GAME], carry[NUMBER], sizes)
-        action, memories, extras, start = None, {NUMBER: carry[NUMBER]}, {PLACE: place, COUNT: obs[GAME]}, 0
+        own = _follows(actor[ROSTER], obs[GAME], carry, sizes)
+        place, start, action = _place_of(own[PLACE], actor[ROSTER].numbers), 0, None
+        memories: dict[str, PyTree] = {NUMBER: carry[NUMBER], **own}
+        extras: dict[str, PyTree] = {**own}
         for i, group in enumerate(groups):
             memory = carry[group.label]
             pick = lambda one, memory=memory: lambda actor, key: one.algo.act(actor, obs[OBS], memory, key, explore)
@@ -138,18 +153,18 @@ def learning(
         return {**inner.init(key), ROSTER: begun(sizes, trained)}
 
     def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        return {**inner.actor(_policies(state)), ROSTER: state[ROSTER].table}
+        return {**inner.actor(_policies(state)), ROSTER: _told(state[ROSTER])}
 
     def step(state: Mapping[str, PyTree], replay: Mapping[str, PyTree], rollout: Rollout, key: Key):
-        roster, place = state[ROSTER], rollout.extras[PLACE]
+        roster, who = state[ROSTER], rollout.extras[PLACE]
         state, replay, metrics, start = dict(state), dict(replay), dict[str, Metrics](), 0
         for i, group in enumerate(groups):
-            number = jnp.arange(start, start := start + len(group.names))
-            teach = functools.partial(_taught, group, _rollout_of(group, rollout), place, axis_name)
-            each = (number, roster.trained[number], state[group.label], replay[group.label])
+            place = jnp.arange(start, start := start + len(group.names))
+            teach = functools.partial(_taught, group, _rollout_of(group, rollout), who, axis_name)
+            each = (roster.numbers[place], roster.trained[place], state[group.label], replay[group.label])
             keys = group.keys(jax.random.fold_in(key, i))
             if not group.stacked:
-                learned = teach(number[0], roster.trained[number[0]], *each[2:], keys)
+                learned = teach(each[0][0], each[1][0], *each[2:], keys)
             elif group.algo.on_policy:  # one after the other: who does not learn costs nothing
                 learned = jax.lax.map(lambda one, teach=teach: teach(*one), (*each, keys))
             else:  # side by side: no replay is copied
@@ -180,12 +195,11 @@ def watched(roster: Roster, rollout: Rollout, sizes: Sizes, axis_name: str | Non
     if axis_name is not None:  # the same on all devices
         number = jax.lax.all_gather(number, axis_name, tiled=True)
         rows = jax.tree.map(lambda x: jax.lax.all_gather(x, axis_name, axis=1, tiled=True), rows)
-    place, count, record, terminated, mask = rows
+    who, count, record, terminated, mask = rows
     ended = terminated | record["truncated"]
     tracked = episodes.Tracked(record["episode_return"], record["length"], record["episode_return"])
-    each = jnp.arange(sizes.policies)
-    count_one = lambda recent, k: episodes.reduce(recent, tracked, ended, mask & (place == k))[0]
-    recent = jax.vmap(count_one)(roster.recent, each)
+    count_one = lambda recent, number: episodes.reduce(recent, tracked, ended, mask & (who == number))[0]
+    recent = jax.vmap(count_one)(roster.recent, roster.numbers)
     latest = roster.latest.at[number // sizes.agents].max(count.max(0))
     return dataclasses.replace(roster, latest=latest, recent=recent)
 
@@ -216,10 +230,10 @@ def moved(group: Group, state: Mapping[str, PyTree], replay: Mapping[str, PyTree
     return of_group(state), of_group(replay)
 
 
-def _taught(group: Group, rollout: Rollout, place: Array, axis_name: str | None, number, trained, state, replay, key):
-    """What becomes of the policy in the place `number`: it learns from its rows, or stays bit for bit."""
+def _taught(group: Group, rollout: Rollout, who: Array, axis_name: str | None, number, trained, state, replay, key):
+    """What becomes of the policy of that number: it learns from its rows, or stays bit for bit."""
     assert group.learner is not None
-    learner, rows = group.learner, rollout.mask & (place == number)
+    learner, rows = group.learner, rollout.mask & (who == number)
     own = dataclasses.replace(rollout, mask=rows)
     like = jax.eval_shape(learner.step, state, replay, own, key)[2]
     blank = lambda name, x: jnp.full(x.shape, _IDLE.get(name, np.nan if x.dtype.kind == "f" else 0), x.dtype)
@@ -240,8 +254,7 @@ def _taught(group: Group, rollout: Rollout, place: Array, axis_name: str | None,
 def _rollout_of(group: Group, rollout: Rollout) -> Rollout:
     """A rollout as the policies of a group see it, with all rows."""
     extras = dict(rollout.extras[group.label])
-    if "running_return" in rollout.extras:
-        extras["running_return"] = rollout.extras["running_return"]
+    extras |= {name: rollout.extras[name] for name in ("running_return", LEADS) if name in rollout.extras}
     seen: Any = rollout.obs
     last: Any = rollout.last_obs
     return dataclasses.replace(
@@ -249,10 +262,39 @@ def _rollout_of(group: Group, rollout: Rollout) -> Rollout:
     )
 
 
-def _places(table: Array, game: Array, number: Array, sizes: Sizes) -> Array:
-    """Reads which place each column [B] follows in its game."""
+class _Told(NamedTuple):
+    """What who acts has to know of a Roster."""
+
+    table: Array
+    asked: Array
+    numbers: Array
+
+
+def _told(roster: Roster) -> _Told:
+    return _Told(roster.table, roster.asked, roster.numbers)
+
+
+def _follows(told: _Told, game: Array, memory: Mapping[str, PyTree], sizes: Sizes) -> dict[str, Array]:
+    """Which policy each column [B] follows, and in which game: what it remembers, or what the table says of a new one.
+
+    Args:
+      told: of the games to come.
+      game: [B] i32, as the environment counts.
+      memory: of the columns.
+      sizes: of the table.
+    """
+    number, begun = memory[NUMBER], memory[COUNT] >= 0
     environment, agent = number // sizes.agents % sizes.games, number % sizes.agents
-    return table[game % sizes.ahead, environment, agent]
+    last = told.asked[environment] - 1
+    count = last - (last - game) % sizes.ahead  # the game itself, if the table is of it
+    found = told.table[count % sizes.ahead, environment, agent]
+    return {PLACE: jnp.where(begun, memory[PLACE], found), COUNT: jnp.where(begun, memory[COUNT], count)}
+
+
+def _place_of(who: Array, numbers: Array) -> Array:
+    """The places [B] of policies by their numbers [B]; NOBODY where there is no such policy any more."""
+    there = who[:, None] == numbers[None]
+    return jnp.where(there.any(-1), there.argmax(-1).astype(jnp.int32), NOBODY)
 
 
 def _picked(out: ActOut, place: Array) -> ActOut:

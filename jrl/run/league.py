@@ -137,7 +137,7 @@ def decided(league: League, own: Any, env_steps: int, seed: tuple[int, int]) -> 
     if own.opponents == "prioritised":
         pick = picked(after, own, seed)
         # games that one copy has begun and another goes on with say nothing of either
-        since = league.since if np.array_equal(pick, league.pick) else np.int32(0)
+        since = league.since if np.array_equal(pick, league.pick) else np.int32(league.since + 1)
         after = dataclasses.replace(after, pick=pick, since=since)
     rating, _ = ratings(after)
     return dataclasses.replace(after, rating=_filled(rating[:-1], after)), pool
@@ -172,7 +172,7 @@ def _with_copy(league: League, place: int) -> League:
         league,
         counts=np.zeros_like(league.counts),
         latest=np.zeros_like(league.latest),
-        since=np.int32(0),
+        since=np.int32(league.since + 1),
         generation=generation,
         copies=np.int32(league.copies + 1),
         payoff=found,

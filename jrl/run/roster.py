@@ -43,6 +43,9 @@ class Seats:
         self._sizes = build_policies.sizes(cfg)
         self._table = np.full(self._sizes[:3], by_episode.NOBODY, np.int32)
         self._asked = np.zeros(self._sizes.games, np.int32)
+        self._numbers = np.arange(self._sizes.policies, dtype=np.int32)  # of the policies, by place
+        self._given = np.int32(self._sizes.policies)
+        self._names: dict[int, str] = {}  # of all policies that there have been, by number
         self.take(cfg)
         group, learner = run.groups[0], run.groups[0].learner
         self._kept = jax.eval_shape(lambda key: learner.keep(learner.init(key)), jax.random.key(0))  # of one policy
@@ -70,6 +73,7 @@ class Seats:
         keys = places(multi_agent.capacity(cfg))
         self.config, self._agents = cfg, given.agents
         self._places = {name: keys.index(key) for name, key in multi_agent.places(cfg).items()}
+        self._names |= {int(self._numbers[place]): name for name, place in self._places.items()}
         if isinstance(given.mapping, str) and given.mapping not in (SHARED, BY_AGENT):
             self._ask = asking(registry.load(given.mapping, "multi_agent.mapping"))
         else:
@@ -85,6 +89,9 @@ class Seats:
         roster = parallel.first(state.learner[ROSTER])
         if resumed:
             self._table, self._asked = np.array(roster.table), np.array(roster.asked)
+            self._numbers, self._given = np.array(roster.numbers), np.int32(roster.given)
+            self._names = {}
+            self.take(self.config)
         state = self.ahead(state)  # of games from the first on, where the environments are no part of a checkpoint
         if not self._groups[0].stacked:
             return state
@@ -111,11 +118,13 @@ class Seats:
         self._asked = np.maximum(self._asked, wanted).astype(np.int32)
         return True
 
-    def _table_of(self) -> dict[str, np.ndarray]:
+    def _table_of(self) -> dict[str, Any]:
         return {"table": self._table, "asked": self._asked}
 
     def _answers(self, number: int, game: int) -> list[int]:
-        """The places that agents follow in a game of an environment. Raises InputError: a policy that there is not."""
+        """The numbers of the policies that agents follow in a game of an environment. Raises InputError: a policy that
+        there is not.
+        """
         episode = NewEpisode(number * self._sizes.games + game, game)
         found = []
         for agent in self._agents:
@@ -126,7 +135,7 @@ class Seats:
                     f"multi_agent.mapping: expected one of the policies {known}, got {name!r} for {agent} in "
                     f"{episode!r}: add it with add_policy, or mend the mapping"
                 )
-            found.append(place)
+            found.append(int(self._numbers[place]))
         return found
 
     def _with(self, state: LoopState, **changes: Any) -> LoopState:
@@ -165,11 +174,12 @@ class Seats:
         """
         first = multi_agent.alike(self.config)[0]
         self._check_new(name)
-        policies = dict(self._given.policies)
+        policies = dict(self._own.policies)
         cfg = self._told({**policies, name: policies[first[0]]}, mapping, train)
-        self._seated(cfg, self._table, _latest(state), anew=mapping is not None)
-        place = np.int32(len(first))
-        number, takes = np.uint32(self._asked.sum()), np.bool_(given is not None)
+        place, numbers, number = np.int32(len(first)), self._numbers.copy(), np.uint32(self._given)
+        numbers[place] = number
+        self._seated(cfg, numbers, _latest(state), anew=mapping is not None)
+        self._given, takes = np.int32(number + 1), np.bool_(given is not None)
         state = self._changed(state, self._add, place, number, self._blank() if given is None else given, takes)
         return self._written(state, np.arange(self._sizes.policies), forget=place)
 
@@ -194,31 +204,31 @@ class Seats:
             raise InputError(f"remove_policy: {why}, got {name!r}: the others stay: {', '.join(rest)}")
         gone, last = first.index(name), len(first) - 1
         kept = [first[-1] if other == name else other for other in first[:-1]]
-        policies = self._given.policies
+        policies = self._own.policies
         order = [*kept, *(other for names in others for other in names)]
-        learns = self._given.policies_to_train
+        learns = self._own.policies_to_train
         if train is None and learns is not None:
             train = [other for other in learns if other != name]
         cfg = self._told({other: policies[other] for other in order}, mapping, train)
-        moves = np.arange(self._sizes.policies)  # place -> place
-        moves[last], moves[gone] = gone, by_episode.NOBODY
-        table = np.where(self._table < 0, self._table, moves[self._table]).astype(np.int32)
-        self._seated(cfg, table, _latest(state), anew=True)
+        numbers = self._numbers.copy()
+        numbers[gone], numbers[last] = numbers[last], by_episode.FREE
+        self._seated(cfg, numbers, _latest(state), anew=True)
         state = self._changed(state, self._move, np.int32(gone), np.int32(last))
         sources = np.arange(self._sizes.policies)
         sources[gone] = last
         return self._written(state, sources, forget=last)
 
-    def _seated(self, cfg: RunConfig, table: np.ndarray, latest: np.ndarray, *, anew: bool) -> None:
+    def _seated(self, cfg: RunConfig, numbers: np.ndarray, latest: np.ndarray, *, anew: bool) -> None:
         """Goes by other policies, in games that have not begun if `anew`; all or, where a mapping fails, nothing."""
-        before = self.config, self._table, self._asked
+        before = self._numbers, self._table, self._asked, self._names, self.config
         try:
+            self._numbers, self._table, self._names = numbers, self._table.copy(), dict(self._names)
             self.take(cfg)
-            self._table, self._asked = table.copy(), latest + 1 if anew else self._asked
+            self._asked = latest + 1 if anew else self._asked
             self._fill(latest)
         except BaseException:
-            self.take(before[0])
-            self._table, self._asked = before[1:]
+            self._numbers, self._table, self._asked, self._names, cfg = before
+            self.take(cfg)
             raise
 
     def _written(self, state: LoopState, sources: np.ndarray, *, forget: int | np.integer | slice) -> LoopState:
@@ -226,11 +236,11 @@ class Seats:
         recent = jax.tree.map(lambda x: np.array(x)[sources], parallel.first(state.learner[ROSTER].recent))
         recent.window_return[forget], recent.window_length[forget] = np.nan, np.nan
         recent.window_next[forget] = 0
-        trained = np.array(build_policies.trained(self.config))
-        return self._with(state, **self._table_of(), recent=recent, trained=trained)
+        own = {"trained": np.array(build_policies.trained(self.config)), "numbers": self._numbers, "given": self._given}
+        return self._with(state, **self._table_of(), recent=recent, **own)
 
     @property
-    def _given(self) -> Any:
+    def _own(self) -> Any:
         return self.config.multi_agent
 
     def _check_new(self, name: str) -> None:
@@ -253,14 +263,14 @@ class Seats:
             train = [name for name in policies if train(name)]
         if train is not None:
             changes["policies_to_train"] = tuple(train)
-        cfg = dataclasses.replace(self.config, multi_agent=dataclasses.replace(self._given, **changes))
+        cfg = dataclasses.replace(self.config, multi_agent=dataclasses.replace(self._own, **changes))
         if errors := list(multi_agent.faults(cfg)):
             raise InputError(*errors)
         return cfg
 
-    def name_of(self, place: int) -> str:
-        """The name of the policy in a place."""
-        return next(name for name, at in self._places.items() if at == place)
+    def name_of(self, number: int) -> str:
+        """The name of the policy of that number, which may be gone by now."""
+        return self._names[number]
 
     # ------------------------------------------------------------ result rows
 

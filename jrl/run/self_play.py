@@ -2,6 +2,9 @@
 
 Who sits where is fixed (`seats`), so that shapes are, too: a copy that is taken is written over
 a place of the pool, and which place plays is an array of indices. Nothing is compiled again, and memory stays as it is.
+
+A rollout says of each row against which opponents its game began: who acts remembers it (`LEAGUE` in its memory and its
+extras). So games are counted rightly whoever collects, and however late they come.
 """
 
 import dataclasses
@@ -18,9 +21,9 @@ from jrl.run import several
 from jrl.run.learner import Learner
 from jrl.run.several import Group
 from jrl.settings.self_play import LEAGUE
-from jrl.types import Algo, Array, Key, PyTree, Rollout
+from jrl.types import ActOut, Algo, Array, Key, PyTree, Rollout
 
-_LONG = 2**30  # rows since a swap that are not counted any further: no game is so long
+_YET = -1  # in memory: the game is yet to begin
 
 
 @struct.dataclass
@@ -31,7 +34,7 @@ class League:
     """
 
     counts: Any  # [K, 3] i32, of the learner against each place, in games that began since the latest swap
-    since: Any  # [] i32, rows since the latest swap
+    since: Any  # [] i32, the number of the latest swap, which is any change of opponents
     pick: Any  # [K] i32, the place that plays where place k would
     latest: Any  # [K, 3] i32, the counts of the window before, against the same pool
     generation: Any  # [K] i32, the number of each place's copy; 0 is the learner as it began
@@ -86,7 +89,10 @@ def frozen(state: PyTree) -> PyTree:
 
 
 def acting(made: Sequence[Group]) -> Algo:
-    """Makes an Algo that acts in blocks of games, of the learner and its pool; its State has the league, too."""
+    """Makes an Algo that acts in blocks of games, of the learner and its pool; its State has the league, too.
+
+    Memory and extras have `LEAGUE`, too: the number of the latest swap when the game began, [B] i32.
+    """
     learner, pool = made
     algo = several.acting(made, _width(made))
 
@@ -96,10 +102,19 @@ def acting(made: Sequence[Group]) -> Algo:
         return {**found, **pool.apart(copies), LEAGUE: begun(len(pool.names))}
 
     def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        policies = {name: one for name, one in state.items() if name != LEAGUE}
-        return _picked(algo.actor(policies), pool, state[LEAGUE].pick)
+        return _playing(algo.actor(_policies(state)), pool, state[LEAGUE])
 
-    return algo._replace(init=init, actor=actor)
+    def carry(batch_size: int, **place: Any) -> dict[str, PyTree]:
+        return {**algo.carry(batch_size, **place), LEAGUE: jnp.full((batch_size,), _YET, jnp.int32)}
+
+    def act(
+        actor: Mapping[str, PyTree], obs: PyTree, carry: Mapping[str, PyTree], key: Key, explore: bool = True
+    ) -> ActOut:
+        out, began = algo.act(actor, obs, carry, key, explore), carry[LEAGUE]
+        began = jnp.where(began == _YET, actor[LEAGUE], began)
+        return out._replace(carry={**out.carry, LEAGUE: began}, extras={**out.extras, LEAGUE: began})
+
+    return algo._replace(init=init, actor=actor, carry=carry, act=act)
 
 
 def learning(made: Sequence[Group], num_agents: int, *, axis_name: str | None = None) -> Learner:
@@ -114,7 +129,6 @@ def learning(made: Sequence[Group], num_agents: int, *, axis_name: str | None = 
     inner = several.learning(made, _width(made))
     assert taught.learner is not None
     keep_one = taught.learner.keep
-    policies = lambda state: {name: one for name, one in state.items() if name != LEAGUE}
 
     def init(key: Key) -> dict[str, PyTree]:
         found = inner.init(key)
@@ -123,17 +137,17 @@ def learning(made: Sequence[Group], num_agents: int, *, axis_name: str | None = 
         return {**found, pool.label: copies, LEAGUE: begun(len(pool.names))}
 
     def actor(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        return _picked(inner.actor(policies(state)), pool, state[LEAGUE].pick)
+        return _playing(inner.actor(_policies(state)), pool, state[LEAGUE])
 
     def step(state: Mapping[str, PyTree], replay: PyTree, rollout: Rollout, key: Key):
-        learned, replay, metrics = inner.step(policies(state), replay, rollout, key)
+        learned, replay, metrics = inner.step(_policies(state), replay, rollout, key)
         return {**learned, LEAGUE: counted(state[LEAGUE], rollout, num_agents, axis_name)}, replay, metrics
 
     def keep(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        return {**inner.keep(policies(state)), LEAGUE: state[LEAGUE]}
+        return {**inner.keep(_policies(state)), LEAGUE: state[LEAGUE]}
 
     def resume(kept: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        return {**inner.resume(policies(kept)), LEAGUE: kept[LEAGUE]}
+        return {**inner.resume(_policies(kept)), LEAGUE: kept[LEAGUE]}
 
     return inner._replace(init=init, actor=actor, step=step, keep=keep, resume=resume)
 
@@ -165,10 +179,9 @@ def counted(league: League, rollout: Rollout, num_agents: int, axis_name: str | 
     The learner has won a game when its return is above those of all others on the row where it ends, and lost it when
     it is below one of them. A rollout that nobody recorded (`jrl.rollout.unroll.RECORD`) counts none.
     """
-    steps, columns = rollout.mask.shape
-    since = jnp.minimum(league.since + steps, _LONG)
     if RECORD not in rollout.extras:
-        return dataclasses.replace(league, since=since)
+        return league
+    steps, columns = rollout.mask.shape
     record: Any = rollout.extras[RECORD]
     games = columns // num_agents
     seat, pool = jnp.arange(games) % num_agents, league.pick.shape[0]
@@ -176,22 +189,25 @@ def counted(league: League, rollout: Rollout, num_agents: int, axis_name: str | 
     split = lambda x: x.reshape(steps, games, num_agents)
     of_mine = lambda x: jnp.take_along_axis(split(x), seat[None, :, None], -1)[..., 0]
     ended = of_mine((rollout.terminated | record["truncated"]) & rollout.mask)
-    row = league.since + 1 + jnp.arange(steps)[:, None]
-    counts = ended & (of_mine(record["length"]) <= row)
+    counts = ended & (of_mine(rollout.extras[LEAGUE]) == league.since)
     mine = of_mine(record["episode_return"])
     best = jnp.where(learns, -jnp.inf, split(record["episode_return"])).max(-1)
     results = jnp.stack([mine > best, mine == best, mine < best], -1) & counts[..., None]  # [T, G, 3]
     place = league.pick[jnp.arange(games) // num_agents % pool]
     found = jnp.zeros((pool, 3), jnp.int32).at[place].add(results.sum(0, dtype=jnp.int32))
     found = found if axis_name is None else jax.lax.psum(found, axis_name)
-    return dataclasses.replace(league, counts=league.counts + found, since=since)
+    return dataclasses.replace(league, counts=league.counts + found)
 
 
-def _picked(actor: Mapping[str, PyTree], pool: Group, pick: Array) -> dict[str, PyTree]:
-    """Puts the copies that play in the places where they do."""
-    if not pool.stacked:
-        return dict(actor)
-    return {**actor, pool.label: jax.tree.map(lambda x: x[pick], actor[pool.label])}
+def _playing(actor: Mapping[str, PyTree], pool: Group, league: League) -> dict[str, PyTree]:
+    """Puts the copies that play in the places where they do, and tells since when they play."""
+    if pool.stacked:
+        actor = {**actor, pool.label: jax.tree.map(lambda x: x[league.pick], actor[pool.label])}
+    return {**actor, LEAGUE: league.since}
+
+
+def _policies(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
+    return {name: one for name, one in state.items() if name != LEAGUE}
 
 
 def _width(made: Sequence[Group]) -> int:

@@ -138,19 +138,3 @@ def faults(cfg: Any, kinds: bool) -> Iterator[str]:
         )
     if given.replay_mode == "lockstep":
         yield f"multi_agent.replay_mode lockstep: with {key} a row is of one policy alone: use independent"
-    yield from elsewhere(cfg, key, "who follows a policy from game to game is told to one collector")
-
-
-def elsewhere(cfg: Any, key: str, why: str) -> Iterator[str]:
-    """Says what collects by other means than one collector whose environments wait for each other.
-
-    Args:
-      key: of the config, with which that does not go.
-      why: in words.
-    """
-    if cfg.env_runners.num:
-        yield f"env_runners.num: with {key} {why}: use 0"
-    if cfg.rollout.mode != "sync":
-        yield f"rollout.mode {cfg.rollout.mode}: with {key} {why}: use sync"
-    if cfg.env.batch_size is not None or cfg.env.batch_wait_ms is not None:
-        yield f"env.batch_size: with {key} {why}: leave env.batch_size and env.batch_wait_ms out"

@@ -149,6 +149,13 @@ def policy_lag(cfg: Any) -> int | None:
     return cfg.rollout.max_policy_lag or (2 if cfg.env_runners.num else 1)
 
 
+def rollouts_ahead(cfg: Any) -> int:
+    """The most rollouts of an environment that are begun before it is learned from the one that comes first: with env
+    runners one of them may make all that are taken in a call.
+    """
+    return 0 if (lag := policy_lag(cfg)) is None else lag + cfg.env_runners.num
+
+
 def report_every(cfg: Any) -> int:
     """Environment steps between two result rows."""
     if cfg.run.report_every:

@@ -4,11 +4,12 @@ Of the games of a device, game g has the learner in seat g % A, and in its other
 pool: A x K games are a block, in which the learner has every seat against every place once.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jrl.errors import counted
-from jrl.settings import by_episode, plan
+from jrl.settings import plan
 
 LEAGUE = "league"  # what is known of the league beside the policies, and so no name of one
 
@@ -48,20 +49,19 @@ def faults(cfg: Any, agents: Sequence[str]) -> Iterator[str]:
     if own.snapshot_win_rate is None and own.snapshot_every is None:
         mend = f"set {key}.snapshot_win_rate=0.6 or {key}.snapshot_every=100000"
         yield f"{key}: expected a rule when copies are taken, got none: {mend}"
-    late = "copies that play would be others than those that games are counted for"
-    yield from by_episode.elsewhere(cfg, key, late)
-    learners = plan.num_learners(cfg) or 1
-    pools = plan.num_pools(cfg, learners)
-    yield from split_faults(cfg, len(agents), learners if pools == learners else learners * pools)
+    yield from split_faults(cfg, len(agents), plan.num_learners(cfg) or 1)
 
 
-def split_faults(cfg: Any, num_agents: int, parts: int) -> Iterator[str]:
-    """Says where the games of each of so many devices are no whole blocks, with the numbers that are."""
-    own = cfg.multi_agent.self_play
+def split_faults(cfg: Any, num_agents: int, learners: int) -> Iterator[str]:
+    """Says where the games of each of so many devices that learn, and of each device or env runner that collects for
+    them, are no whole blocks, with the numbers that are.
+    """
+    own, parts = cfg.multi_agent.self_play, math.lcm(learners, plan.num_pools(cfg, learners))
     unit, games = num_agents * own.pool * parts, cfg.env.num_envs
     if num_agents > 1 and games % unit:
         near = " or ".join(str(n) for n in (games - games % unit, games - games % unit + unit) if n)
-        on = f" x {parts} devices" if parts > 1 else ""
+        who = "devices" if parts == learners else "env runners" if parts == cfg.env_runners.num else "parts"
+        on = f" x {parts} {who}" if parts > 1 else ""
         yield (
             f"env.num_envs {games}: multi_agent.self_play needs a multiple of {num_agents} seats x {own.pool} places "
             f"of the pool{on} = {unit}, so that each seat meets each place as often: use {near}"

@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import envs
+from jrl import envs, registry
 from jrl.algos import parts
-from jrl.errors import InputError
 from jrl.rollout.complete import Agents, Complete
 from jrl.rollout.sources import JaxSource
 from jrl.run.session import Session
@@ -114,6 +113,7 @@ SMALL = {
     "rollout": {"length": 8, "batch_mode": "complete_episodes"},
     "run": {"compile_cache": False, "log": []},
 }
+registry.register("by-game", lambda agent, episode: "ab"[episode.id_ // 4 % 2])
 REPLAY = {"algo": {"name": "dqn"}, "replay": {"batch_size": 8, "learning_starts": 16, "updates_per_step": 0.25}}
 
 
@@ -141,6 +141,7 @@ def learned(**sections):
             {"a": 192, "b": 192},  # on each step somebody of either is there
         ),
         ({"multi_agent": {"mapping": "by_agent"}}, dict(zip(AGENTS, (192, 128, 128, 192), strict=True))),
+        ({"multi_agent": {"policies": {"a": {}, "b": REPLAY}, "mapping": "by-game"}}, {"place-1": 96, "place-2": 96}),
     ],
 )
 def test_runs_learn_from_whole_episodes(sections, policies):
@@ -148,13 +149,7 @@ def test_runs_learn_from_whole_episodes(sections, policies):
     assert row["rollout/padding"] > 0
     assert row["agent/guest/count"] == 2 * 4 * 8 and row["episode/count"] == 4 * 8
     if policies:
-        assert {name: int(own.env_steps) for name, own in state.items()} == policies
+        assert {name: int(state[name].env_steps) for name in policies} == policies
         return
     agents = {"agent_steps": 4 * 8 * (6 + 4 + 4 + 6), "env_steps": 4 * 8 * 6}
     assert int(state.env_steps) == agents[sections.get("rollout", {}).get("count_steps_by", "env_steps")]
-
-
-def test_self_play_refuses_whole_episodes():
-    cfg = {"env": {"id": "TicTacToe-v0", "num_envs": 4}, "multi_agent": {"self_play": {"pool": 2}}}
-    with pytest.raises(InputError, match=r"complete_episodes: self-play counts .*: use truncate_episodes"):
-        Session(config.from_dict(config.merge(SMALL, cfg)), endless=True).__enter__()

@@ -51,7 +51,7 @@ def several(
     by_agent = lambda tree: jax.tree.map(lambda x: x.reshape(-1, count, *x.shape[1:]), tree)
 
     def dealt(draws: Array) -> Array:
-        """[num_draws, G * A] of [num_draws * A, G]."""
+        """Returns draws [num_draws * A, G] as [num_draws, G * A]."""
         return draws.reshape(definition.num_draws, count, -1).swapaxes(1, 2).reshape(definition.num_draws, -1)
 
     def reset(draws: Array) -> _Copies:
@@ -193,7 +193,7 @@ def rock_paper_scissors(moves: int = 15, opponent: str = "learn") -> MultiDefini
         return _Moves(jnp.full((num_envs, 2), none, jnp.int32), jnp.zeros(num_envs, jnp.int32), habit)
 
     def played(state: _Moves, draws: Array) -> Array:
-        """[G] i32, the move of the opponent that does not learn."""
+        """Returns the move of the opponent that does not learn, [G] i32."""
         seen = state.last[:, 0]
         beats = jnp.where(seen == none, index(draws[0], 3), (seen + 1) % 3)
         return jnp.where(state.habit == none, beats, state.habit)

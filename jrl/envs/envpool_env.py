@@ -354,6 +354,6 @@ def _opaque(fn: Callable) -> Callable:
 
 
 def _reward(reward: Any, info: dict[str, Any]) -> Any:
-    """Returns rewards f32, 0 on the step that resets, where EnvPool's dm_control has the last or uninitialised memory."""
+    """Returns rewards f32, 0 on the step that resets, where EnvPool's dm_control has the last one or garbage."""
     xp = reward.__array_namespace__()  # numpy or jax.numpy
     return xp.where(info["elapsed_step"] != 0, reward.astype("float32"), xp.float32(0.0))

@@ -11,7 +11,7 @@ from jrl.host import command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Hands the arguments to the module of the command. The exit status: the command's, or 2 for bad input."""
+    """Runs the module of the command. Returns the exit status: the command's, or 2 for bad input."""
     name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     own = command.typed("data")
     if name in ("-h", "--help"):

@@ -1,4 +1,4 @@
-"""What `python -m jrl.data` can do: a module for each command, with `parser()` and `run(args) -> exit status`.
+"""Commands of `python -m jrl.data`: a module each, with `parser()` and `run(args) -> exit status`.
 
 They import nothing slow before they run; `paths` is what several of them take and write.
 """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Returns the parser of the command line."""
     p = command.parser("data inspect", "Say what is in a data set, what is wrong with it, or may be, and what to do.")
     paths.take_input(p)
     p.add_argument("--json", action="store_true", help="print all of it as one JSON object")
@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints it; the exit status: 0, or 1 with --strict where something was found."""
+    """Prints what was found. Returns the exit status: 0, or 1 with --strict where something is wrong."""
     if args.out is not None and (args.out.suffix != ".png" or args.out.exists()):
         raise InputError(f"--out: {args.out} exists, or is no name of a PNG file: choose another")
     store = paths.read(args)
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _files(args: argparse.Namespace) -> dict[str, Any]:
-    """The format of each path, and the files with their bytes."""
+    """Returns the format of each path, and the files with their bytes."""
     from jrl.data import formats
 
     located = [path for given in args.paths for path in formats.located(given)]

@@ -42,7 +42,7 @@ def read(args: argparse.Namespace) -> "EpisodeStore":
 
 
 def check_output(args: argparse.Namespace, format: str, *outs: Path) -> None:
-    """Raises InputError: what was said of the output cannot be, or one of the paths is taken."""
+    """Raises InputError: an option of the output is wrong, or one of the paths exists."""
     from jrl.data import formats
 
     formats.module(format)
@@ -65,7 +65,7 @@ def _is_file(out: Path, format: str) -> bool:
 
 
 def write(store: "EpisodeStore", out: Path, format: str, args: argparse.Namespace) -> None:
-    """Writes a data set and prints what was written. Raises InputError: it cannot be."""
+    """Writes a data set and prints what was written. Raises InputError: it cannot be written."""
     from jrl.data import formats
     from jrl.data.writer import Writer
 
@@ -87,6 +87,6 @@ def write(store: "EpisodeStore", out: Path, format: str, args: argparse.Namespac
 
 
 def tell_notes(store: "EpisodeStore") -> None:
-    """Prints on stderr what a reader had to leave out or could not know."""
+    """Prints on stderr what a reader left out or could not know."""
     for note in store.notes:
         print(f"note: {store.name}: {note}", file=sys.stderr)

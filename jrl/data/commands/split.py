@@ -8,7 +8,7 @@ from jrl.host import command
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Returns the parser of the command line."""
     p = command.parser("data split", "Divide a data set, by whole episodes, into DIR/train and DIR/validation.")
     paths.take_input(p)
     p.add_argument("--share", type=float, default=0.1, help="of the steps, in DIR/validation (default 0.1)")
@@ -19,7 +19,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes both; the exit status."""
+    """Writes both data sets, and returns the exit status."""
     if not 0 < args.share < 1:
         raise InputError(f"--share: expected a number above 0 and below 1, got {args.share:g}")
     if args.seed < 0:

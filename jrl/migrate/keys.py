@@ -11,7 +11,7 @@ from jrl.migrate.key import none as _none
 
 
 def _models(name: str) -> str:
-    """A key of the model, which RNNSAC has once for each of its networks."""
+    """Returns the names of a key of the model, which RNNSAC has once for each of its networks."""
     return f"model.{name} policy_model_config.{name} policy_model.{name} q_model_config.{name} Q_model.{name}"
 
 

@@ -38,7 +38,7 @@ Index = Annotated[int, Interval(ge=0, le=65_535)]  # of a device
 @dataclasses.dataclass(frozen=True)
 @bounded
 class RolloutConfig:
-    """How experience is collected."""
+    """Collection of experience."""
 
     # steps per environment and iteration; null: 128, or what replay.train_every asks for
     length: Annotated[int, Interval(ge=1, le=MOST_STEPS)] | None = None
@@ -58,7 +58,7 @@ class RolloutConfig:
 @dataclasses.dataclass(frozen=True)
 @bounded
 class ReplayConfig:
-    """The replay buffer and how often is learned from it. Steps and rows count over all environments and devices."""
+    """The replay buffer and the rate of updates. Steps and rows count over all environments and devices."""
 
     capacity: Count = 100_000  # transitions kept
     batch_size: Count = 256  # transitions per gradient step; with network.core sequences of network.max_seq_len steps
@@ -102,7 +102,7 @@ class EvaluationConfig:
 @dataclasses.dataclass(frozen=True)
 @bounded
 class CheckpointConfig:
-    """What is kept to resume from."""
+    """Checkpoints to resume from."""
 
     every: Steps | None = None  # environment steps between checkpoints; null: every 5 minutes. The end has one
     keep_last: Count = 3  # older ones are deleted, but those that the next three keys name
@@ -120,7 +120,7 @@ class CheckpointConfig:
 @dataclasses.dataclass(frozen=True)
 @bounded
 class DevicesConfig:
-    """Which of this machine's devices do what, by index."""
+    """Devices of this machine, by index, and their work."""
 
     actors: tuple[Index, ...] | None = None  # act in the environments; null: those that learn
     learners: tuple[Index, ...] | None = None  # learn, each from its share of the batch; null: all accelerators
@@ -131,7 +131,7 @@ class DevicesConfig:
 @dataclasses.dataclass(frozen=True)
 @bounded
 class EnvRunnersConfig:
-    """Further processes, on this or other machines, that collect; by Ray. What to do when they or environments fail."""
+    """Env runners: processes on this or other machines that collect, by Ray. Failures of them or of environments."""
 
     num: Processes = 0  # they share env.num_envs; 0: this process collects, and Ray is not started
     num_cpus: NonNegative = 1.0  # of each
@@ -153,7 +153,7 @@ class EnvRunnersConfig:
 @dataclasses.dataclass(frozen=True)
 @bounded
 class RunSettings:
-    """What does not change the algorithm."""
+    """Settings that do not change the algorithm."""
 
     seed: Annotated[int, Interval(ge=0, le=UINT32)] = 0  # root of every random key
     out: str | None = None  # run directory; null: runs/<config name>_<env>_<time>
@@ -216,7 +216,7 @@ class SelfPlayConfig:
 @dataclasses.dataclass(frozen=True)
 @bounded
 class MultiAgentConfig:
-    """Several agents: which policies there are, and which agents follow which."""
+    """Several agents: the policies, and the policy of each agent."""
 
     # names of the agents of an environment, with `group` of its teams; null: as the environment says
     agents: tuple[Name, ...] | None = None

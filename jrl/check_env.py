@@ -11,7 +11,7 @@ from jrl.host import command
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line. Neither jax nor an environment library is imported for it."""
+    """Returns the parser of the command line. Neither jax nor an environment library is imported for it."""
     p = command.parser("check-env", "Step an environment with random actions and tell what is wrong with it.")
     p.add_argument("id", help="as env.id of a config: an id, or package.module:Class")
     p.add_argument("--backend", default="auto", help="auto (default), envpool, gymnasium or jax")

@@ -11,7 +11,7 @@ from jrl.settings import config, multi_agent, plan
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`show` or `validate` a config, or `migrate` one of RLlib's; the exit status: 0, or 2 for bad input."""
+    """Shows, validates or migrates a config, and returns the exit status: 0, or 2 for bad input."""
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] == "migrate":
         from jrl import migrate
@@ -84,7 +84,7 @@ def given(
     over_it: Mapping[str, Any] | None = None,
     tell: Callable[[str], None],
 ) -> Mapping[str, Any]:
-    """Plain data of the config that a command was given, of RLlib's what the migration makes of it.
+    """Returns plain data of the config that a command was given; RLlib's is migrated.
 
     Args:
       source: a file, the name of one that comes with jrl, what one holds, or None.

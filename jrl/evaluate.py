@@ -14,7 +14,7 @@ from jrl.host import command
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line. Neither jax nor an environment library is imported for it."""
+    """Returns the parser of the command line. Neither jax nor an environment library is imported for it."""
     p = command.parser("evaluate", "Play episodes with a trained policy.")
     command.take_checkpoint(p)
     p.add_argument("--episodes", type=int, default=100, help="exactly so many (default 100)")
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """Tells what `evaluate` found, in words."""
+    """Yields what `evaluate` found, in words."""
     for i, (total, steps) in enumerate(zip(found.get("returns", ()), found.get("lengths", ())), start=1):
         yield f"episode {i}: return {total:g}, {counted(steps, 'step')}"
     where = f"{found['checkpoint']} after {found['env_steps']:,} steps of training"
@@ -62,8 +62,8 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def evaluate(args: argparse.Namespace) -> dict[str, Any]:
-    """Mean, deviation and range of the returns, mean and deviation of the lengths, in environments as the run evaluates
-    in; with `args.per_episode` the `returns` and `lengths` themselves.
+    """Evaluates a checkpoint: mean, deviation and range of the returns, mean and deviation of the lengths, in
+    environments as the run evaluates in; with `args.per_episode` the `returns` and `lengths` themselves.
     """
     if args.episodes < 1:
         raise InputError(f"--episodes: expected at least 1, got {args.episodes}")

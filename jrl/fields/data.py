@@ -30,7 +30,7 @@ class Fixed(NamedTuple):
 
 
 def learns_from(config_class: type | None) -> type:
-    """Fresh, Replay or Fixed: what an algorithm's Config class names in `learns_from`; Fresh where it names none."""
+    """Returns Fresh, Replay or Fixed: the `learns_from` of an algorithm's Config class; Fresh where it names none."""
     return getattr(config_class, "learns_from", Fresh)
 
 

@@ -240,7 +240,7 @@ _ELSE = {"loaded": "act(obs) is what it does; jrl.api.Algorithm.from_checkpoint(
 
 
 def missing(owner: Any, name: str, kind: str) -> AttributeError:
-    """The error for an attribute that an object does not have, with what does it instead.
+    """Returns the error for an attribute that an object does not have, with what replaces it.
 
     Args:
       owner: the object, or the package.

@@ -1,4 +1,4 @@
-"""From RunConfigs that differ in their seed and floats of their algorithm to a Population."""
+"""A Population, made of RunConfigs that differ in their seed and floats of their algorithm."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class NotOneProgram(InputError):
 
 
 def grouped(configs: Sequence[RunConfig]) -> list[tuple[list[int], str]]:
-    """Deals runs to groups that differ in their seed and floats of their algorithm alone.
+    """Groups runs that differ in their seed and floats of their algorithm alone.
 
     Returns:
       The numbers of each group's runs, and why they cannot be one program as far as their configs tell; "" where they
@@ -40,7 +40,7 @@ def grouped(configs: Sequence[RunConfig]) -> list[tuple[list[int], str]]:
 
 
 def vmapped(cfg: RunConfig) -> set[str]:
-    """The keys whose values are numbers in the program of a run: members that differ in no others are one program."""
+    """Returns the keys whose values are numbers in a run's program: members may differ in these."""
     if algos.is_own(config.algo_name(cfg)):
         return {"run.seed"}
     names = (jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(cfg.algo))
@@ -48,7 +48,7 @@ def vmapped(cfg: RunConfig) -> set[str]:
 
 
 def _why_not(configs: Sequence[RunConfig]) -> str:
-    """Why runs that are alike cannot be one program, as far as their configs tell."""
+    """Returns why runs that are alike cannot be one program, as far as their configs tell."""
     first = configs[0]
     if first.custom != CustomConfig():
         return "custom: code of one's own may look at one run at a time"
@@ -96,6 +96,6 @@ def make(configs: Sequence[RunConfig], also: Sequence[RunConfig] = ()) -> tuple[
 
 
 def _common(cfg: RunConfig) -> tuple[object, ...]:
-    """What members have in common: the config without its seed, its directory and the floats of its algorithm."""
+    """Returns what members share: the config without its seed, its directory and the floats of its algorithm."""
     rest = dataclasses.replace(cfg, run=dataclasses.replace(cfg.run, seed=0, out=None))
     return cfg.multi_agent, *build_policies.without_floats(rest)

@@ -14,7 +14,7 @@ _METHODS = ("is", "wis", "pdis", "wpdis", "dm", "dr", "wdr")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line. Neither jax nor an environment library is imported for it."""
+    """Returns the parser of the command line. Neither jax nor an environment library is imported for it."""
     p = command.parser("data estimate", "Estimate what a trained policy would earn, by episodes that others played.")
     command.take_checkpoint(p)
     p.add_argument("paths", nargs="+", metavar="PATH", help="a file, a directory or a glob")
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints what was found; the exit status. Raises InputError."""
+    """Prints the estimates; returns the exit status. Raises InputError."""
     methods = tuple(name.strip() for name in args.methods.split(",") if name.strip())
     errors = [f"--methods: {name}: expected one of {', '.join(_METHODS)}" for name in methods if name not in _METHODS]
     if not methods:
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(report: "Report") -> list[str]:
-    """A report as lines."""
+    """Returns a report as lines."""
     lines = ["", f"{'method':<8}{'estimate':>12}{'std. error':>12}   95 % interval"]
     for name, found in report.estimates.items():
         interval = f"{found['low']:.5g} .. {found['high']:.5g}"
@@ -75,7 +75,7 @@ def table(report: "Report") -> list[str]:
 
 
 def _report(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple["Report", dict[str, Any]]:
-    """What was found, and of what."""
+    """Makes the report, and describes its policy and data."""
     import dataclasses
 
     import jax
@@ -111,5 +111,5 @@ def _report(args: argparse.Namespace, methods: tuple[str, ...]) -> tuple["Report
 
 
 def _as_recorded(cfg: Any) -> bool | None:
-    """What a run that learned from data was told of their actions."""
+    """Returns `data.actions_in_input_normalized` of a run that learned from data."""
     return cfg.data.actions_in_input_normalized if cfg.data.input is not None else None

@@ -67,7 +67,7 @@ def names() -> tuple[str, ...]:
 
 
 def is_own(name: object) -> bool:
-    """Whether a name is that of a module of the user's: one with dots, or of a file that can be imported from here."""
+    """Returns whether a name is that of a user's module: one with dots, or of a file that can be imported from here."""
     if not isinstance(name, str) or name in _MODULES:
         return False
     if "." in name or not name.isidentifier():

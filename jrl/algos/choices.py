@@ -1,4 +1,4 @@
-"""Which distribution an algorithm's actions come from, with its exploration or without: to ask it for probabilities.
+"""Distributions of an algorithm's actions, with its exploration or without, which give their probabilities.
 
 The distribution of a policy that takes the best of a set of choices gives that one the probability 1. There is none of
 what is exactly one point of a continuum, of noise that remembers, and of a user's own exploration; those raise an error

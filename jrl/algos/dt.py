@@ -129,7 +129,7 @@ def read(cfg: Config, batch: Batch | SequenceBatch) -> Batch | SequenceBatch:
 
 
 def update(cfg: Config, agent: Agent, state: State, batch: Batch | SequenceBatch, key: Key) -> tuple[State, UpdateAux]:
-    """One gradient step."""
+    """Makes one gradient step."""
     batch = bc.read(cfg, agent, state, read(cfg, batch))
     obs = bc.from_start(agent.net, state.params, batch.obs, critics.burn_in(batch))
     rows = bc.Rows(obs, batch.action, batch.weight)

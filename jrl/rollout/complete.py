@@ -46,7 +46,7 @@ def longest_episode(horizon: int | None, max_episode_steps: int | None) -> int:
 
 
 class Agents(NamedTuple):
-    """Which agents the columns of a rollout are: agent k of the A of game i has column i * A + k."""
+    """Agents of a rollout's columns: agent k of the A of game i has column i * A + k."""
 
     policies: tuple[int, ...]  # [A], the number of the policy that each follows
     kinds: tuple[tuple[int, ...], ...] = ()  # see `EnvSpec.kinds`
@@ -108,7 +108,7 @@ class Waiting:
 
 
 def nothing(rollout: Rollout, limit: int) -> Waiting:
-    """No row waits; of the shapes and dtypes of `rollout` [T, B]."""
+    """Returns a Waiting with no row, of the shapes and dtypes of `rollout` [T, B]."""
     rows = (rollout.obs, rollout.action, rollout.reward, rollout.extras)
     empty = lambda x: jnp.zeros((limit, *x.shape[1:]), x.dtype)
     return Waiting(jax.tree.map(empty, rows), jnp.zeros(rollout.contiguous.shape, jnp.int32))
@@ -304,6 +304,6 @@ class Complete(Wrapper):
         """None of its rollouts continues another."""
 
     def reset(self, key: Key) -> None:
-        """All environments to the start of an episode; the rows that wait are dropped."""
+        """Resets all environments; the rows that wait are dropped."""
         self._pack = None
         self._source.reset(key)

@@ -55,7 +55,7 @@ class Until:
         return self._stopped.is_set() or time.monotonic() >= self._end
 
     def late(self) -> bool:
-        """Whether nobody is to be waited for any more."""
+        """Returns whether nobody is to be waited for any more."""
         return self.left() <= 0
 
     def left(self) -> float:

@@ -54,7 +54,7 @@ class RunnerOptions(NamedTuple):
 
 
 def check_fits(options: RunnerOptions, nodes: Sequence[Mapping[str, float]]) -> None:
-    """Whether the runners could be placed if the cluster did nothing else.
+    """Checks that the runners could be placed if the cluster did nothing else.
 
     Args:
       nodes: name -> amount of the resources of each node.

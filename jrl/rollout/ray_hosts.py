@@ -106,7 +106,7 @@ class Part(NamedTuple):
 
 
 class Slots:
-    """Which part stands in which block of columns, and whether it goes on from the one that stood there before."""
+    """Blocks of columns and the parts that stand in them, each with whether it goes on from the part before."""
 
     def __init__(self, num: int):
         self._last: list[Any] = [None] * num
@@ -262,7 +262,7 @@ class EnvRunners(RunnerGroup, Parts):
         return rollout, report
 
     def _take_all(self, order: tuple) -> list[Part]:
-        """One part of each runner that has started; of at least one."""
+        """Takes one part of each runner that has started; of at least one."""
         self._forget(self._ready())  # there is something only if the last call was interrupted
         parts: list[Part] = []
         while not parts:
@@ -379,7 +379,7 @@ class EnvRunners(RunnerGroup, Parts):
         self._each(lambda r: r.actor.call.remote(_set_columns, self._columns[r.index]))
 
     def reset(self, key: Key) -> None:
-        """All environments to the start of an episode; rollouts that are on order are dropped."""
+        """Resets all environments; rollouts that are on order are dropped."""
         sent = sendable(key)
         self._forget(self._ready())
         for index, columns in self._each(lambda r: r.actor.call.remote(_reset, *sent, r.index)).items():

@@ -12,7 +12,7 @@ from jrl.host import command
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line. Neither jax nor an environment library is imported for it."""
-    p = command.parser("check-env", "Step an environment with random actions and tell what is wrong with it.")
+    p = command.parser("check-env", "Step an environment with random actions and report its faults.")
     p.add_argument("id", help="as env.id of a config: an id, or package.module:Class")
     p.add_argument("--backend", default="auto", help="auto (default), envpool, gymnasium or jax")
     p.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="options", help="an env option")

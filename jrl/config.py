@@ -19,8 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return migrate.main(argv[1:])
     parser = command.parser(
         "config",
-        "List the configs that come with jrl, show or validate one or your own, or migrate RLlib's (migrate --help "
-        "tells how).",
+        "List the configs that come with jrl, show or validate one or your own, or migrate RLlib's (see migrate "
+        "--help).",
     )
     parser.add_argument("command", choices=("list", "show", "validate", "migrate"))
     parser.add_argument("config", nargs="?", help="YAML file, or a name of `list`; without it: the defaults")

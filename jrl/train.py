@@ -66,7 +66,7 @@ def parser(name: str = "train", what: str = "Train a policy as a config says.") 
     p.add_argument(
         "config",
         nargs="?",
-        help="YAML file, or a name that `jrl config list` tells; without it the defaults, and --algo, --env and --stop",
+        help="YAML file, or a name of `jrl config list`; without it the defaults, and --algo, --env and --stop",
     )
     p.add_argument(
         "--set", action="append", default=[], metavar="a.b=v", dest="overrides", help="override one key of the config"
@@ -186,7 +186,7 @@ def _tell_end(
     kept = checkpoint.exists(directory)
     if end.fault:
         print(
-            f"ended by an update that was not finite; {command.typed('debug')} {end.fault} tells why", file=sys.stderr
+            f"ended by an update that was not finite; {command.typed('debug')} {end.fault} explains it", file=sys.stderr
         )
     elif interrupted and kept:
         print("interrupted: continue with --resume", directory)

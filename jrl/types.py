@@ -293,7 +293,7 @@ SEEN = "seen"
 # step of their game, one for each step and policy. Steps of games are counted by them
 LEADS = "leads"
 # in a rollout's extras where it may change from game to game who follows which policy: the number of that which acted,
-# [T, B] i32; below 0 none that there is
+# [T, B] i32; below 0 no present one
 PLACE = "place"
 # in a sample's extras, where the algorithm `reads` it: what the data did after each transition. {"action": [N, *], that
 # at `next_obs`, "valid": [N] bool, False where there is none: behind an episode's end and the newest row}; of sequences

@@ -57,7 +57,7 @@ def of(
             return _chosen(jnp.where(temperature > 0, soft, _sure(ops.masked_argmax(output, allowed), output)))
         case exploration.Gaussian():
             return DiagGaussian(output, jnp.log(schedules.value(cfg.std, env_steps)), output.ndim - 1)
-    raise InputError(f"algo.exploration.name {cfg.name}: nobody knows the probability of its actions")
+    raise InputError(f"algo.exploration.name {cfg.name}: the probability of its actions is not known")
 
 
 def _chosen(logits: jax.Array) -> Any:

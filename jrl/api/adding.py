@@ -51,7 +51,7 @@ class Adds:
         Returns:
           The policy.
         Raises:
-          InputError: no place is free, the name is taken, or mapping and training name a policy that there is not.
+          InputError: no place is free, the name is taken, or mapping and training name an unknown policy.
         """
         _check_where("add_policy", where)
         if config:

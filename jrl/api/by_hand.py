@@ -45,7 +45,7 @@ class ByHand(Learns):
         Returns:
           The names of the parameters that were replaced; the others stay.
         Raises:
-          InputError: the file cannot be read, names that there are not, or other shapes.
+          InputError: the file cannot be read, unknown names, or other shapes.
         """
         name = known(self.session).named(policy_id) if self.session.policies else None
         weights, names = read_weights(Path(path), mapping, self.session.get_weights(name))

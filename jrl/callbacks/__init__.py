@@ -115,7 +115,7 @@ def load(paths: Sequence[str]) -> Callbacks | None:
     """Loads the callbacks that `custom.callbacks` names; several as one; None for none.
 
     Raises:
-      InputError: a name that leads nowhere or to no subclass of Callbacks, a moment that there is not, an argument
+      InputError: a name that leads nowhere or to no subclass of Callbacks, an unknown moment, an argument
         that no moment gives, or a mark that does not fit.
     """
     classes = [registry.load(path, KEY) for path in paths]

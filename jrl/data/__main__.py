@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in commands.NAMES:
         near = difflib.get_close_matches(name, commands.NAMES, 1)
         mend = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(commands.NAMES)}"
-        return command.refused(InputError(f"{own} {name}: there is no such command: {mend}"))
+        return command.refused(InputError(f"{own} {name}: unknown command: {mend}"))
     module = importlib.import_module(commands.ABOVE.get(name, f"jrl.data.commands.{name}"))
     args = module.parser().parse_args(rest)
     try:

@@ -89,7 +89,7 @@ def of_parallel_step(
     for name, part in zip(_PARALLEL, result):
         extra = [agent for agent in part if agent in possible and agent not in acted and agent not in agents]
         if extra:
-            message = f"{where}: {name} has agent {extra[0]!r}, which is not there: leave out who has ended"
+            message = f"{where}: {name} has agent {extra[0]!r}, which is not there: leave out agents that have ended"
             yield f"{name} manners", False, message
     yield from _back(agents, ended, where)
     yield from of_space_objects(env, possible, where)

@@ -54,7 +54,7 @@ class EnvPoolGames(Pool):
         observation, action = self.spec.observation, self.spec.action
         if self._key.startswith("players."):
             if cfg.action_mask_info is not None:
-                mend = f"its players, who all act at once, have no mask in {cfg.action_mask_info}: leave it out"
+                mend = f"its players all act at once and have no mask in {cfg.action_mask_info}: leave it out"
                 raise InputError(f"env.action_mask_info: {cfg.id} has several agents, and {mend}")
             return observation, action
         infos = info_shapes(self._pool)

@@ -75,8 +75,8 @@ def layout(play: Play, id: str, *, mask_info: str | None, state: bool, seed: int
         spaces.observations(observation)
         if play.waits and kind(action) != "Discrete":
             raise InputError(
-                f"env.id {id}: its agents take turns, and who waits needs an action for that, which only a Discrete "
-                f"space can be given: expected Discrete actions, got {action}"
+                f"env.id {id}: its agents take turns, and one that waits needs a further action, which only a Discrete "
+                f"space can get: expected Discrete actions, got {action}"
             )
         looked_for.append(masks.looked_for(mask_info, observation, ours, id))
     begun = _first_turn(play, id, seed) if any(looked_for) or state else None

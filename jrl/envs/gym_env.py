@@ -70,7 +70,7 @@ def check(id: str, options: dict[str, Any]) -> list[str]:
             errors += contexts.option_errors(id, found, options)
     if "vectorization" in options:
         errors.append(
-            "env.options.vectorization: there is no such option any more: env.remote_worker_envs true gives each "
+            "env.options.vectorization: the option was removed: env.remote_worker_envs true gives each "
             "environment a process of its own"
         )
     return errors

@@ -154,9 +154,7 @@ def _stacks(spec: EnvSpec, n: int) -> list[_Stack | None]:
         for path, leaf in spaces.leaves(spec.observation)
     ]
     if not any(found):
-        raise InputError(
-            f"env.frame_stack {n}: the observation {spec.observation} has no Box of which to stack the latest: use 1"
-        )
+        raise InputError(f"env.frame_stack {n}: the observation {spec.observation} has no Box to stack: use 1")
     return found
 
 

@@ -158,7 +158,7 @@ def section(env: EnvConfig | str, **settings: Any) -> EnvConfig:
     """Returns the `env` section of a config, from an id and its other keys; None of them is its default.
 
     Raises:
-      InputError: a key that there is not, a value of another type or out of range: as for a config file.
+      InputError: an unknown key, a value of another type or out of range: as for a config file.
     """
     if isinstance(env, EnvConfig) and not settings:
         return env
@@ -379,7 +379,7 @@ def make(
     cfg = section(env, **settings)
     errors = check(cfg, on_failure=on_failure)
     if state and not errors and not is_multi_agent(cfg):
-        errors = [f"multi_agent.state: {cfg.id} has one agent, who sees what there is to see: leave it out"]
+        errors = [f"multi_agent.state: {cfg.id} has one agent, which has no global view beside its own: leave it out"]
     if errors:
         raise InputError(*errors)
     made = _stepped(cfg, seed, place, host=host, on_failure=on_failure, state=state)

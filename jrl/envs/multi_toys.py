@@ -44,7 +44,7 @@ def several(
     """
     if definition.task is not None:
         raise InputError(
-            "several: the definition has a task that can be set, which is of one agent: give one whose task is None"
+            "several: the definition has a task, which several agents cannot share: give one whose task is None"
         )
     count = num_agents
     flat = lambda tree: jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)

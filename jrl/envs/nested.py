@@ -1,4 +1,4 @@
-"""Nested-v0: a task whose observations and actions have all the kinds of spaces that there are."""
+"""Nested-v0: a task whose observations and actions have spaces of every kind."""
 
 from collections.abc import Callable
 

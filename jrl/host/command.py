@@ -18,12 +18,12 @@ COMMANDS = {
     "evaluate": "play episodes with a trained policy",
     "record": "write a video of a trained policy",
     "plot": "draw learning curves of runs",
-    "report": "compare runs: tables with intervals, learning curves, what is doubtful",
+    "report": "compare runs: tables with intervals, learning curves, cautions",
     "export": "write a trained policy as files that run without jrl",
     "serve": "train on episodes that clients play over HTTP, or serve trained policies",
     "config": "list, show or check configs, or migrate RLlib's",
     "data": "look at data sets, and write them in other formats",
-    "check-env": "check an environment against what it says of itself",
+    "check-env": "check an environment against its own spaces",
     "debug": "explain an update that was not finite",
 }
 MODULE = "python -m jrl."  # how a command is typed by its module

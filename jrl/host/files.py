@@ -102,7 +102,7 @@ def absolute(path: Path) -> Path:
     try:
         return path.absolute()
     except FileNotFoundError as e:
-        raise InputError("the working directory was deleted: change to one that there is") from e
+        raise InputError("the working directory was deleted: change to one that exists") from e
 
 
 def new(directory: Path) -> Path:

@@ -43,7 +43,7 @@ def experiment(data: Mapping[str, Any], name: str | None = None) -> Experiment:
         if name is None and len(names) > 1:
             raise InputError(f"there are {len(names)} experiments, {', '.join(names)}: choose one with --name")
         if name is not None and name not in names:
-            raise InputError(f"--name {name}: there is no such experiment: choose one of {', '.join(names)}")
+            raise InputError(f"--name {name}: unknown experiment: choose one of {', '.join(names)}")
         data = data[name or names[0]]
     inner = data.get("config", {})
     if not isinstance(inner, Mapping):

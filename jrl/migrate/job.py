@@ -112,7 +112,7 @@ class Job:
 
     @cached_property
     def core(self) -> str | None:
-        """The memory that there is, by our name; None: none."""
+        """The memory of the run, by our name; None: none."""
         name = self.settled("network.core.name")
         return self.asked_core or (name if isinstance(name, str) else None)
 

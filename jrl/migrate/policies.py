@@ -19,7 +19,7 @@ _BORROWED = {("bc", "marwil"), ("td3", "ddpg")}  # in RLlib the first has the po
 class Spec(NamedTuple):
     """Contents of a PolicySpec, beside spaces, which come from the environment."""
 
-    own_class: Any  # a class that is not of an algorithm that there is; None: there is none such
+    own_class: Any  # a class of no known algorithm; None: there is none
     config: Any  # a mapping of what the policy has of its own, or a config object
     source: str | None = None  # RLlib's name, lower case, of the algorithm that the class is of; None: the run's
 

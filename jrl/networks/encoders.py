@@ -28,7 +28,7 @@ def choose(space: Space, cfg: NetworkConfig) -> dict[str, str]:
     """Path of each array of an observation -> its encoder.
 
     Raises:
-      InputError: `network.encoders` names an array or an encoder that there is not, or one that does not fit.
+      InputError: `network.encoders` names an unknown array or encoder, or one that does not fit.
 
     >>> from jrl.types import Box, Dict
     >>> camera, speed = Box((84, 84, 3), "uint8", 0, 255), Box((2,))

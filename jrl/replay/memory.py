@@ -1,4 +1,4 @@
-"""Memory that a replay buffer will take, and memory that there is, before anything is allocated."""
+"""Memory that a replay buffer will take, and memory that is free, before anything is allocated."""
 
 import math
 from collections.abc import Callable

@@ -274,7 +274,7 @@ def _answers(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=5.0).close()
     except (OSError, ValueError) as e:
         raise InputError(
-            f"env_runners.address: nobody answers at {address} ({e}); expected host:port of a Ray cluster's head, "
+            f"env_runners.address: no answer from {address} ({e}); expected host:port of a Ray cluster's head, "
             "or auto for one that was started on this machine"
         ) from e
 

@@ -29,7 +29,7 @@ def config_of(cfg: RunConfig) -> RunConfig:
     """Returns the run's config with `evaluation.config` over it, and `evaluation.explore` as `rollout.explore`.
 
     Raises:
-      InputError: `evaluation.config` names a key that there is not, one that has no meaning in an evaluation, or
+      InputError: `evaluation.config` names an unknown key, one that has no meaning in an evaluation, or
         another algorithm or network than the one that is trained.
     """
     given = cfg.evaluation.config

@@ -61,7 +61,7 @@ def _resolved_of_clients(cfg: RunConfig) -> RunConfig:
     errors = [message for _, message in external.several_faults(found)]
     if episode_settings.per_episode(found):
         errors.append(
-            "multi_agent.mapping: with external who follows which policy cannot change from game to game: use a table"
+            "multi_agent.mapping: with external the policy of an agent cannot change from game to game: use a table"
         )
     if errors:
         raise InputError(*errors)
@@ -123,8 +123,8 @@ def check(cfg: RunConfig, spec: EnvSpec) -> None:
         )
     if episode_settings.per_episode(cfg) and cfg.rollout.batch_mode != "truncate_episodes":
         raise InputError(
-            "rollout.batch_mode complete_episodes: who follows which policy is told by the rows on which games were "
-            "played, and whole episodes do not stand on those: use truncate_episodes"
+            "rollout.batch_mode complete_episodes: policies that change from game to game are known by the steps "
+            "of games, which whole episodes do not keep: use truncate_episodes"
         )
     if cfg.multi_agent.self_play and (
         errors := list(seats.split_faults(cfg, len(spec.agents), cfg.env.num_envs // spec.games))
@@ -133,11 +133,11 @@ def check(cfg: RunConfig, spec: EnvSpec) -> None:
 
 
 def check_episodes(cfg: RunConfig, spec: EnvSpec, *, told: bool) -> None:
-    """Raises InputError where games cannot be told of to callbacks, if they ask for episodes."""
+    """Raises InputError where callbacks ask for episodes, and games cannot be shown to them."""
     if told and spec.agents and cfg.env_runners.num and cfg.rollout.batch_mode != "truncate_episodes":
         raise InputError(
-            "custom.callbacks: env runners send whole episodes of each agent, of which games cannot be put together "
-            "for callbacks: leave out env_runners, or use rollout.batch_mode truncate_episodes"
+            "custom.callbacks: env runners send whole episodes of each agent, which cannot be joined to games for "
+            "callbacks: leave out env_runners, or use rollout.batch_mode truncate_episodes"
         )
 
 

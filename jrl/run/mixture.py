@@ -53,7 +53,7 @@ def trained(name: str, share: float, *, best: bool | None, settings: Sequence[st
     cfg = config.without_loss(config.override(meta["config"], settings))
     changing = cfg.multi_agent is not None and (cfg.multi_agent.self_play is not None or by_episode.per_episode(cfg))
     if changing:
-        raise InputError(f"{name}: who follows which policy changes as it plays: write its games by data.output")
+        raise InputError(f"{name}: its agents change policies from game to game: write its games by data.output")
     algo = build.algorithm(cfg, checkpoint.spec(meta))
     state = resume.learner(found, jax.eval_shape(algo.init, jax.random.key(0)))
     return Player(name, share, cfg, algo, state)

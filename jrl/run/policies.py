@@ -128,7 +128,7 @@ class Policies(abc.ABC):
           train: names of the policies that learn from now on, or a function of a name; None: as before.
         Raises:
           InputError: the run has no `multi_agent.capacity`, or no place is free; the name is taken; mapping or `train`
-            name a policy that there is not.
+            name an unknown policy.
         """
         seats = self._seats("add_policy")
         self._reseated(seats.add(self.state, name, given=state, mapping=mapping, train=train))

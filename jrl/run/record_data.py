@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--random", type=float, default=0.0, metavar="SHARE", help="of the steps: uniformly random actions")
     p.add_argument("--env", help="where there is no RUN: its id, for random actions")
     p.add_argument("--steps", type=int, default=100_000, help="of all environments together (default 100000)")
-    p.add_argument("--out", required=True, help="directory that there is not, for the data set")
+    p.add_argument("--out", required=True, help="new directory for the data set")
     p.add_argument("--format", default="jrl", help="of the files: jrl (default), or another that jrl.data writes")
     p.add_argument("--max-file-mb", type=float, default=64.0, help="of arrays in a file (default 64)")
     p.add_argument("--no-compress", action="store_false", dest="compress", help="files of arrays as they are")
@@ -77,7 +77,7 @@ def shares(args: argparse.Namespace) -> list[tuple[str, float]]:
     if args.runs and not left:
         raise InputError("--random 1: no step is left for the runs: leave them out and give --env, or lower it")
     if not args.runs and left:
-        raise InputError("record: nobody plays: give a run, or --env ID --random 1")
+        raise InputError("record: there is no player: give a run, or --env ID --random 1")
     found = [(name, left / len(args.runs)) for name in args.runs]
     return [*found, (_RANDOM, args.random)] if args.random else found
 

@@ -81,7 +81,7 @@ class Recorder:
         self._checkpoints: Path | None = None
         if by_episode.per_episode(cfg) or (cfg.multi_agent is not None and cfg.multi_agent.self_play is not None):
             raise InputError(
-                "data.output: who follows which policy differs from game to game here, which episodes would not tell: "
+                "data.output: agents change policies from game to game here, which episodes would not show: "
                 "use a table in multi_agent.mapping, without capacity and self_play, or leave data.output out"
             )
         self._check_columns(cfg, algo)

@@ -193,7 +193,7 @@ def notes(saved: Path, cfg: RunConfig, devices: int, data: Mapping[str, str] = M
     if meta["config"].get("checkpoint", {}).get("policies") == "trainable":
         yield "checkpoint.policies was trainable: policies that do not learn begin anew, as the run's seed makes them"
     if meta["devices"] != devices:
-        yield f"from {meta['devices']} devices to {devices}: the columns are dealt out anew"
+        yield f"from {meta['devices']} devices to {devices}: the environments are dealt out anew"
     if cfg.replay is not None and cfg.checkpoint.replay == "none":
         yield "checkpoint.replay is none: replay starts empty, learning waits until it is filled"
 

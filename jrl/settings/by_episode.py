@@ -131,12 +131,12 @@ def faults(cfg: Any, kinds: bool) -> Iterator[str]:
         )
     if kinds:
         yield (
-            f"{key}: who follows a policy may change from game to game, so that all agents need equal spaces, and they "
+            f"{key}: agents may change policies from game to game, so that all need equal spaces, and theirs "
             "differ: leave it out, and name the policies of the agents in a table"
         )
     if given.replay_mode == "lockstep":
         yield f"multi_agent.replay_mode lockstep: with {key} a row is of one policy alone: use independent"
-    yield from elsewhere(cfg, key, "who follows a policy from game to game is told to one collector")
+    yield from elsewhere(cfg, key, "policies that change from game to game work with one collector")
 
 
 def elsewhere(cfg: Any, key: str, why: str) -> Iterator[str]:

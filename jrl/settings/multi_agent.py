@@ -297,7 +297,7 @@ def _mapping_faults(given: MultiAgentConfig) -> Iterator[str]:
     elif _by_agent(given) and policies and (lost := [a for a in agents if a not in policies]):
         yield (
             f"multi_agent.policies: no policy for {_listed(lost)}: the agents are {_listed(agents)}; name the policies "
-            'like the agents, or say who follows which, such as multi_agent.mapping={".*": ' + f"{policies[0]}}}"
+            'like the agents, or map agents to policies, such as multi_agent.mapping={".*": ' + f"{policies[0]}}}"
         )
 
 
@@ -367,7 +367,7 @@ def policy_config(cfg: RunConfig, policy: str) -> RunConfig:
     """Returns the run as one policy's agents alone would have it, with the policy's own settings.
 
     Raises:
-      InputError: a key that there is not, or a value that is wrong; each names its place.
+      InputError: an unknown key or a wrong value; each names its place.
     """
     assert cfg.multi_agent is not None
     agents = followers(cfg)[policy]

@@ -93,7 +93,7 @@ class EvaluationConfig:
     # the run's config, but for evaluation: {env: {options: {...}}}
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     force_reset: bool = True  # begin with new episodes; false: go on with those of the last evaluation
-    timeout_s: Seconds | None = 120.0  # then it ends with the episodes that there are; null: never
+    timeout_s: Seconds | None = 120.0  # then it ends with the episodes so far; null: never
     # episodes with the same weights for a video, videos/STEPS.mp4 of the run directory; 0: none
     record: Annotated[int, Interval(ge=0, le=1000)] = 0
     always_attach: bool = True  # every result row has the latest evaluation; false: only the first after it

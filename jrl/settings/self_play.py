@@ -38,7 +38,7 @@ def faults(cfg: Any, agents: Sequence[str]) -> Iterator[str]:
     own = given.self_play
     for name in ("policies", "mapping", "policies_to_train", "capacity"):
         if getattr(given, name):
-            yield f"multi_agent.{name}: {key} says who plays whom: leave one of them out"
+            yield f"multi_agent.{name}: {key} decides about the policies, too: leave one of them out"
     if len(agents) < 2:
         yield f"{key}: expected an environment of two agents or more, got {cfg.env.id} with one: leave it out"
     if not own.policy or own.policy == LEAGUE:

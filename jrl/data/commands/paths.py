@@ -22,7 +22,7 @@ def take_input(parser: argparse.ArgumentParser) -> None:
 
 def take_output(parser: argparse.ArgumentParser, out: str) -> None:
     """Adds `--out`, which `out` describes, and how files are written."""
-    parser.add_argument("--out", required=True, type=Path, help=f"{out}; nothing that there is is overwritten")
+    parser.add_argument("--out", required=True, type=Path, help=f"{out}; existing files are not overwritten")
     parser.add_argument(
         "--compress", action=argparse.BooleanOptionalAction, default=True, help="smaller, slower (default: yes)"
     )

@@ -91,8 +91,8 @@ def _arrays(file: Any, path: Path) -> tuple[dict[str, np.ndarray], dict[str, np.
         )
     if "timeouts" not in file and "next_observations" not in file:
         raise InputError(
-            f"data: {path} has neither timeouts nor next_observations, so that nobody knows where an episode reached a "
-            "time limit: add one of them (timeouts: False everywhere, if none did)"
+            f"data: {path} has neither timeouts nor next_observations, so that time limits of episodes are "
+            "unknown: add one of them (timeouts: False everywhere, if none did)"
         )
     names = [
         *_NEEDED,

@@ -24,7 +24,6 @@ from jrl.settings import by_episode, config
 from jrl.settings.config import RunConfig
 from jrl.types import ActOut, Algo, Array, Box, EnvSpec, JaxEnv, Key, PyTree, Rollout
 
-RANDOM = "random"  # the policy that draws actions uniformly
 _LENGTH = 256  # most steps of a rollout
 _FORBIDDEN = -1e30  # no policy's log-probability is below it
 

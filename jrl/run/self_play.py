@@ -25,7 +25,7 @@ _LONG = 2**30  # rows since a swap that are not counted any further: no game is 
 
 @struct.dataclass
 class League:
-    """What is known of a pool of K places, the same on all devices. Results are wins, draws and losses.
+    """State of a pool of K places, the same on all devices. Results are wins, draws and losses.
 
     Arrays of jax in a program, of numpy where it is decided what comes next.
     """

@@ -1,4 +1,4 @@
-"""Who trains members of a population: those that can be one program together, the others in processes."""
+"""Training of members of a population: those that can be one program together, the others in processes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -94,7 +94,7 @@ class Trainer:
         return [group[i : i + most] for i in range(0, len(group), most)]
 
     def _groups(self, members: Sequence[Member]) -> list[Sequence[Member]]:
-        """Those that may be one program together; who may not is noted."""
+        """Groups members that may be one program; notes those that may not."""
         from jrl.run import build_population
 
         if self._processes is not None:

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--network",
         action="store_true",
-        help="with show: the networks' parameters instead, for which one environment is made",
+        help="with show: the networks' parameters instead, which needs one environment",
     )
     args = parser.parse_args(argv)
     if args.network and args.command != "show":

@@ -22,9 +22,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--y",
         metavar="METRIC",
-        help="of the result rows (default episode/return; of a population its evaluations' return, if it has any)",
+        help="key of the result rows (default episode/return; of a population its evaluations' return, if it has any)",
     )
-    p.add_argument("--x", default="env_steps", metavar="METRIC", help="such as time_s (default env_steps)")
+    p.add_argument("--x", default="env_steps", metavar="METRIC", help="axis, such as time_s (default env_steps)")
     return p
 
 

@@ -86,8 +86,8 @@ def parser(name: str = "train", what: str = "Train a policy as a config says.") 
     )
     p.add_argument("--init-from", metavar="PATH", help="begin with the weights of another run or checkpoint")
     p.add_argument("--policy-only", action="store_true", help="of --init-from: the policy's, not those of values")
-    p.add_argument("-v", "--verbose", action="count", default=0, help="tell where the time goes; -vv: all of jax's log")
-    p.add_argument("--as-test", action="store_true", help="exit with 1 unless a stop criterion beside env_steps is met")
+    p.add_argument("-v", "--verbose", action="count", default=0, help="show where the time goes; -vv: all of jax's log")
+    p.add_argument("--as-test", action="store_true", help="exit with 1 unless a criterion other than env_steps is met")
     p.set_defaults(seeds=None, processes=None, until=None, rows=None)
     return p
 
@@ -96,11 +96,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Trains. Returns 0; 1 if --as-test failed or an update was not finite; 2 for bad input; 128 + n after signal n."""
     p = parser()
     p.add_argument(
-        "--seeds", type=int, metavar="N", help="so many runs side by side, with seeds run.seed, run.seed + 1, ..."
+        "--seeds", type=int, metavar="N", help="number of runs side by side, with seeds run.seed, run.seed + 1, ..."
     )
     p.add_argument("--processes", type=int, metavar="P", help="of --seeds: P at once, each in a process of its own")
     p.add_argument("--until", type=float, metavar="STEPS", help="save there and exit; --resume goes on")
-    p.add_argument("--rows", metavar="JSON", help="what each result row has besides, e.g. '{\"pbt/copies\": 0}'")
+    p.add_argument("--rows", metavar="JSON", help="further keys of each result row, e.g. '{\"pbt/copies\": 0}'")
     return run(p.parse_args(argv))
 
 

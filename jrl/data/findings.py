@@ -16,8 +16,6 @@ _TOLERANCE = 1e-6  # beyond a bound, relative to it: a clip in another dtype
 
 
 class Finding(NamedTuple):
-    """One finding."""
-
     kind: str  # a name for it, as `nan`
     what: str  # where it is
     mend: str  # what to do

@@ -18,7 +18,7 @@ def parser() -> argparse.ArgumentParser:
     p = command.parser("data estimate", "Estimate what a trained policy would earn, by episodes that others played.")
     command.take_checkpoint(p)
     p.add_argument("paths", nargs="+", metavar="PATH", help="a file, a directory or a glob")
-    p.add_argument("--from", dest="source_format", metavar="FORMAT", help="of the data (default: as each path shows)")
+    p.add_argument("--from", dest="source_format", metavar="FORMAT", help="format of the data (default: by each path)")
     p.add_argument("--policy", help="of a run with several policies, the name of one")
     p.add_argument(
         "--methods",
@@ -26,10 +26,10 @@ def parser() -> argparse.ArgumentParser:
         help="importance sampling: is, weighted wis, per decision pdis, both wpdis; by fitted values: dm; doubly "
         "robust: dr, weighted wdr (default is,wis,pdis,dm,dr)",
     )
-    p.add_argument("--episodes", type=int, help="at most so many, drawn from all (default: all)")
+    p.add_argument("--episodes", type=int, help="most episodes, drawn from all (default: all)")
     p.add_argument("--gamma", type=float, help="discount (default: the run's algo.gamma)")
     p.add_argument("--updates", type=int, help="gradient steps of the fitted values, of dm, dr and wdr (default 10000)")
-    p.add_argument("--seed", type=int, default=0, help="of the fit and of actions that are drawn (default 0)")
+    p.add_argument("--seed", type=int, default=0, help="seed of the fit and of drawn actions (default 0)")
     how = p.add_mutually_exclusive_group()
     draws = "the policy as it acts in training (default, where it has a distribution of actions)"
     how.add_argument("--explore", action="store_true", default=None, help=draws)

@@ -21,19 +21,19 @@ _NUM_ENVS = 16
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line. Neither jax nor an environment library is imported for it."""
     p = command.parser("data record", "Play trained policies, random actions or a mix of them into a data set.")
-    p.add_argument("runs", nargs="*", metavar="RUN", help="run directories or checkpoints, which play equally much")
+    p.add_argument("runs", nargs="*", metavar="RUN", help="run directories or checkpoints, with equal shares")
     of_run = p.add_mutually_exclusive_group()
     of_run.add_argument("--best", action="store_true", default=None, help="of runs, the best checkpoint (default)")
     of_run.add_argument("--latest", action="store_false", dest="best", default=None, help="of runs, the latest one")
     p.add_argument("--mix", nargs="+", default=[], metavar="RUN=SHARE", help="of the steps; `random` is a policy, too")
     p.add_argument("--random", type=float, default=0.0, metavar="SHARE", help="of the steps: uniformly random actions")
-    p.add_argument("--env", help="where there is no RUN: its id, for random actions")
-    p.add_argument("--steps", type=int, default=100_000, help="of all environments together (default 100000)")
+    p.add_argument("--env", help="without RUN: id of the environment, for random actions")
+    p.add_argument("--steps", type=int, default=100_000, help="steps of all environments together (default 100000)")
     p.add_argument("--out", required=True, help="new directory for the data set")
     p.add_argument("--format", default="jrl", help="of the files: jrl (default), or another that jrl.data writes")
-    p.add_argument("--max-file-mb", type=float, default=64.0, help="of arrays in a file (default 64)")
-    p.add_argument("--no-compress", action="store_false", dest="compress", help="files of arrays as they are")
-    p.add_argument("--seed", type=int, default=0, help="of environments and actions (default 0)")
+    p.add_argument("--max-file-mb", type=float, default=64.0, help="most MiB of arrays in a file (default 64)")
+    p.add_argument("--no-compress", action="store_false", dest="compress", help="write uncompressed files")
+    p.add_argument("--seed", type=int, default=0, help="seed of environments and actions (default 0)")
     p.add_argument(
         "--epsilon", type=float, default=0.0, metavar="E", help="share of steps with a random action instead"
     )

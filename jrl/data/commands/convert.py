@@ -7,7 +7,6 @@ from jrl.host import command
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line."""
     p = command.parser("data convert", "Write a data set, or several as one, in another format.")
     paths.take_input(p)
     p.add_argument("--to", required=True, metavar="FORMAT", help="such as jrl, minari, d4rl: docs/data.md has them all")

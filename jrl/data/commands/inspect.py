@@ -14,14 +14,13 @@ if TYPE_CHECKING:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line."""
     p = command.parser(
         "data inspect", "Summarise a data set, and list what is wrong with it, or may be, each with a mend."
     )
     paths.take_input(p)
-    p.add_argument("--json", action="store_true", help="print all of it as one JSON object")
+    p.add_argument("--json", action="store_true", help="print one JSON object")
     p.add_argument("--out", type=Path, metavar="PNG", help="a picture of returns and lengths")
-    p.add_argument("--strict", action="store_true", help="exit status 1 if anything was found")
+    p.add_argument("--strict", action="store_true", help="exit status 1 if there are findings")
     return p
 
 

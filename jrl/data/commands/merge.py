@@ -8,10 +8,9 @@ from jrl.host import command
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line."""
     p = command.parser("data merge", "Write several data sets as one, their episodes in the order of the paths.")
     paths.take_input(p)
-    p.add_argument("--to", default="jrl", metavar="FORMAT", help="of what is written (default jrl)")
+    p.add_argument("--to", default="jrl", metavar="FORMAT", help="format to write (default jrl)")
     paths.take_output(p, "a file, or a directory that is made")
     return p
 

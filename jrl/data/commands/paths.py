@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 def take_input(parser: argparse.ArgumentParser) -> None:
     """Adds the paths that are read, and `--from`."""
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a file, a directory of files, or a glob of either")
-    parser.add_argument(
-        "--from", dest="source_format", metavar="FORMAT", help="of what is read (default: as each path shows)"
-    )
+    parser.add_argument("--from", dest="source_format", metavar="FORMAT", help="format to read (default: by each path)")
 
 
 def take_output(parser: argparse.ArgumentParser, out: str) -> None:

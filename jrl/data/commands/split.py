@@ -8,12 +8,11 @@ from jrl.host import command
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line."""
     p = command.parser("data split", "Divide a data set, by whole episodes, into DIR/train and DIR/validation.")
     paths.take_input(p)
-    p.add_argument("--share", type=float, default=0.1, help="of the steps, in DIR/validation (default 0.1)")
-    p.add_argument("--seed", type=int, default=0, help="which episodes these are (default 0)")
-    p.add_argument("--to", default="jrl", metavar="FORMAT", help="of what is written (default jrl)")
+    p.add_argument("--share", type=float, default=0.1, help="share of the steps in DIR/validation (default 0.1)")
+    p.add_argument("--seed", type=int, default=0, help="seed of the choice of episodes (default 0)")
+    p.add_argument("--to", default="jrl", metavar="FORMAT", help="format to write (default jrl)")
     paths.take_output(p, "directory that is made")
     return p
 

@@ -391,7 +391,7 @@ class ActOut(NamedTuple):
 NO_CHOICE = "env/no_valid_action"  # metric: the share of rows whose action mask allows nothing; absent without masks
 VALID_SHARE = "replay/valid_share"  # metric: the share of the rows in replay that are transitions
 BROKEN_STACKS = "replay/broken_stacks"  # metric: the share of rows whose frame stacks replay cannot rebuild
-NOT_FINITE = "train/not_finite"  # metric: the share of updates that were refused; absent where nobody looks
+NOT_FINITE = "train/not_finite"  # metric: the share of updates that were refused; absent where updates are not watched
 
 
 class UpdateAux(NamedTuple):

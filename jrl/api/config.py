@@ -49,7 +49,7 @@ class AlgorithmConfig:
         return super().__new__(cls)
 
     def __init__(self, algo_class: "type[Algorithm] | None" = None):
-        # the tree of what was set in our words
+        # the tree of the keys that were set by our names
         self._given: dict[str, Any] = {"algo": dict(self._flags)} if self._flags else {}
         self._theirs: dict[str, Any] = {}  # what was set in RLlib's, as `jrl.migrate.KEYS` has the names
         self._said: dict[str, str] = {}  # of older names of arguments, what became of them

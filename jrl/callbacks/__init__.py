@@ -48,8 +48,8 @@ def in_program(fn: Fn) -> Fn:
 class Callbacks:
     """Methods called at the moments of a run: subclass it, override some, and name the class in `custom.callbacks`.
 
-    All arguments are given by keyword; end yours with `**kwargs`. What a method raises ends the run. Episodes of
-    training and of an evaluation that runs beside it are never told of at the same time. With env runners, all but
+    All arguments are given by keyword; end yours with `**kwargs`. An exception in a method ends the run. Methods
+    are not called for training and for a parallel evaluation at the same time. With env runners, all but
     `on_sub_environment_created` are called in the process that learns.
 
     Attributes:

@@ -4,7 +4,7 @@ The names of the view follow those of the environment: a team stands where the f
 sees, does and earns is what it would as the only one (`jrl.envs.team`). It is there while any of its members is, and so
 has rows, ends and masks of its own like any agent (`jrl.types.Several`): on rows on which none of them acted it is
 absent, and it ends when the last of those who are there does, with a time limit if that cut one of them off. A member
-that ends before ends nothing, one that comes later joins in, and a team of which somebody is back has another life.
+that ends before ends nothing, one that comes later joins in, and a team with a returned member begins another episode.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -14,13 +14,13 @@ told is `terminated` (the value after the row is 0) or `truncated` (it bootstrap
     no_done_at_end null      reset, bootstrap               goes on from where it stands, bootstrap
     no_done_at_end false     reset, no bootstrap            goes on, no bootstrap: as if it had ended
     no_done_at_end true      reset, bootstrap (so do true   goes on, bootstrap (so do true ends, which reset)
-                             ends, which reset as ever)
+                             ends, which reset as usual)
 
 An environment that goes on is not stepped on the row after the horizon, where others are reset: that row is masked as
 ever, its action is ignored, its reward 0, and its result shows the observation that the horizon had. A bootstrapped
-value then is an estimate across the horizon. A recurrent state is not carried across: whoever collects begins it anew
+value then is an estimate across the horizon. A recurrent state is not carried across: the collector begins it anew
 after every end, and the learner repeats that from the flags, which do not tell a soft horizon from others. A true end,
-and a limit of the environment's own, reset it as ever, also on the step that reaches the horizon.
+and a limit of the environment's own, reset it as usual, also on the step that reaches the horizon.
 
 The words are RLlib's; its default, `no_done_at_end: False`, is our false.
 """

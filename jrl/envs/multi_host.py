@@ -3,7 +3,7 @@
 Environment i's agent k is column i * A + k; see `jrl.types.Several`. An agent that waits for its turn has a row like
 any other, whose action_mask allows the last action alone. Such rows are what is right for the learner: value,
 advantages and memory run through them, and rewards stand where they came. An agent that is absent without having ended
-(RLlib's interface without `turn_based`) breaks that off: whoever learns bootstraps from what it saw last, and what it
+(RLlib's interface without `turn_based`) breaks that off: the learner bootstraps from its last observation, and what it
 earned meanwhile comes with its next action, or is lost where the game ends before.
 """
 

@@ -30,7 +30,7 @@ from jrl.types import Array, Box, Dict, Env, EnvSpec, InputError, JaxEnv, Leaf, 
 # they draw without OpenGL; MuJoCo's renderer ends the process where OpenGL is missing, so others are tried in a child
 _SOFTWARE = ("envpool.atari", "envpool.box2d", "envpool.classic_control", "envpool.minigrid", "envpool.toy_text")
 _LONGER_SIDE = 256  # pixels that an observation is enlarged to, by a whole factor
-_FPS = 30.0  # where nobody says
+_FPS = 30.0  # where none is given
 _FPS_OBSERVED = 10.0  # of observations as pictures
 _PROBE = "import json, sys; from jrl.envs import render; render.probe(*json.loads(sys.argv[1]))"
 

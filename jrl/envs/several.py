@@ -29,7 +29,7 @@ _LISTS = ("possible_agents", "_agent_ids")
 def declared(id: str, options: dict[str, Any]) -> bool | None:
     """Returns whether `id`, stepped on the host or JaxMARL's, has several agents, without making one.
 
-    A class says so by its bases and members, a function by the annotation of what it returns; None where it has none.
+    A class is known by its bases and members, a function by its return annotation; None where it has none.
     """
     if id.startswith((PREFIX, jaxmarl_env.PREFIX)) and registry.registered(id) is None:
         return True

@@ -148,7 +148,7 @@ def actions(space: Any, dtype: Any = None) -> Actions:
 
     Args:
       space: Gymnasium's.
-      dtype: of what the environment takes, where that is another than the space's. Of a space that is one array.
+      dtype: of the environment's actions, where it is not the space's; for a space that is one array.
     Raises:
       InputError: a space without an equivalent, with the path to it.
     """

@@ -167,7 +167,7 @@ class Vector:
         self._seed: int | None = seed
         self._ended = [False] * num_envs
         self._mask: tuple[str, tuple[int, ...], bool] | None = None
-        self._begun: Any = None  # the result of a first reset of the first, which nobody has seen yet
+        self._begun: Any = None  # the result of the first environment's first reset, until it is used
         self._envs: list[Any] = []
         try:
             first = make(0)

@@ -243,7 +243,7 @@ class _Worker:
         self._env: Any = None
         self._block: Any = None
         self._around: Any = None  # its `Masked`, if it has one
-        self._begun: Any = None  # the seed and the result of a reset that nobody has seen yet
+        self._begun: Any = None  # the seed and the result of a reset that was not used yet
 
     def answer(self, kind: bytes, argument: bytes) -> Any:
         """Does what is asked, and returns the answer."""
@@ -294,7 +294,7 @@ class _Worker:
 
 
 def _work(source: socket.socket, worker: _Worker) -> None:
-    """Answers until nobody asks. Raises ConnectionError where nobody waits for the answer."""
+    """Answers requests until there are no more. Raises ConnectionError where the asking side is gone."""
     while asked := source.recv(1):
         kind = asked.lower()
         argument = receive(source) if kind in (SEED, LOOK, MASK, CALL) else b""
@@ -402,7 +402,7 @@ def _fork(control: socket.socket, received: list[int], index: int, setup: dict[s
 
 
 def _end(workers: set[int]) -> None:
-    """Waits for workers to end, which they do by themselves once nobody listens to them; kills those that hang."""
+    """Waits for workers to end, which they do by themselves once their sockets are closed; kills those that hang."""
     deadline = time.monotonic() + _GRACE_S
     while workers and time.monotonic() < deadline:
         workers -= {process for process in workers if os.waitpid(process, os.WNOHANG)[0]}

@@ -21,7 +21,7 @@ class Replay(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """Samples of a data set alone, which nobody adds to: transitions, or sequences for networks with memory.
+    """Samples of a data set alone, to which nothing is added: transitions, or sequences for networks with memory.
 
     Algorithms of `Replay` learn from data sets, too; these learn from nothing else.
     """

@@ -1,6 +1,6 @@
 """Names of RLlib's and SB3's objects, and of their packages, that jrl's do not have.
 
-A table of what does it instead, and the error.
+A table of replacements, and the error.
 """
 
 import difflib

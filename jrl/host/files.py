@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 def held(directory: Path, *, made: bool = False) -> Iterator[None]:
     """Keeps other runs out of a directory, which is made if it is missing, until the block or this process ends.
 
-    The lock is the operating system's: nobody has to tidy up after a process that was killed, and processes that were
+    The lock is the operating system's: nothing is left behind by a process that was killed, and processes that were
     started or forked from this one do not hold it.
 
     Args:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jrl.errors import InputError
 
-SHARE = 0.9  # of the free memory: the rest is for what nobody counts
+SHARE = 0.9  # of the free memory: the rest is for memory that is not counted
 
 
 def host_available(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:

@@ -388,7 +388,7 @@ def _read_csv(path: Path) -> tuple[list[str], list[dict[str, str]], list[str]]:
     header, *lines = text[: text.rfind("\n") + 1].split("\n")[:-1] or [""]
     columns = _csv_fields(header) or []
     if not all(name.isprintable() and name and name != "\ufffd" for name in columns) or len({*columns}) < len(columns):
-        return [], [], [header, *lines]  # nobody knows what its numbers are
+        return [], [], [header, *lines]  # its numbers have no names
     rows, damaged = [], []
     for line in lines:
         fields = _csv_fields(line)

@@ -1,4 +1,4 @@
-"""Every key that RLlib's configurations have had, in groups: its names, what it is in jrl, and what there is to know.
+"""Every key that RLlib's configurations have had, in groups: its names, its counterpart in jrl, and notes.
 
 Those of data sets are in `jrl.migrate.offline_keys`; `jrl.migrate.tables` looks them up.
 """

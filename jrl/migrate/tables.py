@@ -1,6 +1,6 @@
 """Table of RLlib's configuration keys and their names in jrl, for `jrl.migrate` and docs/rllib-users.md.
 
-An entry has all names that a key has had, newest first, the key of jrl that it becomes, and what there is to know. A
+An entry has all names that a key has had, newest first, the key of jrl that it becomes, and notes. A
 key without a counterpart has the reason. `jrl.migrate.rules` and `jrl.migrate.hyper` compute what is more than a move.
 """
 

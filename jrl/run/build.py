@@ -376,7 +376,7 @@ def _why_two_programs(
     """Returns why collecting and learning cannot be one program, in words; "" where they can.
 
     Args:
-      told: somebody else says what an iteration does.
+      told: `custom.training_step` decides what an iteration does.
     """
     if cfg.env_runners.num:
         return "env runners collect"

@@ -118,7 +118,7 @@ def whole_episodes(cfg: RunConfig, spec: EnvSpec) -> int:
     """Returns the rows that a rollout of whole episodes has beyond its length; 0 where episodes may be cut.
 
     Raises:
-      InputError: nobody knows how long an episode can be.
+      InputError: there is no known limit of an episode's length.
     """
     if cfg.rollout.batch_mode == "truncate_episodes":
         return 0
@@ -294,7 +294,7 @@ def runner_source(
       cfg: the run.
       count: differs between a run and its continuations.
       registered: `registry.needed` of the process that learns.
-      record: whether somebody looks at the episodes: see `unroll.finish`.
+      record: whether episodes are looked at: see `unroll.finish`.
       index: of the runner.
       restarts: how often runners were started in its place: each has environments of its own.
     """

@@ -175,7 +175,7 @@ def _stacked(tree: PyTree) -> PyTree:
 
 def _repeat(one: Callable, state: PyTree, most: int, count) -> tuple[PyTree, PyTree]:
     """Repeats `state, out = one(state, i)` for i = 0 .. count - 1, count at most `most`: as `lax.scan`, but for a
-    length that may be traced. Beyond `count` the rows of what is stacked are 0.
+    length that may be traced. Beyond `count` the stacked rows are 0.
     """
     if most == 1:
         state, out = one(state, jnp.uint32(0))

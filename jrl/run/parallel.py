@@ -64,7 +64,7 @@ def devices(
       learners: indices of those that learn; None: all accelerators, or the fake ones, or else the CPU.
       actors: indices of those that act; None: those that learn.
       fake: the CPU as so many devices. Has to be said before jax is first used.
-      of_cpu: where nobody says otherwise and there is no accelerator, the CPU learns as so many devices, or as those
+      of_cpu: where nothing else is set and there is no accelerator, the CPU learns as so many devices, or as those
         that it is if jax was used before.
     Raises:
       InputError: there are fewer devices.

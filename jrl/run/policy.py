@@ -31,7 +31,7 @@ class Policy:
     Attributes:
       spec: spaces of one environment as the algorithm sees it; `spec.env_action`, where there is one, is the space of
         what `act` returns.
-      observation_space: of what `act` takes: the environment's own, without frame stacks, previous action and reward.
+      observation_space: that of `act`: the environment's own, without frame stacks, previous action and reward.
       config: of the run.
       algo: the algorithm's functions.
       inputs: reads what `act` takes.

@@ -117,7 +117,7 @@ class Recorder:
         Returns:
           What there is to say about it.
         Raises:
-          InputError: nobody says where, or there are files of another run.
+          InputError: no place is given, or there are files of another run.
         """
         path = self._output.path or (directory and directory / "data")
         if path is None:

@@ -161,7 +161,7 @@ class Seats:
           mapping: who follows which policy in games that have not begun; None: as before.
           train: which policies learn; None: as before.
         Raises:
-          InputError: the name is taken, all places are, or mapping and training name what there is not.
+          InputError: the name is taken, all places are, or mapping and training name an unknown policy.
         """
         first = multi_agent.alike(self.config)[0]
         self._check_new(name)

@@ -195,7 +195,7 @@ class Session(Policies):
         return notes
 
     def close(self) -> None:
-        """Ends the environments, the evaluation and whoever else works for the run. May be called again."""
+        """Ends the environments, the evaluation and all other helpers of the run. May be called again."""
         self._calls = None
         self._recompiles.close()
         self.schedule.close()
@@ -245,7 +245,7 @@ class Session(Policies):
         return self._calls
 
     def ahead(self) -> int | None:
-        """Counts the iterations of the next call, for whoever calls the program; None: `stop.env_steps` is reached."""
+        """Counts the iterations of the next call, for callers of the program; None: `stop.env_steps` is reached."""
         return self.calls.ahead()
 
     def advanced(self, state: LoopState, metrics: Metrics, report: Episodes) -> StepInfo:

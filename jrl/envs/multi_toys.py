@@ -295,8 +295,8 @@ def late_arrivals() -> MultiDefinition:
         guest          x  E  .  x  E  .
         waiting        w  x  w  x  w  E
 
-    Step t pays 10 t + action to agents that act, and 10 t to those that wait. Actions: none 0, 1, 2. An agent that waits may
-    do none only, and gets what it would without acting, whatever it does. If all act by action 1: steady earns
+    Step t pays 10 t + action to agents that act, and 10 t to those that wait. Actions: none 0, 1, 2. One that waits
+    may do none only, and gets 10 t whatever it does. If all act by action 1: steady earns
     10 * 15 + 6 = 156, late 10 * 14 + 4 = 144, guest 12 in its first life and 72 in its second, waiting 153.
 
     Observation: obs [2] f32, the steps that are over and the agent's number; action_mask [3]. View of all [1] f32:

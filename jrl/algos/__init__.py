@@ -113,8 +113,8 @@ def get(name: str) -> ModuleType:
 
 
 def critic_faults(cfg: Any, network: NetworkConfig) -> list[str]:
-    """Returns why nothing of an algorithm, told by its Config, can be what the network's options of critics alone
-    (`value_inputs`, `critic_layer_norm`) are for, one message each."""
+    """Returns why an algorithm, by its Config, cannot use the options for critics alone (`value_inputs`,
+    `critic_layer_norm`), one message each."""
     asked = [name for name in ("value_inputs", "critic_layer_norm") if getattr(network, name)]
     if not asked or getattr(cfg, "has_critic", False):
         return network.sharing_faults()
@@ -125,8 +125,7 @@ def critic_faults(cfg: Any, network: NetworkConfig) -> list[str]:
 
 
 def alike(cfg: Any, others: Iterable[str]) -> list[str]:
-    """Picks the algorithms that can stand in for that of `cfg`: as those that learn from nothing but a data set, or as
-    the others."""
+    """Picks the algorithms that can replace that of `cfg`: those that learn from data sets alone, or the others."""
     needs_data = learns_from(type(cfg)) is Fixed
     return [name for name in others if (learns_from(get_config_class(name)) is Fixed) == needs_data]
 

@@ -54,8 +54,8 @@ class Agents(NamedTuple):
 
 
 def led(rollout: Rollout, agents: Agents) -> Rollout:
-    """`rollout` with `LEADS` in the place of `over`, if it counts games: of the agents of a policy that are there on a
-    row of a game, the first leads.
+    """Returns a rollout that counts games with `LEADS` in the place of `over`: of the agents of a policy that are there
+    on a row of a game, the first leads.
     """
     if rollout.over is None:
         return rollout

@@ -331,8 +331,8 @@ def _environ(settings: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _deaf_to_hangups() -> Iterator[None]:
-    """Has what is started meanwhile, and what that starts, not told of a terminal that is closed, as Ray does it with
-    Ctrl-C: a run saves a checkpoint first, and ends its Ray then.
+    """Keeps the SIGHUP of a closed terminal from processes that start meanwhile, as Ray does with Ctrl-C: a run saves a
+    checkpoint first, and ends its Ray then.
 
     The mask of signals is inherited. A SIGHUP that comes meanwhile is this process's afterwards.
     """

@@ -112,8 +112,8 @@ class Slots:
         self._last: list[Any] = [None] * num
 
     def assign(self, parts: Sequence[Part]) -> list[tuple[Part | None, bool]]:
-        """(part or None, goes on) of each block. A part stands where its runner's part before stood in the latest call,
-        else in its runner's own block, else where there is room."""
+        """Returns (part or None, goes on) of each block. A part takes the block of its runner's part in the latest
+        call, else its runner's own block, else a free one."""
         slots: list[Part | None] = [None] * len(self._last)
         others = []
         for part in parts:

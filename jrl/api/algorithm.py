@@ -43,7 +43,7 @@ class Algorithm(ByHand, Adds):
       checkpoint: to continue from.
     Attributes:
       config: the frozen AlgorithmConfig.
-      workers, evaluation_workers: who collects and who evaluates: `foreach_worker(fn)`, `foreach_env(fn)`; of those
+      workers, evaluation_workers: those that collect and that evaluate: `foreach_worker(fn)`, `foreach_env(fn)`; of those
         that collect also `local_worker()`, which samples and learns by hand.
     Raises:
       InputError: all that is wrong.
@@ -313,7 +313,7 @@ class Algorithm(ByHand, Adds):
 
         Args:
           export_dir: made; an earlier export in it is replaced.
-          policy_id: of which policy.
+          policy_id: id of the policy.
           onnx: RLlib's; a number: as ONNX.
           format: npz, stablehlo or onnx.
         Returns:

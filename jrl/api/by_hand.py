@@ -28,7 +28,7 @@ class ByHand(Learns):
         """Returns the weights by policy (of one agent `default_policy`), numpy arrays by field of the State.
 
         Args:
-          policies: of which; None: of all. Raises KeyError: there is none of that id.
+          policies: their ids; None: all. Raises KeyError: there is none of that id.
         """
         return self.workers.local_worker().get_weights(policies)
 
@@ -41,7 +41,7 @@ class ByHand(Learns):
           path: `*.npz` or `*.safetensors`; nothing in it is executed.
           mapping: a parameter's name, as `get_policy().parameters()` has it, to the array's name in the file; with
             `.T` behind it the array is transposed, as the matrices of torch have to be. None: the names are the same.
-          policy_id: of which policy, where there are several.
+          policy_id: id of the policy, where there are several.
         Returns:
           The names of the parameters that were replaced; the others stay.
         Raises:

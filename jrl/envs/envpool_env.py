@@ -165,7 +165,7 @@ class Pool:
     """A pool between our spaces and EnvPool's. `spec` is the environment's own, before any action transform.
 
     Args:
-      cfg: what is right by `jrl.envs.check`.
+      cfg: the section, checked by `jrl.envs.check`.
       seed: environment i gets seed + i.
       batch_size: environments of a step that wait for each other; None: all.
     Raises:

@@ -138,7 +138,7 @@ class _Adapter(OnHost):
     """A vector between our spaces and Gymnasium's. `spec` is the environment's own, before any action transform.
 
     Args:
-      cfg: what is right by `jrl.envs.check`.
+      cfg: the section, checked by `jrl.envs.check`.
       seed: environment i gets seed + i at the first reset.
       context: of environment 0, options included; None: they know of their options only.
       on_failure: see there. One that fails eleven times in a row ends the run.

@@ -69,7 +69,7 @@ def build(definition: MultiDefinition, num_envs: int, *, state: bool = False) ->
     is over resets it: on it all agents are absent, and observations are the first of the next game.
 
     Args:
-      definition: what the environments do.
+      definition: the environments' functions.
       num_envs: G.
       state: the observation of every agent is a Dict with one more item, `state`: the definition's view, the same for
         all agents of an environment. An observation that is no Dict becomes its item `obs`.

@@ -47,7 +47,7 @@ def along(algo: Algo, spec: EnvSpec, actor: PyTree, store: EpisodeStore, asked: 
       algo, actor: the policy.
       spec: of one environment, as it sees it.
       store: in its spaces.
-      asked: what is wanted.
+      asked: the outputs to return.
       key: of the actions that are drawn.
     Raises:
       InputError: the policy's actions have no probability, and that was asked for.

@@ -65,7 +65,7 @@ def play(
     """Plays `steps` environment steps, rounded up to steps of all environments; returns the environments' spec.
 
     Args:
-      player: who plays.
+      player: the policy that plays.
       steps: of all environments together.
       take: gets (kind of agents, episode) of each; those under way at the end are cut.
       acts: how it acts.

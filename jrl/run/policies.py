@@ -55,7 +55,7 @@ class Policies(abc.ABC):
         """Returns the algorithm's State, on the host.
 
         Args:
-          policy: of which; may be left out where there is one.
+          policy: its name; may be left out where there is one.
         Raises:
           ValueError: there is no such policy, or there are several and none is named.
         """

@@ -195,7 +195,7 @@ class WorkerPolicy(Learns):
 
     Args:
       worker: see above.
-      policy_id: of which policy.
+      policy_id: id of the policy.
     """
 
     def __init__(self, worker: Worker, policy_id: str = POLICY):

@@ -43,7 +43,7 @@ class Algorithm(ByHand, Adds):
       checkpoint: to continue from.
     Attributes:
       config: the frozen AlgorithmConfig.
-      workers, evaluation_workers: those that collect and that evaluate: `foreach_worker(fn)`, `foreach_env(fn)`; of those
+      workers, evaluation_workers: collectors and evaluators: `foreach_worker(fn)`, `foreach_env(fn)`; of those
         that collect also `local_worker()`, which samples and learns by hand.
     Raises:
       InputError: all that is wrong.

@@ -56,7 +56,7 @@ class Session(Policies):
       iteration, clock: so far; the clock of the calls that are counted.
       reporter: makes the result rows.
       schedule: of evaluations.
-      workers, evaluation_workers: those that collect and that evaluate.
+      workers, evaluation_workers: collectors and evaluators.
       league: of self-play, takes copies and says who plays; None: there is none.
       seats: says who follows which policy in games to come; None: that does not change.
       by_hand: samples, updates and gradients beside the iterations.

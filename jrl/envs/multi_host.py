@@ -28,7 +28,7 @@ class MultiHostEnv(OnHost):
     """A `jrl.types.Env` over games of several agents, one after the other in this process.
 
     Args:
-      cfg: the section, checked by `jrl.envs.check`; `num_envs` games. `options.state` adds `state()` to each observation,
+      cfg: checked by `jrl.envs.check`; `num_envs` games. `options.state` adds `state()` to each observation,
         `options.turn_based` says that agents of RLlib's interface wait for their turns.
       seed: game i gets seed + i at the first reset.
       context: of game 0, without our options; None: the environments know of their options only.

@@ -195,7 +195,7 @@ class Session(Policies):
         return notes
 
     def close(self) -> None:
-        """Ends the environments, the evaluation and all other helpers of the run. May be called again."""
+        """Ends the environments, the evaluation and all else that works for the run. May be called again."""
         self._calls = None
         self._recompiles.close()
         self.schedule.close()
